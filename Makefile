@@ -1,0 +1,59 @@
+# Everything runs from a virtual environment that the first target creates.  `make` lists targets.
+
+VENV   ?= .venv
+PYTHON ?= python3
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+# PYTEST_ARGS: more pytest arguments (-n 4, -k name, --lf).  BENCH_ARGS: a benchmark's own.
+# TORCH_ARGS: pip arguments for torch alone, to choose a build (see constraints.txt).
+PYTEST_ARGS ?=
+BENCH_ARGS  ?=
+TORCH_ARGS  ?=
+
+# Idle OpenMP threads sleep instead of spinning: a spinning pool starves the copy thread and the
+# keeper on small machines, and every timing with them.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check test-all clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# The two steps are apart so that a chosen torch build is there before anything asks for torch.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "autockpt needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once, a few minutes): torch ..."
+	@$(PIP) $(TORCH_ARGS) torch
+	@echo "installing into $(VENV): autockpt, its dependencies and the development tools ..."
+	@$(PIP) -e ".[dev]"
+	@touch $@
+	@echo "$(VENV) is ready"
+
+demo: $(VENV)/.ready  ## profile, train, kill, resume and report on a small model
+	$(PY) examples/demo.py
+
+test: $(VENV)/.ready  ## the tests without the slow ones
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+check: $(VENV)/.ready  ## format, lint, types and the import rules
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_architecture.py
+
+test-all: $(VENV)/.ready  ## every test, slow ones too
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+bench-%: $(VENV)/.ready  ## run benchmarks/NAME.py (bench-device-copy runs device_copy.py)
+	@test -f benchmarks/$(subst -,_,$*).py || { \
+	  echo "no benchmarks/$(subst -,_,$*).py; there are:" $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)) >&2; exit 2; }
+	$(PY) -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
+
+clean:  ## remove caches and build output; keeps the environment and runs/
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(wildcard autockpt tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,25 @@
+"""autockpt: measures a training job, decides how to checkpoint it, does it, and shows why.
+
+import autockpt
+
+ckpt = autockpt.attach(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
+for step, batch in ckpt.batches(total):
+    ...
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autockpt.api import attach, decide, profile_of, telemetry
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "attach", "decide", "profile_of", "telemetry"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch and pandas only when somebody needs them: `autockpt --help` does not."""
+    if name in __all__:
+        from autockpt import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'autockpt' has no attribute {name!r}")

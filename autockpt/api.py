@@ -1,0 +1,69 @@
+"""The public functions; loaded on first use."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autockpt.values.goal import Goal
+from autockpt.values.plan import Decision
+from autockpt.values.profile import Profile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from autockpt.session import Session
+
+
+def attach(
+    *,
+    model: torch.nn.Module | Mapping[str, torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
+    data: Any = None,
+    run_dir: str | None = None,
+    goal: Goal | None = None,
+    fresh: bool = False,
+    **others: Any,
+) -> "Session":
+    """Protects a training job: restores what there is to restore, then checkpoints it.
+
+    `data` is a DataLoader or anything with state_dict/load_state_dict; `others` are named objects
+    with both (scheduler, scaler, ema, ...).  `run_dir` and `goal` matter without `autockpt run`,
+    which brings its own.  Raises ConfigError for anything that cannot be saved safely, naming it,
+    and DirectoryBusyError when another live run owns the directory.
+    """
+    if os.environ.get("AUTOCKPT_MODE") == "profile":
+        from autockpt import profiling
+
+        session: Session = profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
+        return session
+    from autockpt.executors.state import LiveState
+    from autockpt.job import current_job
+    from autockpt.session import Session
+
+    state = LiveState.of(model=model, optimizer=optimizer, **others)
+    job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)
+    return Session(job, state, data)
+
+
+def profile_of(run_dir: str) -> Profile | None:
+    """The profile in a run directory, None when there is none."""
+    from autockpt.run_directory import RunDirectory
+
+    return RunDirectory.open(run_dir).read_profile()
+
+
+def decide(profile: Profile, goal: Goal | None = None) -> Decision:
+    """The plan for a measured job, with a reason for every choice."""
+    from autockpt.policies.decide import decide as decide_plan
+
+    return decide_plan(profile, goal or Goal())
+
+
+def telemetry(run_dir: str) -> "pd.DataFrame":
+    """All events of a run, one row each, in the order in which they happened."""
+    from autockpt.reports.frames import telemetry_frame
+    from autockpt.run_directory import RunDirectory
+
+    return telemetry_frame(RunDirectory.open(run_dir).events())

@@ -1,0 +1,152 @@
+"""The group of commands: loads the one that is asked for, and turns errors into exit codes.
+
+Exit codes: 0 ok, 1 a bug of ours, 2 wrong usage, else `exit_code` of the error (sysexits: 65 data,
+66 no input, 70 software, 73 cannot create, 74 I/O, 78 configuration); `run` and `profile` return
+the script's own, 128 + n after signal n.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from autockpt.cli import options
+from autockpt.cli.console import Console, save_traceback
+from autockpt.values.errors import AutockptError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "profile": ("profile:profile", "Measure a job, then write a profile, a plan and a report."),
+    "run": ("run:run", "Train under the plan, survive failures, report."),
+    "plan": ("plan:plan", "Decide from a profile, and say why."),
+    "explain": ("explain:explain", "Every decision of a run, its reason and what came of it."),
+    "report": ("report:report", "The report of a run or a profile, as HTML, text, JSON or CSV."),
+    "policy": ("policy:policy", "Check, explain, compare or start a policy file."),
+    "ls": ("ls:ls", "The checkpoints of a run or a directory."),
+    "show": ("show:show", "What one checkpoint holds."),
+    "verify": ("verify:verify", "Read checkpoints back and compare every byte's digest."),
+    "doctor": ("doctor:doctor", "What this machine can and cannot do, each with its fix."),
+    "completion": ("completion:completion", "The completion script of a shell."),
+}
+"""name: (file:function, one line).  Standing here, so that --help imports no command."""
+
+EXAMPLES = """
+autockpt profile train.py --lr 1e-3     # measure the job, write a profile, a plan and a report
+autockpt run train.py --lr 1e-3         # train under the plan, survive failures, report
+autockpt run --nproc-per-node 8 train.py --lr 1e-3
+autockpt doctor                         # what this machine can do
+"""
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which one needs them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        file, _, function = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"autockpt.cli.{file}"), function)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Unknown names list the known ones; a script in the place of a command gets advice."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            if name.endswith(".py"):
+                ctx.fail(f"{name!r} is no command; did you mean `autockpt run {name}`?")
+            ctx.fail(f"{name!r} is no command{options.did_you_mean(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples, then what there is."""
+        options.write_examples(formatter, EXAMPLES)
+        super().format_help(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the table, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
+)
+@click.option("--version", is_flag=True, help="The version; with -v also of what it works with.")
+@click.option("-v", "--verbose", count=True, help="With --version: more versions.")
+@click.option("--json", "as_json", is_flag=True, help="With --version: as an object.")
+@click.pass_context
+def cli(ctx: click.Context, version: bool, verbose: int, as_json: bool) -> None:
+    """Measure a training job, decide how to checkpoint it, do it, and explain every choice."""
+    if version:
+        from autockpt.cli.versions import print_versions
+
+        print_versions(Console(json=as_json), everything=bool(verbose))
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(argv: Sequence[str]) -> int | Callable[[], int]:
+    """Run one command: its exit code, or what is to be called when the command line is gone."""
+    if "_AUTOCKPT_COMPLETE" in os.environ:
+        cli.main(list(argv), prog_name="autockpt")
+    # Parsing may not get as far as to know these two.
+    debug = _ours(argv, "--debug") or options.debug_from_environment()
+    console = Console(json=_ours(argv, "--json"), debug=debug)
+    try:
+        with cli.make_context("autockpt", list(argv)) as context:
+            result = _invoke(context, console)
+        return result if callable(result) else int(result or 0)
+    except click.exceptions.Exit as ending:
+        return int(ending.exit_code)
+    except click.ClickException as error:
+        return _usage(error, console)
+    except (click.Abort, KeyboardInterrupt):
+        console.say("interrupted", verbosity=-1)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing more can be printed, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _invoke(context: click.Context, console: Console) -> Any:
+    try:
+        return context.command.invoke(context)
+    except AutockptError as error:
+        return console.fail(error, exit_code=error.exit_code, kind=type(error).__name__)
+    except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except Exception as error:
+        path = save_traceback(error)
+        told = f"{type(error).__name__}: {error}\n  a bug of autockpt; its traceback: {path}"
+        if console.debug:
+            raise
+        return console.fail(RuntimeError(told), exit_code=1, kind="internal")
+
+
+def _usage(error: click.ClickException, console: Console) -> int:
+    if console.json:
+        body = {"kind": "usage", "message": error.format_message(), "exit_code": error.exit_code}
+        console.object("error", {"error": body})
+    error.show()
+    return error.exit_code
+
+
+def _ours(argv: Sequence[str], option: str) -> bool:
+    """Whether `option` stands before the script, as far as one can tell without parsing."""
+    for argument in argv:
+        if argument == option:
+            return True
+        if argument == "--" or argument.endswith(".py"):
+            return False
+    return False

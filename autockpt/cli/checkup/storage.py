@@ -1,0 +1,151 @@
+"""The file system that checkpoints would go to: type, room, direct writes and their alignment."""
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+
+from autockpt.cli.checkup.finding import Finding
+from autockpt.profiles.probes.host import mount_of
+from autockpt.values.units import format_bytes
+
+VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "lustre", "gpfs"})
+LITTLE_BYTES = 20 * 10**9
+"""Less room than this deserves a warning: a few checkpoints of a small model."""
+
+_STATX_DIOALIGN = 0x2000
+_AT_EMPTY_PATH = 0x1000
+
+
+def check(directory: str) -> list[Finding]:
+    """All findings about `directory`; a file in it is written and removed."""
+    kind = mount_of(directory).kind
+    findings = [_kind(directory, kind)]
+    try:
+        with tempfile.TemporaryFile(dir=directory, prefix=".autockpt-doctor-") as file:
+            findings += [_room(directory), _direct(file.fileno(), directory, kind)]
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        findings.append(
+            Finding(
+                id="storage.write",
+                status="broken",
+                what=f"{directory}: cannot be written: {error.strerror}",
+                fix="free some space" if full else "name a directory this user may write",
+            )
+        )
+    return findings
+
+
+def _kind(directory: str, kind: str) -> Finding:
+    if kind in VOLATILE:
+        return Finding(
+            id="storage.kind",
+            status="warning",
+            what=f"{directory} is {kind}: it lives in memory and is gone after a reboot",
+            fix="name a directory on a disk or a network file system",
+        )
+    if kind in NETWORK or kind.startswith("fuse"):
+        return Finding(
+            id="storage.kind",
+            status="note",
+            what=f"{directory} is {kind}: it survives the node; `autockpt profile` measures it",
+        )
+    if kind == "overlay":
+        return Finding(
+            id="storage.kind",
+            status="warning",
+            what=f"{directory} is the container's own layer (overlay): gone with the container",
+            fix="mount a volume and name it with --run-dir or storage.path",
+        )
+    return Finding(
+        id="storage.kind",
+        status="ok",
+        what=f"{directory} is {kind}; it survives processes and reboots, not the loss of the node",
+    )
+
+
+def _room(directory: str) -> Finding:
+    stat = os.statvfs(directory)
+    free = stat.f_bavail * stat.f_frsize
+    what = f"{format_bytes(free)} free in {directory}"
+    if free < LITTLE_BYTES:
+        return Finding(
+            id="storage.room",
+            status="warning",
+            what=what,
+            fix="a checkpoint of Adam in fp32 takes 12 bytes a parameter, and 3 are kept: compare",
+        )
+    return Finding(id="storage.room", status="ok", what=what)
+
+
+def _direct(descriptor: int, directory: str, kind: str) -> Finding:
+    stated = direct_io_alignment(descriptor)
+    found = _smallest_direct_write(directory)
+    if found is None:
+        return Finding(
+            id="storage.direct_io",
+            status="note",
+            what=f"direct writes (O_DIRECT) do not work on this {kind}: checkpoints go through the "
+            "page cache, which costs a copy and memory",
+        )
+    said = (
+        f"the file system states {stated[0]} B for memory, {stated[1]} B for offsets; "
+        if (stated and all(stated))
+        else ""
+    )
+    if found > 4096:
+        return Finding(
+            id="storage.direct_io",
+            status="warning",
+            what=f"direct writes need {found} B alignment here; {said}chunks are aligned to 4096 B",
+            fix="nothing to do: they go through the page cache; a 4 KiB block device is faster",
+        )
+    return Finding(
+        id="storage.direct_io",
+        status="ok",
+        what=f"direct writes (O_DIRECT) work; {said}the smallest that succeeded: {found} B",
+    )
+
+
+def direct_io_alignment(descriptor: int) -> tuple[int, int] | None:
+    """(memory, offset) alignment in bytes that statx states; None before Linux 6.1."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(256)
+    try:
+        result = libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer)
+    except AttributeError:
+        return None
+    mask = int.from_bytes(buffer.raw[0:4], "little")
+    if result != 0 or not mask & _STATX_DIOALIGN:
+        return None
+    memory = int.from_bytes(buffer.raw[152:156], "little")
+    return memory, int.from_bytes(buffer.raw[156:160], "little")
+
+
+def _smallest_direct_write(directory: str) -> int | None:
+    """Smallest block that O_DIRECT takes; opening alone says nothing (tmpfs opens, too)."""
+    path = os.path.join(directory, f".autockpt-doctor-{os.getpid()}")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return None
+    try:
+        os.unlink(path)
+        with mmap.mmap(-1, 65536) as memory:
+            for size in (512, 4096, 65536):
+                try:
+                    if os.pwrite(descriptor, memoryview(memory)[:size], 0) == size:
+                        return size
+                except OSError:
+                    continue
+                except BufferError:
+                    continue
+        return None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,27 @@
+"""`autockpt completion SHELL`: the script that makes a shell complete our commands and options."""
+
+import click
+
+from autockpt.cli.console import Console
+from autockpt.cli.options import Command, common
+
+EXAMPLES = """
+autockpt completion bash >> ~/.bashrc
+autockpt completion fish > ~/.config/fish/completions/autockpt.fish
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@common
+def completion(console: Console, shell: str) -> None:
+    """Print the completion script of SHELL."""
+    from click.shell_completion import get_completion_class
+
+    from autockpt.cli.app import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    source = found(cli, {}, "autockpt", "_AUTOCKPT_COMPLETE").source()
+    console.object("completion", {"shell": shell, "script": source})
+    console.result(source)

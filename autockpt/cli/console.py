@@ -1,0 +1,117 @@
+"""How commands speak: results on stdout, everything else on stderr, JSON as one object.
+
+Colour goes through rich, which honours NO_COLOR and FORCE_COLOR; it is loaded only when something
+is printed with style.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+SCHEMA_VERSION = 1
+"""Of the objects that --json prints."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Console:
+    """What one command prints, and how."""
+
+    json: bool = False
+    verbosity: int = 0
+    """-1 quiet, 0 normal, 1 and 2 verbose."""
+    color: bool = True
+    debug: bool = False
+    out: TextIO | None = None
+    """Where results go; None: the process's stdout at the time of printing."""
+
+    def say(self, text: str, *, verbosity: int = 0) -> None:
+        """Tell a person something that is no result: stderr, not when quieter than `verbosity`."""
+        if self.verbosity >= verbosity:
+            print(f"autockpt: {text}", file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Tell a person what is wrong and how to mend it; printed even with --quiet."""
+        print(f"autockpt: warning: {text}", file=sys.stderr, flush=True)
+
+    def block(self, text: str) -> None:
+        """Tell a person something of several lines that must not be missed: stderr, as it is."""
+        print(text, file=sys.stderr, flush=True)
+
+    def next(self, command: str) -> None:
+        """The command that a person would type next, at the end of this one."""
+        if not self.json:
+            self.say(f"next: {command}")
+
+    def result(self, text: str) -> None:
+        """Print a part of the result; nothing in JSON mode."""
+        if not self.json:
+            print(text, file=self._out)
+
+    def object(self, command: str, data: Mapping[str, Any]) -> None:
+        """Print the whole result in JSON mode; nothing otherwise."""
+        if self.json:
+            body = {"schema_version": SCHEMA_VERSION, "command": command, **data}
+            print(json.dumps(body, indent=2, allow_nan=False, default=str), file=self._out)
+
+    def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table as a part of the result, numbers to the right."""
+        if self.json:
+            return
+        lines = [tuple(headers), *(tuple(row) for row in rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+        right = [
+            bool(lines[1:]) and all(_is_number(line[i]) for line in lines[1:])
+            for i in range(len(headers))
+        ]
+        for number, line in enumerate(lines):
+            cells = [
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(line, widths, right, strict=True)
+            ]
+            text = "  ".join(cells).rstrip()
+            self.styled(text, "bold") if number == 0 else self.result(text)
+
+    def styled(self, text: str, style: str) -> None:
+        """Print a line of the result in a style, where there is a terminal that shows it."""
+        out = self._out
+        if self.json or not self.color or not (out.isatty() or os.environ.get("FORCE_COLOR")):
+            self.result(text)
+            return
+        import rich.console
+
+        console = rich.console.Console(file=out, highlight=False, soft_wrap=True)
+        console.print(text, style=style, markup=False)
+
+    def fail(self, error: BaseException, *, exit_code: int, kind: str) -> int:
+        """Print an error as text or as an object; returns the exit code."""
+        if self.debug:
+            traceback.print_exception(error)
+        if self.json:
+            body = {"kind": kind, "message": str(error), "exit_code": exit_code}
+            self.object("error", {"error": body})
+        print(f"autockpt: error: {error}", file=sys.stderr, flush=True)
+        return exit_code
+
+    @property
+    def _out(self) -> TextIO:
+        return self.out or sys.stdout
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell in ("-", "?")
+
+
+def save_traceback(error: BaseException) -> str:
+    """Keep the traceback of a bug of ours in a file; returns its path."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="autockpt-error-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(f"command: {sys.argv}\npython: {sys.version}\n\n")
+        traceback.print_exception(error, file=file)
+    return file.name

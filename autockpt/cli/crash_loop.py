@@ -1,0 +1,90 @@
+"""Whether a failed job is worth another start: pure, decided from what the last attempt showed.
+
+A machine that dies comes back; a bug comes back too.  What tells them apart is progress: a newer
+step or a newer committed generation than at the failure before.
+"""
+
+from dataclasses import dataclass
+
+from autockpt.values.generation import Generation
+
+MAX_RESTARTS = 100
+"""Starts after failures, unless the user says otherwise: many enough for weeks of preemptions."""
+EXITS_WITHOUT_PROGRESS = 3
+"""Failures in a row in which the script ended itself (an exception, an exit code)."""
+KILLS_WITHOUT_PROGRESS = 10
+"""Failures in a row by a signal: they come from outside, may hit between two checkpoints, and say
+less about the next attempt."""
+STARTUP_S = 300.0
+"""A script that has not attached after this time will not: a restart would begin from scratch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """How one attempt ended."""
+
+    signal: int
+    """The signal that ended the rank that failed first; 0: it exited by itself."""
+    final: bool
+    """The script decided to exit, or cannot even be imported: it would do the same again."""
+    attached: bool
+    """Some attempt of this run has called autockpt.attach."""
+    lasted_s: float
+    step: int | None
+    """Newest step known."""
+    generation: Generation | None
+    """Newest committed generation known."""
+    replaced: bool = False
+    """A newer launch of this run took the directory over."""
+
+
+class CrashLoop:
+    """Counts failures without progress."""
+
+    def __init__(
+        self,
+        *,
+        step: int | None = None,
+        generation: Generation | None = None,
+        insist: bool = False,
+    ) -> None:
+        self._step = step
+        self._generation = generation
+        self._insist = insist
+        self._exits = 0
+        self._kills = 0
+
+    def verdict(self, attempt: Attempt) -> str | None:
+        """None: start again.  Else why not, as a sentence."""
+        if attempt.replaced:
+            return "a newer launch of this run has taken over"
+        if self._progress(attempt):
+            self._exits = self._kills = 0
+            return None
+        if attempt.signal:
+            self._kills += 1
+        else:
+            self._exits += 1
+        if attempt.final:
+            return "it ended by itself before it trained a step and would do so again"
+        if not attempt.attached and not self._insist and attempt.lasted_s > STARTUP_S:
+            return (
+                "the script never called autockpt.attach, so a restart would begin from scratch; "
+                "--max-restarts N restarts it all the same"
+            )
+        if self._exits >= EXITS_WITHOUT_PROGRESS:
+            return f"{self._exits} failures in a row at the same place, without any new step"
+        if self._kills >= KILLS_WITHOUT_PROGRESS:
+            return f"killed {self._kills} times in a row without any new step or checkpoint"
+        return None
+
+    def _progress(self, attempt: Attempt) -> bool:
+        """Whether the attempt got further than any before it."""
+        step, generation = attempt.step, attempt.generation
+        further = step is not None and (self._step is None or step > self._step)
+        newer = generation is not None and (
+            self._generation is None or generation > self._generation
+        )
+        self._step = step if further else self._step
+        self._generation = generation if newer else self._generation
+        return further or newer

@@ -1,0 +1,172 @@
+"""From a policy and a profile to the decision that a run starts with.
+
+Which profile: the one that was named; on a resumed run the one in its directory; else the newest
+one under `runs/` of the same script, arguments and machine; else none, and the run measures itself.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autockpt.cli.options import Script
+from autockpt.run_directory import RUNS, RunDirectory
+from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Decision, TierPlan, safe_default_plan
+from autockpt.values.profile import Fingerprint, Profile
+from autockpt.values.record import from_json
+
+POLICY = "builtin:auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large the job is, as far as the launcher knows before it starts."""
+
+    world_size: int
+    nodes: int
+
+
+def read_goal(
+    policy: str | None,
+    settings: Sequence[str],
+    *,
+    scale: Scale | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Goal:
+    """The goal of a policy under the environment and --set.  Raises ConfigError for every fault."""
+    from autockpt.policies.policy_file import load_policy
+
+    facts = {"world_size": scale.world_size, "nodes": scale.nodes} if scale else None
+    goal = load_policy(
+        policy or POLICY, environment=environ, settings=settings, facts=facts
+    ).goal
+    if goal.storage_path is not None:
+        goal = replace(goal, storage_path=os.path.abspath(os.path.expanduser(goal.storage_path)))
+    return goal
+
+
+def read_profile(path: str) -> Profile:
+    """The profile in a file or a run directory.  Raises ConfigError when there is none."""
+    place = Path(path)
+    if place.is_dir():
+        place = place / "profile.json"
+    try:
+        text = place.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: no profile: {error.strerror}; `autockpt profile SCRIPT` writes one"
+        ) from None
+    return from_json(Profile, text, where=str(place))
+
+
+def require_fit(profile: Profile, scale: Scale, *, where: str, script: Script) -> None:
+    """Raises StaleProfileError unless the profile is of this machine, scale and version.
+
+    The state's layout and the storage are checked by the job itself, which knows them.
+    """
+    differences = machine_mismatches(profile.fingerprint, scale)
+    if differences:
+        raise StaleProfileError(
+            f"{where} was measured at {'; at '.join(differences)}; "
+            f"run: autockpt profile {launch_words(scale)}{command_line(script)}"
+        )
+
+
+def machine_mismatches(measured: Fingerprint, scale: Scale) -> list[str]:
+    """A phrase for each field that differs, of those that the launcher can know."""
+    from importlib import metadata
+
+    from autockpt.profiles.freshness import mismatches
+    from autockpt.profiles.probes import host
+
+    now = replace(
+        measured,
+        host=host.host_identity(),
+        cpu=host.cpu_name(),
+        cores=host.usable_cores(),
+        world_size=scale.world_size,
+        nodes=scale.nodes,
+        torch_version=metadata.version("torch"),
+    )
+    return mismatches(measured, now)
+
+
+def find_profile(script: Script, scale: Scale) -> tuple[Profile, str] | None:
+    """The newest profile under `runs/` that fits this job, and its path."""
+    parent = Path(RUNS)
+    if not parent.is_dir():
+        return None
+    found = []
+    for path in parent.glob("*/profile.json"):
+        run = RunDirectory(path.parent)
+        try:
+            info, profile = run.read_info(), run.read_profile()
+        except AutockptError:
+            continue
+        same = info is not None and (info.script, info.args) == (script.target, script.args)
+        if same and profile is not None and not machine_mismatches(profile.fingerprint, scale):
+            found.append((profile.created, str(path), profile))
+    if not found:
+        return None
+    _, where, profile = max(found, key=lambda entry: entry[:2])
+    return profile, where
+
+
+def decide(profile: Profile, goal: Goal) -> Decision:
+    """The policies' decision."""
+    from autockpt.policies.decide import decide as decide_
+
+    return decide_(profile, goal)
+
+
+def plan_without_profile(goal: Goal) -> CheckpointPlan:
+    """The safe defaults under the goal's pins; intervals in seconds wait for the first measures."""
+    plan = safe_default_plan(retention=goal.retention)
+    pins = goal.pins
+    memory, disk = plan.tier("memory"), plan.tier("disk")
+    if pins.disk_interval_steps is not None:
+        disk = replace(disk, interval_steps=pins.disk_interval_steps)
+        memory = replace(memory, interval_steps=pins.disk_interval_steps)
+    if pins.memory_interval_steps is not None:
+        memory = replace(memory, interval_steps=pins.memory_interval_steps)
+        if pins.disk_interval_steps is None:
+            disk = replace(disk, interval_steps=_multiple(100, pins.memory_interval_steps))
+    if pins.memory_enabled is False:
+        memory = TierPlan(tier="memory", interval_steps=0)
+    if pins.codec is not None and pins.codec != "none":
+        disk = replace(disk, codec=dict.fromkeys(("parameters", "moments", "other"), pins.codec))
+    names = (
+        *("schedule", "persist", "streaming", "preallocate", "chunk_bytes", "writers"),
+        "direct_io",
+    )
+    chosen = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
+    return replace(
+        plan,
+        tiers=(memory, disk),
+        staging=replace(plan.staging, **chosen),
+        slots=pins.slots or plan.slots,
+        retune=plan.retune if pins.retune is None else pins.retune,
+        overhead_budget=goal.limits.overhead,
+    )
+
+
+def _multiple(at_least: int, of: int) -> int:
+    """The smallest multiple of `of` that is not below `at_least`."""
+    return of * -(-at_least // of)
+
+
+def command_line(script: Script) -> str:
+    """The user's command line, as a shell takes it."""
+    import shlex
+
+    return shlex.join([*(["-m"] if script.module else []), script.shown, *script.args])
+
+
+def launch_words(scale: Scale) -> str:
+    """The launch options that give this scale, with a blank behind them."""
+    if scale.world_size == 1:
+        return ""
+    nodes = f"--nnodes {scale.nodes} " if scale.nodes > 1 else ""
+    return f"{nodes}--nproc-per-node {scale.world_size // max(1, scale.nodes)} "

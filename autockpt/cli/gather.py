@@ -1,0 +1,107 @@
+"""Everything that a report shows, read from a run directory; and the report files written there."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from autockpt.cli.versions import versions
+from autockpt.run_directory import RunDirectory, utc_now
+from autockpt.values.errors import AutockptError
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Decision
+from autockpt.values.profile import Profile
+from autockpt.values.record import to_data
+
+if TYPE_CHECKING:
+    from autockpt.policies.nesting import Tiers
+    from autockpt.reports.data import RunData
+    from autockpt.reports.what_if import WhatIfCurve
+
+
+def run_data(run: RunDirectory) -> "RunData":
+    """What is on disk, as values.  Raises ConfigError when a record cannot be read."""
+    import platform
+
+    from autockpt.reports.data import RunData
+
+    info, status = run.read_info(), run.read_status()
+    profile, decision, goal = run.read_profile(), run.read_decision(), run.read_goal()
+    events = tuple(run.events())
+    argv = (*(["-m"] if info.module else []), info.script, *info.args) if info else ()
+    return RunData(
+        title=run.path.name,
+        command=f"autockpt {info.mode} {shlex.join(argv)}" if info else "",
+        argv=argv,
+        created=utc_now(),
+        versions=dict(info.versions) if info and info.versions else versions(),
+        hosts=(platform.node(),),
+        profile=profile,
+        decision=decision,
+        events=events,
+        failures=run.failures(),
+        plan_yaml=run.plan_text(),
+        protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
+        what_if=what_if_of(profile, goal, decision),
+        status=to_data(status) if status else {},
+    )
+
+
+def what_if_of(
+    profile: Profile | None, goal: Goal | None, decision: Decision | None
+) -> "WhatIfCurve | None":
+    """The waste function at the plan, from the same functions that decided it."""
+    if profile is None or decision is None:
+        return None
+    from autockpt.reports.what_if import what_if
+
+    goal = goal or Goal()
+    memory_steps = decision.plan.tier("memory").interval_steps
+    disk_steps = decision.plan.tier("disk").interval_steps
+    if not disk_steps:
+        return None
+    tiers = _tiers(profile, goal, decision.plan)
+    memory_s, disk_s = tiers.periods_s(memory_steps, disk_steps)
+    declared = goal.failures.mtbf_s is not None
+    observed = profile.failures.per_node.events + profile.failures.per_job.events
+    return what_if(
+        memory=tiers.memory,
+        disk=tiers.disk,
+        memory_period_s=memory_s,
+        disk_period_s=disk_s,
+        waste=tiers.waste(memory_steps, disk_steps).total,
+        mtbf_assumed=not declared and not observed,
+    )
+
+
+def _tiers(profile: Profile, goal: Goal, plan: CheckpointPlan) -> "Tiers":
+    """Costs and failure rates of the plan's tiers, as `policies.decide` sees them."""
+    from autockpt.policies.codec import choose_codec
+    from autockpt.policies.costs import profile_costs
+    from autockpt.policies.expectation import rates_of
+    from autockpt.policies.frequency import tiers_of
+    from autockpt.policies.staging import choose_write
+
+    write = choose_write(profile, goal.pins)
+    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
+    costs = profile_costs(profile, plan.staging, write=write.measure, encoding=codec.encoding)
+    memory_on = plan.tier("memory").interval_steps > 0
+    return tiers_of(costs, rates_of(profile, goal), memory_on=memory_on)
+
+
+def write_report(run: RunDirectory) -> str:
+    """Write report.html; its path.  Raises AutockptError when something cannot be read."""
+    from autockpt.reports import html, model
+
+    run.write_text(run.report.name, html.render(model.build(run_data(run))))
+    return str(run.report)
+
+
+def try_report(run: RunDirectory) -> tuple[str | None, str]:
+    """`write_report` at the end of a run: (path or None, why not); never raises."""
+    try:
+        return write_report(run), ""
+    except AutockptError as error:
+        return None, str(error)
+    except Exception as error:
+        from autockpt.cli.console import save_traceback
+
+        return None, f"{type(error).__name__}: {error} (traceback: {save_traceback(error)})"

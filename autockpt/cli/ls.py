@@ -1,0 +1,54 @@
+"""`autockpt ls PATH`: the checkpoints of a run or a directory."""
+
+import time
+
+import click
+
+from autockpt.cli.console import Console
+from autockpt.cli.options import Command, common
+
+EXAMPLES = """
+autockpt ls runs/train-20260101-120000
+autockpt ls /mnt/checkpoints --json
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("path", metavar="RUN_DIR|DIR")
+@common
+def ls(console: Console, path: str) -> None:
+    """List the checkpoints of a run directory or a checkpoint directory, oldest first."""
+    from autockpt.cli.places import find_place
+    from autockpt.executors.catalogue import list_generations
+    from autockpt.values.record import to_data
+    from autockpt.values.units import format_bytes
+
+    place = find_place(path)
+    records = list_generations(place.directory)
+    console.object("ls", {"directory": place.directory, "generations": to_data(records)})
+    if not records:
+        console.say(f"{place.directory}: no checkpoints")
+        return
+    console.table(
+        ("generation", "step", "ranks", "size", "written", "state", "health", "note"),
+        (
+            (
+                record.name,
+                str(record.step) if record.step >= 0 else "-",
+                str(record.world_size) if record.world_size else "-",
+                format_bytes(record.bytes) if record.bytes else "-",
+                _when(record.created_s),
+                record.state,
+                record.health or "-",
+                record.detail,
+            )
+            for record in records
+        ),
+    )
+    console.next(f"autockpt show {path}   (or: autockpt verify {path})")
+
+
+def _when(created_s: float) -> str:
+    if not created_s:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created_s))

@@ -1,0 +1,66 @@
+"""The end of a run: status.json, the report, and what is printed about both."""
+
+import os
+from dataclasses import replace
+
+from autockpt.cli.advice import advice
+from autockpt.cli.console import Console
+from autockpt.cli.gather import try_report
+from autockpt.cli.launch import Ending
+from autockpt.cli.options import Script
+from autockpt.run_directory import RunDirectory, RunStatus
+from autockpt.values.record import to_data
+
+
+def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) -> int:
+    """Write status and report, say how it went; the exit code of the command."""
+    durable = run.newest_durable()
+    status = RunStatus(
+        state=ending.state,
+        exit_code=ending.exit_code,
+        restarts=ending.restarts,
+        last_step=run.newest_step(),
+        last_durable=durable.name if durable else None,
+        protected=run.attached and not run.unprotected,
+        report=str(run.report),
+        reason=ending.reason,
+    )
+    run.write_status(status)
+    report, why_not = try_report(run)
+    if report is None:
+        console.warn(f"no report was written: {why_not}")
+        status = replace(status, report=None)
+        run.write_status(status)
+    _say(run, status, script, console)
+    console.object("run", {"run_dir": str(run.path), **to_data(status)})
+    return ending.exit_code
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path as one would type it here: relative when it is inside the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console) -> None:
+    if status.state == "finished" and not status.protected:
+        path = script.target if not script.module else script.shown
+        console.block(advice(path))
+    elif not status.protected:
+        console.warn(f"UNPROTECTED: {script.shown} had not called autockpt.attach")
+    parts = [status.state]
+    if status.reason:
+        parts.append(f"({status.reason})")
+    if status.last_step is not None:
+        parts.append(f"at step {status.last_step}")
+    if status.restarts:
+        parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
+    console.say(" ".join(parts))
+    if status.last_durable:
+        console.say(f"newest durable checkpoint: {status.last_durable}")
+    if status.report:
+        console.say(f"report: {shown(run.report)}")
+    if status.state == "finished":
+        console.next(f"autockpt explain {shown(run.path)}")
+    else:
+        console.next(f"autockpt run --run-dir {shown(run.path)} ... resumes it")

@@ -1,0 +1,186 @@
+"""What happens before a job starts: goal, profile and directory are chosen, checked and written."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autockpt.cli import decisions, environment
+from autockpt.cli.console import Console
+from autockpt.cli.decisions import Scale
+from autockpt.cli.options import Script
+from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
+from autockpt.values.errors import ConfigError
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Goal
+from autockpt.values.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of `autockpt run`."""
+
+    script: Script
+    policy: str | None
+    settings: tuple[str, ...]
+    profile: str | None
+    use_profile: bool
+    run_dir: str | None
+    fresh: bool
+    resume_from: str | None
+    launching: dict[str, Any]
+
+
+def check(request: Request) -> None:
+    """Combinations that cannot be meant.  Raises ConfigError."""
+    if request.profile and not request.use_profile:
+        raise ConfigError("--profile and --no-profile contradict each other; drop one")
+    if request.fresh and request.resume_from:
+        raise ConfigError("--fresh and --resume-from contradict each other; drop one")
+    if request.resume_from is not None:
+        Generation.from_name(request.resume_from)
+        if request.run_dir is None:
+            raise ConfigError(
+                f"--resume-from {request.resume_from}: which run? add --run-dir DIR "
+                "(`autockpt ls DIR` lists its checkpoints)"
+            )
+
+
+def goal_of(request: Request, scale: Scale) -> Goal:
+    """The policy's goal; a resumed run without --policy and --set keeps the goal it has."""
+    if request.run_dir and not request.policy and not request.settings:
+        kept = RunDirectory(request.run_dir).read_goal()
+        if kept is not None:
+            return kept
+    return decisions.read_goal(request.policy, request.settings, scale=scale)
+
+
+def check_directory(request: Request, goal: Goal) -> None:
+    """Raises ConfigError where resuming, or not resuming, cannot be what is wanted."""
+    run = RunDirectory(request.run_dir or default_path(request.script.target))
+    info = run.read_info()
+    if info is not None and not request.fresh:
+        if (info.script, info.module) != (request.script.target, request.script.module):
+            raise ConfigError(
+                f"{request.run_dir}: holds a run of {info.script}, not of {request.script.target}; "
+                "name another --run-dir, or --fresh to begin anew in this one"
+            )
+    committed = _committed(run.checkpoints(goal))
+    if request.resume_from is not None and request.resume_from not in committed:
+        known = ", ".join(committed[-3:]) or "none"
+        raise ConfigError(
+            f"--resume-from {request.resume_from}: no such committed checkpoint in "
+            f"{run.checkpoints(goal)}; newest: {known} (`autockpt ls {request.run_dir}`)"
+        )
+    if committed and info is None and not request.fresh:
+        raise ConfigError(
+            f"{run.checkpoints(goal)}: already holds {len(committed)} checkpoints of another run; "
+            "pass that run's --run-dir to resume it, or --fresh to begin a new lineage beside them"
+        )
+
+
+def _committed(directory: os.PathLike[str]) -> list[str]:
+    from autockpt.executors.catalogue import list_generations
+
+    if not os.path.isdir(directory):
+        return []
+    records = list_generations(os.fspath(directory))
+    return [record.name for record in records if record.state in ("committed", "verified")]
+
+
+def profile_of(request: Request, scale: Scale, console: Console) -> tuple[Profile, str] | None:
+    """The profile to decide from, and its path; None: there is none that fits."""
+    if request.profile is not None:
+        profile = decisions.read_profile(request.profile)
+        decisions.require_fit(profile, scale, where=request.profile, script=request.script)
+        return profile, request.profile
+    if not request.use_profile:
+        return None
+    if request.run_dir is not None:
+        profile_here = RunDirectory(request.run_dir).read_profile()
+        if profile_here is not None:
+            differences = decisions.machine_mismatches(profile_here.fingerprint, scale)
+            if not differences:
+                return profile_here, str(RunDirectory(request.run_dir).profile_path)
+            console.say(
+                f"the profile in {request.run_dir} is of {'; of '.join(differences)}; measuring anew"
+            )
+    return decisions.find_profile(request.script, scale)
+
+
+def prepare(
+    script: Script, mode: Literal["run", "profile"], path: str | None, goal: Goal, scale: Scale, launch_id: str = ""
+) -> RunDirectory:
+    """Create or take the run directory, and write what is known before the job starts."""
+    from autockpt.cli.versions import versions
+
+    run = RunDirectory.create(path, script=script.target)
+    before = run.read_info()
+    run.mark_unprotected(value=False)
+    run.write_goal(goal)
+    run.write_info(
+        RunInfo(
+            run_id=before.run_id if before else new_run_id(),
+            created=before.created if before else utc_now(),
+            script=script.target,
+            module=script.module,
+            args=script.args,
+            launch_id=launch_id,
+            cwd=os.getcwd(),
+            mode=mode,
+            nodes=scale.nodes,
+            ranks_per_node=max(1, scale.world_size // max(1, scale.nodes)),
+            versions=versions(),
+        )
+    )
+    return run
+
+
+def write_decision(
+    run: RunDirectory, goal: Goal, found: tuple[Profile, str] | None, console: Console
+) -> None:
+    """profile.json, decision.json and plan.yaml, or the safe defaults without a profile."""
+    from autockpt.cli.outcome import shown
+
+    run.forget_decision()
+    if found is None:
+        run.write_plan(decisions.plan_without_profile(goal))
+        return
+    profile, where = found
+    decision = decisions.decide(profile, goal)
+    run.write_profile(profile)
+    run.write_decision(decision)
+    console.say(f"profile: {shown(where)}; plan {decision.plan.plan_id}")
+
+
+def scale_of(launching: dict[str, Any]) -> Scale:
+    """Ranks and nodes of the launch options, or of the launcher that started us."""
+    if environment.foreign_launcher(os.environ) is not None:
+        return _foreign_scale()
+    nodes = launching["nnodes"].split(":")[-1]
+    ranks = launching["nproc_per_node"]
+    if not ranks.isdigit():
+        from torch.distributed.run import determine_local_world_size
+
+        try:
+            ranks = str(determine_local_world_size(ranks))
+        except ValueError as error:
+            raise ConfigError(f"--nproc-per-node {ranks}: {error}") from None
+    if not nodes.isdigit() or int(nodes) < 1 or int(ranks) < 1:
+        raise ConfigError(
+            f"--nnodes {launching['nnodes']} --nproc-per-node {ranks}: expected numbers of at "
+            "least 1 (MIN:MAX for nodes)"
+        )
+    return Scale(world_size=int(ranks) * int(nodes), nodes=int(nodes))
+
+
+def _foreign_scale() -> Scale:
+    def number(*names: str) -> int:
+        texts = [os.environ.get(name, "") for name in names]
+        return next((int(text) for text in texts if text.isdigit()), 1)
+
+    world_size = number("WORLD_SIZE", "SLURM_NTASKS")
+    local = number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else 0
+    nodes = number("GROUP_WORLD_SIZE", "SLURM_NNODES") if not local else world_size // local
+    return Scale(world_size=world_size, nodes=max(1, nodes))
+
+

@@ -1,0 +1,162 @@
+"""`autockpt run`: train under the plan, survive failures, report."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autockpt.cli import environment
+from autockpt.cli.console import Console
+from autockpt.cli.options import (
+    WRAPPING,
+    Command,
+    common,
+    find_script,
+    launch_options,
+    launch_settings,
+    policy_options,
+    script_arguments,
+)
+
+if TYPE_CHECKING:
+    from autockpt.cli.preparation import Request
+
+EXAMPLES = """
+autockpt run train.py --lr 1e-3                          # one process
+autockpt run --nproc-per-node 8 train.py --lr 1e-3       # eight ranks on this node
+autockpt run -m package.train --lr 1e-3                  # a module
+autockpt run --run-dir runs/mine train.py                # again: resumes where it was
+autockpt run --policy builtin:checkfreq --set disk.writers=4 train.py
+autockpt run --dry-run train.py                          # what would happen, and why
+torchrun --nproc-per-node 8 -m -- autockpt run train.py  # under your own launcher
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES, context_settings=WRAPPING)
+@policy_options
+@click.option("--profile", metavar="FILE", help="Decide from this profile (file or directory).")
+@click.option("--no-profile", is_flag=True, help="Safe defaults; measure nothing at the start.")
+@click.option("--run-dir", metavar="DIR", help="Where the run lives; resumes the one that is there.")
+@click.option("--fresh", is_flag=True, help="Do not resume: begin a new lineage.")
+@click.option("--resume-from", metavar="GENERATION", help="Roll back to this checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print policy, plan and promise; touch nothing.")
+@launch_options
+@script_arguments
+@common
+def run(
+    console: Console,
+    script: str,
+    args: tuple[str, ...],
+    module: bool,
+    policy: str | None,
+    settings: tuple[str, ...],
+    profile: str | None,
+    no_profile: bool,
+    run_dir: str | None,
+    fresh: bool,
+    resume_from: str | None,
+    dry_run: bool,
+    **launching: Any,
+) -> int | Callable[[], int]:
+    """Train SCRIPT with ARGS, protected: restarts after failures, resumes, explains itself.
+
+    Options stand before SCRIPT; everything after it is the script's own.  The exit code is the
+    script's own, 128 + n after signal n.
+    """
+    from autockpt.cli.preparation import Request, check
+
+    request = Request(
+        script=find_script(script, module, args),
+        policy=policy,
+        settings=settings,
+        profile=profile,
+        use_profile=not no_profile,
+        run_dir=run_dir,
+        fresh=fresh,
+        resume_from=resume_from,
+        launching=launch_settings(launching),
+    )
+    check(request)
+    if dry_run:
+        return _dry_run(request, console)
+    foreign = environment.foreign_launcher(os.environ)
+    if foreign is not None:
+        from autockpt.cli.worker import as_worker
+
+        return as_worker(request, foreign, console)
+    return _launch(request, console)
+
+
+def _launch(request: "Request", console: Console) -> int:
+    from autockpt.cli import outcome
+    from autockpt.cli.launch import Launch, launch
+    from autockpt.cli.preparation import (
+        check_directory,
+        goal_of,
+        prepare,
+        profile_of,
+        scale_of,
+        write_decision,
+    )
+
+    scale = scale_of(request.launching)
+    goal = goal_of(request, scale)
+    check_directory(request, goal)
+    found = profile_of(request, scale, console)
+    run = prepare(request.script, "run", request.run_dir, goal, scale)
+    write_decision(run, goal, found, console)
+    console.say(f"run directory: {outcome.shown(run.path)}")
+    ending = launch(
+        Launch(
+            run=run,
+            script=request.script,
+            mode="run",
+            resume_from=request.resume_from,
+            fresh=request.fresh,
+            profile_in_place=request.use_profile,
+            **request.launching,
+        ),
+        console,
+    )
+    return outcome.finish(run, ending, request.script, console)
+
+
+def _dry_run(request: "Request", console: Console) -> int:
+    from autockpt.cli import decisions
+    from autockpt.cli.decision_text import plan_object, print_decision, print_plan
+    from autockpt.cli.preparation import check_directory, goal_of, profile_of, scale_of
+    from autockpt.run_directory import default_path
+    from autockpt.values.record import to_data
+
+    scale = scale_of(request.launching)
+    goal = goal_of(request, scale)
+    check_directory(request, goal)
+    found = profile_of(request, scale, console)
+    run_dir = request.run_dir or str(default_path(request.script.target))
+    if found is None:
+        plan, decision = decisions.plan_without_profile(goal), None
+    else:
+        decision = decisions.decide(found[0], goal)
+        plan = decision.plan
+    console.object(
+        "run",
+        {
+            "dry_run": True,
+            "goal": to_data(goal),
+            **plan_object(plan, decision),
+            "profile": found[1] if found else None,
+            "run_dir": os.path.abspath(run_dir),
+        },
+    )
+    console.result(f"policy    {goal.policy}, objective {goal.objective}")
+    console.result(f"profile   {found[1] if found else 'none that fits; measured while it runs'}")
+    console.result(f"files     would be written to {run_dir}/; nothing was touched")
+    if decision is None:
+        print_plan(console, plan)
+    else:
+        print_decision(console, decision)
+    console.next(f"autockpt run {decisions.command_line(request.script)}")
+    return 0
+
+

@@ -1,0 +1,108 @@
+"""`autockpt show PATH [GENERATION]`: what one checkpoint holds."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autockpt.cli.console import Console
+from autockpt.cli.options import Command, common
+
+if TYPE_CHECKING:
+    from autockpt.executors.directory import CommitFile
+
+EXAMPLES = """
+autockpt show runs/train-20260101-120000                  # the newest one
+autockpt show checkpoints gen-e000001-s000000400 --tensors
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("generation", required=False)
+@click.option("--tensors", is_flag=True, help="List every tensor.")
+@common
+def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
+    """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
+    from autockpt.cli.places import choose, find_place
+    from autockpt.executors.directory import read_commit
+
+    place = find_place(path)
+    name = choose(place, generation)
+    folder = os.path.join(place.directory, name)
+    commit = read_commit(os.path.join(folder, "COMMIT"))
+    shards = [_shard(folder, commit, rank) for rank in range(len(commit.records))]
+    shown = {
+        "generation": name,
+        "step": commit.step,
+        "epoch": commit.generation.epoch,
+        "resumed from": commit.parent.name if commit.parent else "the beginning",
+        "ranks": commit.world_size,
+        "health": commit.health,
+        "run": commit.run_id,
+        "directory": folder,
+    }
+    console.object("show", {**shown, "shards": shards})
+    for key, value in shown.items():
+        console.result(f"{key:<13} {value}")
+    console.result("")
+    console.table(
+        ("rank", "file", "stored", "tensors", "codec", "chunks"),
+        ([str(shard[key]) for key in _COLUMNS] for shard in shards),
+    )
+    if tensors:
+        for shard in shards:
+            console.result(f"\nrank {shard['rank']}")
+            console.table(
+                ("tensor", "dtype", "shape", "bytes"),
+                (
+                    (row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]))
+                    for row in shard["contents"]
+                ),
+            )
+    console.next(f"autockpt verify {path} {name}")
+
+
+_COLUMNS = ("rank", "file", "stored_bytes", "tensors", "codec", "chunks")
+
+
+def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
+    """What the index and the header of one shard say; both are checked against the commit."""
+    from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
+    from autockpt.executors.image import header_bytes, read_header
+
+    record = commit.records[rank]
+    index = load_index(folder, record, commit)
+    source = ChunkSource(shard_path(folder, record), index)
+    buffer = source.buffer()
+    try:
+        head = bytes(source.read(0, buffer))
+        wanted = header_bytes(memoryview(head), index.image_bytes)
+        chunk = 1
+        while len(head) < wanted:
+            head += bytes(source.read(chunk, buffer))
+            chunk += 1
+        header = read_header(head[:wanted], index.image_bytes)
+    finally:
+        source.close()
+        buffer.close()
+    rows = [
+        {
+            "name": name,
+            "dtype": header.true_dtypes.get(name, tensor.dtype),
+            "shape": list(tensor.shape),
+            "bytes": tensor.stop - tensor.start,
+        }
+        for name, tensor in sorted(header.tensors.items())
+    ]
+    return {
+        "rank": rank,
+        "file": record.get("file"),
+        "stored_bytes": record.get("bytes"),
+        "tensors": len(rows),
+        "codec": index.codec,
+        "chunks": len(index.digests),
+        "root": index.root,
+        "aliases": header.aliases,
+        "contents": rows,
+    }

@@ -1,0 +1,217 @@
+"""Checkpoint directories for people and tools: what is there, and is it whole?
+
+Reads only.  Works on the directory of a live run.
+"""
+
+import os
+from dataclasses import dataclass
+
+from autockpt.executors.codecs import codec as codec_of
+from autockpt.executors.directory import CommitFile, read_commit
+from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
+from autockpt.executors.memory import Arena, page_align
+from autockpt.executors.persist import ImageReader
+from autockpt.values.errors import AutockptError, CorruptCheckpointError
+from autockpt.values.generation import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRecord:
+    """One generation in a directory."""
+
+    name: str
+    step: int
+    world_size: int
+    parent: str
+    bytes: int
+    """Stored bytes of all shards."""
+    created_s: float
+    """Seconds since 1970."""
+    health: str
+    state: str
+    """committed, verified, corrupt, incomplete or unreadable."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """Every chunk of every shard, read back and compared."""
+
+    name: str
+    ok: bool
+    bytes: int
+    """Raw bytes that matched."""
+    shards: int
+    problems: tuple[str, ...]
+    """One sentence each: file, rank, what was expected and found."""
+
+
+def list_generations(directory: str) -> list[GenerationRecord]:
+    """All generations, oldest first; incomplete ones are listed and marked."""
+    records = []
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise AutockptError(f"{directory}: cannot be read: {error.strerror}") from error
+    for name in names:
+        try:
+            Generation.from_name(name)
+        except AutockptError:
+            continue
+        records.append(_record(directory, name))
+    return records
+
+
+def _record(directory: str, name: str) -> GenerationRecord:
+    folder = os.path.join(directory, name)
+    try:
+        commit = read_commit(os.path.join(folder, "COMMIT"))
+    except FileNotFoundError:
+        return _unusable(name, "incomplete", "no COMMIT: interrupted, or still being written")
+    except (AutockptError, OSError) as error:
+        return _unusable(name, "unreadable", str(error))
+    state = "committed"
+    if os.path.exists(os.path.join(folder, "CORRUPT")):
+        state = "corrupt"
+    elif os.path.exists(os.path.join(folder, "VERIFIED")):
+        state = "verified"
+    return GenerationRecord(
+        name=name,
+        step=commit.step,
+        world_size=commit.world_size,
+        parent="" if commit.parent is None else commit.parent.name,
+        bytes=sum(int(record.get("bytes", 0)) for record in commit.records),
+        created_s=commit.created_s,
+        health=commit.health,
+        state=state,
+    )
+
+
+def _unusable(name: str, state: str, detail: str) -> GenerationRecord:
+    return GenerationRecord(
+        name=name, step=-1, world_size=0, parent="", bytes=0, created_s=0.0, health="",
+        state=state, detail=detail,
+    )  # fmt: skip
+
+
+def load_index(folder: str, record: dict[str, object], commit: CommitFile) -> ImageIndex:
+    """The index of one shard, bound to its commit.  Raises CorruptCheckpointError."""
+    name = _plain_file(str(record.get("index", "")))
+    path = os.path.join(folder, name)
+    try:
+        if os.path.getsize(path) > MAX_INDEX_BYTES:
+            raise CorruptCheckpointError(f"{path}: too large for an index")
+        with open(path, "rb") as file:
+            index = read_index(file.read(), where=path)
+    except OSError as error:
+        raise CorruptCheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if index.root != record.get("root"):
+        raise CorruptCheckpointError(
+            f"{path}: its root is {index.root[:16]}..., COMMIT says {str(record.get('root'))[:16]}"
+            "...; the index was changed or belongs to another generation"
+        )
+    if index.run_id != commit.run_id or index.generation != commit.generation:
+        raise CorruptCheckpointError(f"{path}: belongs to {index.generation} of {index.run_id}")
+    return index
+
+
+def shard_path(folder: str, record: dict[str, object]) -> str:
+    """Path of a shard file; names with separators are refused."""
+    return os.path.join(folder, _plain_file(str(record.get("file", ""))))
+
+
+def _plain_file(name: str) -> str:
+    if not name or "/" in name or name.startswith(".") or len(name) > 128:
+        raise CorruptCheckpointError(f"{name!r} is no shard or index name")
+    return name
+
+
+class ChunkSource:
+    """Reads and checks chunks of one shard file; buffers are reused, one per reader thread."""
+
+    def __init__(self, path: str, index: ImageIndex, *, direct: bool = True) -> None:
+        self.index = index
+        self.path = path
+        self._reader = ImageReader(path, direct=direct)
+        expected = (
+            max((c.offset + c.length for c in index.stored), default=0)
+            if index.stored
+            else index.image_bytes
+        )
+        if self._reader.length < expected:
+            length = self._reader.length
+            self.close()
+            raise CorruptCheckpointError(f"{path}: {length} bytes, expected {expected}; truncated")
+        self._codec = codec_of(index.codec)
+
+    def buffer(self) -> Arena:
+        """Memory for one chunk."""
+        return Arena.anonymous(self.index.chunk_bytes + 4096)
+
+    def read(self, chunk: int, buffer: Arena) -> memoryview:
+        """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""
+        start, stop = self.index.chunk_range(chunk)
+        if not self.index.stored:
+            data = buffer.view[: stop - start]
+            self._reader.read_at(start, data)
+        else:
+            data = self._read_encoded(chunk, stop - start, buffer)
+        self.index.check(chunk, data, source=self.path)
+        return data
+
+    def _read_encoded(self, chunk: int, raw_bytes: int, buffer: Arena) -> memoryview:
+        place = self.index.stored[chunk]
+        if not 0 < place.length <= raw_bytes or page_align(place.length) > buffer.nbytes:
+            raise CorruptCheckpointError(
+                f"{self.path}: chunk {chunk} claims {place.length} stored bytes for {raw_bytes}"
+            )
+        frame = buffer.view[: page_align(place.length)]
+        available = self._reader.length - place.offset
+        self._reader.read_at(place.offset, frame[: min(len(frame), available)])
+        frame = frame[: place.length]
+        if place.length == raw_bytes:
+            return frame
+        if chunk_digest(frame) != place.digest:
+            raise CorruptCheckpointError(f"{self.path}: chunk {chunk}: stored bytes changed")
+        return memoryview(self._codec.decode(frame, raw_bytes))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._reader.__exit__()
+
+
+def verify_generation(directory: str, name: str, *, pause_s: float = 0.0) -> VerifyResult:
+    """Reads a committed generation back and compares every chunk.
+
+    `pause_s` is slept between chunks, so that a background scrub yields to the training.
+    """
+    import time
+
+    folder = os.path.join(directory, name)
+    try:
+        commit = read_commit(os.path.join(folder, "COMMIT"))
+    except (AutockptError, OSError) as error:
+        return VerifyResult(name=name, ok=False, bytes=0, shards=0, problems=(str(error),))
+    problems: list[str] = []
+    total = 0
+    for rank, record in enumerate(commit.records):
+        try:
+            index = load_index(folder, record, commit)
+            source = ChunkSource(shard_path(folder, record), index)
+        except (AutockptError, OSError) as error:
+            problems.append(f"rank {rank}: {error}")
+            continue
+        buffer = source.buffer()
+        for chunk in range(len(index.digests)):
+            try:
+                total += len(source.read(chunk, buffer))
+            except AutockptError as error:
+                problems.append(f"rank {rank}: {error}")
+            if pause_s:
+                time.sleep(pause_s)
+        source.close()
+        buffer.close()
+    return VerifyResult(
+        name=name, ok=not problems, bytes=total, shards=len(commit.records),
+        problems=tuple(problems),
+    )  # fmt: skip

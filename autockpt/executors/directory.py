@@ -1,0 +1,475 @@
+"""The checkpoint directory on a POSIX file system: lease, shards, commits, retention.
+
+    RUN                       run id and format, created with the directory
+    epochs/e-000007           one file per incarnation, created by link(2): the fence
+    gen-e000007-s000000042/   shard-00003-a1.bin, idx-00003-a1.json, ..., COMMIT
+    decisions/e-000007        what an incarnation resumed from: the lineage
+    trash/                    renamed here before anything is removed
+
+Truth is the listing of valid COMMITs, each written last: temporary file, fsync, read back, link
+(which never replaces), fsync of the directory.  An operation either happened or did not; nothing is
+repaired by guessing.  Used from one thread at a time.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    DirectoryBusyError,
+    GuardError,
+    StorageError,
+)
+from autockpt.values.generation import Generation
+from autockpt.values.record import from_json, to_json
+
+FORMAT = 1
+MAX_RECORD_BYTES = 16 * 2**20
+HEARTBEAT_S = 2.0
+FOREIGN_PATIENCE_S = 10.0
+"""A holder on another machine counts as dead when its heartbeat stood still for this long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """RUN: who the directory belongs to."""
+
+    schema_version: int = 1
+    run_id: str
+    format: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFile:
+    """epochs/e-N: who claimed the directory."""
+
+    schema_version: int = 1
+    epoch: int
+    run_id: str
+    launch_id: str
+    restart_round: int
+    host: str
+    boot_id: str
+    pid: int
+    pid_start: int
+    """Start time of the process in clock ticks since boot: pids are reused."""
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFile:
+    """COMMIT: the generation is complete."""
+
+    schema_version: int = 1
+    run_id: str
+    generation: Generation
+    step: int
+    world_size: int
+    parent: Generation | None
+    records: tuple[dict[str, Any], ...]
+    """Per rank: file, index, bytes, root, layout_digest."""
+    health: str
+    created_s: float
+    digest: str = ""
+    """sha256 of this record with an empty digest."""
+
+    def sealed(self) -> "CommitFile":
+        """This record with its digest."""
+        from dataclasses import replace
+
+        plain = replace(self, digest="")
+        return replace(plain, digest=hashlib.sha256(to_json(plain).encode()).hexdigest())
+
+
+class CheckpointDirectory:
+    """All file operations of the protocol on one directory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._verified: set[Generation] = set()
+
+    # ------------------------------------------------------------------ identity and lease
+
+    def open(self) -> str:
+        """Creates the directory if needed; the run id.  Raises StorageError."""
+        try:
+            for name in ("", "epochs", "decisions", "trash"):
+                os.makedirs(os.path.join(self.path, name), mode=0o755, exist_ok=True)
+            path = os.path.join(self.path, "RUN")
+            if not os.path.exists(path):
+                run = RunFile(
+                    run_id=secrets.token_hex(16),
+                    format=FORMAT,
+                    created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                )
+                self._publish(path, to_json(run).encode(), replace=False)
+            run = from_json(RunFile, _read_small(path), where=path)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be used for checkpoints: {error.strerror}; name another "
+                "directory with disk.path in the policy"
+            ) from error
+        if run.format != FORMAT:
+            raise ConfigError(f"{path}: format {run.format}, this autockpt writes {FORMAT}")
+        return run.run_id
+
+    def highest_epoch(self) -> EpochFile | None:
+        """The newest claim, or None."""
+        names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if n.startswith("e-"))
+        if not names:
+            return None
+        path = os.path.join(self.path, "epochs", names[-1])
+        return from_json(EpochFile, _read_small(path), where=path)
+
+    def claim(self, run_id: str, launch_id: str, restart_round: int, *, force: bool) -> int:
+        """Claims the next epoch; its number.
+
+        The same launch takes over at once; a foreign one only when its holder is dead (`force`
+        states that it is known to be).  Raises DirectoryBusyError naming the holder.
+        """
+        for _ in range(100):
+            holder = self.highest_epoch()
+            if holder is not None and not force and holder.launch_id != launch_id:
+                self._require_dead(holder)
+            epoch = (holder.epoch if holder else 0) + 1
+            mine = EpochFile(
+                epoch=epoch, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
+                host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
+                pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
+            )  # fmt: skip
+            path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+            if self._publish(path, to_json(mine).encode(), replace=False):
+                return epoch
+        raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
+
+    def holds(self, epoch: int) -> bool:
+        """True while `epoch` is the newest claim."""
+        newest = self.highest_epoch()
+        return newest is not None and newest.epoch == epoch
+
+    def heartbeat(self, epoch: int) -> None:
+        """Shows holders elsewhere that we are alive."""
+        path = os.path.join(self.path, "epochs", "heartbeat")
+        with contextlib.suppress(OSError):
+            _write_plain(path, f"{epoch} {secrets.token_hex(4)}\n".encode())
+
+    def _require_dead(self, holder: EpochFile) -> None:
+        if holder.boot_id == boot_id():
+            if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
+                return
+        else:
+            before = self._heartbeat_text()
+            deadline = time.monotonic() + FOREIGN_PATIENCE_S
+            while time.monotonic() < deadline:
+                time.sleep(0.2)
+                if self._heartbeat_text() != before:
+                    break
+            else:
+                return
+        raise DirectoryBusyError(
+            f"{self.path}: owned by another live run (launch {holder.launch_id}, keeper pid "
+            f"{holder.pid} on {holder.host}, epoch {holder.epoch}); stop that run first, or use "
+            "another --run-dir"
+        )
+
+    def _heartbeat_text(self) -> bytes:
+        try:
+            return _read_small(os.path.join(self.path, "epochs", "heartbeat"))
+        except OSError:
+            return b""
+
+    # ------------------------------------------------------------------ generations
+
+    def generation_path(self, generation: Generation) -> str:
+        """Directory of a generation."""
+        return os.path.join(self.path, generation.name)
+
+    def create_generation(self, generation: Generation) -> str:
+        """Makes the directory of a generation durable; existing is fine."""
+        path = self.generation_path(generation)
+        try:
+            os.mkdir(path, 0o755)
+            _fsync_directory(self.path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StorageError(f"{path}: cannot create: {error.strerror}") from error
+        return path
+
+    def write_index(self, path: str, text: bytes) -> None:
+        """Writes an index file beside its shard and makes both names durable."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                _write_all(fd, text)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            _fsync_directory(os.path.dirname(path))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    def write_commit(
+        self, run_id: str, generation: Generation, *, step: int, world_size: int,
+        parent: Generation | None, records: tuple[Record, ...], health: Health,
+    ) -> float:  # fmt: skip
+        """Writes COMMIT; seconds since 1970.
+
+        Raises GuardError (fenced) when a newer epoch exists before or after, StorageError else.
+        """
+        self._require_epoch(generation.epoch)
+        created_s = time.time()
+        commit = CommitFile(
+            run_id=run_id, generation=generation, step=step, world_size=world_size,
+            parent=parent, records=records, health=health, created_s=created_s,
+        ).sealed()  # fmt: skip
+        path = os.path.join(self.generation_path(generation), "COMMIT")
+        try:
+            if not self._publish(path, to_json(commit).encode(), replace=False):
+                raise StorageError(f"{path}: exists already")
+        except OSError as error:
+            raise StorageError(f"{path}: cannot commit: {error.strerror}") from error
+        self._require_epoch(generation.epoch)
+        return created_s
+
+    def _require_epoch(self, epoch: int) -> None:
+        if not self.holds(epoch):
+            raise GuardError(f"{self.path}: epoch {epoch} is fenced by a newer incarnation")
+
+    def write_decision(
+        self, epoch: int, attempt: int, generation: Generation | None, reason: str
+    ) -> None:
+        """Records what an incarnation resumes from.  Raises GuardError when fenced."""
+        self._require_epoch(epoch)
+        parent = None if generation is None else generation.name
+        text = json.dumps({"epoch": epoch, "attempt": attempt, "parent": parent, "reason": reason})
+        self._publish(
+            os.path.join(self.path, "decisions", f"e-{epoch:06d}"), text.encode(), replace=True
+        )
+
+    def parents(self) -> tuple[EpochParent, ...]:
+        """The lineage on disk."""
+        found = []
+        directory = os.path.join(self.path, "decisions")
+        for name in sorted(_names(directory)):
+            with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
+                data = json.loads(_read_small(os.path.join(directory, name)))
+                parent = data["parent"]
+                found.append(
+                    EpochParent(
+                        epoch=int(data["epoch"]),
+                        parent=None if parent is None else Generation.from_name(parent),
+                    )
+                )
+        return tuple(found)
+
+    def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
+        """Every valid COMMIT of this run, oldest first."""
+        entries = []
+        for name in sorted(_names(self.path)):
+            with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
+                generation = Generation.from_name(name)
+                commit = read_commit(os.path.join(self.path, name, "COMMIT"))
+                if commit.run_id == run_id and commit.generation == generation:
+                    entries.append(self._entry(commit))
+        return tuple(sorted(entries, key=lambda entry: entry.generation))
+
+    def _entry(self, commit: CommitFile) -> CatalogueEntry:
+        folder = self.generation_path(commit.generation)
+        health: Health = "good" if commit.health == "good" else "suspect"
+        return CatalogueEntry(
+            generation=commit.generation,
+            step=commit.step,
+            world_size=commit.world_size,
+            parent=commit.parent,
+            records=commit.records,
+            layout_digests=tuple(str(r.get("layout_digest", "")) for r in commit.records),
+            created_s=commit.created_s,
+            verified=os.path.exists(os.path.join(folder, "VERIFIED")),
+            corrupt=os.path.exists(os.path.join(folder, "CORRUPT")),
+            quarantined=os.path.exists(os.path.join(folder, "QUARANTINE")),
+            health=health,
+        )
+
+    def mark(self, generation: Generation, name: str) -> None:
+        """Leaves a mark (VERIFIED, CORRUPT) in a generation; a lost mark is harmless."""
+        with contextlib.suppress(OSError):
+            _write_plain(os.path.join(self.generation_path(generation), name), b"")
+
+    def mark_ever_committed(self) -> None:
+        """Remembers that a restart must not silently begin from scratch."""
+        path = os.path.join(self.path, "EVER")
+        if not os.path.exists(path):
+            with contextlib.suppress(OSError):
+                _write_plain(path, b"something was committed once\n")
+                _fsync_directory(self.path)
+
+    def ever_committed(self) -> bool:
+        """True when some generation was once committed to memory or disk."""
+        return os.path.exists(os.path.join(self.path, "EVER"))
+
+    # ------------------------------------------------------------------ removal
+
+    def trash(self, generation: Generation) -> None:
+        """Moves an uncommitted generation away; refuses one with a COMMIT."""
+        path = self.generation_path(generation)
+        if os.path.exists(os.path.join(path, "COMMIT")):
+            raise GuardError(f"{path}: has a COMMIT and is not trash")
+        self._remove(path)
+
+    def delete(self, generation: Generation) -> int:
+        """Deletes a committed generation, COMMIT first; bytes freed.
+
+        Only the files that its COMMIT lists and our own marks are removed.
+        """
+        path = self.generation_path(generation)
+        freed = _tree_bytes(path)
+        try:
+            os.unlink(os.path.join(path, "COMMIT"))
+            _fsync_directory(path)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StorageError(f"{path}: cannot delete: {error.strerror}") from error
+        self._remove(path)
+        return freed
+
+    def _remove(self, path: str) -> None:
+        target = os.path.join(
+            self.path, "trash", f"{os.path.basename(path)}-{secrets.token_hex(4)}"
+        )
+        with contextlib.suppress(OSError):
+            os.rename(path, target)
+            _fsync_directory(self.path)
+            shutil.rmtree(target, ignore_errors=True)
+
+    def empty_trash(self) -> None:
+        """Removes what an earlier process could not finish removing."""
+        directory = os.path.join(self.path, "trash")
+        for name in _names(directory):
+            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+
+    # ------------------------------------------------------------------ files
+
+    def _publish(self, path: str, text: bytes, *, replace: bool) -> bool:
+        """Durable, whole, at once; False when it exists and may not be replaced."""
+        temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                _write_all(fd, text)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if _read_small(temporary) != text:
+                raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
+            if replace:
+                os.rename(temporary, path)
+            else:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        _fsync_directory(os.path.dirname(path))
+        return True
+
+
+def read_commit(path: str) -> CommitFile:
+    """A COMMIT whose own digest matches.  Raises CorruptCheckpointError or OSError."""
+    text = _read_small(path)
+    try:
+        commit = from_json(CommitFile, text, where=path)
+    except AutockptError as error:
+        raise CorruptCheckpointError(str(error)) from None
+    if commit.sealed().digest != commit.digest:
+        raise CorruptCheckpointError(f"{path}: its own digest does not match")
+    return commit
+
+
+def boot_id() -> str:
+    """Identity of this boot of the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def pid_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, None when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(path) if not name.endswith(".tmp")]
+    except OSError:
+        return []
+
+
+def _read_small(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(fd).st_size
+        if size > MAX_RECORD_BYTES:
+            raise CorruptCheckpointError(f"{path}: {size} bytes, expected a small record")
+        data = b""
+        while len(data) < size:
+            part = os.read(fd, size - len(data))
+            if not part:
+                break
+            data += part
+        return data
+    finally:
+        os.close(fd)
+
+
+def _write_plain(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _fsync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _tree_bytes(path: str) -> int:
+    total = 0
+    for name in _names(path):
+        with contextlib.suppress(OSError):
+            total += os.lstat(os.path.join(path, name)).st_size
+    return total

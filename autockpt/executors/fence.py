@@ -1,0 +1,116 @@
+"""The fence: nothing of a snapshot in flight may change before it was copied.
+
+`tensor._version` does not see fused optimizers, `.data` or numpy writes, so it is one signal of
+several.  The optimizer's pre-step hook waits for the copy; what slips past it is found by comparing,
+at the fence, version, pointer and identity of every tensor and four canary elements of each with
+those taken at the boundary, and the bytes of a rotating sample with the slot.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+CANARIES = 4
+"""Elements of each tensor compared bit by bit; any update of a whole tensor changes them."""
+
+SAMPLE_BYTES = 2 * 2**20
+"""Bytes of the rotating sample compared with the slot at each fence (about 0.2 ms)."""
+
+
+class StateProof:
+    """What the lazy tensors looked like at the boundary."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._names = list(tensors)
+        self._held = list(tensors.values())
+        self._marks = [_mark(tensor) for tensor in self._held]
+        self._views = _canary_views(self._held)
+        self._canaries = _take(self._views)
+
+    def changed(self, tensors: dict[str, torch.Tensor]) -> list[str]:
+        """Names of tensors that moved, were replaced or changed since the boundary."""
+        if list(tensors) != self._names:
+            return sorted(set(tensors) ^ set(self._names)) or ["(order of the parameters)"]
+        names = [
+            name
+            for name, mark, tensor in zip(self._names, self._marks, tensors.values(), strict=True)
+            if _mark(tensor) != mark
+        ]
+        return names or self._canary_changes()
+
+    def _canary_changes(self) -> list[str]:
+        for before, after in zip(self._canaries, _take(self._views), strict=True):
+            if not torch.equal(before, after):
+                return ["(a tensor changed without a version: canary)"]
+        return []
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor._version, tensor.data_ptr()
+
+
+def _canary_views(tensors: list[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[Any]]:
+    views: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        flat = (
+            tensor.view(-1)
+            if tensor.is_contiguous()
+            else tensor.diagonal()
+            if (tensor.dim() == 2)
+            else tensor[(0,) * (tensor.dim() - 1)]
+        )
+        stride = max(1, flat.numel() // CANARIES)
+        view = flat[::stride][: CANARIES + 1]
+        views.setdefault((tensor.dtype, tensor.device), []).append(view)
+    return views
+
+
+def _take(views: dict[tuple[torch.dtype, torch.device], list[Any]]) -> list[torch.Tensor]:
+    return [torch.cat(group).view(torch.uint8) for group in views.values()]
+
+
+class OptimizerHooks:
+    """Calls `before` ahead of every optimizer step of `optimizers`, and `after` behind it."""
+
+    def __init__(
+        self,
+        optimizers: list[torch.optim.Optimizer],
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ) -> None:
+        self._ids = {id(optimizer) for optimizer in optimizers}
+        self._before = before
+        self._after = after
+        self._handles: list[Any] = [
+            register_optimizer_step_pre_hook(self._pre),
+            register_optimizer_step_post_hook(self._post),
+        ]
+        for optimizer in optimizers:
+            hook = optimizer.register_load_state_dict_pre_hook
+            self._handles.append(hook(lambda *_: self._before()))
+
+    def guard_module(self, module: torch.nn.Module) -> None:
+        """Also fences `load_state_dict` of a module, which writes parameters in place."""
+        handle = module.register_load_state_dict_pre_hook(lambda *_: self._before())
+        self._handles.append(handle)
+
+    def remove(self) -> None:
+        """Takes all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._ids:
+            self._before()
+
+    def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._ids:
+            self._after()

@@ -1,0 +1,32 @@
+"""Safety that no plan can switch off: refuses to endanger the last good checkpoint."""
+
+from autockpt.executors.protocol.messages import CatalogueEntry
+from autockpt.values.errors import GuardError
+from autockpt.values.generation import Generation
+
+
+def is_good(entry: CatalogueEntry) -> bool:
+    """Counts as a checkpoint to fall back on."""
+    return entry.health == "good" and not entry.corrupt and not entry.quarantined
+
+
+def check_deletions(
+    catalogue: tuple[CatalogueEntry, ...], deletions: tuple[Generation, ...]
+) -> None:
+    """Raises GuardError unless a good commit newer than every deleted good one stays.
+
+    When some good commit was read back and verified, a verified one must stay as well.
+    """
+    known = {entry.generation: entry for entry in catalogue}
+    doomed = set(deletions)
+    staying = [e for e in catalogue if e.generation not in doomed and is_good(e)]
+    for generation in deletions:
+        entry = known.get(generation)
+        if entry is None:
+            raise GuardError(f"{generation}: has no COMMIT of this run; nothing to delete")
+        if entry.quarantined:
+            raise GuardError(f"{generation}: is quarantined by a person and stays")
+        if is_good(entry) and not any(kept.generation > generation for kept in staying):
+            raise GuardError(f"{generation}: is the newest good checkpoint and stays")
+    if any(e.verified for e in catalogue if is_good(e)) and not any(e.verified for e in staying):
+        raise GuardError("deletion refused: no verified checkpoint would stay")

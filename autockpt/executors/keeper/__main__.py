@@ -1,0 +1,67 @@
+"""`python -m autockpt.executors.keeper`: becomes the keeper of a node.  Started by `launch`."""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from autockpt.executors.keeper.launch import socket_path
+from autockpt.executors.keeper.server import Keeper
+
+
+def main() -> int:
+    """Daemonises, takes the node's lock and serves until the run is over."""
+    parser = argparse.ArgumentParser(prog="autockpt-keeper", allow_abbrev=False)
+    parser.add_argument("--run-directory", required=True)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--checkpoints", required=True)
+    options = parser.parse_args()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    _settle()
+    path = socket_path(options.run_directory, options.node)
+    with open(os.path.join(os.path.dirname(path), "keeper.lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return 0  # another keeper was faster
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        try:
+            keeper = Keeper(options.run_directory, options.node, options.checkpoints)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(64)
+            keeper.serve(listener)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            return 1
+    return 0
+
+
+def _settle() -> None:
+    """Signals of the terminal and of launchers are for the trainers; ours is the socket."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("-500")
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

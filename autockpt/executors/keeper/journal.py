@@ -1,0 +1,220 @@
+"""What the keeper writes down: telemetry of the node and the failure log of the run."""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+
+from autockpt.executors.keeper.slots import (
+    CELL_STARTED_NS,
+    CELL_STEP,
+    CELL_STEP_NS,
+    RankMemory,
+)
+from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.executors.wire import TrainerResumed
+from autockpt.values import telemetry as t
+from autockpt.values.failure import FailureRecord
+from autockpt.values.generation import Generation
+from autockpt.values.record import to_json
+
+KEEPER = -1
+"""Rank under which a keeper reports."""
+
+
+@dataclass(slots=True)
+class Outage:
+    """An interruption that has begun and is not over."""
+
+    began_s: float
+    step: int
+    step_s: float
+    """When the newest step ended, monotonic; 0 unknown."""
+    exposure_s: float
+    what: set[str] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
+
+
+class Journal:
+    """Telemetry events of one keeper, and one FailureRecord per interruption."""
+
+    def __init__(self, run_directory: str, node: int) -> None:
+        self._node = node
+        self._failures = os.path.join(run_directory, "failures.jsonl")
+        self._writer = TelemetryWriter(
+            os.path.join(run_directory, "telemetry", f"keeper-{node:03d}.jsonl")
+        )
+        self._began: dict[Generation, tuple[float, int]] = {}
+        self._write_s: dict[Generation, float] = {}
+        self._bytes: dict[Generation, tuple[int, int]] = {}
+        self.outage = _unfinished_run(run_directory)
+        self._resumed: TrainerResumed | None = None
+
+    def snapshot_began(self, generation: Generation, step: int, at_s: float) -> None:
+        """Remembers when a generation began on this node, for latencies."""
+        self._began.setdefault(generation, (at_s, step))
+        while len(self._began) > 64:
+            self._began.pop(next(iter(self._began)))
+
+    def shard_written(
+        self, generation: Generation, raw_bytes: int, stored_bytes: int, write_s: float
+    ) -> None:
+        """Adds one shard's bytes and the slowest time."""
+        raw, stored = self._bytes.get(generation, (0, 0))
+        self._bytes[generation] = (raw + raw_bytes, stored + stored_bytes)
+        self._write_s[generation] = max(write_s, self._write_s.get(generation, 0.0))
+
+    def memory_committed(self, generation: Generation) -> None:
+        """Every rank sealed."""
+        began, step = self._began.get(generation, (_now(), -1))
+        self._writer.emit(
+            t.MemoryCommitted(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
+                latency_s=_now() - began,
+            )
+        )  # fmt: skip
+
+    def durable(self, generation: Generation) -> None:
+        """COMMIT stands."""
+        began, step = self._began.pop(generation, (_now(), -1))
+        raw, stored = self._bytes.pop(generation, (0, 0))
+        self._writer.emit(
+            t.PersistCommitted(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=raw,
+                stored_bytes=stored, latency_s=_now() - began,
+                write_s=self._write_s.pop(generation, 0.0),
+            )
+        )  # fmt: skip
+
+    def dropped(self, generation: Generation, reason: str) -> None:
+        """A generation will not be durable."""
+        _, step = self._began.pop(generation, (0.0, -1))
+        self._bytes.pop(generation, None)
+        self._write_s.pop(generation, None)
+        self._writer.emit(
+            t.PersistFailed(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step, reason=reason
+            )
+        )
+
+    def retired(self, generation: Generation, step: int, freed: int) -> None:
+        """Retention deleted a commit."""
+        self._writer.emit(
+            t.CheckpointRetired(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=freed
+            )
+        )
+
+    def degraded(self, what: str, reason: str) -> None:
+        """Something of ours failed; the training goes on."""
+        self._writer.emit(t.Degraded(at_s=_now(), rank=KEEPER, what=what, reason=reason))
+
+    def trainer_lost(self, memory: RankMemory, pid: int, detail: str) -> None:
+        """A trainer died without leaving."""
+        step, step_ns = memory.cell(CELL_STEP), memory.cell(CELL_STEP_NS)
+        self._writer.emit(
+            t.FailureObserved(
+                at_s=_now(), rank=KEEPER, what="trainer", failed_rank=memory.rank, pid=pid,
+                step=step, detail=detail,
+            )
+        )  # fmt: skip
+        started_ns = memory.cell(CELL_STARTED_NS)
+        if self.outage is None:
+            exposure = (step_ns - started_ns) / 1e9 if started_ns and step_ns else 0.0
+            self.outage = Outage(
+                began_s=_now(), step=step, step_s=step_ns / 1e9, exposure_s=max(0.0, exposure)
+            )
+        self.outage.what.add("trainer")
+        self.outage.ranks.add(memory.rank)
+        if step > self.outage.step:
+            self.outage.step, self.outage.step_s = step, step_ns / 1e9
+
+    def resumed(self, message: TrainerResumed) -> None:
+        """A rank is back; closes the outage when it is the first of its incarnation to say so."""
+        outage = self.outage
+        if message.generation is None and outage is None:
+            return  # the first start
+        lost_steps = max(0, outage.step - message.step) if outage else 0
+        pace = outage.exposure_s / outage.step if outage and outage.step else 0.0
+        down_s = _now() - outage.began_s if outage else 0.0
+        self._writer.emit(
+            t.Restored(
+                at_s=_now(), rank=message.rank,
+                generation="" if message.generation is None else str(message.generation),
+                step=message.step, source=message.source, bytes=message.bytes,
+                restore_s=message.restore_s, lost_steps=lost_steps, lost_s=lost_steps * pace,
+                down_s=down_s,
+            )
+        )  # fmt: skip
+        if outage is not None and message.rank == min(outage.ranks, default=message.rank):
+            self._close(outage, message, lost_steps, lost_steps * pace, down_s)
+
+    def _close(
+        self, outage: Outage, message: TrainerResumed, lost_steps: int, lost_s: float, down_s: float
+    ) -> None:
+        survived = message.source == "memory"
+        record = FailureRecord(
+            wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            kind="process" if survived else "node",
+            what="+".join(sorted(outage.what)) or "trainer",
+            node=self._node,
+            step=outage.step,
+            exposure_s=outage.exposure_s,
+            restart_s=max(0.0, down_s - message.restore_s),
+            restore_s=message.restore_s,
+            source=message.source,
+            lost_steps=lost_steps,
+            lost_s=lost_s,
+        )
+        self.outage = None
+        try:
+            with open(self._failures, "a") as file:
+                file.write(to_json(record) + "\n")
+        except OSError as error:
+            self.degraded("failure log", str(error))
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _unfinished_run(run_directory: str) -> Outage | None:
+    """The outage that a new keeper was born into: trainers that never said they ended."""
+    folder = os.path.join(run_directory, "telemetry")
+    newest: tuple[float, int, float] | None = None
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("rank-"))
+    except OSError:
+        return None
+    for name in names:
+        last = _last_progress(os.path.join(folder, name))
+        if last is not None and (newest is None or last[1] > newest[1]):
+            newest = last
+    if newest is None:
+        return None
+    at_s, step, started_s = newest
+    outage = Outage(began_s=at_s, step=step, step_s=at_s, exposure_s=max(0.0, at_s - started_s))
+    outage.what |= {"trainer", "keeper"}
+    return outage
+
+
+def _last_progress(path: str) -> tuple[float, int, float] | None:
+    """(time, step, start) of the newest step in a telemetry file that has no end, else None."""
+    result: tuple[float, int, float] | None = None
+    started = 0.0
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                data = json.loads(line)
+            except ValueError:
+                continue
+            kind = data.get("event")
+            if kind == "RunStarted":
+                started = float(data["at_s"])
+            elif kind == "RunEnded":
+                result = None
+            elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
+                result = (float(data["at_s"]), int(data["step"]), started)
+    if result is not None and result[0] > time.monotonic():
+        return None  # another boot's clock
+    return result

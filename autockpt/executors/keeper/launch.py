@@ -1,0 +1,125 @@
+"""Starts a keeper beside a run, finds the one that is there, and lets it go.
+
+The keeper is a session of its own: torchelastic kills the process groups of its workers, and the
+launcher may die as well.  A lock decides races; the socket answering is what counts as alive.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from autockpt.executors.wire import Connection, Status, StatusWanted, keeper_directory
+from autockpt.values.errors import AutockptError, ProtocolError
+
+START_TIMEOUT_S = 20.0
+
+
+def socket_path(run_directory: str, node: int) -> str:
+    """Path of the keeper's socket."""
+    return os.path.join(keeper_directory(run_directory, node), "socket")
+
+
+def connect(run_directory: str, node: int, *, timeout_s: float = 5.0) -> Connection:
+    """A connection to the keeper.  Raises OSError when there is none."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(socket_path(run_directory, node))
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return Connection(sock)
+
+
+def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
+    """Starts the keeper of this node unless one answers.  Raises AutockptError with its log."""
+    if _answers(run_directory, node):
+        return
+    folder = keeper_directory(run_directory, node)
+    with open(os.path.join(folder, "start.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _answers(run_directory, node):
+            return
+        log_path = _spawn(run_directory, node, checkpoints)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if _answers(run_directory, node):
+                return
+            time.sleep(0.02)
+    raise AutockptError(
+        f"the keeper of node {node} did not start within {START_TIMEOUT_S:.0f} s; its log is "
+        f"{log_path}: {_tail(log_path)}"
+    )
+
+
+def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> None:
+    """Tells the keeper to leave when everything is written, and waits for that."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        if keeper_status(run_directory, node, leave=True) is None:
+            return
+        time.sleep(0.05)
+
+
+def keeper_status(run_directory: str, node: int, *, leave: bool = False) -> Status | None:
+    """What the keeper says, or None when there is none."""
+    try:
+        connection = connect(run_directory, node, timeout_s=2.0)
+    except OSError:
+        return None
+    try:
+        connection.sock.settimeout(2.0)
+        connection.send(StatusWanted(leave_when_drained=leave))
+        for message, _ in connection.receive():
+            if isinstance(message, Status):
+                return message
+    except (OSError, EOFError, ProtocolError):
+        return None
+    finally:
+        connection.close()
+    return None
+
+
+def _answers(run_directory: str, node: int) -> bool:
+    try:
+        connect(run_directory, node, timeout_s=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _spawn(run_directory: str, node: int, checkpoints: str) -> str:
+    folder = os.path.join(run_directory, "logs")
+    os.makedirs(folder, exist_ok=True)
+    log_path = os.path.join(folder, f"keeper-{node:03d}.log")
+    command = [
+        sys.executable, "-m", "autockpt.executors.keeper", "--run-directory", run_directory,
+        "--node", str(node), "--checkpoints", checkpoints,
+    ]  # fmt: skip
+    environment = dict(os.environ)
+    environment.setdefault("PYTHONPATH", _package_root())
+    with open(log_path, "ab") as log, open(os.devnull, "rb") as nothing:
+        # The keeper daemonises itself (double fork): this child is gone in a moment.
+        subprocess.run(
+            command, stdin=nothing, stdout=log, stderr=log, start_new_session=True, check=False,
+            timeout=START_TIMEOUT_S, env=environment, cwd="/",
+        )  # fmt: skip
+    return log_path
+
+
+def _package_root() -> str:
+    here = os.path.abspath(__file__)
+    for _ in range(4):
+        here = os.path.dirname(here)
+    return here
+
+
+def _tail(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, errors="replace") as file:
+        return file.read()[-2000:].strip()
+    return "(empty)"

@@ -1,0 +1,671 @@
+"""The keeper's loop: sockets and finished work in, protocol instructions carried out.
+
+One thread owns all state.  Worker threads (shard pipelines, directory operations) only call `post`.
+The decisions are NodeProtocol's and CoordinatorProtocol's; this module is their hands.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autockpt.executors import wire
+from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
+from autockpt.executors.image import ImageIndex
+from autockpt.executors.keeper.disk import DiskWorker
+from autockpt.executors.keeper.journal import Journal
+from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.keeper.slots import CELL_COPIED, MemoryTable
+from autockpt.executors.memory import Arena
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.coordinator import CoordinatorProtocol
+from autockpt.executors.protocol.node import NodeProtocol
+from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Goal
+from autockpt.values.record import from_json, to_json
+
+TICK_S = 0.5
+LINGER_S = 600.0
+"""A keeper without trainers and without a launcher leaves after this time."""
+FIRST_TRAINER_S = 300.0
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A connected trainer."""
+
+    rank: int
+    pid: int
+    attach: p.TrainerAttached
+    connection: wire.Connection
+    leaving: str = ""
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard of one generation on its way."""
+
+    slot: int
+    began: wire.SnapshotBegan | None = None
+    copied: bool = False
+    index: ImageIndex | None = None
+    persist_attempt: int = 0
+    """The attempt that StartPersist asked for, 0: memory only."""
+    pipeline: ShardPipeline | None = None
+    writing: bool = False
+    """The pipeline has a storage target."""
+
+
+@dataclass(slots=True)
+class _State:
+    trainers: dict[int, Trainer] = field(default_factory=dict)
+    shards: dict[tuple[int, Generation], Shard] = field(default_factory=dict)
+    epoch: int = 0
+    memory_committed: str = ""
+    durable: str = ""
+    degraded: str = ""
+
+
+class Keeper:
+    """The keeper of one node."""
+
+    def __init__(self, run_directory: str, node: int, checkpoints: str) -> None:
+        self._run_directory = run_directory
+        self._node = node
+        self._directory = CheckpointDirectory(checkpoints)
+        self._run_id = self._directory.open()
+        self._directory.empty_trash()
+        self._journal = Journal(run_directory, node)
+        self._memory = MemoryTable()
+        self._s = _State()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._disk = DiskWorker(
+            self._directory, self._run_id, self.post, self._disk_answered, self._retired
+        )
+        retention = _goal(run_directory).retention
+        self._protocol = NodeProtocol(node=node)
+        self._coordinator = CoordinatorProtocol(retention=retention)
+        self._leave_when_drained = False
+        self._lonely_since = time.monotonic()
+        self._had_trainers = False
+        self._all_finished = False
+        """The last trainer ended by itself: nobody will come back."""
+        self._local: deque[p.WireMessage] = deque()
+        self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
+
+    # ------------------------------------------------------------------ loop
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Runs `work` in the keeper's thread; callable from any thread."""
+        self._posted.append(work)
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"x")
+
+    def serve(self, listener: socket.socket) -> None:
+        """Serves until the run is over."""
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        next_tick = next_heartbeat = time.monotonic()
+        while not self._finished():
+            for key, _ in self._selector.select(timeout=max(0.0, next_tick - time.monotonic())):
+                key.data(key.fileobj)
+            while self._posted:
+                self._posted.popleft()()
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self._both(p.TimePassed(now_s=now))
+            if now >= next_heartbeat and self._s.epoch:
+                next_heartbeat = now + HEARTBEAT_S
+                self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
+        self._log("keeper leaves")
+
+    def _finished(self) -> bool:
+        if self._s.trainers:
+            self._lonely_since = time.monotonic()
+            return False
+        if any(shard.pipeline is not None for shard in self._s.shards.values()):
+            return False
+        lonely = time.monotonic() - self._lonely_since
+        if not os.path.isdir(self._directory.path):
+            return True  # somebody removed the run under us
+        if self._leave_when_drained or self._all_finished:
+            return self._disk.idle and not self._protocol.unsettled and lonely > 0.05
+        return lonely > (LINGER_S if self._had_trainers else FIRST_TRAINER_S)
+
+    def _woken(self, sock: Any) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sock.recv(4096)
+
+    def _accept(self, listener: Any) -> None:
+        sock, _ = listener.accept()
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            self._log(f"refused a connection of uid {uid}")
+            sock.close()
+            return
+        connection = wire.Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, lambda _: self._readable(connection))
+
+    def _readable(self, connection: wire.Connection) -> None:
+        try:
+            received = connection.receive()
+        except (EOFError, OSError):
+            self._closed(connection)
+            return
+        except ProtocolError as error:
+            self._log(f"closed a connection: {error}")
+            self._closed(connection)
+            return
+        for message, descriptors in received:
+            self._from_peer(connection, message, descriptors)
+
+    def _closed(self, connection: wire.Connection) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        connection.close()
+        for trainer in list(self._s.trainers.values()):
+            if trainer.connection is connection:
+                self._trainer_gone(trainer)
+
+    # ------------------------------------------------------------------ trainers
+
+    def _from_peer(self, connection: wire.Connection, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, wire.Hello):
+            self._hello(connection, message, descriptors)
+            return
+        for fd in descriptors:
+            os.close(fd)
+        if isinstance(message, wire.StatusWanted):
+            self._leave_when_drained |= message.leave_when_drained
+            self._answer_status(connection)
+            return
+        trainer = self._trainer_of(connection)
+        if trainer is None or getattr(message, "rank", trainer.rank) != trainer.rank:
+            self._log(f"ignored {wire.describe(message)}: not its sender")
+            return
+        self._from_trainer(trainer, message)
+
+    def _trainer_of(self, connection: wire.Connection) -> Trainer | None:
+        for trainer in self._s.trainers.values():
+            if trainer.connection is connection:
+                return trainer
+        return None
+
+    def _hello(
+        self, connection: wire.Connection, hello: wire.Hello, descriptors: list[int]
+    ) -> None:
+        if hello.wire_version != wire.WIRE_VERSION or not descriptors:
+            for fd in descriptors:
+                os.close(fd)
+            reason = f"keeper speaks version {wire.WIRE_VERSION}, trainer {hello.wire_version}"
+            refusal = p.AttachRefused(
+                rank=hello.rank, incarnation=hello.attach.incarnation, reason=reason
+            )
+            connection.send(refusal)
+            return
+        former = self._s.trainers.get(hello.rank)
+        if former is not None and former.pid == hello.pid:
+            self._closed(former.connection)
+            former = None
+        memory = self._memory.of(hello.rank)
+        board = Arena.attach(descriptors[0])
+        fresh_memory = not memory.slots
+        if former is None:
+            memory.board = board
+        self._memory.adopt(
+            hello.rank,
+            descriptors[1:],
+            chunk_bytes=hello.slot_chunk_bytes,
+            image_bytes=hello.slot_image_bytes,
+        )
+        if fresh_memory and memory.slots:
+            self._adopted(hello.rank)
+        trainer = Trainer(
+            rank=hello.rank, pid=hello.pid, attach=hello.attach, connection=connection
+        )
+        if former is not None:
+            self._refuse_second(trainer, former)
+            return
+        self._s.trainers[hello.rank] = trainer
+        self._had_trainers = True
+        self._give_slots(trainer)
+        self._node_event(replace(hello.attach, slots=len(memory.slots)))
+
+    def _refuse_second(self, trainer: Trainer, former: Trainer) -> None:
+        """Two live processes claim one rank: the older incarnation is fenced or the new refused."""
+        mine, theirs = trainer.attach.incarnation, former.attach.incarnation
+        if mine.launch_id != theirs.launch_id and not trainer.attach.previous_launcher_dead:
+            reason = (
+                f"rank {trainer.rank} of this run is live: pid {former.pid}, launch "
+                f"{theirs}; stop that run first, or use another --run-dir"
+            )
+            trainer.connection.send(
+                p.AttachRefused(rank=trainer.rank, incarnation=mine, reason=reason)
+            )
+            return
+        fence = p.FenceTrainer(
+            rank=former.rank, incarnation=theirs, reason=f"replaced by launch {mine}"
+        )
+        self._send(former, fence)
+        self._closed(former.connection)
+        memory = self._memory.of(trainer.rank)
+        self._s.trainers[trainer.rank] = trainer
+        self._give_slots(trainer)
+        self._node_event(replace(trainer.attach, slots=len(memory.slots)))
+
+    def _adopted(self, rank: int) -> None:
+        memory = self._memory.of(rank)
+        for slot, index in memory.sealed().items():
+            self._s.shards[(rank, index.generation)] = Shard(slot=slot, copied=True, index=index)
+        self._node_event(
+            p.SlotsAdopted(rank=rank, slots=len(memory.slots), held=memory.held(self._run_id))
+        )
+
+    def _give_slots(self, trainer: Trainer) -> None:
+        memory = self._memory.of(trainer.rank)
+        if not memory.slots:
+            return
+        given = wire.SlotsGiven(
+            rank=trainer.rank, image_bytes=memory.image_capacity, slots=len(memory.slots)
+        )
+        descriptors = tuple(arena.fd for arena in memory.slots if arena.fd is not None)
+        self._send(trainer, given, descriptors)
+
+    def _from_trainer(self, trainer: Trainer, message: Any) -> None:
+        if isinstance(message, wire.SlotsWanted):
+            self._allocate(trainer, message)
+        elif isinstance(message, wire.SnapshotBegan):
+            self._snapshot_began(message)
+        elif isinstance(message, wire.SnapshotCopied):
+            self._snapshot_copied(message)
+        elif isinstance(message, wire.SnapshotTorn):
+            self._snapshot_torn(message)
+        elif isinstance(message, wire.TrainerResumed):
+            self._journal.resumed(message)
+        elif isinstance(message, wire.TrainerLeaving):
+            trainer.leaving = message.reason
+        elif isinstance(message, wire.ControlAddress):
+            self._log(f"control addresses: {message.addresses}")
+        else:
+            self._node_event(message)
+
+    def _trainer_gone(self, trainer: Trainer) -> None:
+        if self._s.trainers.get(trainer.rank) is trainer:
+            del self._s.trainers[trainer.rank]
+        self._all_finished = trainer.leaving == "finished"
+        if not trainer.leaving:
+            self._journal.trainer_lost(
+                self._memory.of(trainer.rank), trainer.pid, "its connection closed"
+            )
+            self._log(f"trainer of rank {trainer.rank} (pid {trainer.pid}) is gone")
+        for (rank, generation), shard in list(self._s.shards.items()):
+            if rank == trainer.rank and not shard.copied:
+                self._forget(rank, generation, shard)
+        self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
+        self._lonely_since = time.monotonic()
+
+    def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
+        for (rank, generation), shard in list(self._s.shards.items()):
+            if rank == trainer.rank:
+                self._forget(rank, generation, shard)
+        try:
+            self._memory.allocate(
+                trainer.rank,
+                image_bytes=wanted.image_bytes,
+                chunk_bytes=wanted.chunk_bytes,
+                slots=wanted.slots,
+                limit_bytes=wanted.limit_bytes,
+            )
+        except (AutockptError, OSError) as error:
+            self._degrade("memory tier", str(error))
+            self._send(trainer, wire.SlotsRefused(rank=trainer.rank, reason=str(error)))
+            return
+        slots = len(self._memory.of(trainer.rank).slots)
+        self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=slots))
+        self._give_slots(trainer)
+
+    # ------------------------------------------------------------------ snapshots
+
+    def _snapshot_began(self, began: wire.SnapshotBegan) -> None:
+        shard = self._s.shards.get((began.rank, began.generation))
+        if shard is None or shard.slot != began.slot:
+            return  # granted and withdrawn meanwhile; the trainer will be told
+        shard.began = began
+        self._journal.snapshot_began(began.generation, began.step, began.at_s)
+        self._start_pipeline(began.rank, began.generation, shard)
+
+    def _snapshot_copied(self, message: wire.SnapshotCopied) -> None:
+        shard = self._s.shards.get((message.rank, message.generation))
+        if shard is None or shard.began is None:
+            return
+        shard.copied = True
+        if shard.pipeline is not None:
+            shard.pipeline.sealed()
+
+    def _snapshot_torn(self, message: wire.SnapshotTorn) -> None:
+        shard = self._s.shards.get((message.rank, message.generation))
+        if shard is not None:
+            self._forget(message.rank, message.generation, shard)
+        self._node_event(
+            p.ShardDiscarded(
+                rank=message.rank, generation=message.generation, reason=message.reason
+            )
+        )
+
+    def _forget(self, rank: int, generation: Generation, shard: Shard) -> None:
+        self._s.shards.pop((rank, generation), None)
+        if shard.pipeline is not None:
+            shard.pipeline.cancel()
+            shard.pipeline = None
+
+    def _start_pipeline(self, rank: int, generation: Generation, shard: Shard) -> None:
+        memory = self._memory.of(rank)
+        began, index = shard.began, shard.index
+        image_bytes = index.image_bytes if index is not None else 0
+        if began is not None:
+            image_bytes = began.image_bytes
+        target = self._target(rank, generation, shard) if shard.persist_attempt else None
+        shard.writing = target is not None
+        shard.pipeline = ShardPipeline(
+            memory.image(shard.slot, image_bytes),
+            chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
+            available=lambda: memory.cell(CELL_COPIED),
+            streaming=began is None or began.streaming,
+            known=index,
+            target=target,
+            on_digested=lambda digests: self.post(
+                lambda: self._digested(rank, generation, shard, digests)
+            ),
+            on_persisted=lambda outcome: self.post(
+                lambda: self._persisted(rank, generation, shard, outcome)
+            ),
+            on_failed=lambda error: self.post(
+                lambda: self._persist_failed(rank, generation, shard, error)
+            ),
+        )
+        if shard.copied:
+            shard.pipeline.sealed()
+        shard.pipeline.start()
+
+    def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
+        folder = self._directory.generation_path(generation)
+        began = shard.began
+        return PersistTarget(
+            path=os.path.join(folder, _shard_name(rank, shard.persist_attempt)),
+            prepare=lambda: self._directory.create_generation(generation),
+            writers=began.writers if began else 2,
+            direct_io=began.direct_io if began else True,
+            codec=began.codec if began else "none",
+            codec_ranges=began.class_ranges if began else (),
+        )
+
+    def _digested(
+        self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
+    ) -> None:
+        if self._s.shards.get((rank, generation)) is not shard or shard.began is None:
+            return
+        memory = self._memory.of(rank)
+        shard.index = ImageIndex(
+            run_id=self._run_id,
+            generation=generation,
+            step=shard.began.step,
+            rank=rank,
+            world_size=self._world_size(rank),
+            layout_digest=shard.began.layout_digest,
+            image_bytes=shard.began.image_bytes,
+            chunk_bytes=memory.chunk_bytes,
+            digests=digests,
+        )
+        memory.seal(shard.slot, shard.index)
+        if not shard.writing:
+            shard.pipeline = None
+        self._node_event(
+            p.ShardSealed(
+                rank=rank,
+                generation=generation,
+                root=shard.index.root,
+                bytes=shard.index.image_bytes,
+                layout_digest=shard.index.layout_digest,
+            )
+        )
+        if shard.persist_attempt and not shard.writing:
+            self._start_pipeline(rank, generation, shard)
+
+    def _world_size(self, rank: int) -> int:
+        trainer = self._s.trainers.get(rank)
+        return trainer.attach.world_size if trainer else len(self._protocol.nodes)
+
+    def _persisted(
+        self, rank: int, generation: Generation, shard: Shard, outcome: ShardOutcome
+    ) -> None:
+        if self._s.shards.get((rank, generation)) is not shard or shard.index is None:
+            return
+        shard.pipeline, shard.writing = None, False
+        attempt = shard.persist_attempt
+        shard.persist_attempt = 0
+        codec = shard.began.codec if shard.began and outcome.stored else "none"
+        index = replace(shard.index, stored=outcome.stored, codec=codec)
+        folder = self._directory.generation_path(generation)
+        name = _index_name(rank, attempt)
+        record: p.Record = {
+            "rank": rank,
+            "file": _shard_name(rank, attempt),
+            "index": name,
+            "bytes": outcome.stored_bytes,
+            "root": index.root,
+            "layout_digest": index.layout_digest,
+        }
+        self._journal.shard_written(
+            generation, index.image_bytes, outcome.stored_bytes, outcome.write_s
+        )
+
+        def write() -> None:
+            event: p.NodeEvent
+            try:
+                self._directory.write_index(os.path.join(folder, name), to_json(index).encode())
+                event = p.ShardPersisted(
+                    rank=rank, generation=generation, attempt=attempt, record=record
+                )
+            except AutockptError as error:
+                event = p.PersistFailed(
+                    rank=rank, generation=generation, attempt=attempt, reason=str(error)
+                )
+            self.post(lambda: self._node_event(event))
+
+        self._disk.submit(write)
+
+    def _persist_failed(
+        self, rank: int, generation: Generation, shard: Shard, error: Exception
+    ) -> None:
+        if self._s.shards.get((rank, generation)) is not shard:
+            return
+        shard.pipeline, shard.writing = None, False
+        attempt, shard.persist_attempt = shard.persist_attempt, 0
+        self._degrade("persist", str(error))
+        self._node_event(
+            p.PersistFailed(rank=rank, generation=generation, attempt=attempt, reason=str(error))
+        )
+
+    # ------------------------------------------------------------------ protocol
+
+    def _both(self, event: Any) -> None:
+        self._node_event(event)
+        self._coordinator_event(event)
+
+    def _node_event(self, event: p.NodeEvent) -> None:
+        self._carry_out(self._protocol.handle(event))
+
+    def _coordinator_event(self, event: Any) -> None:
+        self._carry_out(self._coordinator.handle(event))
+
+    def _disk_answered(self, event: Any) -> None:
+        if isinstance(event, Exception):
+            self._degrade("retention", str(event))
+            return
+        if isinstance(event, p.EpochClaimed):
+            self._s.epoch = event.epoch
+        self._coordinator_event(event)
+
+    def _carry_out(self, instructions: Sequence[p.Instruction]) -> None:
+        """In order; messages to ourselves are delivered after the batch."""
+        for instruction in instructions:
+            self._execute(instruction)
+        while self._local:
+            message = self._local.popleft()
+            event = p.MessageReceived(from_node=self._node, message=message)
+            if isinstance(message, p.TO_COORDINATOR):
+                self._coordinator_event(event)
+            else:
+                self._node_event(event)
+
+    def _execute(self, instruction: p.Instruction) -> None:
+        match instruction:
+            case p.Send():
+                self._send_node(instruction)
+            case p.GrantSlot():
+                self._grant(instruction)
+            case p.StartPersist():
+                self._start_persist(instruction)
+            case p.AbortPersist():
+                self._abort_persist(instruction)
+            case (
+                p.ClaimEpoch()
+                | p.WriteDecision()
+                | p.WriteCommit()
+                | p.TrashGeneration()
+                | p.VerifyGeneration()
+                | p.DeleteGenerations()
+                | p.MarkEverCommitted()
+            ):
+                self._disk.execute(instruction)
+            case p.AnnounceMemoryCommitted(generation=generation):
+                self._s.memory_committed = str(generation)
+                self._journal.memory_committed(generation)
+                self._to_all(instruction)
+            case p.AnnounceDurable(generation=generation):
+                self._s.durable = str(generation)
+                self._journal.durable(generation)
+                self._to_all(instruction)
+            case p.AnnounceDropped(generation=generation, reason=reason):
+                self._journal.dropped(generation, reason)
+                self._to_all(instruction)
+            case p.Report(kind=kind, detail=detail):
+                self._log(f"{kind}: {detail}")
+                if kind == "violation":
+                    self._degrade("protocol", detail)
+            case _:
+                self._to_trainer(instruction)
+
+    def _send_node(self, send: p.Send) -> None:
+        if send.to_node == self._node:
+            self._local.append(send.message)
+        else:
+            self._log(f"no connection to node {send.to_node}: {type(send.message).__name__}")
+
+    def _grant(self, grant: p.GrantSlot) -> None:
+        for (rank, generation), shard in list(self._s.shards.items()):
+            if rank == grant.rank and shard.slot == grant.slot:
+                self._forget(rank, generation, shard)
+        self._memory.of(grant.rank).clear(grant.slot)
+        self._s.shards[(grant.rank, grant.generation)] = Shard(slot=grant.slot)
+        self._to_trainer(grant)
+
+    def _start_persist(self, order: p.StartPersist) -> None:
+        shard = self._s.shards.get((order.rank, order.generation))
+        if shard is None:
+            failed = p.PersistFailed(
+                rank=order.rank, generation=order.generation, attempt=order.attempt,
+                reason="the slot holds something else", retryable=False,
+            )  # fmt: skip
+            self.post(lambda: self._node_event(failed))
+            return
+        shard.persist_attempt = order.attempt
+        if shard.index is not None:
+            self._start_pipeline(order.rank, order.generation, shard)
+
+    def _abort_persist(self, order: p.AbortPersist) -> None:
+        shard = self._s.shards.get((order.rank, order.generation))
+        if shard is None:
+            return
+        shard.persist_attempt = 0
+        if shard.writing and shard.pipeline is not None:
+            shard.pipeline.cancel()
+            shard.pipeline, shard.writing = None, False
+            if shard.index is None and shard.began is not None:
+                self._start_pipeline(order.rank, order.generation, shard)
+
+    def _to_trainer(self, instruction: Any) -> None:
+        trainer = self._s.trainers.get(instruction.rank)
+        if trainer is not None:
+            self._send(trainer, instruction)
+
+    def _to_all(self, instruction: Any) -> None:
+        for trainer in list(self._s.trainers.values()):
+            self._send(trainer, instruction)
+
+    def _send(self, trainer: Trainer, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            trainer.connection.send(message, descriptors)
+        except OSError:
+            # Its end is seen as a closed connection by the loop; nothing to do here.
+            self._log(f"rank {trainer.rank} is not reachable: {type(message).__name__}")
+
+    # ------------------------------------------------------------------ telling
+
+    def _answer_status(self, connection: wire.Connection) -> None:
+        status = wire.Status(
+            pid=os.getpid(),
+            epoch=self._s.epoch,
+            trainers=tuple(sorted(self._s.trainers)),
+            memory_committed=self._s.memory_committed,
+            durable=self._s.durable,
+            draining=self._leave_when_drained,
+            slots_bytes=self._memory.total_bytes,
+            degraded=self._s.degraded,
+        )
+        with contextlib.suppress(OSError):
+            connection.send(status)
+
+    def _retired(self, generation: Generation, step: int, freed: int) -> None:
+        self.post(lambda: self._journal.retired(generation, step, freed))
+
+    def _degrade(self, what: str, reason: str) -> None:
+        self._s.degraded = f"{what}: {reason}"
+        self._log(f"degraded: {what}: {reason}")
+        self._journal.degraded(what, reason)
+
+    def _log(self, text: str) -> None:
+        stamp = time.strftime("%H:%M:%S")
+        print(f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True)
+
+
+def _shard_name(rank: int, attempt: int) -> str:
+    return f"shard-{rank:05d}-a{attempt}.safetensors"
+
+
+def _index_name(rank: int, attempt: int) -> str:
+    return f"idx-{rank:05d}-a{attempt}.json"
+
+
+def _goal(run_directory: str) -> Goal:
+    path = os.path.join(run_directory, "goal.json")
+    try:
+        with open(path, "rb") as file:
+            return from_json(Goal, file.read(), where=path)
+    except OSError:
+        return Goal()

@@ -1,0 +1,259 @@
+"""The trainer's end of the keeper: one connection, one listening thread, reconnects by itself.
+
+The training thread only reads plain attributes and sends small messages; it never waits here unless
+it asks to.  When the keeper dies the link starts a new one and hands the slots over; until then
+grants simply do not come and saves are skipped.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from autockpt.executors import wire
+from autockpt.executors.keeper.launch import connect, ensure_keeper
+from autockpt.executors.keeper.slots import BOARD_BYTES
+from autockpt.executors.memory import Arena
+from autockpt.executors.protocol import messages as p
+from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.generation import Generation
+
+RECONNECT_PAUSE_S = 0.2
+RECONNECT_ATTEMPTS = 50
+
+
+class KeeperLink:
+    """Connection of one rank to the keeper of its node."""
+
+    def __init__(
+        self,
+        run_directory: str,
+        node: int,
+        *,
+        checkpoints: str,
+        attach: p.TrainerAttached,
+        launcher_pid: int,
+        restart_count: int,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._run_directory = run_directory
+        self._node = node
+        self._checkpoints = checkpoints
+        self._attach = attach
+        self._launcher_pid = launcher_pid
+        self._restart_count = restart_count
+        self._on_lost = on_lost
+        self._connection: wire.Connection | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+        self.rank = attach.rank
+        self.board = Arena.create_shared(BOARD_BYTES, name=f"autockpt-board-r{attach.rank}")
+        self.slots: list[Arena] = []
+        self.chunk_bytes = 0
+        self.image_bytes = 0
+        """Image capacity of the slots."""
+        self.slots_refused = ""
+        self.slots_changed = 0
+        """Counts replacements of the slots."""
+        self.grants: dict[Generation, int] = {}
+        """Slot by generation, as granted; taken out when the snapshot begins."""
+        self.refused: dict[Generation, str] = {}
+        self.memory_committed: Generation | None = None
+        self.durable: Generation | None = None
+        self.dropped: dict[Generation, str] = {}
+        self.news = threading.Condition()
+        """Notified after every message."""
+        self.restore_orders: queue.Queue[Any] = queue.Queue()
+        """RestoreShard, Resume, StartFresh, RestoreRefused, AttachRefused for the main thread."""
+        self.on_message: Callable[[Any], None] = lambda message: None
+        """Sees every message first, on the listening thread."""
+        self.fenced = ""
+        self._thread = threading.Thread(target=self._listen, name="autockpt-link", daemon=True)
+
+    # ------------------------------------------------------------------ life
+
+    def open(self) -> None:
+        """Starts the keeper if needed and says hello.  Raises AutockptError."""
+        self._connect()
+        self._thread.start()
+
+    def _connect(self) -> None:
+        ensure_keeper(self._run_directory, self._node, checkpoints=self._checkpoints)
+        try:
+            connection = connect(self._run_directory, self._node)
+            self._say_hello(connection)
+        except OSError as error:
+            raise AutockptError(f"keeper of node {self._node}: {error}") from error
+        self._connection = connection
+
+    def _say_hello(self, connection: wire.Connection) -> None:
+        held = [arena.fd for arena in self.slots if arena.fd is not None]
+        hello = wire.Hello(
+            wire_version=wire.WIRE_VERSION,
+            pid=os.getpid(),
+            rank=self.rank,
+            attach=self._attach,
+            launcher_pid=self._launcher_pid,
+            slots_held=len(held),
+            slot_chunk_bytes=self.chunk_bytes,
+            slot_image_bytes=self.image_bytes,
+            restart_count=self._restart_count,
+        )
+        assert self.board.fd is not None
+        connection.send(hello, (self.board.fd, *held))
+
+    def running_as(self, epoch: int, plan_version: int, plan_apply_step: int | None) -> None:
+        """What a re-attach after a keeper's death says of us."""
+        self._attach = replace(
+            self._attach, epoch=epoch, plan_version=plan_version, plan_apply_step=plan_apply_step
+        )
+
+    def close(self) -> None:
+        """Closes the connection; slots stay with the keeper."""
+        self._closing = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            import socket
+
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, message: Any) -> bool:
+        """Sends from any thread; False when the keeper is not there."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            with self._lock:
+                connection.send(message)
+        except OSError:
+            return False
+        return True
+
+    def want_slots(
+        self, *, image_bytes: int, chunk_bytes: int, slots: int, limit_bytes: int | None
+    ) -> None:
+        """Asks for slots; they come later as `slots`, or `slots_refused` says why not."""
+        self.chunk_bytes = chunk_bytes
+        self.slots_refused = ""
+        self.send(
+            wire.SlotsWanted(
+                rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
+                limit_bytes=limit_bytes,
+            )
+        )  # fmt: skip
+
+    def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits for news until `done()`; its last value."""
+        deadline = time.monotonic() + timeout_s
+        with self.news:
+            while not done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self.news.wait(min(left, 0.5))
+        return True
+
+    # ------------------------------------------------------------------ listening
+
+    def _listen(self) -> None:
+        while not self._closing:
+            connection = self._connection
+            if connection is None:
+                return
+            try:
+                for message, descriptors in connection.receive():
+                    self._received(message, descriptors)
+            except (EOFError, OSError, ProtocolError) as error:
+                if self._closing:
+                    break
+                self._lost(connection, str(error))
+        connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _lost(self, connection: wire.Connection, reason: str) -> None:
+        """The keeper died: start another one and hand it our slots."""
+        self._connection = None
+        connection.close()
+        with self.news:
+            self.grants.clear()
+            self.news.notify_all()
+        if self.fenced:
+            return
+        self._on_lost(f"the keeper is gone ({reason or 'closed'}); starting a new one")
+        for _ in range(RECONNECT_ATTEMPTS):
+            if self._closing:
+                return
+            with contextlib.suppress(AutockptError, OSError):
+                self._connect()
+                return
+            time.sleep(RECONNECT_PAUSE_S)
+        self._on_lost("no keeper could be started; training goes on unprotected")
+
+    def _received(self, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, wire.SlotsGiven):
+            self._take_slots(message, descriptors)
+        else:
+            for fd in descriptors:
+                os.close(fd)
+        self.on_message(message)
+        with self.news:
+            self._note(message)
+            self.news.notify_all()
+
+    def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
+        if (
+            self.slots
+            and len(self.slots) == len(descriptors)
+            and given.image_bytes == (self.image_bytes)
+            and _same_memory(self.slots, descriptors)
+        ):
+            for fd in descriptors:
+                os.close(fd)
+            return
+        slots = [Arena.attach(fd) for fd in descriptors]
+        self.image_bytes = given.image_bytes
+        self.slots = slots
+        self.slots_changed += 1
+
+    def _note(self, message: Any) -> None:
+        match message:
+            case p.GrantSlot(generation=generation, slot=slot):
+                self.grants[generation] = slot
+            case p.SkipSave(generation=generation, reason=reason):
+                self.refused[generation] = reason
+            case p.DiscardSnapshot(generation=generation):
+                self.grants.pop(generation, None)
+            case p.AnnounceMemoryCommitted(generation=generation):
+                self.memory_committed = generation
+            case p.AnnounceDurable(generation=generation):
+                self.durable = generation
+                self.dropped.pop(generation, None)
+            case p.AnnounceDropped(generation=generation, reason=reason):
+                self.dropped[generation] = reason
+            case wire.SlotsRefused(reason=reason):
+                self.slots_refused = reason
+            case p.FenceTrainer(reason=reason):
+                self.fenced = reason
+            case (
+                p.RestoreShard()
+                | p.Resume()
+                | p.StartFresh()
+                | p.RestoreRefused()
+                | p.AttachRefused()
+            ):
+                self.restore_orders.put(message)
+
+
+def _same_memory(slots: list[Arena], descriptors: list[int]) -> bool:
+    mine = [os.fstat(arena.fd).st_ino for arena in slots if arena.fd is not None]
+    return mine == [os.fstat(fd).st_ino for fd in descriptors]

@@ -1,0 +1,144 @@
+"""Where the data stands: resumes an epoch at the right batch, whoever shuffles it.
+
+A loader with `state_dict` says itself where it is.  A plain torch DataLoader draws its shuffle from
+the global generator when its iterator is made, so that generator's state is kept from that moment;
+the iterator is rebuilt under it and skips by index without loading anything.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from autockpt.executors.state import Stateful
+from autockpt.values.errors import ConfigError
+
+
+class DataPosition:
+    """Iterates a loader epoch after epoch and can say and take back where it is."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.epoch = 0
+        self.index = 0
+        """Batches handed out in this epoch."""
+        self._shuffle: Any = None
+        """Generator states from the moment the epoch's iterator was made."""
+        self._resuming = False
+        self._stateful = isinstance(loader, Stateful)
+        if not self._stateful:
+            _require_plain_loader(loader)
+
+    def state(self) -> dict[str, Any]:
+        """Position as of now: between two batches."""
+        state: dict[str, Any] = {"epoch": self.epoch, "index": self.index}
+        if self._stateful:
+            state["loader"] = self.loader.state_dict()
+        else:
+            state["shuffle"] = self._shuffle
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave; the next iteration goes on from there."""
+        self.epoch, self.index = state["epoch"], state["index"]
+        if self._stateful != ("loader" in state):
+            raise ConfigError(
+                "data: the checkpoint was made with another kind of loader; attach the same kind "
+                "(with or without state_dict) that wrote it"
+            )
+        if self._stateful:
+            self.loader.load_state_dict(state["loader"])
+        else:
+            self._shuffle = state["shuffle"]
+            self._resuming = self._shuffle is not None
+
+    def batches(self) -> Iterator[Any]:
+        """Batches without end, from the current position."""
+        while True:
+            before = (self.epoch, self.index)
+            for batch in self._epoch():
+                self.index += 1
+                yield batch
+            if self.index == 0 and before == (self.epoch, 0):
+                raise ConfigError("data: the loader gave no batch in a whole epoch; is it empty?")
+            self.epoch, self.index = self.epoch + 1, 0
+
+    def prepare(self) -> None:
+        """Rebuilds the iterator of a resumed epoch; uses the global generator as it was then."""
+        if not self._stateful and self._resuming:
+            self._rebuilt = self._plain_epoch()
+
+    _rebuilt: Iterator[Any] | None = None
+
+    def _epoch(self) -> Iterator[Any]:
+        if self._rebuilt is not None:
+            rebuilt, self._rebuilt = self._rebuilt, None
+            return rebuilt
+        sampler = getattr(self.loader, "sampler", None)
+        if not self._stateful and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.epoch)
+        return iter(self.loader) if self._stateful else self._plain_epoch()
+
+    def _plain_epoch(self) -> Iterator[Any]:
+        generators = _generators(self.loader)
+        if not self._resuming:
+            self._shuffle = [torch.get_rng_state(), *(g.get_state() for g in generators)]
+            return iter(self.loader)
+        self._resuming = False
+        torch.set_rng_state(self._shuffle[0])
+        for generator, state in zip(generators, self._shuffle[1:], strict=True):
+            generator.set_state(state)
+        sampler = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.epoch)
+        return iter(_skipping(self.loader, self.index))
+
+
+class _SkipFirst:
+    """A sampler without its first `count` items."""
+
+    def __init__(self, sampler: Any, count: int) -> None:
+        self._sampler = sampler
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self._sampler)
+        for _ in range(self._count):
+            next(items, None)
+        yield from items
+
+    def __len__(self) -> int:
+        return max(0, len(self._sampler) - self._count)
+
+
+def _skipping(loader: "DataLoader[Any]", count: int) -> "DataLoader[Any]":
+    """The loader without its first batches.  Attributes are set behind DataLoader's own guard."""
+    clone = copy.copy(loader)
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    clone.__dict__[name] = _SkipFirst(getattr(loader, name), count)
+    return clone
+
+
+def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
+    found: list[torch.Generator] = []
+    for owner in (loader, loader.sampler, loader.batch_sampler):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and generator not in found:
+            found.append(generator)
+    return found
+
+
+def _require_plain_loader(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"attach(data=...): a {type(loader).__qualname__} can neither say where it is "
+            "(state_dict/load_state_dict) nor be skipped by index; add both methods, or pass a "
+            "torch DataLoader, or leave `data` out and restore the position from ckpt.step_count"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "attach(data=...): a DataLoader over an IterableDataset cannot be skipped by index; "
+            "use torchdata's StatefulDataLoader or give the data set state_dict/load_state_dict"
+        )

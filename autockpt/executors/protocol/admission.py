@@ -1,0 +1,53 @@
+"""Who may take over: the incarnation rule, the same at every keeper and at the coordinator.
+
+The same launch with a higher rendezvous round replaces the lower one at once, because its launcher
+has killed the old trainers or is about to.  Another launch must wait until nobody of the holder is
+alive, or its launcher is known to be dead.  What was replaced never comes back.
+"""
+
+from collections.abc import Sequence
+
+from autockpt.executors.protocol.messages import Incarnation, TrainerAttached
+
+
+class Admission:
+    """Remembers who held the run."""
+
+    def __init__(self) -> None:
+        self.current: Incarnation | None = None
+        """Whose trainers are admitted now."""
+        self.holder: Incarnation | None = None
+        """The last one that began to restore; differs from `current` until that one does."""
+        self.rounds: dict[str, int] = {}
+        """Highest round admitted per launch."""
+        self.replaced: set[str] = set()
+
+    def refusal(self, attach: TrainerAttached, alive: Sequence[int]) -> str | None:
+        """Rule 9: why `attach` is not admitted; None: it is.  `alive`: ranks of `current`."""
+        asked = attach.incarnation
+        if not 0 <= attach.rank < attach.world_size == len(attach.nodes):
+            return f"rank {attach.rank} of {attach.world_size} on nodes {list(attach.nodes)}"
+        if self.current is None or self.current == asked:
+            return None
+        if asked.launch_id in self.replaced:
+            return f"launch {asked.launch_id} was replaced; {self.current} holds the run"
+        if asked.restart_round < self.rounds.get(asked.launch_id, 0):
+            newest = self.rounds[asked.launch_id]
+            return f"{asked} was replaced by round {newest}; {self.current} holds the run"
+        same = asked.launch_id == self.current.launch_id
+        if not same and alive and not attach.previous_launcher_dead:
+            return f"{self.current} holds the run: its ranks {sorted(alive)} are alive"
+        return None
+
+    def admit(self, incarnation: Incarnation) -> None:
+        """`incarnation` is the current one now."""
+        self.current = incarnation
+        self.rounds[incarnation.launch_id] = incarnation.restart_round
+
+    def hold(self) -> None:
+        """The current one begins to restore: the launch before it is out for good."""
+        if self.current is None:
+            return
+        if self.holder is not None and self.holder.launch_id != self.current.launch_id:
+            self.replaced.add(self.holder.launch_id)
+        self.holder = self.current

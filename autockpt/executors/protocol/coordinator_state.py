@@ -1,0 +1,160 @@
+"""What a CoordinatorProtocol remembers, and the small helpers its parts share.  No rules here."""
+
+from dataclasses import dataclass, field
+
+from autockpt.executors.protocol.admission import Admission
+from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.executors.protocol.messages import (
+    CatalogueEntry,
+    CoordinatorInstruction,
+    EpochParent,
+    HeldShard,
+    Incarnation,
+    InventoryReported,
+    Record,
+    Report,
+    Send,
+    ToNode,
+    TrainerAttached,
+)
+from autockpt.executors.protocol.selection import Choice, Strike
+from autockpt.executors.protocol.transitions import (
+    CoordinatorPhase,
+    DiskState,
+    MemoryState,
+    moved,
+)
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
+
+
+@dataclass(slots=True)
+class Save:
+    """One generation of the open epoch on its way to memory and disk."""
+
+    generation: Generation
+    step: int
+    began_s: float
+    memory: MemoryState = "open"
+    disk: DiskState = "none"
+    disk_began_s: float = 0.0
+    sealed: dict[int, HeldShard] = field(default_factory=dict)
+    """By rank."""
+    votes: dict[int, Record] = field(default_factory=dict)
+    """By rank: sealed and persisted."""
+
+    def go_memory(self, state: MemoryState) -> None:
+        """Change the state in memory, if the table has it."""
+        moved("save in memory", self.memory, state)
+        self.memory = state
+
+    def go_disk(self, state: DiskState) -> None:
+        """Change the state on disk, if the table has it."""
+        moved("save on disk", self.disk, state)
+        self.disk = state
+
+    @property
+    def finished(self) -> bool:
+        """No verdict is outstanding."""
+        return self.memory != "open" and self.disk in ("none", "durable", "dropped")
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A plan change between proposal and verdict."""
+
+    version: int
+    payload: dict[str, object]
+    began_s: float
+    prepared: dict[int, int] = field(default_factory=dict)
+    """Step by rank."""
+
+
+class CoordinatorState:
+    """Fields and helpers of the coordinator role of one keeper."""
+
+    def __init__(
+        self, *, retention: Retention | None = None, deadlines: Deadlines | None = None
+    ) -> None:
+        self.retention = retention or Retention()
+        self.deadlines = deadlines or Deadlines()
+        self.now_s = 0.0
+        self.resent_s = 0.0
+        self.began_s = 0.0
+        """When the current phase began."""
+        self.phase: CoordinatorPhase = "idle"
+        self.admission = Admission()
+        self._out: list[CoordinatorInstruction] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything about the incarnation, keep who held the run."""
+        self.nodes: tuple[int, ...] = ()
+        self.attaches: dict[int, TrainerAttached] = {}
+        self.alive: set[int] = set()
+        """Ranks that attached and were not reported lost."""
+        self.unreachable: set[int] = set()
+        """Nodes reported lost and not heard of since."""
+        self.refusal = ("", False, False)
+        """(reason, retryable, while restoring) that late ranks are told."""
+        self.epoch = 0
+        self.rejoining: int | None = None
+        """The running epoch a new coordinator keeper continues."""
+        self.catalogue: dict[Generation, CatalogueEntry] = {}
+        self.parents: dict[int, Generation | None] = {}
+        self.chain: tuple[EpochParent, ...] = ()
+        self.ever_committed = False
+        self.inventory: dict[int, InventoryReported] = {}
+        """By node."""
+        self.struck: set[Strike] = set()
+        self.attempt = 0
+        self.choice: Choice | None = None
+        """None: from scratch."""
+        self.verified: set[int] = set()
+        self.memory_committed: Generation | None = None
+        """Newest healthy one that all ranks hold."""
+        self.saves: dict[Generation, Save] = {}
+        self.floor: Generation | None = None
+        """Saves up to here are settled and forgotten."""
+        self.breakpoint = False
+        self.proposal: Proposal | None = None
+        self.plan_newest = 0
+        """Newest version ever proposed in this epoch."""
+        self.plan_verdicts: dict[int, int | None] = {}
+        """Apply step by version; None: dropped."""
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """Whose trainers this coordinator serves."""
+        return self.admission.current
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the incarnation."""
+        return len(self.nodes)
+
+    def emit(self, *instructions: CoordinatorInstruction) -> None:
+        """Add to the answer of the event being handled."""
+        self._out.extend(instructions)
+
+    def send(self, node: int, message: ToNode) -> None:
+        """To one node."""
+        self.emit(Send(to_node=node, message=message))
+
+    def broadcast(self, message: ToNode) -> None:
+        """To every node of the incarnation."""
+        for node in sorted(set(self.nodes)):
+            self.send(node, message)
+
+    def stale(self, what: object) -> None:
+        """Something older than the present arrived: ignore it, but say so."""
+        self.emit(Report(kind="stale", detail=f"coordinator: ignored {what}"))
+
+    def go(self, phase: CoordinatorPhase) -> None:
+        """Change phase, if the table has it; its deadline starts now."""
+        moved("coordinator", self.phase, phase)
+        self.phase, self.began_s = phase, self.now_s
+
+    def waited_s(self) -> float:
+        """How long the current phase lasts."""
+        return self.now_s - self.began_s

@@ -1,0 +1,34 @@
+"""How long the protocol waits, and how often it repeats itself.  Every wait ends here."""
+
+from dataclasses import dataclass
+
+from autockpt.values.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Tuning constants of both machines, in seconds of the keeper's monotonic clock."""
+
+    resend_s: float = 5.0
+    """Unanswered messages are repeated this often; longer than any healthy round trip."""
+    attach_s: float = 600.0
+    """First to last trainer of an incarnation; above torch's rendezvous and import times."""
+    inventory_s: float = 30.0
+    """Keepers answer from memory; a silent one counts as empty after this."""
+    restore_s: float = 1800.0
+    """A rank that neither verified nor failed by then has a hung source, which is struck out."""
+    seal_s: float = 300.0
+    """First to last rank sealed; a snapshot takes at most a few iterations."""
+    commit_s: float = 1800.0
+    """First to last vote of a durable save; slow shared storage at full state size."""
+    plan_s: float = 10.0
+    """First to last rank prepared; trainers may be held this long at worst, so it is short."""
+    plan_margin_steps: int = 3
+    """Boundaries between the furthest rank and the switch; covers one round trip."""
+    persist_attempts: int = 3
+    """Files tried per shard before the durable save is given up."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"deadline {name} = {getattr(self, name)}: must be positive")

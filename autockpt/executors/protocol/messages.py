@@ -1,0 +1,1013 @@
+"""The vocabulary of the protocol: events, instructions, and what keepers say to one another.
+
+Three families, told apart by what happens to them:
+
+- *events* (past tense): the runtime saw something and calls `handle(event)` on a machine;
+- *instructions* (imperative): a machine's answer, which the runtime carries out **in order**;
+- *wire messages* (frozen nouns and participles): travel between `NodeProtocol` and
+  `CoordinatorProtocol` inside `Send` and `MessageReceived`, also when both sit in one keeper.
+
+Every keeper owns one NodeProtocol and one CoordinatorProtocol.  A received wire message goes to the
+coordinator if its type is in `TO_COORDINATOR`, else to the node.  All may be lost, doubled or late:
+machines repeat what is unanswered (on `TimePassed`) and ignore what they have seen.  Nothing here
+reads a clock; the only time is `TimePassed.now_s`.  Only types live here, no rules.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autockpt.values import record as record_io
+from autockpt.values.errors import ProtocolError
+from autockpt.values.generation import Generation
+
+Health = Literal["good", "suspect", "bad"]
+"""Verdict on the numbers in a state; only `good` is chosen by itself and counts in retention."""
+Record = dict[str, Any]
+"""One shard file in a commit: JSON data, opaque here except the optional key `root`."""
+
+
+# --------------------------------------------------------------------------- small nouns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incarnation:
+    """One start of all trainers together: who asks for the run."""
+
+    launch_id: str
+    """Names one launcher start (`autockpt run`, `torchrun`); equal on all nodes of it."""
+    restart_round: int
+    """Rendezvous round within the launch, from 0; a higher one replaces a lower one at once."""
+
+    def __str__(self) -> str:
+        return f"{self.launch_id}#{self.restart_round}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldShard:
+    """One sealed shard in a slot of one node's memory; what inventories list."""
+
+    rank: int
+    slot: int
+    generation: Generation
+    step: int
+    world_size: int
+    """Ranks this generation was sealed by; shards of another world never fit together."""
+    root: str
+    """Root digest of the content; same generation and same root are the same bytes."""
+    layout_digest: str = ""
+    """Empty: unknown, matches every layout."""
+    bytes: int = 0
+    health: Health = "good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSource:
+    """Where one rank reads its shard at restore."""
+
+    kind: Literal["memory", "disk", "reshard"]
+    """memory: own slot; disk: own file; reshard: all files, because the world size differs."""
+    slot: int | None = None
+    """Slot index, for memory."""
+    root: str = ""
+    """Expected root digest (memory, disk), empty if the commit names none."""
+    records: tuple[Record, ...] = ()
+    """disk: the one file of this rank; reshard: the files of all ranks of the commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """One committed generation on disk, as its COMMIT record says."""
+
+    generation: Generation
+    step: int
+    world_size: int
+    parent: Generation | None = None
+    """Generation its epoch began from; None: from scratch."""
+    records: tuple[Record, ...] = ()
+    """Shard files, one per rank, in rank order."""
+    layout_digests: tuple[str, ...] = ()
+    """Per rank; empty tuple or empty string: unknown, matches every layout."""
+    created_s: float = 0.0
+    """When it was committed, seconds since 1970; used by `keep_every_s` only."""
+    verified: bool = False
+    """Read back and compared after the commit."""
+    corrupt: bool = False
+    """Read back and found different: never chosen, never counted."""
+    quarantined: bool = False
+    """A person set it aside: never chosen by itself, never counted, never deleted."""
+    health: Health = "good"
+    reshardable: bool = False
+    """May be read by another number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochParent:
+    """One decision on disk: the epoch continues the run from `parent`."""
+
+    epoch: int
+    parent: Generation | None
+    """None: the epoch started from scratch."""
+
+
+# --------------------------------------------------------------------------- events at a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerAttached:
+    """A trainer connected to its keeper and asks to be restored (or, with `epoch`, goes on).
+
+    A rank whose slots this keeper has not seen is preceded by `SlotsAdopted`.
+    """
+
+    rank: int
+    incarnation: Incarnation
+    world_size: int
+    nodes: tuple[int, ...]
+    """Node index of every rank, [world_size]; the smallest one's keeper coordinates."""
+    slots: int
+    """Slots this rank has on this node."""
+    layout_digest: str = ""
+    """Empty: not known yet (optimizer state is still empty); then shards are not compared."""
+    epoch: int | None = None
+    """Set when a *running* trainer comes back to a new keeper: the epoch it trains in."""
+    previous_launcher_dead: bool = False
+    """The launcher of the previous incarnation was seen to be dead (its lock is free)."""
+    resume_from: Generation | None = None
+    """Explicit rollback: restore exactly this one.  Equal on all ranks."""
+    fresh: bool = False
+    """Start from scratch on purpose.  Equal on all ranks."""
+    plan_version: int = 0
+    """Newest plan version this trainer prepared or applies; 0: none.  For re-attach."""
+    plan_apply_step: int | None = None
+    """Step at which `plan_version` applies, None while only prepared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLost:
+    """A trainer process is dead (pidfd or socket closed): it writes no slot any more."""
+
+    rank: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsAdopted:
+    """A new keeper took over the memory of `rank`: these slots are sealed, all others empty.
+
+    The runtime has made sure that no trainer is still writing into any of them.
+    """
+
+    rank: int
+    slots: int
+    """How many slots there are, sealed or not."""
+    held: tuple[HeldShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsReplaced:
+    """The rank has `slots` new, empty slots; what the former ones held is gone."""
+
+    rank: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequested:
+    """The trainer stands at the boundary of `generation` and wants to save it."""
+
+    rank: int
+    generation: Generation
+    step: int
+    disk: bool = False
+    """True: also make it durable; chunks stream to storage while the slot fills."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSealed:
+    """The slot granted for `generation` is complete, compared and will not change any more."""
+
+    rank: int
+    generation: Generation
+    root: str
+    bytes: int = 0
+    layout_digest: str = ""
+    health: Health = "good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardDiscarded:
+    """The snapshot is torn and its writer has stopped.  Only sent instead of ShardSealed."""
+
+    rank: int
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPersisted:
+    """The shard file (and its directory entry) is written, fsynced and closed."""
+
+    rank: int
+    generation: Generation
+    attempt: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistFailed:
+    """The shard file could not be written; the runtime removed it and reads the slot no more."""
+
+    rank: int
+    generation: Generation
+    attempt: int
+    reason: str
+    retryable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardVerified:
+    """The shard named by `RestoreShard` is in the trainer and every chunk matched."""
+
+    rank: int
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardBad:
+    """The source named by `RestoreShard` is missing, unreadable or does not match."""
+
+    rank: int
+    epoch: int
+    attempt: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakpointRequested:
+    """The end is near (SIGTERM, preemption notice): make the newest memory commit durable."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPrepared:
+    """The trainer holds the new plan and will not pass step `step` + margin before an answer."""
+
+    rank: int
+    version: int
+    step: int
+    """Step the trainer stood at when it answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLate:
+    """`ApplyPlan` named a step the trainer had passed: it did not hold as it promised."""
+
+    rank: int
+    version: int
+    step: int
+
+
+# ------------------------------------------------------------------- events at both machines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageReceived:
+    """A wire message arrived from the keeper of `from_node` (maybe this very keeper)."""
+
+    from_node: int
+    message: "WireMessage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """The keeper of `node` cannot be reached for longer than the runtime's grace time."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """It is `now_s` by this keeper's monotonic clock; sent about once a second."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProposed:
+    """The tuner wants a new plan; delivered to any one machine of the incarnation."""
+
+    version: int
+    """Grows by at least 1 per proposal within an incarnation; >= 1."""
+    payload: dict[str, Any]
+    """The plan as JSON data; opaque here."""
+
+
+# --------------------------------------------------------------------- events at a coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochClaimed:
+    """The directory is ours under `epoch`.  The catalogue was read *after* the claim stood."""
+
+    incarnation: Incarnation
+    epoch: int
+    committed: tuple[CatalogueEntry, ...]
+    """Every valid COMMIT on disk, of any epoch, made durable (fsync) before it was listed."""
+    parents: tuple[EpochParent, ...] = ()
+    """Every decision record on disk, the newest attempt per epoch."""
+    ever_committed: bool = False
+    """Some generation was once committed to memory or disk, even if it is gone now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRefused:
+    """The directory is held by somebody alive, or cannot be read."""
+
+    incarnation: Incarnation
+    reason: str
+    """Names the holder, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionWritten:
+    """The decision record stands on disk, fsynced."""
+
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFailed:
+    """The decision record could not be written, or a newer epoch exists (`fenced`)."""
+
+    epoch: int
+    attempt: int
+    reason: str
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitWritten:
+    """COMMIT is linked, fsynced, and the epoch was *still* the highest one afterwards."""
+
+    generation: Generation
+    created_s: float = 0.0
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFailed:
+    """COMMIT may or may not stand on disk; it must not be called durable."""
+
+    generation: Generation
+    reason: str
+    fenced: bool = False
+    """True: a newer epoch exists, this coordinator must stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationVerified:
+    """A committed generation was read back: all digests match (`ok`), or not."""
+
+    generation: Generation
+    ok: bool
+    detail: str = ""
+
+
+# --------------------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Bring `message` to the keeper of `to_node`; to this keeper itself by a local queue."""
+
+    to_node: int
+    message: "WireMessage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantSlot:
+    """Tell the trainer it may overwrite `slot`; answer: ShardSealed or ShardDiscarded."""
+
+    rank: int
+    generation: Generation
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipSave:
+    """Tell the trainer to go on without saving; counted in telemetry, no answer."""
+
+    rank: int
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardSnapshot:
+    """Tell the trainer the snapshot in flight is pointless; it answers ShardDiscarded when it
+    has stopped writing (or ShardSealed if it was just done; both free the slot)."""
+
+    rank: int
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPersist:
+    """Write the shard in `slot` to storage, chunks as they arrive; the slot may not be sealed yet.
+
+    Create the generation's directory if missing; the file name contains `attempt` and must not
+    exist.  Answer: ShardPersisted only after ShardSealed *and* fsync, or PersistFailed.
+    """
+
+    rank: int
+    generation: Generation
+    slot: int
+    attempt: int
+    """From 1; a new file for each, because a failed fsync is never repeated on the same file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortPersist:
+    """Stop writing this shard and reading its slot *before* the next instruction; no answer."""
+
+    rank: int
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceMemoryCommitted:
+    """Tell local trainers and telemetry: `generation` survives the death of any trainer."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceDurable:
+    """Tell local trainers and telemetry: `generation` is on disk; futures return now."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceDropped:
+    """Tell local trainers and telemetry: `generation` will be nothing (or not durable)."""
+
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRefused:
+    """Tell the trainer it is not admitted, and why; it trains unprotected or exits."""
+
+    rank: int
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceTrainer:
+    """Tell a trainer of a replaced incarnation that it is fenced: no save, exit."""
+
+    rank: int
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreShard:
+    """Read and verify the shard of `generation` from `source` into the trainer.
+
+    A newer attempt replaces an older one.  Answer: ShardVerified or ShardBad, same epoch, attempt.
+    """
+
+    rank: int
+    epoch: int
+    attempt: int
+    generation: Generation
+    step: int
+    source: ShardSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRefused:
+    """Tell the trainer nothing can be restored and why; it must not start from scratch."""
+
+    rank: int
+    incarnation: Incarnation
+    reason: str
+    retryable: bool = False
+    """True: this incarnation broke (a rank was lost); a restart may succeed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFresh:
+    """Tell the trainer to start from scratch as `epoch`: its first save is (epoch, seq)."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Tell the trainer all ranks hold `generation`: train on, as `epoch`, seq counted from 0."""
+
+    rank: int
+    epoch: int
+    generation: Generation
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparePlan:
+    """Hand the trainer a new plan.  Its *listening thread* answers PlanPrepared(step) at once.
+
+    From then on the training loop waits before passing step `step` + `margin_steps` until
+    ApplyPlan or AbortPlan comes; so `ApplyPlan` can never be late.  A newer version replaces one
+    that is still held.
+    """
+
+    rank: int
+    version: int
+    payload: dict[str, Any]
+    margin_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPlan:
+    """The trainer switches to plan `version` at the boundary of `apply_step`; ignores repeats."""
+
+    rank: int
+    version: int
+    apply_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortPlan:
+    """The trainer forgets plan `version`, unless it already has an apply step for it."""
+
+    rank: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimEpoch:
+    """Claim the directory.  Answer: EpochClaimed or EpochRefused.
+
+    `epoch` None: create the next epoch file.  A number: the same incarnation goes on with a new
+    keeper; answer EpochClaimed with that number if it is still the highest, else EpochRefused.
+    """
+
+    incarnation: Incarnation
+    epoch: int | None
+    previous_launcher_dead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteDecision:
+    """Write decisions/e-<epoch> (replacing an older attempt), fsync.  Answer: Decision*.
+
+    Refuse (`fenced`) if a newer epoch file exists.
+    """
+
+    epoch: int
+    attempt: int
+    generation: Generation | None
+    """None: from scratch."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCommit:
+    """Check the epoch, write COMMIT, fsync, link, fsync, check the epoch *again*.
+
+    Answer: CommitWritten, or CommitFailed (fenced if either check found a newer epoch).
+    """
+
+    generation: Generation
+    step: int
+    world_size: int
+    parent: Generation | None
+    records: tuple[Record, ...]
+    """In rank order, [world_size]."""
+    layout_digests: tuple[str, ...]
+    health: Health
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrashGeneration:
+    """Move the generation's directory to trash, *unless it contains a COMMIT*; no answer."""
+
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyGeneration:
+    """Read the committed generation back in the background.  Answer: GenerationVerified."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGenerations:
+    """Delete these commits (guarded; epoch checked first; COMMIT unlinked first); no answer."""
+
+    epoch: int
+    generations: tuple[Generation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkEverCommitted:
+    """Leave a durable mark that something was committed (memory counts); repeated is harmless."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Something a person may want to know; telemetry and log, once per text."""
+
+    kind: Literal["stale", "fenced", "refused", "warning", "violation"]
+    detail: str
+
+
+# ------------------------------------------------------------- wire messages: node -> coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAttached:
+    """A trainer attached at this node; repeated until the coordinator answers."""
+
+    attach: TrainerAttached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLost:
+    """The trainer of `rank` is dead."""
+
+    incarnation: Incarnation
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryReported:
+    """All sealed shards in this node's memory, as of `epoch`; answer to InventoryWanted."""
+
+    incarnation: Incarnation
+    epoch: int
+    held: tuple[HeldShard, ...]
+    plan_version: int = 0
+    """Newest plan version this node knows an apply step of; 0: none."""
+    plan_apply_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBegan:
+    """A slot was granted (and a persist begun if `disk`)."""
+
+    rank: int
+    generation: Generation
+    step: int
+    disk: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSealed:
+    """`shard` is sealed in memory; repeated until MemoryCommitted or GenerationDropped."""
+
+    shard: HeldShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPrepared:
+    """Vote: `rank` sealed *and* persisted; repeated until a verdict."""
+
+    rank: int
+    generation: Generation
+    step: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDropped:
+    """`rank` will never seal (`memory`) or never persist this generation."""
+
+    rank: int
+    generation: Generation
+    reason: str
+    memory: bool
+    """True: no sealed shard either (skipped, torn); False: only the disk copy failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankVerified:
+    """The trainer restored its shard."""
+
+    rank: int
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBad:
+    """The trainer could not restore its shard from the source it was told."""
+
+    rank: int
+    epoch: int
+    attempt: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakpointWanted:
+    """Make the newest memory commit durable now."""
+
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWanted:
+    """A proposal that was delivered at a node."""
+
+    incarnation: Incarnation
+    version: int
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlanPrepared:
+    """The trainer holds plan `version`, standing at `step`."""
+
+    epoch: int
+    rank: int
+    version: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlanLate:
+    """The trainer passed the apply step before it heard of it."""
+
+    epoch: int
+    rank: int
+    version: int
+    step: int
+
+
+# ------------------------------------------------------------- wire messages: coordinator -> node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachDenied:
+    """The coordinator does not let this rank start."""
+
+    incarnation: Incarnation
+    rank: int
+    refusal: str
+    retryable: bool = False
+    restoring: bool = False
+    """True: refused while restoring (RestoreRefused), False: not admitted (AttachRefused)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryWanted:
+    """Report what you hold; everything older than `epoch` is fenced from now on.
+
+    `rejoin`: a new coordinator keeper continues a running epoch; nothing is fenced.
+    """
+
+    incarnation: Incarnation
+    epoch: int
+    rejoin: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOrdered:
+    """Rank `rank` restores `generation` from `source`."""
+
+    incarnation: Incarnation
+    rank: int
+    epoch: int
+    attempt: int
+    generation: Generation
+    step: int
+    source: ShardSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochOpened:
+    """All ranks hold `parent` (None: scratch); trainers that wait start, running ones go on.
+
+    Also the answer to a running trainer that came back to a new keeper.
+    """
+
+    incarnation: Incarnation
+    epoch: int
+    parent: Generation | None
+    step: int
+    parent_durable: bool
+    """`parent` is a commit on disk, so older slots need not be kept."""
+    lineage: tuple[EpochParent, ...]
+    """Chain of parents, newest first; slots off it are garbage."""
+    memory_committed: Generation | None = None
+    durable: Generation | None = None
+    plan_version: int = 0
+    plan_apply_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCommitted:
+    """All ranks sealed `generation`."""
+
+    generation: Generation
+    health: Health = "good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableCommitted:
+    """`generation` is committed on disk."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDropped:
+    """`generation` will never be memory-committed (`memory`) or never be durable."""
+
+    generation: Generation
+    reason: str
+    memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistWanted:
+    """Breakpoint save: persist your sealed shards of `generation`; repeated until a verdict."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFenced:
+    """A newer epoch exists: stop every save of `epoch`."""
+
+    incarnation: Incarnation
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOffered:
+    """Phase one of a plan change."""
+
+    incarnation: Incarnation
+    epoch: int
+    version: int
+    payload: dict[str, Any]
+    margin_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDecided:
+    """Phase two: every rank prepared `version`; it applies at `apply_step`."""
+
+    epoch: int
+    version: int
+    apply_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDropped:
+    """Plan `version` never applies."""
+
+    epoch: int
+    version: int
+    reason: str
+
+
+# --------------------------------------------------------------------------- families
+
+ToCoordinator = (
+    RankAttached
+    | RankLost
+    | InventoryReported
+    | RankBegan
+    | RankSealed
+    | RankPrepared
+    | RankDropped
+    | RankVerified
+    | RankBad
+    | BreakpointWanted
+    | PlanWanted
+    | RankPlanPrepared
+    | RankPlanLate
+)
+ToNode = (
+    AttachDenied
+    | InventoryWanted
+    | RestoreOrdered
+    | EpochOpened
+    | MemoryCommitted
+    | DurableCommitted
+    | GenerationDropped
+    | PersistWanted
+    | EpochFenced
+    | PlanOffered
+    | PlanDecided
+    | PlanDropped
+)
+WireMessage = ToCoordinator | ToNode
+TO_COORDINATOR: tuple[type, ...] = ToCoordinator.__args__
+"""Wire message types that go to the CoordinatorProtocol of the receiving keeper."""
+TO_NODE: tuple[type, ...] = ToNode.__args__
+"""Wire message types that go to the NodeProtocol of the receiving keeper."""
+
+NodeEvent = (
+    TrainerAttached
+    | TrainerLost
+    | SlotsAdopted
+    | SlotsReplaced
+    | SaveRequested
+    | ShardSealed
+    | ShardDiscarded
+    | ShardPersisted
+    | PersistFailed
+    | ShardVerified
+    | ShardBad
+    | BreakpointRequested
+    | PlanPrepared
+    | PlanLate
+    | PlanProposed
+    | MessageReceived
+    | NodeLost
+    | TimePassed
+)
+CoordinatorEvent = (
+    EpochClaimed
+    | EpochRefused
+    | DecisionWritten
+    | DecisionFailed
+    | CommitWritten
+    | CommitFailed
+    | GenerationVerified
+    | PlanProposed
+    | MessageReceived
+    | NodeLost
+    | TimePassed
+)
+NodeInstruction = (
+    Send
+    | GrantSlot
+    | SkipSave
+    | DiscardSnapshot
+    | StartPersist
+    | AbortPersist
+    | AnnounceMemoryCommitted
+    | AnnounceDurable
+    | AnnounceDropped
+    | AttachRefused
+    | FenceTrainer
+    | RestoreShard
+    | RestoreRefused
+    | StartFresh
+    | Resume
+    | PreparePlan
+    | ApplyPlan
+    | AbortPlan
+    | Report
+)
+CoordinatorInstruction = (
+    Send
+    | ClaimEpoch
+    | WriteDecision
+    | WriteCommit
+    | TrashGeneration
+    | VerifyGeneration
+    | DeleteGenerations
+    | MarkEverCommitted
+    | Report
+)
+Instruction = NodeInstruction | CoordinatorInstruction
+
+_BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*TO_COORDINATOR, *TO_NODE)}
+
+
+def message_to_data(message: WireMessage) -> dict[str, Any]:
+    """JSON data of a wire message: {"type": class name, "body": its fields}."""
+    return {"type": type(message).__name__, "body": record_io.to_data(message)}
+
+
+def message_from_data(data: Any) -> WireMessage:
+    """The wire message of `message_to_data`.  Raises ProtocolError or ConfigError if it is none."""
+    kind = _BY_NAME.get(str(data.get("type"))) if isinstance(data, dict) else None
+    if kind is None or set(data) != {"type", "body"}:
+        raise ProtocolError(f"no wire message of this version: {str(data)[:80]!r}")
+    message: WireMessage = record_io.from_data(kind, data["body"], where=kind.__name__)
+    return message

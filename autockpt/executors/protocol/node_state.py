@@ -1,0 +1,127 @@
+"""What a NodeProtocol remembers, and the small helpers its parts share.  No rules live here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from autockpt.executors.protocol.admission import Admission
+from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.executors.protocol.messages import (
+    EpochParent,
+    Incarnation,
+    NodeInstruction,
+    RankBad,
+    RankDropped,
+    RankPlanPrepared,
+    RankPrepared,
+    RankVerified,
+    Record,
+    Report,
+    RestoreOrdered,
+    Send,
+    ToCoordinator,
+    TrainerAttached,
+)
+from autockpt.executors.protocol.slots import Slots
+from autockpt.executors.protocol.transitions import NodePhase, moved
+from autockpt.values.generation import Generation
+
+Key = tuple[int, Generation]
+"""(rank, generation)."""
+
+
+@dataclass(slots=True)
+class Persist:
+    """One shard on its way to storage."""
+
+    slot: int
+    step: int
+    attempt: int
+    sealed: bool
+    record: Record | None = None
+    """Set when the file is complete; then the slot is free again."""
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """One rank whose slots are on this node, with or without a living trainer."""
+
+    rank: int
+    slots: Slots = field(default_factory=Slots)
+    attach: TrainerAttached | None = None
+    """Of the current incarnation; None: only its memory is here."""
+    alive: bool = False
+    refused: bool = False
+    started: bool = False
+    """Was told to train in the open epoch."""
+    newest: Generation | None = None
+    """Newest generation it asked for; anything not newer is a repeat."""
+    order: RestoreOrdered | None = None
+    answer: RankVerified | RankBad | None = None
+    plan_offered: int = 0
+    """Version last handed to the trainer; 0: none."""
+    plan_held: RankPlanPrepared | None = None
+    """Prepared and without a verdict: the trainer holds."""
+
+
+class NodeState:
+    """Fields and helpers of one keeper's protocol."""
+
+    def __init__(self, *, node: int = 0, deadlines: Deadlines | None = None) -> None:
+        self.node = node
+        """Index of this node; taken anew from every incarnation's `nodes`."""
+        self.deadlines = deadlines or Deadlines()
+        self.now_s = 0.0
+        self.resent_s = 0.0
+        self.phase: NodePhase = "idle"
+        self.admission = Admission()
+        self.nodes: tuple[int, ...] = ()
+        self.ranks: dict[int, LocalRank] = {}
+        self.epoch = 0
+        """Newest epoch heard of; everything older is fenced."""
+        self.chain: tuple[EpochParent, ...] = ()
+        self.memory_committed: Generation | None = None
+        """Newest healthy one that all ranks hold in memory."""
+        self.durable: Generation | None = None
+        self.unsettled: dict[Key, None] = {}
+        """Sealed here, no verdict yet (an ordered set)."""
+        self.persists: dict[Key, Persist] = {}
+        self.attempts: dict[Key, int] = {}
+        """File names used so far; never reused, not even after a verdict."""
+        self.votes: dict[Key, RankPrepared] = {}
+        self.drops: dict[Key, RankDropped] = {}
+        self.inventory_due: tuple[int, bool] | None = None
+        """(epoch, rejoin) that could not be answered yet."""
+        self.plan_version = 0
+        self.plan_apply_step = 0
+        self._out: list[NodeInstruction] = []
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """Whose trainers are admitted."""
+        return self.admission.current
+
+    def emit(self, *instructions: NodeInstruction) -> None:
+        """Add to the answer of the event being handled."""
+        self._out.extend(instructions)
+
+    def tell(self, message: ToCoordinator) -> None:
+        """Send to the keeper that coordinates the current incarnation."""
+        if self.nodes:
+            self.emit(Send(to_node=min(self.nodes), message=message))
+
+    def stale(self, what: object) -> None:
+        """Something older than the present arrived: ignore it, but say so."""
+        self.emit(Report(kind="stale", detail=f"node {self.node}: ignored {what}"))
+
+    def go(self, phase: NodePhase) -> None:
+        """Change phase, if the table has it."""
+        moved("node", self.phase, phase)
+        self.phase = phase
+
+    def living(self) -> Iterator[LocalRank]:
+        """Ranks of the current incarnation whose trainer is alive and was not refused."""
+        return (r for r in self.ranks.values() if r.alive and not r.refused)
+
+    def is_current(self, generation: Generation) -> bool:
+        """The generation belongs to the epoch that is open here."""
+        return self.phase == "open" and generation.epoch == self.epoch

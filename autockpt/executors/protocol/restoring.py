@@ -1,0 +1,439 @@
+"""The restoring third of the coordinator: one decision for all ranks, or none.
+
+claim the directory -> ask every keeper what it holds -> choose -> write the decision down ->
+all ranks restore and verify -> all ranks go on.  A source that turns out bad is struck out and the
+choice is made again for *all* ranks: a rank that went on alone with another generation would mix
+two histories of the training.
+"""
+
+from autockpt.executors.protocol.messages import (
+    AttachDenied,
+    ClaimEpoch,
+    DecisionFailed,
+    DecisionWritten,
+    EpochClaimed,
+    EpochOpened,
+    EpochRefused,
+    HeldShard,
+    InventoryReported,
+    InventoryWanted,
+    RankAttached,
+    RankBad,
+    RankSealed,
+    RankVerified,
+    Report,
+    RestoreOrdered,
+    TrainerAttached,
+    WriteDecision,
+)
+from autockpt.executors.protocol.saving import Saving
+from autockpt.executors.protocol.selection import (
+    Choice,
+    Question,
+    chain_from,
+    choose,
+    newest_chain,
+    parents_of,
+)
+from autockpt.values.generation import Generation
+
+
+class Restoring(Saving):
+    """From the first trainer of an incarnation to the moment all may train."""
+
+    # ------------------------------------------------------------------ attach and claim
+
+    def rank_attached(self, from_node: int, message: RankAttached) -> None:
+        """Admit, refuse, or tell again what a repeated question wants to know."""
+        attach = message.attach
+        refusal = self.admission.refusal(attach, self.reachable())
+        if refusal is not None:
+            self._deny(from_node, attach, refusal)
+            return
+        if attach.incarnation != self.incarnation:
+            self._take_over(attach)
+        if attach.nodes != self.nodes or attach.nodes[attach.rank] != from_node:
+            self._deny(from_node, attach, f"nodes differ: {self.nodes} and {attach.nodes}")
+        elif self.phase == "gathering":
+            self._gather(attach)
+        elif self.phase in ("inventory", "deciding", "restoring"):
+            self._want_inventory(from_node)
+        elif self.phase == "running":
+            self._rank_back(from_node, attach)
+        elif self.phase in ("refused", "fenced"):
+            self._tell_refusal(attach.rank)
+
+    def reachable(self) -> list[int]:
+        """Ranks that hold the run, as far as anybody here knows."""
+        return sorted(r for r in self.alive if self.nodes[r] not in self.unreachable)
+
+    def _deny(self, node: int, attach: TrainerAttached, reason: str) -> None:
+        incarnation = attach.incarnation
+        self.send(node, AttachDenied(incarnation=incarnation, rank=attach.rank, refusal=reason))
+
+    def _take_over(self, attach: TrainerAttached) -> None:
+        self.reset()
+        self.admission.admit(attach.incarnation)
+        self.nodes = attach.nodes
+        self.go("gathering")
+
+    def _gather(self, attach: TrainerAttached) -> None:
+        self.attaches[attach.rank] = attach
+        self.alive.add(attach.rank)
+        running = {a.epoch for a in self.attaches.values() if a.epoch is not None}
+        if running:
+            self.rejoining = max(running)
+        elif len(self.attaches) < self.world_size:
+            return
+        self.go("claiming")
+        assert self.incarnation is not None
+        dead = any(a.previous_launcher_dead for a in self.attaches.values())
+        claim = ClaimEpoch(
+            incarnation=self.incarnation, epoch=self.rejoining, previous_launcher_dead=dead
+        )
+        self.emit(claim)
+
+    def _rank_back(self, node: int, attach: TrainerAttached) -> None:
+        """Its keeper restarted, or the start order was lost on the way."""
+        if attach.epoch is not None and attach.epoch != self.epoch:
+            self._deny(node, attach, f"epoch {attach.epoch} is over, {self.epoch} runs")
+            return
+        self.alive.add(attach.rank)
+        if attach.epoch is not None:
+            self.rank_interrupted(attach.rank)
+        self.send(node, self._opened())
+
+    def rank_interrupted(self, rank: int) -> None:
+        """Its keeper died, and with it every snapshot and shard file that was in flight."""
+        for save in list(self.saves.values()):
+            if rank not in save.sealed:
+                self.drop_memory(save, f"the keeper of rank {rank} restarted")
+            elif save.disk == "open" and rank not in save.votes:
+                self.drop_disk(save, f"the keeper of rank {rank} restarted")
+
+    def epoch_claimed(self, event: EpochClaimed) -> None:
+        """Older epochs are fenced: ask every keeper what it holds."""
+        if event.incarnation != self.incarnation or self.phase != "claiming":
+            self.stale(event)
+            return
+        self.epoch = event.epoch
+        self.catalogue = {entry.generation: entry for entry in event.committed}
+        self.parents = parents_of(event.parents, event.committed)
+        self.ever_committed = event.ever_committed or bool(event.committed)
+        if self.rejoining is not None and self.epoch not in self.parents:
+            self.refuse(f"epoch {self.epoch} has no decision record", retryable=True)
+            return
+        self.admission.hold()
+        self.go("inventory")
+        for node in sorted(set(self.nodes)):
+            self._want_inventory(node)
+
+    def _want_inventory(self, node: int) -> None:
+        assert self.incarnation is not None
+        rejoin = self.rejoining is not None
+        self.send(
+            node, InventoryWanted(incarnation=self.incarnation, epoch=self.epoch, rejoin=rejoin)
+        )
+
+    def epoch_refused(self, event: EpochRefused) -> None:
+        """Somebody alive holds the directory, or we were replaced while our keeper was away."""
+        if event.incarnation != self.incarnation or self.phase != "claiming":
+            self.stale(event)
+        elif self.rejoining is not None:
+            self.epoch = self.rejoining
+            self.refusal = (event.reason, False, False)
+            self.fence(event.reason)
+        else:
+            self.refuse(event.reason, retryable=False, restoring=False)
+
+    # ------------------------------------------------------------------ inventory and decision
+
+    def inventory_reported(self, from_node: int, message: InventoryReported) -> None:
+        """The last answer starts the decision."""
+        fits = message.incarnation == self.incarnation and message.epoch == self.epoch
+        if not fits or self.phase != "inventory":
+            self.stale(message)
+            return
+        self.inventory[from_node] = message
+        if set(self.inventory) >= set(self.nodes):
+            self._inventory_complete()
+
+    def _inventory_complete(self) -> None:
+        if self.rejoining is not None:
+            self._rejoin()
+        else:
+            self.decide()
+
+    def recoverable_memory(self) -> tuple[HeldShard, ...]:
+        """Shards in the memory of the node where their rank lives now."""
+        return tuple(
+            shard
+            for node, report in sorted(self.inventory.items())
+            for shard in report.held
+            if shard.rank < self.world_size and self.nodes[shard.rank] == node
+        )
+
+    def question(self) -> Question:
+        """What the choice depends on, as known now."""
+        ranks = range(self.world_size)
+        return Question(
+            world_size=self.world_size,
+            memory=self.recoverable_memory(),
+            committed=tuple(self.catalogue.values()),
+            chain=newest_chain(self._older_parents()),
+            layout_digests=tuple(self.attaches[rank].layout_digest for rank in ranks),
+            struck=frozenset(self.struck),
+            resume_from=self.attaches[0].resume_from,
+        )
+
+    def _older_parents(self) -> dict[int, Generation | None]:
+        """Decisions before this epoch: what we decide ourselves is not history yet."""
+        return {epoch: parent for epoch, parent in self.parents.items() if epoch < self.epoch}
+
+    def decide(self) -> None:
+        """Rule 6: choose for all ranks and write it down before anybody acts on it."""
+        fresh = self.attaches[0].fresh
+        self.choice = None if fresh else self.select()
+        if self.choice is None and not fresh and self._something_was_committed():
+            self.refuse(self._why_nothing(), retryable=False)
+            return
+        self.attempt += 1
+        self.verified = set()
+        self.go("deciding")
+        generation = self.choice.generation if self.choice else None
+        self.emit(
+            WriteDecision(
+                epoch=self.epoch,
+                attempt=self.attempt,
+                generation=generation,
+                reason=self._why(fresh=fresh),
+            )
+        )
+
+    def _something_was_committed(self) -> bool:
+        """Rule 8: then starting from scratch needs a person's word."""
+        asked = self.attaches[0].resume_from is not None
+        return self.ever_committed or bool(self.struck) or asked
+
+    def _why(self, *, fresh: bool) -> str:
+        if self.choice is None:
+            return "from scratch, as asked" if fresh else "nothing was ever committed"
+        kinds = [source.kind for source in self.choice.sources]
+        counts = ", ".join(f"{kinds.count(kind)} from {kind}" for kind in sorted(set(kinds)))
+        return f"greatest recoverable generation: {self.choice.generation} ({counts})"
+
+    def _why_nothing(self) -> str:
+        wanted = self.attaches[0].resume_from
+        on_disk = [str(g) for g in sorted(self.catalogue)][-3:]
+        in_memory = [str(g) for g in sorted({s.generation for s in self.recoverable_memory()})][-3:]
+        bad = [f"rank {rank} {g} on {kind}" for rank, g, kind in sorted(self.struck)][-3:]
+        return (
+            f"no generation{f' {wanted}' if wanted else ''} can be restored for all "
+            f"{self.world_size} ranks; on disk {on_disk}, in memory {in_memory}, bad {bad}; "
+            "ask for a fresh start, or resume from another generation"
+        )
+
+    def select(self) -> Choice | None:
+        """Rule 5: the greatest one on the lineage that every rank can get back."""
+        return choose(self.question())
+
+    def decision_written(self, event: DecisionWritten) -> None:
+        """It stands: all ranks restore, or start from scratch."""
+        if not self._deciding(event):
+            return
+        self.parents[self.epoch] = self.choice.generation if self.choice else None
+        if self.choice is None:
+            self.open()
+            return
+        self.go("restoring")
+        for rank in range(self.world_size):
+            self._order(rank, self.choice)
+
+    def decision_failed(self, event: DecisionFailed) -> None:
+        """Nobody acts on a decision that does not stand."""
+        if not self._deciding(event):
+            return
+        if event.fenced:
+            self.refusal = (event.reason, False, True)
+            self.fence(event.reason)
+        else:
+            self.refuse(f"decision could not be written: {event.reason}", retryable=True)
+
+    def _deciding(self, event: DecisionWritten | DecisionFailed) -> bool:
+        fits = (event.epoch, event.attempt) == (self.epoch, self.attempt)
+        if not fits or self.phase != "deciding":
+            self.stale(event)
+            return False
+        return True
+
+    # ------------------------------------------------------------------ restore and open
+
+    def _order(self, rank: int, choice: Choice) -> None:
+        assert self.incarnation is not None
+        order = RestoreOrdered(
+            incarnation=self.incarnation,
+            rank=rank,
+            epoch=self.epoch,
+            attempt=self.attempt,
+            generation=choice.generation,
+            step=choice.step,
+            source=choice.sources[rank],
+        )
+        self.send(self.nodes[rank], order)
+
+    def rank_verified(self, from_node: int, message: RankVerified) -> None:
+        """The last one opens the epoch."""
+        if not self._restoring(message):
+            return
+        self.verified.add(message.rank)
+        if self.all_verified():
+            self.open()
+
+    def all_verified(self) -> bool:
+        """Rule 7: nobody trains before everybody holds the same generation."""
+        return len(self.verified) == self.world_size
+
+    def rank_bad(self, from_node: int, message: RankBad) -> None:
+        """Strike the source out and decide again, for all ranks."""
+        if self._restoring(message):
+            self.strike((message.rank,), message.detail)
+
+    def strike(self, ranks: tuple[int, ...], detail: str) -> None:
+        """These ranks' sources are not offered again in this epoch."""
+        assert self.choice is not None
+        for rank in ranks:
+            self.struck.add((rank, self.choice.generation, self.choice.sources[rank].kind))
+        bad = f"ranks {list(ranks)} cannot restore {self.choice.generation}: {detail}"
+        self.emit(Report(kind="warning", detail=bad))
+        self.decide()
+
+    def _restoring(self, message: RankVerified | RankBad) -> bool:
+        fits = (message.epoch, message.attempt) == (self.epoch, self.attempt)
+        if not fits or self.phase != "restoring" or self.choice is None:
+            self.stale(message)
+            return False
+        return True
+
+    def open(self) -> None:
+        """All ranks hold the same state: the epoch begins."""
+        self.go("running")
+        self.chain = chain_from(self.epoch, self.parents)
+        if self.choice is not None and self.choice.in_memory:
+            self.memory_committed = self.choice.generation
+        self._tell_opened()
+        self.retain()
+
+    def _tell_opened(self) -> None:
+        for node in sorted(set(self.nodes)):
+            self.send(node, self._opened())
+
+    def _opened(self) -> EpochOpened:
+        assert self.incarnation is not None
+        parent = self.parents.get(self.epoch)
+        durable = [g for g in self.catalogue if g.epoch == self.epoch]
+        version = max((v for v, step in self.plan_verdicts.items() if step is not None), default=0)
+        return EpochOpened(
+            incarnation=self.incarnation,
+            epoch=self.epoch,
+            parent=parent,
+            step=self._parent_step(parent),
+            parent_durable=self._is_sound_on_disk(parent),
+            lineage=self.chain,
+            memory_committed=self.memory_committed,
+            durable=max(durable, default=None),
+            plan_version=version,
+            plan_apply_step=self.plan_verdicts.get(version) or 0,
+        )
+
+    def _parent_step(self, parent: Generation | None) -> int:
+        if self.choice is not None:
+            return self.choice.step
+        if parent in self.catalogue:
+            return self.catalogue[parent].step
+        steps = [shard.step for shard in self.recoverable_memory() if shard.generation == parent]
+        return steps[0] if steps else 0
+
+    def _is_sound_on_disk(self, parent: Generation | None) -> bool:
+        entry = self.catalogue.get(parent) if parent else None
+        struck = any(strike[1] == parent and strike[2] != "memory" for strike in self.struck)
+        return entry is not None and not entry.corrupt and not struck
+
+    def _rejoin(self) -> None:
+        """A new keeper continues a running epoch: rebuild what the old one knew from memory."""
+        self.alive = set(range(self.world_size))
+        self.chain = chain_from(self.epoch, self.parents)
+        self.go("running")
+        parent = self.parents[self.epoch]
+        holders = {s.rank for s in self.recoverable_memory() if s.generation == parent}
+        if len(holders) == self.world_size:
+            self.memory_committed = parent
+        for report in self.inventory.values():
+            if report.plan_version:
+                self.plan_verdicts[report.plan_version] = report.plan_apply_step
+                self.plan_newest = max(self.plan_newest, report.plan_version)
+        for shard in sorted(self.recoverable_memory(), key=lambda s: s.generation):
+            if shard.generation.epoch == self.epoch:
+                self.rebuild(shard)
+        self._tell_opened()
+
+    def rebuild(self, shard: HeldShard) -> None:
+        """Count a seal that the previous coordinator may have counted already."""
+        self.rank_sealed(self.nodes[shard.rank], RankSealed(shard=shard))
+
+    # ------------------------------------------------------------------ endings
+
+    def refuse(self, reason: str, *, retryable: bool, restoring: bool = True) -> None:
+        """This incarnation does not start; every rank is told why."""
+        self.refusal = (reason, retryable, restoring)
+        self.go("refused")
+        self.emit(Report(kind="refused", detail=reason))
+        for rank in sorted(self.attaches):
+            self._tell_refusal(rank)
+
+    def _tell_refusal(self, rank: int) -> None:
+        assert self.incarnation is not None
+        reason, retryable, restoring = self.refusal
+        denied = AttachDenied(
+            incarnation=self.incarnation,
+            rank=rank,
+            refusal=reason or "this epoch was fenced",
+            retryable=retryable,
+            restoring=restoring,
+        )
+        self.send(self.nodes[rank], denied)
+
+    def break_incarnation(self, reason: str) -> None:
+        """Somebody is gone before the start: the launcher has to try again."""
+        restoring = ("gathering", "claiming", "inventory", "deciding", "restoring")
+        if self.phase in restoring and self.rejoining is None:
+            self.refuse(reason, retryable=True)
+
+    def expire_restore(self) -> None:
+        """Every wait ends: say who did not answer, and go on without or give up."""
+        waited, limits = self.waited_s(), self.deadlines
+        if self.phase == "gathering" and waited >= limits.attach_s:
+            missing = sorted(set(range(self.world_size)) - set(self.attaches))
+            self.refuse(f"ranks {missing} did not attach in {waited:.0f} s", retryable=True)
+        elif self.phase == "inventory" and waited >= limits.inventory_s:
+            silent = sorted(set(self.nodes) - set(self.inventory))
+            self.emit(Report(kind="warning", detail=f"nodes {silent} report no memory"))
+            self._inventory_late()
+        elif self.phase == "restoring" and waited >= limits.restore_s:
+            silent = sorted(set(range(self.world_size)) - self.verified)
+            self.strike(tuple(silent), f"no answer in {waited:.0f} s")
+
+    def _inventory_late(self) -> None:
+        """A restore counts the silent as empty; a running epoch needs all, so it waits on."""
+        if self.rejoining is None:
+            self.decide()
+        else:
+            self.began_s = self.now_s
+
+    def repeat_restore(self) -> None:
+        """Ask again whoever has not answered."""
+        if self.phase == "inventory":
+            for node in sorted(set(self.nodes) - set(self.inventory)):
+                self._want_inventory(node)
+        elif self.phase == "restoring" and self.choice is not None:
+            for rank in sorted(set(range(self.world_size)) - self.verified):
+                self._order(rank, self.choice)

@@ -1,0 +1,350 @@
+"""The saving third of the coordinator: seals and votes become commits, or nothing.
+
+A generation is *memory-committed* when all ranks sealed it, *durable* when all ranks also wrote
+their files and the commit record stands.  Both verdicts need every rank; a missing one can only
+turn the generation into nothing.
+"""
+
+from dataclasses import replace
+
+from autockpt.executors.protocol.coordinator_state import CoordinatorState, Save
+from autockpt.executors.protocol.messages import (
+    BreakpointWanted,
+    CatalogueEntry,
+    CommitFailed,
+    CommitWritten,
+    DeleteGenerations,
+    DurableCommitted,
+    EpochFenced,
+    GenerationDropped,
+    GenerationVerified,
+    Health,
+    MarkEverCommitted,
+    MemoryCommitted,
+    PersistWanted,
+    RankBegan,
+    RankDropped,
+    RankPrepared,
+    RankSealed,
+    Report,
+    TrashGeneration,
+    VerifyGeneration,
+    WriteCommit,
+)
+from autockpt.executors.protocol.retention import deletions
+from autockpt.values.generation import Generation
+
+_REMEMBERED = 32
+"""Settled saves kept to answer late questions exactly; older ones are answered by rule."""
+
+
+def worst(verdicts: list[Health]) -> Health:
+    """A generation is as healthy as its worst shard."""
+    if "bad" in verdicts:
+        return "bad"
+    return "suspect" if "suspect" in verdicts else "good"
+
+
+class Saving(CoordinatorState):
+    """Counts seals and votes of the open epoch."""
+
+    # ------------------------------------------------------------------ rules
+
+    def memory_complete(self, save: Save) -> bool:
+        """Rule 3: memory-committed means sealed by every rank."""
+        return len(save.sealed) == self.world_size
+
+    def disk_complete(self, save: Save) -> bool:
+        """Rule 4: COMMIT is written only with the vote of every rank, each sealed and persisted."""
+        return len(save.votes) == self.world_size and self.memory_complete(save)
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        """Rule 10: what retention lets go, seen from the open epoch."""
+        return deletions(self.catalogue.values(), self.retention, chain=self.chain)
+
+    def accepts(self, generation: Generation) -> bool:
+        """Rule 9: news about another epoch than the open one is from a zombie or late."""
+        return self.phase == "running" and generation.epoch == self.epoch
+
+    # ------------------------------------------------------------------ what ranks report
+
+    def rank_began(self, from_node: int, message: RankBegan) -> None:
+        """A slot was granted: the save exists."""
+        save = self._save(from_node, message.generation, message.step)
+        if save is not None and message.disk:
+            self._open_disk(save)
+
+    def rank_sealed(self, from_node: int, message: RankSealed) -> None:
+        """One more rank holds it; the last one makes it memory-committed."""
+        shard = message.shard
+        save = self._save(from_node, shard.generation, shard.step)
+        if save is None:
+            return
+        if save.memory == "committed":
+            health = self._health(save)
+            self.send(from_node, MemoryCommitted(generation=save.generation, health=health))
+            return
+        save.sealed[shard.rank] = shard
+        self._complete_memory(save)
+        self._complete_disk(save)
+
+    def rank_prepared(self, from_node: int, message: RankPrepared) -> None:
+        """A vote; the last one makes the commit."""
+        save = self._save(from_node, message.generation, message.step)
+        if save is None:
+            return
+        if save.disk == "durable":
+            self.send(from_node, DurableCommitted(generation=save.generation))
+        elif save.disk == "dropped":
+            self._answer_dropped(from_node, save)
+        else:
+            self._open_disk(save)
+            save.votes[message.rank] = message.record
+            self._complete_disk(save)
+
+    def rank_dropped(self, from_node: int, message: RankDropped) -> None:
+        """One rank will never have it, so nobody does."""
+        save = self._save(from_node, message.generation, 0)
+        if save is None:
+            return
+        if save.memory == "committed" and message.memory:
+            detail = f"rank {message.rank} gave up {save.generation} after sealing it"
+            self.emit(Report(kind="violation", detail=detail))
+            self._answer_dropped(from_node, save)
+        elif message.memory:
+            self.drop_memory(save, f"rank {message.rank}: {message.reason}")
+        elif save.disk == "dropped":
+            self._answer_dropped(from_node, save)
+        else:
+            self.drop_disk(save, f"rank {message.rank}: {message.reason}")
+
+    def _save(self, from_node: int, generation: Generation, step: int) -> Save | None:
+        """The save a report is about; None if it needs no more thought."""
+        if not self.accepts(generation):
+            self.stale(f"news of {generation} from node {from_node}")
+            return None
+        save = self.saves.get(generation)
+        if save is None and self.floor is not None and generation <= self.floor:
+            self._answer_forgotten(from_node, generation)
+            return None
+        if save is None:
+            save = Save(generation=generation, step=step, began_s=self.now_s)
+            self.saves[generation] = save
+        if save.memory == "dropped":
+            self._answer_dropped(from_node, save)
+            return None
+        return save
+
+    def _answer_forgotten(self, node: int, generation: Generation) -> None:
+        """Below the floor it was dropped, or all ranks hold something newer: nothing is lost."""
+        if generation in self.catalogue:
+            self.send(node, DurableCommitted(generation=generation))
+        else:
+            reason = "superseded"
+            self.send(node, GenerationDropped(generation=generation, reason=reason, memory=True))
+
+    def _answer_dropped(self, node: int, save: Save) -> None:
+        """Repeat the verdict, and trash again: a late writer may have made the directory anew."""
+        memory = save.memory == "dropped"
+        generation, reason = save.generation, "dropped before"
+        self.send(node, GenerationDropped(generation=generation, reason=reason, memory=memory))
+        if save.disk == "dropped":
+            self.emit(TrashGeneration(generation=generation, reason=reason))
+
+    # ------------------------------------------------------------------ memory
+
+    def _complete_memory(self, save: Save) -> None:
+        if save.memory != "open" or not self.memory_complete(save):
+            return
+        save.go_memory("committed")
+        health = self._health(save)
+        newer = self.memory_committed is None or save.generation > self.memory_committed
+        if health == "good" and newer:
+            self.memory_committed = save.generation
+        if not self.ever_committed:
+            self.ever_committed = True
+            self.emit(MarkEverCommitted(epoch=self.epoch))
+        self.broadcast(MemoryCommitted(generation=save.generation, health=health))
+        self._drop_older_seals(save)
+        if self.breakpoint:
+            self.persist_newest()
+
+    def _drop_older_seals(self, save: Save) -> None:
+        """Ranks seal in order: what is still open below can never be completed."""
+        for older in list(self.saves.values()):
+            if older.generation < save.generation and older.memory == "open":
+                self.drop_memory(older, f"{save.generation} is newer")
+        self._forget()
+
+    def drop_memory(self, save: Save, reason: str) -> None:
+        """It can never be committed, neither to memory nor to disk."""
+        if save.memory != "open":
+            return
+        save.go_memory("dropped")
+        dropped = GenerationDropped(generation=save.generation, reason=reason, memory=True)
+        self.broadcast(dropped)
+        self._drop_files(save, reason)
+
+    def _health(self, save: Save) -> Health:
+        return worst([shard.health for shard in save.sealed.values()])
+
+    # ------------------------------------------------------------------ disk
+
+    def _open_disk(self, save: Save) -> None:
+        if save.disk == "none":
+            save.go_disk("open")
+            save.disk_began_s = self.now_s
+
+    def _complete_disk(self, save: Save) -> None:
+        if save.disk != "open" or not self.disk_complete(save):
+            return
+        save.go_disk("committing")
+        ranks = sorted(save.votes)
+        entry = WriteCommit(
+            generation=save.generation,
+            step=save.step,
+            world_size=self.world_size,
+            parent=self.parents.get(self.epoch),
+            records=tuple(save.votes[rank] for rank in ranks),
+            layout_digests=tuple(save.sealed[rank].layout_digest for rank in ranks),
+            health=self._health(save),
+        )
+        self.emit(entry)
+
+    def drop_disk(self, save: Save, reason: str) -> None:
+        """It will never be durable; what ranks hold in memory stays."""
+        if save.disk in ("durable", "dropped", "committing"):
+            return
+        self._drop_files(save, reason)
+        dropped = GenerationDropped(generation=save.generation, reason=reason, memory=False)
+        self.broadcast(dropped)
+
+    def _drop_files(self, save: Save, reason: str) -> None:
+        began = save.disk == "open"
+        if save.disk != "dropped":
+            save.go_disk("dropped")
+        if began:
+            self.emit(TrashGeneration(generation=save.generation, reason=reason))
+
+    def commit_written(self, event: CommitWritten) -> None:
+        """Durable from now on: tell everybody, check it, let old ones go."""
+        save = self.saves.get(event.generation)
+        if save is None or save.disk != "committing" or not self.accepts(event.generation):
+            self.stale(event)
+            return
+        save.go_disk("durable")
+        self.catalogue[save.generation] = self._entry(save, event.created_s)
+        self.broadcast(DurableCommitted(generation=save.generation))
+        self.emit(VerifyGeneration(generation=save.generation))
+        for older in list(self.saves.values()):
+            if older.generation < save.generation and older.disk == "open":
+                self.drop_disk(older, f"{save.generation} is durable")
+        self.retain()
+        self._forget()
+
+    def _entry(self, save: Save, created_s: float) -> CatalogueEntry:
+        ranks = sorted(save.votes)
+        return CatalogueEntry(
+            generation=save.generation,
+            step=save.step,
+            world_size=self.world_size,
+            parent=self.parents.get(self.epoch),
+            records=tuple(save.votes[rank] for rank in ranks),
+            layout_digests=tuple(save.sealed[rank].layout_digest for rank in ranks),
+            created_s=created_s,
+            health=self._health(save),
+        )
+
+    def commit_failed(self, event: CommitFailed) -> None:
+        """Not durable.  The record may stand all the same: then a later restore may find it."""
+        save = self.saves.get(event.generation)
+        if save is None or save.disk != "committing" or not self.accepts(event.generation):
+            self.stale(event)
+            return
+        save.go_disk("dropped")
+        self.emit(TrashGeneration(generation=save.generation, reason=event.reason))
+        dropped = GenerationDropped(generation=save.generation, reason=event.reason, memory=False)
+        self.broadcast(dropped)
+        if event.fenced:
+            self.fence(event.reason)
+
+    def generation_verified(self, event: GenerationVerified) -> None:
+        """Only what was read back may push older commits out."""
+        entry = self.catalogue.get(event.generation)
+        if entry is None or self.phase != "running":
+            self.stale(event)
+            return
+        if not event.ok:
+            detail = f"{event.generation} was read back and differs: {event.detail}"
+            self.emit(Report(kind="warning", detail=detail))
+        self.catalogue[event.generation] = _verified(entry, ok=event.ok)
+        self.retain()
+
+    def retain(self) -> None:
+        """Delete what retention lets go."""
+        doomed = self.to_delete()
+        if doomed:
+            for generation in doomed:
+                del self.catalogue[generation]
+            self.emit(DeleteGenerations(epoch=self.epoch, generations=doomed))
+
+    # ------------------------------------------------------------------ breakpoint, fence, time
+
+    def breakpoint_wanted(self, from_node: int, message: BreakpointWanted) -> None:
+        """Somebody knows that the end is near."""
+        if message.incarnation != self.incarnation or self.phase != "running":
+            self.stale(message)
+            return
+        self.break_off(message.reason)
+
+    def break_off(self, reason: str) -> None:
+        """From now on every memory commit goes to disk, beginning with the newest there is."""
+        if not self.breakpoint:
+            self.breakpoint = True
+            self.emit(Report(kind="warning", detail=f"breakpoint save: {reason}"))
+        self.persist_newest()
+
+    def persist_newest(self) -> None:
+        """Ask for the newest memory commit on disk, unless it is on its way."""
+        save = self.saves.get(self.memory_committed) if self.memory_committed else None
+        if save is not None and save.disk == "none":
+            self._open_disk(save)
+            self.broadcast(PersistWanted(generation=save.generation))
+
+    def fence(self, reason: str) -> None:
+        """A newer epoch owns the directory."""
+        assert self.incarnation is not None
+        self.go("fenced")
+        fenced = EpochFenced(incarnation=self.incarnation, epoch=self.epoch, reason=reason)
+        self.broadcast(fenced)
+        self.emit(Report(kind="fenced", detail=f"epoch {self.epoch}: {reason}"))
+
+    def expire_saves(self) -> None:
+        """A vote missing at the deadline is a no."""
+        for save in list(self.saves.values()):
+            seal_s, disk_s = self.now_s - save.began_s, self.now_s - save.disk_began_s
+            if save.memory == "open" and seal_s >= self.deadlines.seal_s:
+                missing = sorted(set(range(self.world_size)) - set(save.sealed))
+                self.drop_memory(save, f"ranks {missing} did not seal within {seal_s:.0f} s")
+            elif save.disk == "open" and disk_s >= self.deadlines.commit_s:
+                missing = sorted(set(range(self.world_size)) - set(save.votes))
+                self.drop_disk(save, f"ranks {missing} did not persist within {disk_s:.0f} s")
+        self._forget()
+
+    def repeat_saves(self) -> None:
+        """A breakpoint request may have been lost."""
+        for save in self.saves.values():
+            if self.breakpoint and save.disk == "open" and save.memory == "committed":
+                self.broadcast(PersistWanted(generation=save.generation))
+
+    def _forget(self) -> None:
+        """Bound the records: settled saves are forgotten, except the one that protects slots."""
+        old = sorted(g for g, s in self.saves.items() if s.finished and g != self.memory_committed)
+        for generation in old[:-_REMEMBERED]:
+            del self.saves[generation]
+            self.floor = max(self.floor or generation, generation)
+
+
+def _verified(entry: CatalogueEntry, *, ok: bool) -> CatalogueEntry:
+    """The entry with the result of reading it back."""
+    return replace(entry, verified=ok, corrupt=not ok)

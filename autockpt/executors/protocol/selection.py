@@ -1,0 +1,216 @@
+"""Which generation to restore: one pure choice for all ranks, and the lineage it must lie on.
+
+After a rollback the same steps are trained again, so a generation that was left behind may be
+greater than the one restored and still be wrong.  Every epoch therefore records its *parent*, the
+generation it began from.  Following parents from the newest epoch gives the *chain*; a generation
+is eligible if its epoch stands on the chain and it is not newer than the point where the chain
+left that epoch.  All others are abandoned for ever.
+
+Source: docs/protocol.md, rules 5 to 8.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autockpt.executors.protocol.messages import (
+    CatalogueEntry,
+    EpochParent,
+    HeldShard,
+    Record,
+    ShardSource,
+)
+from autockpt.values.generation import Generation
+
+Strike = tuple[int, Generation, str]
+"""(rank, generation, kind of source) that turned out bad."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Everything the choice depends on."""
+
+    world_size: int
+    memory: tuple[HeldShard, ...]
+    """Shards in the slots of the node where their rank lives *now*."""
+    committed: tuple[CatalogueEntry, ...]
+    chain: tuple[EpochParent, ...]
+    layout_digests: tuple[str, ...] = ()
+    """What each rank has today, [world_size]; empty: unknown, matches."""
+    struck: frozenset[Strike] = frozenset()
+    resume_from: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The answer: one generation, and a source per rank."""
+
+    generation: Generation
+    step: int
+    sources: tuple[ShardSource, ...] = field(default_factory=tuple)
+    """[world_size]."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Every rank holds it in its own memory."""
+        return all(source.kind == "memory" for source in self.sources)
+
+
+def parents_of(
+    decisions: Iterable[EpochParent], committed: Iterable[CatalogueEntry]
+) -> dict[int, Generation | None]:
+    """Parent of every known epoch; commits fill in for decision records that are missing."""
+    parents = {entry.generation.epoch: entry.parent for entry in committed}
+    parents.update({decision.epoch: decision.parent for decision in decisions})
+    return parents
+
+
+def chain_from(epoch: int, parents: Mapping[int, Generation | None]) -> tuple[EpochParent, ...]:
+    """The chain of parents from `epoch` back, newest first; ends where a record is missing."""
+    chain: list[EpochParent] = []
+    while epoch in parents:
+        parent = parents[epoch]
+        chain.append(EpochParent(epoch=epoch, parent=parent))
+        if parent is None or parent.epoch >= epoch:  # the second would be a corrupt record
+            break
+        epoch = parent.epoch
+    return tuple(chain)
+
+
+def newest_chain(parents: Mapping[int, Generation | None]) -> tuple[EpochParent, ...]:
+    """The chain of the newest decided epoch: what the next epoch may continue."""
+    return chain_from(max(parents), parents) if parents else ()
+
+
+def on_lineage(generation: Generation, chain: tuple[EpochParent, ...]) -> bool:
+    """True if `generation` was never left behind, seen from the newest epoch of `chain`."""
+    if not chain:
+        return False
+    if generation.epoch == chain[0].epoch:
+        return True
+    limits = (link.parent for link in chain if link.parent is not None)
+    return any(generation.epoch == p.epoch and generation.seq <= p.seq for p in limits)
+
+
+def choose(question: Question) -> Choice | None:
+    """The greatest eligible generation whose every shard is recoverable; None if there is none."""
+    for generation in sorted(_candidates(question), reverse=True):
+        entry = _entry(question, generation)
+        held = _held(question, generation)
+        if not _selectable(question, generation, entry, held):
+            continue
+        choice = _plan(question, generation, entry, held)
+        if choice is not None:
+            return choice
+    return None
+
+
+def _candidates(question: Question) -> set[Generation]:
+    known = {shard.generation for shard in question.memory}
+    known |= {entry.generation for entry in question.committed}
+    if question.resume_from is not None:
+        known &= {question.resume_from}
+    return {generation for generation in known if on_lineage(generation, question.chain)}
+
+
+def _entry(question: Question, generation: Generation) -> CatalogueEntry | None:
+    return next((e for e in question.committed if e.generation == generation), None)
+
+
+def _held(question: Question, generation: Generation) -> dict[int, HeldShard]:
+    return {
+        shard.rank: shard
+        for shard in question.memory
+        if shard.generation == generation
+        and shard.world_size == question.world_size
+        and (shard.rank, generation, "memory") not in question.struck
+        and _matches(question, shard.rank, shard.layout_digest)
+    }
+
+
+def _selectable(
+    question: Question,
+    generation: Generation,
+    entry: CatalogueEntry | None,
+    held: Mapping[int, HeldShard],
+) -> bool:
+    """Suspect or quarantined states are restored only when a person asks for exactly them."""
+    if question.resume_from == generation:
+        return True
+    if entry is not None and (entry.quarantined or entry.health != "good"):
+        return False
+    return all(shard.health == "good" for shard in held.values())
+
+
+def _plan(
+    question: Question,
+    generation: Generation,
+    entry: CatalogueEntry | None,
+    held: Mapping[int, HeldShard],
+) -> Choice | None:
+    if entry is not None and entry.world_size != question.world_size:
+        return _reshard(question, entry)
+    sources = tuple(_sources(question, generation, entry, held))
+    if len(sources) < question.world_size:
+        return None
+    step = entry.step if entry is not None else held[0].step
+    return Choice(generation=generation, step=step, sources=sources)
+
+
+def _sources(
+    question: Question,
+    generation: Generation,
+    entry: CatalogueEntry | None,
+    held: Mapping[int, HeldShard],
+) -> Iterator[ShardSource]:
+    """A source per rank, memory first; ends early at the first rank that has none."""
+    for rank in range(question.world_size):
+        disk = _disk_record(question, entry, rank)
+        expected = _root(entry, rank)
+        shard = held.get(rank)
+        if shard is not None and expected in ("", shard.root):
+            yield ShardSource(kind="memory", slot=shard.slot, root=shard.root)
+        elif disk is not None:
+            yield ShardSource(kind="disk", root=expected, records=(disk,))
+        else:
+            return
+
+
+def _root(entry: CatalogueEntry | None, rank: int) -> str:
+    """Digest the commit names for this rank's content; empty if it names none."""
+    if entry is None or not _complete(entry):
+        return ""
+    return str(entry.records[rank].get("root", ""))
+
+
+def _disk_record(question: Question, entry: CatalogueEntry | None, rank: int) -> Record | None:
+    if entry is None or entry.corrupt or not _complete(entry):
+        return None
+    if (rank, entry.generation, "disk") in question.struck:
+        return None
+    if entry.layout_digests and not _matches(question, rank, entry.layout_digests[rank]):
+        return None
+    return entry.records[rank]
+
+
+def _complete(entry: CatalogueEntry | None) -> bool:
+    """The commit lists one file per rank, as its world size says."""
+    if entry is None or len(entry.records) != entry.world_size:
+        return False
+    return len(entry.layout_digests) in (0, entry.world_size)
+
+
+def _reshard(question: Question, entry: CatalogueEntry) -> Choice | None:
+    """Every rank reads from all files, if the commit allows another number of ranks."""
+    ranks = range(question.world_size)
+    struck = any((rank, entry.generation, "reshard") in question.struck for rank in ranks)
+    if not entry.reshardable or entry.corrupt or struck or not _complete(entry):
+        return None
+    source = ShardSource(kind="reshard", records=entry.records)
+    return Choice(generation=entry.generation, step=entry.step, sources=(source,) * len(ranks))
+
+
+def _matches(question: Question, rank: int, layout_digest: str) -> bool:
+    """Two layouts match if they are equal or one of them is not known."""
+    if not question.layout_digests or not layout_digest:
+        return True
+    return question.layout_digests[rank] in ("", layout_digest)

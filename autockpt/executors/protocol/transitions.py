@@ -1,0 +1,161 @@
+"""The phases of both machines, of a slot and of a save, as one table.
+
+docs/protocol.md prints it (`markdown`), the machines are checked against it (`moved`), and the
+simulator counts that every row is walked: three readers, one truth.  No rule lives here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CoordinatorPhase = Literal[
+    "idle",
+    "gathering",
+    "claiming",
+    "inventory",
+    "deciding",
+    "restoring",
+    "running",
+    "refused",
+    "fenced",
+]
+NodePhase = Literal["idle", "waiting", "restoring", "open", "fenced"]
+SlotState = Literal["empty", "writing", "sealed"]
+MemoryState = Literal["open", "committed", "dropped"]
+DiskState = Literal["none", "open", "committing", "durable", "dropped"]
+Actor = Literal["coordinator", "node", "slot", "save in memory", "save on disk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One row: `actor` goes from one of `sources` to `target` when `cause` happens."""
+
+    actor: Actor
+    sources: tuple[str, ...]
+    target: str
+    cause: str
+    effect: str
+
+
+def _row(actor: Actor, sources: str, target: str, cause: str, effect: str) -> Transition:
+    names = tuple(sources.split(", "))
+    return Transition(actor=actor, sources=names, target=target, cause=cause, effect=effect)
+
+
+_ANY = "idle, gathering, claiming, inventory, deciding, restoring, running, refused, fenced"
+
+TRANSITIONS: tuple[Transition, ...] = (
+    _row("coordinator", _ANY, "gathering", "RankAttached of an incarnation that may take over", ""),
+    _row(
+        "coordinator",
+        "gathering",
+        "claiming",
+        "all ranks attached, or a running one came back",
+        "ClaimEpoch",
+    ),
+    _row("coordinator", "claiming", "inventory", "EpochClaimed", "InventoryWanted to every node"),
+    _row(
+        "coordinator",
+        "inventory, restoring",
+        "deciding",
+        "every node answered or deadline; RankBad: source struck out",
+        "WriteDecision",
+    ),
+    _row("coordinator", "deciding", "restoring", "DecisionWritten", "RestoreOrdered to all ranks"),
+    _row("coordinator", "restoring", "running", "all ranks verified", "EpochOpened"),
+    _row("coordinator", "deciding", "running", "DecisionWritten: from scratch", "EpochOpened"),
+    _row(
+        "coordinator", "inventory", "running", "the epoch already ran (new keeper)", "EpochOpened"
+    ),
+    _row(
+        "coordinator",
+        "gathering, claiming, inventory, deciding, restoring",
+        "refused",
+        "EpochRefused, rank or node lost, nothing recoverable, deadline",
+        "AttachDenied",
+    ),
+    _row(
+        "coordinator",
+        "claiming, deciding, running",
+        "fenced",
+        "the directory has a newer epoch",
+        "EpochFenced",
+    ),
+    _row(
+        "node",
+        "idle, waiting, restoring, open, fenced",
+        "waiting",
+        "TrainerAttached of an incarnation that may take over",
+        "FenceTrainer, AbortPersist, RankAttached",
+    ),
+    _row("node", "waiting, restoring", "restoring", "InventoryWanted", "InventoryReported"),
+    _row("node", "waiting, restoring", "open", "EpochOpened", "Resume or StartFresh"),
+    _row("node", "waiting, restoring, open", "fenced", "EpochFenced", "FenceTrainer, AbortPersist"),
+    _row(
+        "slot",
+        "empty, sealed",
+        "writing",
+        "SaveRequested and the slot may be overwritten",
+        "GrantSlot",
+    ),
+    _row("slot", "writing", "sealed", "ShardSealed of the open epoch, not dropped", "RankSealed"),
+    _row(
+        "slot",
+        "writing",
+        "empty",
+        "ShardDiscarded, TrainerLost; ShardSealed after GenerationDropped or a takeover",
+        "RankDropped",
+    ),
+    _row("slot", "sealed", "empty", "GenerationDropped; late ShardDiscarded", ""),
+    _row("save in memory", "open", "committed", "RankSealed from all ranks", "MemoryCommitted"),
+    _row(
+        "save in memory",
+        "open",
+        "dropped",
+        "RankDropped, RankLost, deadline, a newer one is memory-committed",
+        "GenerationDropped",
+    ),
+    _row(
+        "save on disk",
+        "none",
+        "open",
+        "RankBegan with disk, RankPrepared, breakpoint",
+        "PersistWanted (breakpoint)",
+    ),
+    _row(
+        "save on disk",
+        "open",
+        "committing",
+        "RankSealed and RankPrepared from all ranks",
+        "WriteCommit",
+    ),
+    _row(
+        "save on disk",
+        "committing",
+        "durable",
+        "CommitWritten",
+        "DurableCommitted, VerifyGeneration, DeleteGenerations",
+    ),
+    _row(
+        "save on disk",
+        "none, open, committing",
+        "dropped",
+        "RankDropped, deadline, CommitFailed, a newer one is durable",
+        "GenerationDropped, TrashGeneration",
+    ),
+)
+
+_ALLOWED = {(row.actor, source, row.target) for row in TRANSITIONS for source in row.sources}
+
+
+def moved(actor: Actor, source: str, target: str) -> None:
+    """Assert that the table has this move; a failure is a bug of ours, never the network's."""
+    assert (actor, source, target) in _ALLOWED, f"{actor}: no transition {source} -> {target}"
+
+
+def markdown() -> str:
+    """The table as docs/protocol.md shows it."""
+    lines = ["| who | from | to | when | tells |", "|---|---|---|---|---|"]
+    for row in TRANSITIONS:
+        sources = "any" if ", ".join(row.sources) == _ANY else ", ".join(row.sources)
+        lines.append(f"| {row.actor} | {sources} | {row.target} | {row.cause} | {row.effect} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,146 @@
+"""One decision for all ranks, carried out by this one: restore, verify, report, go on.
+
+The keepers decide which generation and from where; a source that turns out bad is reported, struck
+out, and the decision is taken again for everybody.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.image import read_trailer
+from autockpt.executors.link import KeeperLink
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.restore import (
+    Chunks,
+    RestoredState,
+    SlotChunks,
+    apply_state,
+    open_disk,
+    restore_tensors,
+)
+from autockpt.executors.state import LiveState
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    DirectoryBusyError,
+    NoCheckpointError,
+    StorageError,
+)
+from autockpt.values.generation import Generation
+
+ATTACH_TIMEOUT_S = 600.0
+"""All ranks must have attached within this time; they may still be importing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where the training goes on."""
+
+    epoch: int
+    step: int
+    generation: Generation | None
+    """None: from scratch."""
+    source: str
+    """memory, disk, or "" from scratch."""
+    bytes: int
+    progress: dict[str, Any] | None
+    rng: Any
+
+
+def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
+    """Waits for the decision and carries it out.
+
+    Raises DirectoryBusyError (another live run), NoCheckpointError (committed once, nothing can be
+    restored), ConfigError (the state does not fit the checkpoint).
+    """
+    import queue
+
+    restored: RestoredState | None = None
+    order: p.RestoreShard | None = None
+    while True:
+        try:
+            message = link.restore_orders.get(timeout=ATTACH_TIMEOUT_S)
+        except queue.Empty:
+            raise AutockptError(
+                f"rank {link.rank}: no decision from the keepers within {ATTACH_TIMEOUT_S:.0f} s; "
+                "is a rank missing? see logs/keeper-*.log in the run directory"
+            ) from None
+        match message:
+            case p.RestoreShard():
+                order = message
+                restored = _carry_out(link, state, checkpoints, message)
+            case p.StartFresh(epoch=epoch):
+                return Resumed(
+                    epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
+                    rng=None,
+                )  # fmt: skip
+            case p.Resume() if restored is not None and order is not None:
+                return _finish(state, message, order, restored)
+            case p.AttachRefused(reason=reason):
+                raise DirectoryBusyError(reason)
+            case p.RestoreRefused(reason=reason):
+                raise NoCheckpointError(
+                    f"{checkpoints}: {reason}; start over on purpose with --fresh, or roll back "
+                    "with --resume-from"
+                )
+
+
+def _carry_out(
+    link: KeeperLink, state: LiveState, checkpoints: str, order: p.RestoreShard
+) -> RestoredState | None:
+    try:
+        chunks = _open(link, checkpoints, order)
+        try:
+            restored = restore_tensors(chunks, state)
+        finally:
+            chunks.close()
+    except (CorruptCheckpointError, StorageError, OSError) as error:
+        link.send(
+            p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=str(error))
+        )
+        return None
+    link.send(p.ShardVerified(rank=link.rank, epoch=order.epoch, attempt=order.attempt))
+    return restored
+
+
+def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Chunks:
+    source = order.source
+    if source.kind == "memory":
+        slot = source.slot
+        if slot is None or not link.wait_until(lambda: slot < len(link.slots), 30.0):
+            raise CorruptCheckpointError(f"memory: slot {slot} was not handed over")
+        arena = link.slots[slot]
+        index = read_trailer(arena.view[link.image_bytes :])
+        if index is None or index.root != source.root or index.generation != order.generation:
+            raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
+        return SlotChunks(arena, index)
+    if source.kind == "disk" and source.records:
+        folder = os.path.join(checkpoints, order.generation.name)
+        return open_disk(folder, source.records[0])
+    raise ConfigError(
+        f"generation {order.generation} was written by another number of ranks; run it with the "
+        "same --nproc-per-node and --nnodes"
+    )
+
+
+def _finish(
+    state: LiveState, message: p.Resume, order: p.RestoreShard, restored: RestoredState
+) -> Resumed:
+    applied = apply_state(restored, state)
+    step = int(applied["progress"]["step"])
+    if step != message.step:
+        raise CorruptCheckpointError(
+            f"generation {message.generation}: its state says step {step}, its commit says "
+            f"{message.step}"
+        )
+    return Resumed(
+        epoch=message.epoch,
+        step=step,
+        generation=message.generation,
+        source=order.source.kind,
+        bytes=restored.bytes,
+        progress=applied["progress"],
+        rng=applied["rng"],
+    )

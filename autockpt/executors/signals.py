@@ -1,0 +1,58 @@
+"""Signals when the training thread cannot hear them.
+
+A Python handler does not run while the thread sits in a collective.  `set_wakeup_fd` writes the
+signal's number to a socket from C, and a thread of ours reads it within a millisecond: it tells the
+keeper, gives the loop a moment to reach a boundary, and leaves.  A survivor that stays would hold
+torchelastic's restart for 30 seconds (measured).
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+GRACE_S = 1.5
+"""How long the loop may take to reach a boundary after SIGTERM."""
+
+
+class TerminationWatch:
+    """Watches SIGTERM unless the script has its own handler for it."""
+
+    def __init__(self, on_signal: Callable[[int], None]) -> None:
+        self._on_signal = on_signal
+        self.requested = 0
+        """Number of the signal that asked us to leave, 0 before."""
+        self._stopped = threading.Event()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return  # the script looks after it
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._former = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        threading.Thread(target=self._watch, name="autockpt-signals", daemon=True).start()
+
+    def stop(self) -> None:
+        """The loop reached a boundary and leaves by itself."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while True:
+            data = self._reader.recv(16)
+            self._pass_on(data)
+            if signal.SIGTERM in data:
+                break
+        self.requested = int(signal.SIGTERM)
+        with contextlib.suppress(Exception):
+            self._on_signal(self.requested)
+        if not self._stopped.wait(GRACE_S):
+            os._exit(128 + self.requested)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Somebody else's wake-up descriptor keeps getting its bytes."""
+        if self._former >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._former, data)

@@ -1,0 +1,166 @@
+"""State <-> (JSON skeleton, tensors): a closed set of types and no pickle.
+
+A skeleton is JSON in which every value that JSON lacks is an object with one key that starts with
+"$".  Tensors are replaced by {"$tensor": name} and travel as bytes of the image.  An object outside
+the set is an error that names its place, found at attach by a dry encoding.
+"""
+
+import base64
+import math
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
+
+MAX_DEPTH = 32
+
+Skeleton = Any
+"""JSON data."""
+
+_EXACT_INT = 2**53
+
+
+def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0) -> Skeleton:
+    """The skeleton of `value`; its tensors are added to `tensors` under dotted paths.
+
+    Raises ConfigError naming `path` and the way out for anything outside the closed set.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH}; flatten this state")
+    if value is None or (isinstance(value, bool | str) and type(value) in (bool, str)):
+        return value
+    if type(value) is int:
+        return value if abs(value) < _EXACT_INT else {"$int": str(value)}
+    if type(value) is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value, path, tensors)
+    if isinstance(value, dict):
+        return _encode_dict(value, path, tensors, depth)
+    if type(value) in (list, tuple):
+        items = [encode(v, f"{path}.{i}", tensors, depth + 1) for i, v in enumerate(value)]
+        return items if type(value) is list else {"$tuple": items}
+    scalar = _encode_scalar(value)
+    if scalar is not None:
+        return scalar
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return {"$array": _encode_tensor(torch.from_numpy(value.copy()), path, tensors)}
+    raise ConfigError(
+        f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved safely; "
+        "give its owner a state_dict()/load_state_dict() of tensors, numbers, strings, lists and "
+        "dicts, or leave it out of autockpt.attach()"
+    )
+
+
+def decode(
+    skeleton: Skeleton, tensors: dict[str, torch.Tensor], device: torch.device | None = None
+) -> Any:
+    """The value of a skeleton; tensors that lived on an accelerator go to `device`.
+
+    Raises CorruptCheckpointError for unknown marks.
+    """
+    if isinstance(skeleton, list):
+        return [decode(item, tensors, device) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if len(skeleton) == 1:
+        (key, inner), *_ = skeleton.items()
+        if key.startswith("$"):
+            return _decode_mark(key, inner, tensors, device)
+    return {key: decode(item, tensors, device) for key, item in skeleton.items()}
+
+
+def tensor_names(skeleton: Skeleton) -> list[str]:
+    """Names of the tensors that a skeleton refers to, in order."""
+    if isinstance(skeleton, list):
+        return [name for item in skeleton for name in tensor_names(item)]
+    if isinstance(skeleton, dict):
+        for mark in ("$tensor", "$device_tensor"):
+            if set(skeleton) == {mark}:
+                return [skeleton[mark]]
+        return [name for item in skeleton.values() for name in tensor_names(item)]
+    return []
+
+
+def _encode_tensor(value: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> Skeleton:
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise ConfigError(
+            f"{path}: a {value.layout} tensor on {value.device} cannot be saved; keep dense "
+            "tensors in the state, or convert it in state_dict()"
+        )
+    tensors[path] = value.detach()
+    return {"$tensor" if value.device.type == "cpu" else "$device_tensor": path}
+
+
+def _encode_dict(
+    value: dict[Any, Any], path: str, tensors: dict[str, torch.Tensor], depth: int
+) -> Skeleton:
+    if type(value) not in (dict, OrderedDict, defaultdict) and not isinstance(value, dict):
+        raise ConfigError(f"{path}: a {type(value).__qualname__} cannot be saved; use a dict")
+    plain = all(type(key) is str and not key.startswith("$") for key in value)
+    if plain:
+        return {k: encode(v, f"{path}.{k}", tensors, depth + 1) for k, v in value.items()}
+    pairs = [
+        [encode(k, f"{path}.<key>", {}, depth + 1), encode(v, f"{path}.{k}", tensors, depth + 1)]
+        for k, v in value.items()
+    ]
+    return {"$dict": pairs}
+
+
+def _encode_scalar(value: Any) -> Skeleton | None:
+    if isinstance(value, torch.Size):
+        return {"$size": list(value)}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    if type(value) is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if type(value) is complex:
+        return {"$complex": [repr(value.real), repr(value.imag)]}
+    if type(value) in (set, frozenset) and all(type(v) in (int, str) for v in value):
+        return {"$set": sorted(value, key=repr)}
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        raw = base64.b64encode(value.tobytes()).decode()
+        return {"$scalar": [value.dtype.str, raw]}
+    if isinstance(value, bool | int | float | str):  # enum members and other subclasses
+        return None
+    return None
+
+
+def _decode_mark(
+    key: str, inner: Any, tensors: dict[str, torch.Tensor], device: torch.device | None
+) -> Any:
+    if key in ("$tensor", "$device_tensor"):
+        if inner not in tensors:
+            raise CorruptCheckpointError(f"tensor {inner!r} is named and not in the image")
+        tensor = tensors[inner]
+        return tensor if key == "$tensor" or device is None else tensor.to(device)
+    if key == "$array":
+        return decode(inner, tensors).numpy()
+    if key == "$tuple":
+        return tuple(decode(item, tensors, device) for item in inner)
+    if key == "$dict":
+        return {decode(k, tensors): decode(v, tensors, device) for k, v in inner}
+    if key == "$int":
+        return int(inner)
+    if key == "$float":
+        return float(inner)
+    if key == "$complex":
+        return complex(float(inner[0]), float(inner[1]))
+    if key == "$bytes":
+        return base64.b64decode(inner)
+    if key == "$size":
+        return torch.Size(inner)
+    if key == "$set":
+        return set(inner)
+    if key == "$device":
+        return torch.device(inner)
+    if key == "$dtype" and isinstance(getattr(torch, inner, None), torch.dtype):
+        return getattr(torch, inner)
+    if key == "$scalar":
+        return np.frombuffer(base64.b64decode(inner[1]), dtype=np.dtype(inner[0]))[0]
+    raise CorruptCheckpointError(f"unknown mark {key!r} in the saved state; a newer autockpt?")

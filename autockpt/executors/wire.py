@@ -1,0 +1,279 @@
+"""Small framed messages over a Unix socket, with file descriptors where memory is handed over.
+
+Trainer and keeper share nothing but memory and this: 4 bytes of length, then JSON {"type", "body"}
+of a frozen dataclass.  No pickle; unknown types are refused; a frame is at most 16 MiB.  Protocol
+events and instructions travel as they are, so the state machine sees what was sent.
+"""
+
+import array
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import struct
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.protocol import messages as protocol
+from autockpt.values.errors import ConfigError, ProtocolError
+from autockpt.values.generation import Generation
+from autockpt.values.record import from_data, to_data
+
+MAX_FRAME_BYTES = 16 * 2**20
+MAX_DESCRIPTORS = 64
+WIRE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of a trainer; carries the descriptor of its board and of slots it holds."""
+
+    wire_version: int
+    pid: int
+    rank: int
+    attach: protocol.TrainerAttached
+    launcher_pid: int
+    slots_held: int
+    """Slot descriptors that come with this message, behind the board's; 0 at the first start."""
+    slot_chunk_bytes: int
+    slot_image_bytes: int
+    """Image capacity of the slots held."""
+    restart_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsWanted:
+    """The layout is known: allocate `slots` images of this size (replaces smaller ones)."""
+
+    rank: int
+    image_bytes: int
+    chunk_bytes: int
+    slots: int
+    limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsGiven:
+    """Comes with one descriptor per slot."""
+
+    rank: int
+    image_bytes: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsRefused:
+    """There is not enough memory; the reason names the binding limit."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotBegan:
+    """The copy into the granted slot has begun: poll the board and follow it."""
+
+    rank: int
+    generation: Generation
+    step: int
+    slot: int
+    image_bytes: int
+    boundary_end: int
+    layout_digest: str
+    writers: int
+    chunk_bytes: int
+    direct_io: bool
+    streaming: bool
+    codec: str
+    class_ranges: tuple[tuple[int, ...], ...] = ()
+    """[start, stop) of the image that the codec applies to; empty: everything."""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotCopied:
+    """Every byte is in the slot and proven unchanged."""
+
+    rank: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTorn:
+    """The snapshot is worthless (state changed, copy failed, plan changed before it began)."""
+
+    rank: int
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerResumed:
+    """The restored state is in place; for telemetry and the failure log."""
+
+    rank: int
+    generation: Generation | None
+    step: int
+    source: str
+    bytes: int
+    restore_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLeaving:
+    """The training ended by itself or on a signal: no failure."""
+
+    rank: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusWanted:
+    """A launcher or tool asks how things stand."""
+
+    leave_when_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Answer to StatusWanted."""
+
+    pid: int
+    epoch: int
+    trainers: tuple[int, ...]
+    memory_committed: str
+    durable: str
+    draining: bool
+    slots_bytes: int
+    degraded: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlAddress:
+    """Where the keepers of the nodes of this run listen, by node; from the rendezvous store."""
+
+    addresses: dict[str, str]
+
+
+_OWN = (
+    Hello, SlotsWanted, SlotsGiven, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn,
+    TrainerResumed, TrainerLeaving, StatusWanted, Status, ControlAddress,
+)  # fmt: skip
+_PROTOCOL = (
+    protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,
+    protocol.BreakpointRequested, protocol.PlanPrepared, protocol.PlanLate, protocol.PlanProposed,
+    protocol.GrantSlot, protocol.SkipSave, protocol.DiscardSnapshot,
+    protocol.AnnounceMemoryCommitted, protocol.AnnounceDurable, protocol.AnnounceDropped,
+    protocol.AttachRefused, protocol.FenceTrainer, protocol.RestoreShard, protocol.RestoreRefused,
+    protocol.StartFresh, protocol.Resume, protocol.PreparePlan, protocol.ApplyPlan,
+    protocol.AbortPlan,
+)  # fmt: skip
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*_OWN, *_PROTOCOL)}
+
+_LENGTH = struct.Struct("!I")
+
+
+class Connection:
+    """One end of a trainer-keeper socket; `send` is thread safe only behind the caller's lock."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._received = bytearray()
+        self._descriptors: list[int] = []
+
+    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a whole frame.  Raises OSError when the peer is gone."""
+        body = {"type": type(message).__name__, "body": to_data(message)}
+        text = json.dumps(body, separators=(",", ":")).encode()
+        frame = _LENGTH.pack(len(text)) + text
+        if descriptors:
+            rights = array.array("i", descriptors)
+            sent = self.sock.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            frame = frame[sent:]
+        if frame:
+            self.sock.sendall(frame)
+
+    def receive(self) -> list[tuple[Any, list[int]]]:
+        """Reads once and returns the whole messages so far, each with its descriptors.
+
+        Raises ProtocolError for a malformed frame and EOFError when the peer closed.
+        """
+        size = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        data, ancillary, _, _ = self.sock.recvmsg(2**18, size)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                got = array.array("i")
+                got.frombytes(payload[: len(payload) - len(payload) % got.itemsize])
+                self._descriptors.extend(got)
+        if not data:
+            raise EOFError("peer closed the connection")
+        self._received += data
+        messages = []
+        while (message := self._next()) is not None:
+            taken, self._descriptors = self._descriptors, []
+            messages.append((message, taken))
+        return messages
+
+    def close(self) -> None:
+        """Closes the socket and descriptors nobody took."""
+        for fd in self._descriptors:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._descriptors.clear()
+        self.sock.close()
+
+    def _next(self) -> Any | None:
+        if len(self._received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._received)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+        end = _LENGTH.size + length
+        if len(self._received) < end:
+            return None
+        text = bytes(self._received[_LENGTH.size : end])
+        del self._received[:end]
+        return decode(text)
+
+
+def decode(text: bytes) -> Any:
+    """The message in a frame.  Raises ProtocolError."""
+    try:
+        data = json.loads(text)
+        kind = _KINDS[data["type"]]
+        return from_data(kind, data["body"], where=data["type"])
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        raise ProtocolError(f"malformed message: {error!r}") from None
+
+
+def describe(message: Any) -> str:
+    """A message for the log."""
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    return f"{type(message).__name__}({', '.join(f'{k}={v}' for k, v in fields.items())[:300]})"
+
+
+def keeper_directory(run_directory: str, node: int) -> str:
+    """The 0700 directory of a keeper's socket and lock; created if missing.
+
+    Not inside the run directory, which may be on a network file system or have a path longer than
+    a socket's 107 bytes.  Raises ProtocolError when somebody else made the parent.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    parent = os.path.join(base, f"autockpt-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent, 0o700)
+    stat = os.lstat(parent)
+    if stat.st_uid != os.getuid() or stat.st_mode & 0o077:
+        raise ProtocolError(
+            f"{parent}: belongs to uid {stat.st_uid} with mode {stat.st_mode & 0o777:o}; expected "
+            f"our own with 700; remove it or set XDG_RUNTIME_DIR"
+        )
+    key = hashlib.sha256(os.path.realpath(run_directory).encode()).hexdigest()[:16]
+    directory = os.path.join(parent, f"{key}-{node:03d}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    return directory

@@ -1,0 +1,137 @@
+"""This process's place in the job: ranks, nodes, directories, goal and plan, from the environment."""
+
+import os
+import sys
+from dataclasses import dataclass
+
+from autockpt.executors.directory import pid_start
+from autockpt.executors.protocol import messages as p
+from autockpt.run_directory import RunDirectory
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Decision, TierPlan, safe_default_plan
+from autockpt.values.profile import Profile
+
+PROFILING_INTERVAL_STEPS = 8
+"""While a run profiles itself: often enough to be measured within its first dozens of steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One rank of one launch."""
+
+    run_directory: str
+    checkpoints: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node: int
+    nodes: tuple[int, ...]
+    """Node of every rank, [world_size]."""
+    launch_id: str
+    launcher_pid: int
+    restart_count: int
+    resume_from: Generation | None
+    fresh: bool
+    goal: Goal
+    plan: CheckpointPlan
+    decision: Decision | None
+    profile: Profile | None
+    profile_in_place: bool
+    """No fitting profile exists: measure the first iterations."""
+
+    @property
+    def telemetry_path(self) -> str:
+        """Event file of this rank."""
+        return os.path.join(self.run_directory, "telemetry", f"rank-{self.rank:05d}.jsonl")
+
+    def attach_event(self) -> p.TrainerAttached:
+        """How this rank introduces itself."""
+        return p.TrainerAttached(
+            rank=self.rank,
+            incarnation=p.Incarnation(launch_id=self.launch_id, restart_round=self.restart_count),
+            world_size=self.world_size,
+            nodes=self.nodes,
+            slots=0,
+            resume_from=self.resume_from,
+            fresh=self.fresh,
+            plan_version=self.plan.version,
+        )
+
+
+def current_job(
+    *, run_dir: str | None = None, policy: Goal | None = None, fresh: bool = False
+) -> Job:
+    """The job as torchrun, `autockpt run` or a plain `python` started it."""
+    environment = os.environ
+    script = os.path.splitext(os.path.basename(sys.argv[0] or "run"))[0] or "run"
+    path = environment.get("AUTOCKPT_RUN_DIR") or run_dir or os.path.join("runs", script)
+    files = RunDirectory.create(os.path.abspath(path))
+    goal = policy or files.read_goal() or Goal()
+    if policy is not None:
+        files.write_goal(policy)
+    decision, profile = files.read_decision(), files.read_profile()
+    in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
+    world_size = _number("WORLD_SIZE", "SLURM_NTASKS", 1)
+    rank = _number("RANK", "SLURM_PROCID", 0)
+    local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
+    launch_id, launcher_pid = _launcher()
+    resume_from = environment.get("AUTOCKPT_RESUME_FROM")
+    return Job(
+        run_directory=os.path.abspath(path),
+        checkpoints=str(files.checkpoints(goal)),
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", 0),
+        node=rank // max(1, local_size),
+        nodes=tuple(r // max(1, local_size) for r in range(world_size)),
+        launch_id=launch_id,
+        launcher_pid=launcher_pid,
+        restart_count=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0),
+        resume_from=Generation.from_name(resume_from) if resume_from else None,
+        fresh=fresh or environment.get("AUTOCKPT_FRESH") == "1",
+        goal=goal,
+        plan=_first_plan(goal, decision, in_place=in_place),
+        decision=decision,
+        profile=profile,
+        profile_in_place=in_place,
+    )
+
+
+def _first_plan(goal: Goal, decision: Decision | None, *, in_place: bool) -> CheckpointPlan:
+    from dataclasses import replace
+
+    if decision is not None:
+        return decision.plan
+    plan = safe_default_plan(retention=goal.retention)
+    if not in_place:
+        return plan
+    tiers = tuple(
+        TierPlan(tier=tier.tier, interval_steps=PROFILING_INTERVAL_STEPS) for tier in plan.tiers
+    )
+    return replace(plan, tiers=tiers)
+
+
+def _launcher() -> tuple[str, int]:
+    """(launch id, process): equal on all ranks of a launch, kept over its restarts."""
+    environment = os.environ
+    if "AUTOCKPT_LAUNCH_ID" in environment:
+        pid = environment.get("AUTOCKPT_LAUNCHER_PID", "")
+        return environment["AUTOCKPT_LAUNCH_ID"], int(pid) if pid.isdigit() else os.getppid()
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id != "none":
+        return f"torchrun-{run_id}", os.getppid()
+    if "RANK" in environment:
+        parent = os.getppid()
+        return f"agent-{parent}-{pid_start(parent)}", parent
+    own = os.getpid()
+    return f"process-{own}-{pid_start(own)}", own
+
+
+def _number(*names_and_default: str | int) -> int:
+    *names, default = names_and_default
+    for name in names:
+        text = os.environ.get(str(name), "")
+        if text.isdigit():
+            return int(text)
+    return int(default)

@@ -1,0 +1,1 @@
+"""WHAT SHOULD WE DO?"""

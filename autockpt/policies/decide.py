@@ -1,0 +1,301 @@
+"""Profile + Goal -> Decision: every choice with its reason, its numbers and its runner-up.
+
+Pure: the same inputs give the same decision, byte for byte, so a decision can be replayed.
+"""
+
+import hashlib
+from dataclasses import replace
+
+from autockpt.policies.codec import CodecChoice, choose_codec
+from autockpt.policies.costs import Costs, profile_costs
+from autockpt.policies.expectation import expected_of, rates_of, todays_habit
+from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
+from autockpt.policies.staging import (
+    SlotChoice,
+    WriteChoice,
+    choose_path,
+    choose_schedule,
+    choose_slots,
+    choose_write,
+)
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
+from autockpt.values.plan import (
+    CheckpointPlan,
+    Choice,
+    Decision,
+    Staging,
+    TierPlan,
+)
+from autockpt.values.profile import Profile
+from autockpt.values.record import to_json
+from autockpt.values.units import (
+    format_bytes,
+    format_duration,
+    format_fraction,
+)
+
+
+def decide(profile: Profile, goal: Goal) -> Decision:
+    """The plan that minimises the waste rate under the goal's limits and pins, explained.
+
+    Raises ConfigError where limits and pins cannot hold together, naming the nearest way out.
+    """
+    write = choose_write(profile, goal.pins)
+    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
+    staging, _, schedule = choose_schedule(profile, goal, _base(goal, write), write.measure)
+    costs = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
+    _check_stall(costs, goal, staging)
+    slots = choose_slots(profile, goal)
+    path = choose_path(profile, goal, write.measure)
+    rates = rates_of(profile, goal)
+    sync = staging.persist == "sync"
+    intervals = choose_intervals(
+        costs, rates, goal, memory_on=slots.memory_on, slots=slots.slots, sync=sync
+    )
+    plan = _plan(profile, goal, staging, codec, slots, intervals, path=path.chosen)
+    choices = (
+        *_interval_choices(costs, rates, intervals, profile),
+        _staging_choice(schedule, write),
+        path,
+        codec.choice,
+        _retention_choice(profile, goal, intervals),
+        _slot_choice(slots, costs, rates, goal, sync=sync, taken=intervals),
+    )
+    return Decision(
+        plan=plan,
+        choices=choices,
+        expected=expected_of(costs, profile, goal, intervals, memory_on=slots.memory_on),
+        current=todays_habit(profile, goal),
+        warnings=_warnings(profile, goal, costs, intervals),
+    )
+
+
+def _base(goal: Goal, write: WriteChoice) -> Staging:
+    pins = goal.pins
+    return Staging(
+        persist=pins.persist or "async",
+        streaming=True if pins.streaming is None else pins.streaming,
+        preallocate=True if pins.preallocate is None else pins.preallocate,
+        chunk_bytes=write.chunk_bytes,
+        writers=write.writers,
+        direct_io=write.direct_io,
+    )
+
+
+def _check_stall(costs: Costs, goal: Goal, staging: Staging) -> None:
+    limit = goal.limits.stall_s
+    stall_s = costs.stall_high_s + costs.blocked_s
+    if limit is None or stall_s <= limit:
+        return
+    pinned = [
+        name
+        for name, pin in (
+            ("staging.persist: sync", staging.persist == "sync"),
+            ("staging.schedule: blocking", goal.pins.schedule == "blocking"),
+        )
+        if pin
+    ]
+    way = f" or without {' and '.join(pinned)}" if pinned else ""
+    raise ConfigError(
+        f"limits.stall is {format_duration(limit)}, and a checkpoint stalls training for "
+        f"{format_duration(stall_s)} ({staging.schedule}, {staging.persist}, 95th percentile); "
+        f"nearest: limits.stall {format_duration(stall_s * 1.01)}{way}"
+    )
+
+
+def _plan(
+    profile: Profile,
+    goal: Goal,
+    staging: Staging,
+    codec: CodecChoice,
+    slots: SlotChoice,
+    intervals: Intervals,
+    *,
+    path: str,
+) -> CheckpointPlan:
+    digest = profile.fingerprint.digest
+    inputs = to_json(profile) + to_json(goal)
+    return CheckpointPlan(
+        plan_id="plan-" + hashlib.sha256(inputs.encode()).hexdigest()[:12],
+        version=1,
+        fingerprint=digest,
+        tiers=(
+            TierPlan(tier="memory", interval_steps=intervals.memory_steps),
+            TierPlan(
+                tier="disk",
+                interval_steps=intervals.disk_steps,
+                path="direct" if path == "direct" else "host",
+                codec=codec.codec,
+            ),
+        ),
+        staging=staging,
+        slots=slots.slots,
+        retention=goal.retention,
+        restore_order=("memory", "disk") if slots.memory_on else ("disk",),
+        retune=True if goal.pins.retune is None else goal.pins.retune,
+        overhead_budget=goal.limits.overhead,
+    )
+
+
+def _interval_choices(
+    costs: Costs, rates: Rates, intervals: Intervals, profile: Profile
+) -> tuple[Choice, Choice]:
+    tiers = tiers_of(costs, rates, memory_on=intervals.memory_steps > 0)
+    shared = {"waste": intervals.waste.total, "iteration_s": costs.iteration_s}
+    memory = _interval_choice(
+        "memory.interval",
+        intervals.memory_steps,
+        intervals.memory_period_s,
+        intervals.optimum_memory_s,
+        cost_s=tiers.memory.exposed_s if tiers.memory else 0.0,
+        rate_per_s=tiers.memory.failures_per_s if tiers.memory else 0.0,
+        intervals=intervals,
+        runner_up_steps=intervals.runner_up[0] if intervals.runner_up else 0,
+        numbers=shared,
+    )
+    disk = _interval_choice(
+        "disk.interval",
+        intervals.disk_steps,
+        intervals.disk_period_s,
+        intervals.optimum_disk_s,
+        cost_s=tiers.disk.exposed_s,
+        rate_per_s=tiers.disk.failures_per_s,
+        intervals=intervals,
+        runner_up_steps=intervals.runner_up[1] if intervals.runner_up else 0,
+        numbers={**shared, "persist_s": costs.persist_s, "nodes": float(profile.failures.nodes)},
+    )
+    return memory, disk
+
+
+def _interval_choice(
+    name: str,
+    steps: int,
+    period_s: float,
+    optimum_s: float,
+    *,
+    cost_s: float,
+    rate_per_s: float,
+    intervals: Intervals,
+    runner_up_steps: int,
+    numbers: dict[str, float],
+) -> Choice:
+    if steps == 0:
+        return Choice(
+            name=name, chosen="off", reason="the memory tier is off; see the choice of slots"
+        )
+    mtbf = format_duration(1 / rate_per_s) if rate_per_s else "never"
+    free = "the best period" if not intervals.binding else "the unbounded optimum"
+    reason = (
+        f"a checkpoint costs {format_duration(cost_s)} of training and the failures it serves come "
+        f"every {mtbf} on average, so {free} is "
+        f"{format_duration(optimum_s) if optimum_s < float('inf') else 'unbounded'}"
+    )
+    reason += (
+        f"; {intervals.binding} decides"
+        if intervals.binding
+        else f", {format_duration(period_s)} in whole and nested iterations"
+    )
+    return Choice(
+        name=name,
+        chosen=f"{steps} steps ({format_duration(period_s)})",
+        reason=reason,
+        numbers={
+            **numbers,
+            "cost_s": cost_s,
+            "failures_per_s": rate_per_s,
+            "optimum_s": optimum_s,
+            "period_s": period_s,
+        },
+        runner_up=f"{runner_up_steps} steps" if runner_up_steps else "",
+        runner_up_waste=intervals.runner_up_waste,
+        chosen_waste=intervals.waste.total,
+        binding=intervals.binding,
+    )
+
+
+def _staging_choice(schedule: Choice, write: WriteChoice) -> Choice:
+    """The schedule and the way of writing are one decision for the reader."""
+    size = f"{write.chunk_bytes / 2**20:g} MiB"
+    io = "O_DIRECT" if write.direct_io else "buffered"
+    return replace(
+        schedule,
+        chosen=f"{schedule.chosen}, {write.writers} x {size} {io}",
+        reason=f"{schedule.reason}. {write.reason[0].upper()}{write.reason[1:]}",
+        numbers={**schedule.numbers, **write.numbers},
+        runner_up="; ".join(filter(None, (schedule.runner_up, write.runner_up))),
+        binding=" and ".join(filter(None, (schedule.binding, write.binding))),
+    )
+
+
+def _retention_choice(profile: Profile, goal: Goal, intervals: Intervals) -> Choice:
+    keep = goal.retention
+    each = profile.state.total_bytes * profile.fingerprint.world_size
+    spaced = ""
+    if keep.keep_every_s is not None:
+        spaced = f" and one every {format_duration(keep.keep_every_s)}"
+    elif keep.keep_every_steps is not None:
+        spaced = f" and one every {keep.keep_every_steps} steps"
+    return Choice(
+        name="retention",
+        chosen=f"last {keep.keep_last}{spaced}",
+        reason=(
+            f"{keep.keep_last} verified checkpoints and one under way take up to "
+            f"{format_bytes((keep.keep_last + 1) * each)} and reach back "
+            f"{format_duration(keep.keep_last * intervals.disk_period_s)}"
+        ),
+        numbers={"bytes_each": float(each), "keep_last": float(keep.keep_last)},
+    )
+
+
+def _slot_choice(
+    slots: SlotChoice, costs: Costs, rates: Rates, goal: Goal, *, sync: bool, taken: Intervals
+) -> Choice:
+    """The slots' choice, with the waste of doing without the memory tier beside it."""
+    if not slots.memory_on:
+        return replace(slots.choice, chosen_waste=taken.waste.total)
+    pins = replace(goal.pins, memory_interval_steps=None, memory_interval_s=None)
+    try:
+        alone = choose_intervals(
+            costs, rates, replace(goal, pins=pins), memory_on=False, slots=1, sync=sync
+        )
+    except ConfigError:
+        return replace(slots.choice, chosen_waste=taken.waste.total)
+    return replace(
+        slots.choice,
+        runner_up="1, memory tier off",
+        chosen_waste=taken.waste.total,
+        runner_up_waste=alone.waste.total,
+    )
+
+
+def _warnings(profile: Profile, goal: Goal, costs: Costs, intervals: Intervals) -> tuple[str, ...]:
+    warnings = [*costs.notes]
+    recovery = profile.recovery
+    assumed = [
+        f"{name} {format_duration(part.value_s)}"
+        for name, part in (("detection", recovery.detect), ("restart", recovery.restart))
+        if part.source == "assumed"
+    ]
+    if assumed:
+        warnings.append(f"assumed, not measured: {', '.join(assumed)}")
+    if goal.failures.mtbf_s is None and _events(profile) == 0:
+        warnings.append(
+            "no failure of this job or machine is on record; the rate is a prior, and the band of "
+            "the expected waste says how little that is"
+        )
+    if goal.pins.persist != "sync" and intervals.disk_period_s < costs.persist_high_s:
+        warnings.append(
+            f"disk.interval of {format_duration(intervals.disk_period_s)} is shorter than the "
+            f"{format_duration(costs.persist_high_s)} until durable; saves will be skipped"
+        )
+    if intervals.waste.total > 0.15:
+        warnings.append(
+            f"the expected waste of {format_fraction(intervals.waste.total)} is beyond the 15 % "
+            "up to which the model is good to 1 % of time; `autockpt simulate` is not bound by that"
+        )
+    return tuple(warnings)
+
+
+def _events(profile: Profile) -> int:
+    return profile.failures.per_node.events + profile.failures.per_job.events

@@ -1,0 +1,139 @@
+"""What a value of a policy file may be: one reading function for each kind of field.
+
+A reader takes what YAML gave and returns seconds, bytes, fractions, counts; it raises ValueError
+with a message that says what was expected.  `guarded` adds what holds everywhere: `auto` is legal
+(None stands for it) and null is not.
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.units import parse_duration_s, parse_fraction, parse_size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Every:
+    """An interval as it was written: iterations or seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def guarded(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`auto` is None, null is refused, and a ConfigError becomes what pydantic collects."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            raise ValueError("null is not a value; write auto, or leave the key out")
+        if value == "auto":
+            return None
+        if isinstance(value, dict | list):
+            kind = "mapping" if isinstance(value, dict) else "list"
+            raise ValueError(f"expected one value, got a {kind}")
+        try:
+            return read(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    return check
+
+
+def _text(value: Any, example: str) -> str:
+    if isinstance(value, bool):
+        raise ValueError(f"expected {example}, got {str(value).lower()}")
+    if isinstance(value, int | float):
+        raise ValueError(f"a bare number is ambiguous; write a unit, e.g. {example}")
+    return str(value)
+
+
+def _positive(value: float, written: Any) -> float:
+    if not value > 0:
+        raise ValueError(f"{written!r} must be more than 0")
+    return value
+
+
+def read_interval(value: Any) -> Every:
+    """`15 min` or `500 steps`."""
+    text = _text(value, "15 min or 500 steps")
+    match = re.fullmatch(r"\s*([0-9]+)\s*steps?\s*", text)
+    if match:
+        return Every(steps=int(_positive(int(match.group(1)), value)))
+    if "step" in text:
+        raise ValueError(f"{text!r} is not a whole number of steps, e.g. 500 steps")
+    return Every(seconds=_positive(parse_duration_s(text), value))
+
+
+def read_duration_s(value: Any) -> float:
+    """`2 s`, `1 h 30 min`."""
+    return _positive(parse_duration_s(_text(value, "15 min")), value)
+
+
+def read_size_bytes(value: Any) -> int:
+    """`64 GiB`."""
+    return int(_positive(parse_size_bytes(_text(value, "64 MiB")), value))
+
+
+def read_chunk_bytes(value: Any) -> int:
+    """A size that is a power of two of at least 64 KiB."""
+    size = read_size_bytes(value)
+    if size < 2**16 or size & (size - 1):
+        raise ValueError(f"{value!r} is not a power of two of at least 64 KiB, e.g. 8 MiB")
+    return size
+
+
+def read_budget(value: Any) -> float:
+    """More than 0 % and less than 100 %."""
+    fraction = _positive(parse_fraction(_text(value, "2 %")), value)
+    if fraction >= 1:
+        raise ValueError(f"{value!r} must be less than 100 %")
+    return fraction
+
+
+def read_share(value: Any) -> float:
+    """0 % to 100 %."""
+    fraction = parse_fraction(_text(value, "40 %"))
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"{value!r} must be between 0 % and 100 %")
+    return fraction
+
+
+def read_switch(value: Any) -> bool:
+    """true or false and nothing else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true, false or auto, got {value!r}")
+    return value
+
+
+def read_path(value: Any) -> str:
+    """A directory."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected a directory, got {value!r}")
+    return value
+
+
+def count_reader(low: int, high: int) -> Callable[[Any], int]:
+    """Whole numbers from `low` to `high`."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"expected auto or a whole number from {low} to {high}, got {value!r}")
+        return value
+
+    return read
+
+
+def word_reader(*words: str) -> Callable[[Any], str]:
+    """One of `words`."""
+
+    def read(value: Any) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        close = difflib.get_close_matches(str(value), (*words, "auto"), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"expected auto, {' or '.join(words)}, got {value!r}{hint}")
+
+    return read

@@ -1,0 +1,292 @@
+"""The shape of a policy file as pydantic models, and the Goal it makes.
+
+Unknown keys are errors.  Every field defaults to None, which means `auto`.  The JSON schema gives
+quantities a string pattern, so that an editor marks a missing unit.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
+
+from autockpt.policies.policy_file import fields
+from autockpt.policies.policy_file.fields import Every, guarded
+from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
+
+VERSION = 1
+
+_NUMBER = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_DURATION = rf"^({_NUMBER} *(us|ms|s|min|h|d) *)+$"
+_SIZE = rf"^{_NUMBER} *([kKmMgGtT]i?)?[bB]$"
+_STEPS = r"^[0-9]+ *steps?$"
+_PERCENT = rf"^{_NUMBER} *%$"
+_CONDITION = r"\s*(>=|<=|==|>|<)?\s*([0-9]+)\s*"
+
+
+def _patterns(*patterns: str) -> WithJsonSchema:
+    strings = [{"type": "string", "pattern": pattern} for pattern in patterns]
+    return WithJsonSchema({"anyOf": [{"const": "auto"}, *strings]})
+
+
+def _words(*words: str) -> WithJsonSchema:
+    return WithJsonSchema({"enum": ["auto", *words]})
+
+
+def _counts(low: int, high: int) -> WithJsonSchema:
+    count = {"type": "integer", "minimum": low, "maximum": high}
+    return WithJsonSchema({"anyOf": [{"const": "auto"}, count]})
+
+
+def _reader(read: Any) -> PlainValidator:
+    return PlainValidator(guarded(read))
+
+
+Interval = Annotated[Every | None, _reader(fields.read_interval), _patterns(_DURATION, _STEPS)]
+Duration = Annotated[float | None, _reader(fields.read_duration_s), _patterns(_DURATION)]
+Size = Annotated[int | None, _reader(fields.read_size_bytes), _patterns(_SIZE)]
+Chunk = Annotated[int | None, _reader(fields.read_chunk_bytes), _patterns(_SIZE)]
+Budget = Annotated[float | None, _reader(fields.read_budget), _patterns(_PERCENT)]
+Share = Annotated[float | None, _reader(fields.read_share), _patterns(_PERCENT)]
+Directory = Annotated[str | None, _reader(fields.read_path), _patterns("^.+$")]
+Switch = Annotated[
+    bool | None,
+    _reader(fields.read_switch),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "boolean"}]}),
+]
+Slots = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
+Writers = Annotated[int | None, _reader(fields.count_reader(1, 512)), _counts(1, 512)]
+Kept = Annotated[int | None, _reader(fields.count_reader(1, 10**6)), _counts(1, 10**6)]
+Schedule = Annotated[
+    Literal["lazy", "blocking"] | None,
+    _reader(fields.word_reader("lazy", "blocking")),
+    _words("lazy", "blocking"),
+]
+Persist = Annotated[
+    Literal["async", "sync"] | None,
+    _reader(fields.word_reader("async", "sync")),
+    _words("async", "sync"),
+]
+Way = Annotated[
+    Literal["host", "direct"] | None,
+    _reader(fields.word_reader("host", "direct")),
+    _words("host", "direct"),
+]
+Codec = Annotated[
+    Literal["none", "zstd"] | None,
+    _reader(fields.word_reader("none", "zstd")),
+    _words("none", "zstd"),
+]
+Objective = Annotated[
+    Literal["goodput", "stall", "durability"] | None,
+    _reader(fields.word_reader("goodput", "stall", "durability")),
+    _words("goodput", "stall", "durability"),
+]
+Rule = Annotated[
+    Literal["waste", "checkfreq"] | None,
+    _reader(fields.word_reader("waste", "checkfreq")),
+    _words("waste", "checkfreq"),
+]
+
+
+def _condition(value: Any) -> str:
+    text = str(value)
+    if isinstance(value, bool) or re.fullmatch(_CONDITION, text) is None:
+        raise ValueError(f'expected a comparison, e.g. ">=512", got {value!r}')
+    return text
+
+
+Condition = Annotated[
+    str,
+    PlainValidator(_condition),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": f"^{_CONDITION}$"}),
+]
+
+
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a mapping of keys to values, got {value!r}")
+    return value
+
+
+class Section(BaseModel):
+    """A mapping with known keys only."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Memory(Section):
+    """Checkpoints in this node's memory."""
+
+    interval: Interval = None
+    enabled: Switch = None
+    slots: Slots = None
+
+
+class Disk(Section):
+    """Durable checkpoints."""
+
+    interval: Interval = None
+    path: Directory = None
+    writers: Writers = None
+    chunk: Chunk = None
+    direct: Switch = None
+    codec: Codec = None
+
+
+class Staging(Section):
+    """How bytes move."""
+
+    schedule: Schedule = None
+    persist: Persist = None
+    streaming: Switch = None
+    preallocate: Switch = None
+    path: Way = None
+
+
+class LimitsSection(Section):
+    """What auto may not exceed."""
+
+    stall: Duration = None
+    host_memory: Size = None
+    overhead: Budget = None
+    lost_time: Duration = None
+
+
+class Failures(Section):
+    """Failures as the user knows them."""
+
+    mtbf: Duration = None
+    process_share: Share = None
+
+
+class Keep(Section):
+    """Retention."""
+
+    last: Kept = None
+    every: Interval = None
+
+
+class When(Section):
+    """All of these must hold for an override to apply."""
+
+    world_size: Condition | None = None
+    nodes: Condition | None = None
+
+    def holds(self, facts: dict[str, int]) -> bool:
+        """Whether `facts` satisfy every condition; an unknown fact satisfies none."""
+        conditions = {"world_size": self.world_size, "nodes": self.nodes}
+        return all(
+            name in facts and _compare(facts[name], text)
+            for name, text in conditions.items()
+            if text is not None
+        )
+
+
+class Settings(Section):
+    """Everything a policy may set, also inside `overrides`."""
+
+    interval: Interval = None
+    memory: Annotated[Memory, BeforeValidator(_mapping)] = Memory()
+    disk: Annotated[Disk, BeforeValidator(_mapping)] = Disk()
+    staging: Annotated[Staging, BeforeValidator(_mapping)] = Staging()
+    objective: Objective = None
+    limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
+    failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
+    keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
+    retune: Switch = None
+    rule: Rule = None
+
+
+class Override(Section):
+    """Settings for some sizes of the job; the first that matches is applied."""
+
+    when: Annotated[When, BeforeValidator(_mapping)]
+    set: Annotated[Settings, BeforeValidator(_mapping)]
+
+
+def _version(value: Any) -> int:
+    if value == VERSION and isinstance(value, int) and not isinstance(value, bool):
+        return VERSION
+    if isinstance(value, int) and not isinstance(value, bool) and value > VERSION:
+        raise ValueError(f"version {value} needs a newer autockpt; this one reads {VERSION}")
+    raise ValueError(f"expected {VERSION}, got {value!r}")
+
+
+class PolicyFile(Settings):
+    """A policy file."""
+
+    version: Annotated[int, PlainValidator(_version), WithJsonSchema({"const": VERSION})]
+    extends: Annotated[
+        str | None, PlainValidator(fields.read_path), WithJsonSchema({"type": "string"})
+    ] = None
+    overrides: tuple[Override, ...] = ()
+
+
+def goal_of(settings: Settings, name: str) -> Goal:
+    """The Goal that validated settings stand for; `name` is where they came from."""
+    memory, disk, staging = settings.memory, settings.disk, settings.staging
+    limits, failures, keep = settings.limits, settings.failures, settings.keep
+    memory_every = memory.interval or Every()
+    disk_every = disk.interval or Every()
+    kept = keep.every or Every()
+    return Goal(
+        objective=settings.objective or "goodput",
+        limits=Limits(
+            stall_s=limits.stall,
+            host_memory_bytes=limits.host_memory,
+            overhead=limits.overhead,
+            lost_time_s=limits.lost_time,
+        ),
+        pins=Pins(
+            memory_interval_steps=memory_every.steps,
+            memory_interval_s=memory_every.seconds,
+            disk_interval_steps=disk_every.steps,
+            disk_interval_s=disk_every.seconds,
+            memory_enabled=memory.enabled,
+            schedule=staging.schedule,
+            persist=staging.persist,
+            streaming=staging.streaming,
+            preallocate=staging.preallocate,
+            path=staging.path,
+            codec=disk.codec,
+            chunk_bytes=disk.chunk,
+            writers=disk.writers,
+            slots=memory.slots,
+            direct_io=disk.direct,
+            retune=settings.retune,
+            interval_rule=settings.rule,
+        ),
+        failures=FailureDeclaration(mtbf_s=failures.mtbf, process_share=failures.process_share),
+        retention=Retention(
+            keep_last=keep.last or Retention().keep_last,
+            keep_every_s=kept.seconds,
+            keep_every_steps=kept.steps,
+        ),
+        storage_path=disk.path,
+        policy=name,
+    )
+
+
+def keys() -> tuple[str, ...]:
+    """Every settable key, dotted, in the order of the models."""
+    found: list[str] = []
+    for name, info in Settings.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            found += [f"{name}.{key}" for key in inner.model_fields]
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def _compare(fact: int, condition: str) -> bool:
+    match = re.fullmatch(_CONDITION, condition)
+    assert match is not None, "validated by _condition"
+    sign, bound = match.group(1) or "==", int(match.group(2))
+    return {
+        ">=": fact >= bound,
+        "<=": fact <= bound,
+        ">": fact > bound,
+        "<": fact < bound,
+        "==": fact == bound,
+    }[sign]

@@ -1,0 +1,320 @@
+"""How bytes move: schedule, chunk, writers, O_DIRECT, path and slots, from what was measured.
+
+Storage figures come from the profile's grid: the fewest writers, then O_DIRECT, then the smallest
+chunk within 5 % of the best, because a peak found among noisy cells is not worth more threads.
+"""
+
+from dataclasses import dataclass
+
+from autockpt.policies.costs import (
+    Costs,
+    link_time_s,
+    profile_costs,
+    ranks_per_node,
+    write_time_s,
+)
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal, Pins
+from autockpt.values.plan import CHUNK_BYTES, WRITERS, Choice, Staging
+from autockpt.values.profile import LinkMeasure, Profile, StorageMeasure
+from autockpt.values.units import format_bytes, format_duration, format_fraction, format_rate
+
+NEAR_BEST = 1.05
+"""A configuration within 5 % of the fastest counts as equally fast."""
+ADVANTAGE = 0.97
+"""A path must be 3 % faster than the default, else the default stays."""
+HEADROOM = 0.8
+"""Part of the available host memory for slots; the rest is page cache and data loading."""
+DIRECT_LINK = "device_to_storage"
+"""Name of the link measure of the direct path (GPUDirect storage)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteChoice:
+    """One cell of the storage grid, or the defaults."""
+
+    writers: int
+    chunk_bytes: int
+    direct_io: bool
+    measure: StorageMeasure | None
+    reason: str
+    numbers: dict[str, float]
+    runner_up: str = ""
+    binding: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotChoice:
+    """Images of the state in host memory, and whether the memory tier fits."""
+
+    slots: int
+    memory_on: bool
+    choice: Choice
+
+
+def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
+    """Writers, chunk and O_DIRECT: the cheapest cell within 5 % of the fastest that pins allow."""
+    count = profile.state.total_bytes * ranks_per_node(profile)
+    grid = [m for m in profile.storage if m.operation == "write" and _usable(m)]
+    allowed = [m for m in grid if _pinned(m, pins)]
+    named = {"disk.writers": pins.writers, "disk.chunk": pins.chunk_bytes}
+    binding = " and ".join(
+        name for name, pin in {**named, "disk.direct": pins.direct_io}.items() if pin is not None
+    )
+    if not allowed:
+        return _unmeasured(pins, binding, measured_others=bool(grid))
+    seconds = {id(m): write_time_s(m, count) for m in allowed}
+    best_s = min(seconds.values())
+    near = [m for m in allowed if seconds[id(m)] <= best_s * NEAR_BEST]
+    chosen = min(near, key=lambda m: (m.writers, not m.direct, m.chunk_bytes))
+    rest = [m for m in allowed if m is not chosen]
+    runner_up = min(rest, key=lambda m: seconds[id(m)], default=None)
+    took = seconds[id(chosen)]
+    return WriteChoice(
+        writers=chosen.writers,
+        chunk_bytes=chosen.chunk_bytes,
+        direct_io=chosen.direct,
+        measure=chosen,
+        reason=(
+            f"{_cell(chosen)} writes {format_bytes(count)} in {format_duration(took)}, "
+            f"{format_fraction(took / best_s - 1)} behind the fastest of {len(allowed)} "
+            f"measured configurations and with the fewest writers within 5 % of it"
+        ),
+        numbers={"write_s": took, "fastest_write_s": best_s, "bytes": float(count)},
+        runner_up=f"{_cell(runner_up)} {format_duration(seconds[id(runner_up)])}"
+        if runner_up
+        else "",
+        binding=binding,
+    )
+
+
+def choose_schedule(
+    profile: Profile, goal: Goal, base: Staging, write: StorageMeasure | None
+) -> tuple[Staging, Costs, Choice]:
+    """Lazy copying, unless its interference costs more than blocking for the whole copy."""
+    found = {}
+    for schedule in ("lazy", "blocking"):
+        staging = _with_schedule(base, schedule)
+        found[schedule] = (staging, profile_costs(profile, staging, write=write))
+    cost = {name: costs.stall_s + costs.copy_slowdown_s for name, (_, costs) in found.items()}
+    pinned = goal.pins.schedule
+    blocking_wins = cost["blocking"] < ADVANTAGE * cost["lazy"] and goal.objective != "stall"
+    if profile.state.lazy_bytes == 0:
+        blocking_wins = True
+    chosen = pinned or ("blocking" if blocking_wins else "lazy")
+    other = "lazy" if chosen == "blocking" else "blocking"
+    why = "pinned by staging.schedule" if pinned else _schedule_reason(profile, cost, chosen)
+    staging, costs = found[chosen]
+    extras = _staging_words(staging)
+    return (
+        staging,
+        costs,
+        Choice(
+            name="staging",
+            chosen=f"{chosen}, {extras}",
+            reason=f"{chosen} costs {format_duration(cost[chosen])} of training per snapshot, "
+            f"{other} {format_duration(cost[other])}; {why}",
+            numbers={"lazy_cost_s": cost["lazy"], "blocking_cost_s": cost["blocking"]},
+            runner_up=other,
+            binding="staging.schedule" if pinned else "",
+        ),
+    )
+
+
+def choose_path(profile: Profile, goal: Goal, write: StorageMeasure | None) -> Choice:
+    """Through the pinned host slot, or straight from the device where that was measured faster."""
+    direct = profile.link(DIRECT_LINK)
+    if goal.pins.path == "direct" and direct is None:
+        raise ConfigError(
+            "staging.path direct: the direct path was not measured on this machine; "
+            "run `autockpt profile` where it exists, or write staging.path: auto"
+        )
+    if goal.pins.path is not None:
+        return Choice(
+            name="path",
+            chosen=goal.pins.path,
+            reason=f"{goal.pins.path} is pinned by staging.path",
+            runner_up="host" if goal.pins.path == "direct" else "direct",
+            binding="staging.path",
+        )
+    if direct is None or write is None:
+        return Choice(
+            name="path",
+            chosen="host",
+            reason="the pinned host slot serves memory and disk; a direct path was not measured",
+        )
+    return _measured_path(profile, direct, write)
+
+
+def choose_slots(profile: Profile, goal: Goal) -> SlotChoice:
+    """Three slots for memory and disk, two where only they fit, one and disk alone after that.
+
+    Three: the last sealed image, the one being persisted and the one being filled.  With two, a
+    snapshot waits for the persist before it.  With one there is no sealed image while the next is
+    copied, so the memory tier is off and failures are served from disk.
+    Raises ConfigError if not one fits, or if pins ask for more than fits.
+    """
+    each = slot_bytes(profile) * ranks_per_node(profile)
+    room, room_name = host_room_bytes(profile, goal)
+    fit = room // each
+    wanted = goal.pins.slots or (1 if goal.pins.memory_enabled is False else 3)
+    slots = min(wanted, fit)
+    if slots < 1 or (goal.pins.slots is not None and slots < wanted):
+        raise ConfigError(_too_little(wanted if goal.pins.slots else 1, each, room, room_name))
+    memory_on = slots >= 2 and goal.pins.memory_enabled is not False
+    if goal.pins.memory_enabled and not memory_on:
+        raise ConfigError(_too_little(2, each, room, room_name, what="memory.enabled: true"))
+    numbers = {"slot_bytes_per_node": float(each), "room_bytes": float(room)}
+    return SlotChoice(
+        slots=slots,
+        memory_on=memory_on,
+        choice=Choice(
+            name="slots",
+            chosen=str(slots) + ("" if memory_on else ", memory tier off"),
+            reason=_slot_reason(slots, fit, each, room, room_name, memory_on=memory_on),
+            numbers=numbers,
+            runner_up=str(slots - 1) if slots > 1 else "2",
+            binding=_slot_binding(goal, slots, wanted, room_name),
+        ),
+    )
+
+
+def slot_bytes(profile: Profile) -> int:
+    """Bytes of one slot of one rank: the state, 4 KiB alignment per tensor, 1 MiB of header."""
+    tensors = sum(group.tensors for group in profile.state.classes)
+    return profile.state.total_bytes + 4096 * tensors + 2**20
+
+
+def host_room_bytes(profile: Profile, goal: Goal) -> tuple[int, str]:
+    """Host memory of the node that slots may take, and what limits it."""
+    memory = profile.memory
+    rooms = [(int(memory.host_available_bytes * HEADROOM), "available host memory")]
+    if memory.cgroup_available_bytes is not None:
+        rooms.append((int(memory.cgroup_available_bytes * HEADROOM), "the cgroup's limit"))
+    if goal.limits.host_memory_bytes is not None:
+        rooms.append((goal.limits.host_memory_bytes, "limits.host_memory"))
+    return min(rooms)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _usable(measure: StorageMeasure) -> bool:
+    chunk = measure.chunk_bytes
+    return chunk >= 2**16 and chunk & (chunk - 1) == 0 and measure.bytes_per_s.mean > 0
+
+
+def _pinned(measure: StorageMeasure, pins: Pins) -> bool:
+    wanted = (
+        (pins.writers, measure.writers),
+        (pins.chunk_bytes, measure.chunk_bytes),
+        (pins.direct_io, measure.direct),
+    )
+    return all(pin is None or pin == value for pin, value in wanted)
+
+
+def _unmeasured(pins: Pins, binding: str, *, measured_others: bool) -> WriteChoice:
+    why = (
+        "the pinned configuration was not among those measured"
+        if measured_others
+        else "the storage was not measured"
+    )
+    return WriteChoice(
+        writers=pins.writers or WRITERS,
+        chunk_bytes=pins.chunk_bytes or CHUNK_BYTES,
+        direct_io=True if pins.direct_io is None else pins.direct_io,
+        measure=None,
+        reason=f"{why}; the rest are defaults: {WRITERS} writers, {CHUNK_BYTES // 2**20} MiB",
+        numbers={},
+        binding=binding,
+    )
+
+
+def _cell(measure: StorageMeasure) -> str:
+    writers = "1 writer" if measure.writers == 1 else f"{measure.writers} writers"
+    return (
+        f"{writers} x {measure.chunk_bytes / 2**20:g} MiB "
+        f"{'direct' if measure.direct else 'buffered'}"
+    )
+
+
+def _with_schedule(base: Staging, schedule: str) -> Staging:
+    return Staging(
+        schedule="blocking" if schedule == "blocking" else "lazy",
+        persist=base.persist,
+        streaming=base.streaming,
+        preallocate=base.preallocate,
+        chunk_bytes=base.chunk_bytes,
+        writers=base.writers,
+        direct_io=base.direct_io,
+    )
+
+
+def _schedule_reason(profile: Profile, cost: dict[str, float], chosen: str) -> str:
+    if profile.state.lazy_bytes == 0:
+        return "no tensor was proven unchanged until the optimizer step, so nothing can be lazy"
+    if chosen == "blocking":
+        return "the interference of copying under compute costs more than waiting"
+    if cost["blocking"] < cost["lazy"]:
+        return "blocking is not 3 % better, or stalls are what the objective avoids"
+    return "the copy hides under forward and backward"
+
+
+def _staging_words(staging: Staging) -> str:
+    return ", ".join(
+        (
+            staging.persist,
+            "streaming" if staging.streaming else "write after seal",
+            "preallocated" if staging.preallocate else "allocated at every save",
+        )
+    )
+
+
+def _measured_path(profile: Profile, direct: LinkMeasure, write: StorageMeasure) -> Choice:
+    count = profile.state.total_bytes
+    host_s = write_time_s(write, count * ranks_per_node(profile))
+    direct_s = link_time_s(direct, count)
+    chosen = "direct" if direct_s < ADVANTAGE * host_s else "host"
+    return Choice(
+        name="path",
+        chosen=chosen,
+        reason=(
+            f"host writes {format_bytes(count)} per rank in {format_duration(host_s)}, direct in "
+            f"{format_duration(direct_s)} at {format_rate(direct.bytes_per_s)}; "
+            "direct must be 3 % faster"
+        ),
+        numbers={"host_s": host_s, "direct_s": direct_s},
+        runner_up="host" if chosen == "direct" else "direct",
+    )
+
+
+def _too_little(slots: int, each: int, room: int, room_name: str, *, what: str = "") -> str:
+    return (
+        f"{what or f'{slots} slot(s)'} needs {slots} images of {format_bytes(each)} each = "
+        f"{slots * each} bytes on a node, and {room_name} leaves {room} bytes; "
+        f"nearest: {max(0, room // each)} slot(s), or limits.host_memory "
+        f"{-(-slots * each // 2**20)} MiB with that much available"
+    )
+
+
+def _slot_reason(
+    slots: int, fit: int, each: int, room: int, room_name: str, *, memory_on: bool
+) -> str:
+    uses = {
+        1: "one image, overwritten only after it is durable",
+        2: "two images: a snapshot waits until the one before it is durable",
+    }.get(slots, "one sealed, one being persisted, one being filled")
+    if slots >= 2 and not memory_on:
+        uses = "one being persisted, one being filled"
+    space = f"{format_bytes(slots * each)} of the {format_bytes(room)} that {room_name} leaves"
+    if slots == 1 and fit < 2:
+        uses += ", so no failure can be served from memory"
+    return f"{slots} slot(s) take {space}: {uses}"
+
+
+def _slot_binding(goal: Goal, slots: int, wanted: int, room_name: str) -> str:
+    if goal.pins.slots is not None:
+        return "memory.slots"
+    if slots < wanted:
+        return room_name
+    return "memory.enabled" if goal.pins.memory_enabled is False else ""

@@ -1,0 +1,121 @@
+"""The one number that decides: the waste rate, the fraction of time lost.
+
+    w = sum_i (s_i + sigma_i P_i) / T_i  +  sum_i Lambda_i (T_i / 2 + P_i + s_i + D + R_i)
+
+for the tiers i of a plan: memory serves failures that this node's memory survives, disk the rest.
+s_i stall, sigma_i P_i training time lost to interference while the checkpoint becomes recoverable
+after P_i, T_i period, Lambda_i failures per second, D detect and restart, R_i restore.
+
+Source: docs/policy.md, "The waste rate"; additive, so good to 1 % of time while w < 0.15.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCost:
+    """What one checkpoint of a tier costs, and the failures it serves."""
+
+    stall_s: float
+    """s: training blocked, beyond the stall of the tier below whose snapshot it shares."""
+    slowdown_s: float
+    """sigma P: training time lost to interference, beyond that of the tier below."""
+    latency_s: float
+    """P + s: boundary until recoverable from this tier; work of that time is lost as well."""
+    restart_s: float
+    """D: failure until the process runs again, detection included."""
+    restore_s: float
+    """R: reading the state back."""
+    failures_per_s: float
+    """Lambda: rate of the failures whose cheapest surviving tier is this one."""
+
+    @property
+    def exposed_s(self) -> float:
+        """c: training time one checkpoint of this tier costs."""
+        return self.stall_s + self.slowdown_s
+
+    @property
+    def recover_s(self) -> float:
+        """D + R."""
+        return self.restart_s + self.restore_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WasteParts:
+    """The waste rate by what is lost; every field is a fraction of time, `total` their sum."""
+
+    stall: float
+    slowdown: float
+    lost_memory: float
+    """Work trained twice after failures served from memory."""
+    lost_disk: float
+    restart: float
+    """Detection and restart of processes."""
+    restore: float
+
+    @property
+    def checkpoint(self) -> float:
+        """Paid without any failure."""
+        return self.stall + self.slowdown
+
+    @property
+    def failure(self) -> float:
+        """Paid at failures."""
+        return self.lost_memory + self.lost_disk + self.restart + self.restore
+
+    @property
+    def total(self) -> float:
+        """w."""
+        return self.checkpoint + self.failure
+
+    @property
+    def productive(self) -> float:
+        """The rest: productive + every part = 1; 0 where the model has left its envelope."""
+        return max(0.0, 1.0 - self.total)
+
+
+def waste(
+    *,
+    memory: TierCost | None,
+    disk: TierCost,
+    memory_period_s: float,
+    disk_period_s: float,
+) -> WasteParts:
+    """Waste rate of a two-tier plan; periods in seconds from one checkpoint to the next.
+
+    `memory` None: the tier is off, and `disk` must carry all failures.
+    """
+    tiers = [(disk, disk_period_s)] + ([(memory, memory_period_s)] if memory is not None else [])
+    return WasteParts(
+        stall=sum(tier.stall_s / period for tier, period in tiers),
+        slowdown=sum(tier.slowdown_s / period for tier, period in tiers),
+        lost_memory=0.0 if memory is None else _lost(memory, memory_period_s),
+        lost_disk=_lost(disk, disk_period_s),
+        restart=sum(tier.failures_per_s * tier.restart_s for tier, _ in tiers),
+        restore=sum(tier.failures_per_s * tier.restore_s for tier, _ in tiers),
+    )
+
+
+def step_periods_s(
+    *,
+    memory: TierCost | None,
+    disk: TierCost,
+    iteration_s: float,
+    memory_steps: int,
+    disk_steps: int,
+) -> tuple[float, float]:
+    """Periods (s) of memory and disk for intervals in iterations, their own cost included.
+
+    A disk period holds `disk_steps` iterations, one disk checkpoint, and a memory checkpoint each
+    `memory_steps`.  With the memory tier off both are the disk's.
+    """
+    disk_period_s = disk_steps * iteration_s + disk.exposed_s
+    if memory is None:
+        return disk_period_s, disk_period_s
+    snapshots = disk_steps / memory_steps
+    disk_period_s += snapshots * memory.exposed_s
+    return disk_period_s / snapshots, disk_period_s
+
+
+def _lost(tier: TierCost, period_s: float) -> float:
+    return tier.failures_per_s * (period_s / 2.0 + tier.latency_s)

@@ -1,0 +1,27 @@
+"""The cost model behind a plan that was decided: for what-if curves and for the simulator."""
+
+from autockpt.policies.codec import choose_codec
+from autockpt.policies.costs import Costs, profile_costs
+from autockpt.policies.expectation import rates_of
+from autockpt.policies.frequency import tiers_of
+from autockpt.policies.nesting import Tiers
+from autockpt.policies.staging import choose_write
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan
+from autockpt.values.profile import Profile
+
+
+def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
+    """What `decide` reckoned one checkpoint of this plan to cost."""
+    write = choose_write(profile, goal.pins)
+    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
+    encoding = codec.encoding if plan.tier("disk").codec else None
+    return profile_costs(profile, plan.staging, write=write.measure, encoding=encoding)
+
+
+def tiers_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Tiers:
+    """Costs and failure rates of the plan's tiers; `Tiers.waste` gives w at any intervals."""
+    memory_on = plan.tier("memory").interval_steps > 0
+    return tiers_of(
+        costs_of_plan(profile, goal, plan), rates_of(profile, goal), memory_on=memory_on
+    )

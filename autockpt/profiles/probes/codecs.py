@@ -1,0 +1,106 @@
+"""Ratio and speed of codecs on pieces of the job's own tensors, by class, one thread.
+
+A codec that does not give the bytes back is left out and named: a fast wrong one is no candidate.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from autockpt.profiles.samples import CodecSample
+
+
+class Codec(Protocol):
+    """Encodes and decodes one chunk."""
+
+    def encode(self, raw: memoryview, /) -> bytes: ...
+
+    def decode(self, frame: bytes, raw_bytes: int, /) -> bytes: ...
+
+
+LEAST_CLASS_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Contiguous bytes of one tensor."""
+
+    tensor_class: Literal["parameters", "moments", "other"]
+    data: memoryview
+
+
+def spread_pieces(
+    regions: Sequence[Piece], *, piece_bytes: int, bytes_per_class: int
+) -> list[Piece]:
+    """At most `bytes_per_class` of every class, in pieces spread evenly over its regions.
+
+    Classes of a few numbers are left out: their ratio would say something about frame headers.
+    """
+    pieces: list[Piece] = []
+    for tensor_class in ("parameters", "moments", "other"):
+        whole = [
+            Piece(region.tensor_class, region.data[start : start + piece_bytes])
+            for region in regions
+            if region.tensor_class == tensor_class
+            for start in range(0, len(region.data), piece_bytes)
+        ]
+        total = sum(len(piece.data) for piece in whole)
+        if total < LEAST_CLASS_BYTES:
+            continue
+        step = max(1, -(-total // bytes_per_class))
+        pieces += whole[::step]
+    return pieces
+
+
+def measure_codecs(
+    codecs: Mapping[str, Codec], pieces: Sequence[Piece], *, budget_s: float = 4.0
+) -> tuple[list[CodecSample], list[str]]:
+    """(samples, warnings); codecs take turns piece by piece until the budget is used up."""
+    samples: list[CodecSample] = []
+    warnings: list[str] = []
+    live = dict(codecs)
+    began = time.perf_counter()
+    for number, piece in enumerate(_alternate(pieces)):
+        if number and time.perf_counter() - began > budget_s:
+            break
+        for name in list(live):
+            sample = _round_trip(name, live[name], piece)
+            if isinstance(sample, CodecSample):
+                samples.append(sample)
+            else:
+                del live[name]
+                samples = [s for s in samples if s.codec != name]
+                warnings.append(sample)
+    return samples, warnings
+
+
+def _alternate(pieces: Sequence[Piece]) -> list[Piece]:
+    """One of each class in turn, so that a short budget still sees all classes."""
+    by_class: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_class.setdefault(piece.tensor_class, []).append(piece)
+    longest = max((len(group) for group in by_class.values()), default=0)
+    return [group[i] for i in range(longest) for group in by_class.values() if i < len(group)]
+
+
+def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
+    try:
+        began = time.perf_counter()
+        encoded = codec.encode(piece.data)
+        encoded_at = time.perf_counter()
+        decoded = codec.decode(encoded, len(piece.data))
+        decoded_at = time.perf_counter()
+        faithful = memoryview(decoded) == piece.data
+    except Exception as error:  # a codec is foreign code; whatever it raises, it is out
+        return f"codec {name}: failed on {piece.tensor_class}: {error!r}; it is not offered"
+    if not faithful:
+        return f"codec {name}: does not give back the {piece.tensor_class}; it is not offered"
+    return CodecSample(
+        codec=name,
+        tensor_class=piece.tensor_class,
+        raw_bytes=len(piece.data),
+        encoded_bytes=len(encoded),
+        encode_s=encoded_at - began,
+        decode_s=decoded_at - encoded_at,
+    )

@@ -1,0 +1,380 @@
+"""The profile as a walk over the iterations of a script that does not know.
+
+    warm-up -> quiet -> blocking probes -> settle -> interference rounds -> write, stop
+
+The number of iterations of each stage follows from times that all ranks agreed on, so all ranks
+stop at the same step.  Everything happens inside hooks of the optimizer, on the training thread.
+"""
+
+import contextlib
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from autockpt.executors.state import LiveState
+from autockpt.profiles.assemble import Measurements, assemble
+from autockpt.profiles.probes.interference import (
+    CopyWork,
+    InterferenceProbe,
+    PersistWork,
+    Quiet,
+    Work,
+    WriteWork,
+)
+from autockpt.profiles.probes.iteration import CudaTicker, PhaseTimer
+from autockpt.profiles.probes.proof import ChangeProof
+from autockpt.profiles.schedule import (
+    WORKS,
+    ProfileSettings,
+    Unit,
+    interference_units,
+    persist_fits,
+    quiet_iterations,
+)
+from autockpt.profiling import facts, found, movers
+from autockpt.profiling.node import NodeProbes
+from autockpt.profiling.progress import Progress
+from autockpt.profiling.ranks import Ranks
+from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import ConfigError
+from autockpt.values.units import format_bytes, format_duration
+
+STOP_RAISES = 3
+"""Raises that a script may swallow before its process is ended."""
+STOP_GRACE_S = 10.0
+LEAST_STEPS = 2
+"""The first iteration has no beginning, so a profile needs a second one."""
+
+# Parts of the progress bar that lie behind the warm-up, the quiet iterations and the probes.
+_WARM, _QUIET, _PROBED = 0.05, 0.2, 0.6
+
+
+class StopTraining(BaseException):
+    """The profile is complete.  Not an Exception: `except Exception` must not swallow it."""
+
+
+class Conductor:
+    """One profile of one process."""
+
+    def __init__(self, run_dir: str, settings: ProfileSettings) -> None:
+        self.run_dir, self.settings = run_dir, settings
+        self.measured = Measurements()
+        self.timer = PhaseTimer(on_fence=self._fence, on_boundary=self._boundary)
+        self._began_s = time.monotonic()
+        self._stage: Callable[[], None] = self._warm_up
+        self._complete = False
+        self._raises = 0
+        self._saved_progress: Callable[[], dict[str, Any]] = _no_progress
+        self._roots: list[torch.nn.Module] = []
+        self._state: LiveState | None = None
+        self._probes: NodeProbes | None = None
+        self._proof: ChangeProof | None = None
+        self._changed: set[str] = set()
+        self._interference: InterferenceProbe | None = None
+        self._works: dict[str, Work] = {}
+        self._quiet_left = self._quiet_total = 0
+        self._until_s = 0.0
+        self._known_ranks: Ranks | None = None
+        self._known_progress: Progress | None = None
+
+    def adopt(self, progress: Callable[[], dict[str, Any]], **declared: Any) -> None:
+        """The state as the script declares it.  Raises ConfigError naming a bad entry."""
+        state = LiveState.of(**declared)
+        state.dry_encode()
+        self._state, self._saved_progress = state, progress
+
+    def finish(self) -> None:
+        """The script ended by itself: writes what there is, with a warning.
+
+        Raises ConfigError when there is nothing to write.
+        """
+        if self._complete:
+            return
+        self._complete = True
+        if self._interference is not None:
+            self._interference.abandon()
+        self.timer.flush()
+        if not self.timer.samples:
+            roots = self._roots or (self.timer.finder.roots if self.timer.finder else [])
+            seen = found.describe_seen(roots, self.timer.steps, LEAST_STEPS)
+            raise ConfigError(f"{sys.argv[0]}: cannot be profiled: {seen}")
+        self._warn(
+            f"the script ended after {self.timer.steps} iterations, before the profile was "
+            "complete; give it more steps and rerun `autockpt profile`"
+        )
+        if self._probes is None:
+            self._blocking_probes()
+        self._write()
+
+    def close(self) -> None:
+        """Takes the hooks away; for tests, not from inside a hook."""
+        self._complete = True
+        self.timer.close()
+
+    # -- hooks ------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """After the step that ends an iteration."""
+        if not self._complete:
+            self._stage()
+        if self._complete:
+            self._stop()
+
+    def _fence(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before every optimizer step."""
+        if self._interference is not None and not self._complete:
+            self._interference.fence()
+        if self._proof is not None and self._state is not None:
+            proof, self._proof = self._proof, None
+            changed = proof.changed(movers.proof_tensors(self._state))
+            self._changed |= changed & self._state.lazy
+
+    # -- stages: each runs at a boundary and names the next -----------------------------------
+
+    def _warm_up(self) -> None:
+        step = self.timer.steps
+        if step == 1:
+            self._roots = self.timer.settle_roots()
+            if self._device.type == "cuda":
+                self.timer.ticker = CudaTicker()
+            self._progress.stage(f"warm-up: {self.settings.warmup_steps} iterations", 0.0)
+        if step == self.settings.warmup_steps - 1:
+            self._prove()
+        if step >= self.settings.warmup_steps:
+            self._begin_quiet()
+
+    def _begin_quiet(self) -> None:
+        self.timer.flush()
+        shortest_s = min((s.iteration_s for _, s in self.timer.samples), default=0.0)
+        (iteration_s,) = self._ranks.largest([max(shortest_s, 1e-6)])
+        self._quiet_total = self._quiet_left = quiet_iterations(iteration_s, self.settings)
+        self._progress.stage(
+            f"{self._quiet_total} quiet iterations of about {format_duration(iteration_s)}", _WARM
+        )
+        self.timer.label = "quiet"
+        self._until_s = time.monotonic() + self.settings.quiet_limit_s
+        self._stage = self._quiet
+
+    def _quiet(self) -> None:
+        self._quiet_left -= 1
+        done = 1.0 - self._quiet_left / self._quiet_total
+        self._progress.at(_WARM + (_QUIET - _WARM) * done)
+        enough = self._quiet_total - self._quiet_left >= self.settings.quiet_steps
+        if self._quiet_left == 0 or (enough and self._late(self._until_s)):
+            self.timer.label = None
+            self._blocking_probes()
+            self._prove()
+            self._stage = self._settle
+
+    def _settle(self) -> None:
+        """The iteration after the blocking probes found cold caches: it does not count."""
+        self._plan_interference()
+        self._stage = self._interfere
+        self._interfere()
+
+    def _interfere(self) -> None:
+        probe = self._interference
+        if probe is not None and probe.boundary():
+            if probe.rounds < self.settings.rounds_min or not self._late(self._until_s):
+                self._progress.at(_PROBED + (1.0 - _PROBED) * probe.fraction)
+                return
+            probe.abandon()
+        self._complete = True
+        self._write()
+
+    # -- what stages do -----------------------------------------------------------------------
+
+    def _find_state(self) -> LiveState:
+        """The state as attached, else as the hooks saw it.  Raises ConfigError for a bad entry."""
+        if self._state is None:
+            seen = found.seen_state(self._roots, self.timer.optimizers)
+            self._state = LiveState.of(**seen)
+        return self._state
+
+    def _prove(self) -> None:
+        self._proof = ChangeProof(movers.proof_tensors(self._find_state()), movers.digest)
+
+    def _blocking_probes(self) -> None:
+        self.timer.flush()
+        self._roots = self._roots or self.timer.settle_roots()
+        state = self._find_state()
+        self._probes = probes = NodeProbes(
+            self.measured,
+            state=state,
+            progress=self._saved_progress,
+            directory=facts.storage_directory(self.run_dir),
+            device=self._device,
+            settings=self.settings,
+        )
+        probes.take_memory()
+        if self._ranks.probes_node:
+            probes.run(lambda what: self._progress.stage(what, _QUIET))
+
+    def _plan_interference(self) -> None:
+        """Every rank computes the same rounds from the slowest rank's numbers."""
+        assert self._probes is not None
+        quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
+        iteration_s, persist_s, no_memory = self._ranks.largest(
+            [
+                statistics.median(quiet),
+                self._probes.expected_persist_s(),
+                float(self._probes.snapshot.arena is None),
+            ]
+        )
+        if no_memory:
+            self._warn("interference: not measured, no memory was left for a snapshot")
+            return
+        works: tuple[str, ...] = WORKS
+        if not persist_fits(iteration_s, persist_s, self.settings):
+            works = tuple(work for work in WORKS if work != "persist")
+            self._warn(
+                f"persist: not measured as a whole, it takes about {format_duration(persist_s)} "
+                "each time; it is predicted from copy and write"
+            )
+        units = interference_units(
+            iteration_s, persist_s=persist_s, works=works, settings=self.settings
+        )
+        rounds = 1 + max(unit.round for unit in units)
+        self._progress.stage(f"interference: {rounds} rounds of quiet, {', '.join(works)}", _PROBED)
+        self._works = self._background(units)
+        self._until_s = time.monotonic() + 1.5 * self.settings.interference_s
+        self._interference = InterferenceProbe(units, self._works, clock=self._clock())
+
+    def _background(self, units: tuple[Unit, ...]) -> dict[str, Work]:
+        """The work beside the iterations; storage is written by one rank of a node only."""
+        assert self._probes is not None
+        probes, snapshot = self._probes, self._probes.snapshot
+        write = probes.writer() if self._ranks.probes_node else None
+        if write is None:
+            nothing: Work = PersistWork(snapshot, lambda: None)
+            return {
+                "snapshot_copy": CopyWork(snapshot), "storage_write": Quiet(), "persist": nothing
+            }  # fmt: skip
+        limit = probes.writes_per_unit(sum(unit.work == "storage_write" for unit in units))
+        return {
+            "snapshot_copy": CopyWork(snapshot),
+            "storage_write": WriteWork(write, limit=limit),
+            "persist": PersistWork(snapshot, probes.persister()),
+        }
+
+    def _late(self, until_s: float) -> bool:
+        """Whether a stage may end early: ranks that train together must end it at one step."""
+        return self._ranks.world_size == 1 and time.monotonic() > until_s
+
+    def _clock(self) -> Callable[[], float]:
+        if self._device.type != "cuda":
+            return time.perf_counter
+
+        def after_device() -> float:
+            torch.cuda.synchronize(self._device)
+            return time.perf_counter()
+
+        return after_device
+
+    def _gather(self) -> None:
+        """Brings home what timer and interference probe hold."""
+        self.timer.flush()
+        quiet = [s for label, s in self.timer.samples if label == "quiet"]
+        self.measured.iterations = quiet or [s for _, s in self.timer.samples]
+        if not quiet:
+            self._warn("iteration time: from warm-up iterations, which are slower")
+        if self._interference is None:
+            return
+        errors = self._interference.errors
+        for name, error in errors.items():
+            self._warn(f"slow-down under {name}: not measured: {error}")
+        idle = {name for name, work in self._works.items() if isinstance(work, Quiet)}
+        self.measured.units = [
+            u for u in self._interference.samples if u.work not in idle | errors.keys()
+        ]
+
+    def _write(self) -> None:
+        """Writes the profile on rank 0; every rank lets go of its memory."""
+        self._gather()
+        assert self._probes is not None and self._state is not None
+        self._changed |= self._probes.snapshot.changed
+        if self._changed:
+            self._warn(
+                f"state: changed between boundary and optimizer step, so copied inside the stall: "
+                f"{', '.join(sorted(self._changed)[:5])}"
+                + (f" and {len(self._changed) - 5} more" if len(self._changed) > 5 else "")
+            )
+        self._probes.close()
+        if self._ranks.writes:
+            self._write_file(self._state)
+        self._progress.close()
+
+    def _write_file(self, state: LiveState) -> None:
+        assert self._probes is not None
+        layout = self._probes.snapshot.layout
+        inventory = facts.state_inventory(
+            state, layout, self._saved_progress(), changed=self._changed
+        )
+        directory = facts.storage_directory(self.run_dir)
+        job = facts.host_facts(
+            self.run_dir,
+            state=inventory,
+            storage_dir=str(directory),
+            device=self._device,
+            ranks=self._ranks,
+        )
+        Path(self.run_dir).mkdir(parents=True, exist_ok=True)
+        run = RunDirectory(self.run_dir)
+        run.write_profile(assemble(job, self.measured))
+        self._progress.close()
+        self._progress.line(
+            f"{run.profile_path} written: {format_bytes(inventory.total_bytes)} of state, "
+            f"{self.timer.steps} iterations, "
+            f"{format_duration(time.monotonic() - self._began_s)} in all"
+        )
+
+    def _stop(self) -> NoReturn:
+        """Ends the script: by an exception if it lets that through, else at once."""
+        self._raises += 1
+        if self._raises == 1:
+            watchdog = threading.Timer(STOP_GRACE_S, _leave)
+            watchdog.daemon = True
+            watchdog.start()
+        if self._raises > STOP_RAISES:
+            _leave()
+        raise StopTraining("the profile is complete")
+
+    @property
+    def _ranks(self) -> Ranks:
+        if self._known_ranks is None:
+            self._known_ranks = Ranks.find()
+        return self._known_ranks
+
+    @property
+    def _progress(self) -> Progress:
+        if self._known_progress is None:
+            self._known_progress = Progress(enabled=self._ranks.writes)
+        return self._known_progress
+
+    @property
+    def _device(self) -> torch.device:
+        return found.device_of(self.timer.optimizers)
+
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self.measured.warnings:
+            self.measured.warnings.append(sentence)
+
+
+def _no_progress() -> dict[str, Any]:
+    """The progress of a script that does not mention autockpt."""
+    return {"step": 0, "data": None}
+
+
+def _leave() -> NoReturn:
+    """The script swallowed the stop, or takes too long to end: nothing of it runs any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)

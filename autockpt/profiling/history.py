@@ -1,0 +1,58 @@
+"""Failures and recoveries of this run and of the runs beside it, turned into rates and times."""
+
+import contextlib
+import json
+from pathlib import Path
+
+from autockpt.profiles.failures import estimate_rates, estimate_recovery
+from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import AutockptError
+from autockpt.values.failure import FailureRecord
+from autockpt.values.profile import FailureRates, RecoveryTimes
+
+NEWEST_RUNS = 50
+"""Older runs have faded out of the posterior and cost time to read."""
+TELEMETRY_LIMIT_BYTES = 32 * 2**20
+"""Of one run: a longer file would take seconds; its exposure is then left out."""
+
+
+def failure_history(run_dir: str, *, nodes: int) -> tuple[FailureRates, RecoveryTimes]:
+    """Posterior rates and recovery times from the failure logs beside `run_dir` and in it.
+
+    Runs that ended well count as exposure: their training time is the tail that no failure ended.
+    """
+    records: list[FailureRecord] = []
+    tail_s = 0.0
+    for run in _runs_beside(Path(run_dir)):
+        with contextlib.suppress(AutockptError, OSError):  # a foreign or damaged log says nothing
+            own = run.failures()
+            records += own
+            tail_s += max(0.0, _trained_s(run) - sum(record.exposure_s for record in own))
+    records.sort(key=lambda record: record.wall)
+    rates = estimate_rates(records, nodes=nodes, tail_exposure_s=tail_s)
+    return rates, estimate_recovery(records)
+
+
+def _runs_beside(run_dir: Path) -> list[RunDirectory]:
+    """This run and its siblings, newest first."""
+    with contextlib.suppress(OSError):
+        siblings = [path for path in run_dir.absolute().parent.iterdir() if path.is_dir()]
+        siblings = [path for path in siblings if (path / "telemetry").is_dir()]
+        siblings.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        return [RunDirectory(path) for path in siblings[:NEWEST_RUNS]]
+    return []
+
+
+def _trained_s(run: RunDirectory) -> float:
+    """Training time that rank 0 reported, stalls included."""
+    path = run.rank_telemetry(0)
+    if not path.exists() or path.stat().st_size > TELEMETRY_LIMIT_BYTES:
+        return 0.0
+    total_s = 0.0
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if '"Iterated"' in line:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    event = json.loads(line)
+                    total_s += float(event["total_s"]) + float(event["checkpoint_s"])
+    return total_s

@@ -1,0 +1,231 @@
+"""The movers of executors/ in the shape that probes time: nothing here moves a byte itself."""
+
+import ctypes
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Literal
+
+import torch
+
+from autockpt.executors.codecs import codec
+from autockpt.executors.image import chunk_digest
+from autockpt.executors.layout import Layout, TensorSpec
+from autockpt.executors.memory import Arena, headroom, require_headroom
+from autockpt.executors.persist import read_image, write_image
+from autockpt.executors.snapshot import (
+    CopyJob,
+    ProgressCounter,
+    Snapshot,
+    Snapshotter,
+    register_with_cuda,
+    run_jobs,
+)
+from autockpt.executors.state import LiveState, describe, local_part
+from autockpt.profiles.probes.codecs import Codec, Piece
+from autockpt.profiles.probes.links import Move
+from autockpt.profiles.samples import TensorFacts
+from autockpt.values.plan import CHUNK_BYTES, WRITERS
+
+TensorClass = Literal["parameters", "moments", "other"]
+
+CODECS = ("zstd",)
+"""Codecs that are offered to the policy."""
+LINK_BYTES = 64 * 2**20
+"""Least memory for link samples, however small the state: more than caches hold."""
+LINK_LIMIT_BYTES = 256 * 2**20
+_COUNTER_BYTES = 4096
+
+
+class LiveSnapshot:
+    """Snapshots of a live state into one arena, by the Snapshotter that runs will use."""
+
+    def __init__(self, state: LiveState, progress: Callable[[], dict[str, Any]]) -> None:
+        self.state, self._progress = state, progress
+        self.changed: set[str] = set()
+        """Tensors that changed behind the fence."""
+        self._counter = Arena.anonymous(_COUNTER_BYTES)
+        self._snapshotter = Snapshotter(state, self._counter.view)
+        self.layout: Layout = self._snapshotter.plan(progress())
+        self.arena: Arena | None = None
+        self._began_s = 0.0
+
+    def allocate(self) -> None:
+        """Faults the memory of one image.  Raises GuardError when it is not there."""
+        require_headroom(self.layout.image_bytes, what="profile: a snapshot of the state")
+        self.arena = Arena.anonymous(self.layout.image_bytes)
+        register_with_cuda(self.arena)
+
+    @property
+    def image(self) -> memoryview:
+        """The bytes of the last snapshot."""
+        assert self.arena is not None
+        return self.arena.view[: self.layout.image_bytes]
+
+    def blocking(self) -> float:
+        """A whole snapshot inside the boundary; seconds."""
+        assert self.arena is not None
+        began = time.monotonic()
+        self._take(lazy=False)
+        self._snapshotter.fence()
+        return time.monotonic() - began
+
+    def begin(self) -> float:
+        """At the boundary: copies what must be copied now, starts the rest; seconds blocked."""
+        snapshot = self._take(lazy=True)
+        self._began_s = snapshot.began_s
+        return snapshot.boundary_stall_s
+
+    def _take(self, *, lazy: bool) -> Snapshot:
+        assert self.arena is not None
+        return self._snapshotter.begin(
+            self.arena,
+            self._progress(),
+            lazy=lazy,
+            capacity=self.arena.nbytes,
+            began=lambda layout: None,
+        )
+
+    def fence(self) -> float:
+        """Before the optimizer step: waits for the rest and checks it; seconds blocked."""
+        snapshot = self._snapshotter.current
+        changed = {name for name in self._snapshotter.fence() if not name.startswith("(")}
+        self.changed |= changed
+        self.state.not_lazy |= changed
+        self.layout = self._snapshotter.layout or self.layout
+        return snapshot.fence_stall_s if snapshot is not None else 0.0
+
+    def wait_copied(self) -> float:
+        """From any thread: waits for the last byte; seconds since the boundary."""
+        engine = self._snapshotter.engine
+        engine.wait()
+        ended_s = engine.ended_s if engine.ended_s > self._began_s else time.monotonic()
+        return ended_s - self._began_s
+
+    def close(self) -> None:
+        """Ends the copy thread; the memory goes with the process."""
+        self._snapshotter.close()
+
+    def regions(self) -> list[Piece]:
+        """The tensors of the last snapshot, by class."""
+        assert self.arena is not None
+        owned = self.state.tensors.keys()
+        return [
+            Piece(_class(entry.spec, owned), self.arena.view[entry.offset : entry.end])
+            for entry in self.layout.entries
+            if entry.spec.nbytes and not entry.spec.name.startswith("__")
+        ]
+
+
+def tensor_facts(
+    state: LiveState, progress: dict[str, Any], changed: set[str]
+) -> list[TensorFacts]:
+    """Every tensor that a checkpoint of this rank holds; `changed` ones are not lazy."""
+    _, boundary = state.extra(progress)
+    specs, _ = describe(state.lazy_tensors(), boundary, state)
+    owned = state.tensors.keys()
+    return [
+        TensorFacts(
+            name=spec.name,
+            tensor_class=_class(spec, owned),
+            dtype=spec.true_dtype,
+            bytes=spec.nbytes,
+            lazy=spec.lazy and spec.name not in changed | state.not_lazy,
+        )
+        for spec in specs
+    ]
+
+
+def proof_tensors(state: LiveState) -> dict[str, torch.Tensor]:
+    """The local bytes of everything that might be copied lazily, and of the buffers."""
+    return {name: local_part(tensor) for name, tensor in state.tensors.items()}
+
+
+def digest(data: memoryview) -> str:
+    """The content digest of chunks."""
+    return chunk_digest(data)
+
+
+def host_copy(source: memoryview, target: Arena) -> Move:
+    """The copy loop of a snapshot, from one faulted memory to another of the same length.
+
+    It walks through both, so that small sizes are not copied within a cache, as they would not be
+    after an iteration of training.
+    """
+    counter = ProgressCounter(memoryview(bytearray(16)))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(source))
+    next_start = 0
+
+    def move(nbytes: int) -> None:
+        nonlocal next_start
+        start = next_start if next_start + nbytes <= len(source) else 0
+        run_jobs([CopyJob(nbytes, target.address + start, address + start, nbytes)], counter)
+        next_start = start + nbytes
+
+    return move
+
+
+def persist(path: str, image: memoryview) -> None:
+    """What a keeper does to an image with the default staging: digests, then a durable write."""
+    for start in range(0, len(image), CHUNK_BYTES):
+        chunk_digest(image[start : start + CHUNK_BYTES])
+    write(path, image)
+
+
+def write(path: str, image: memoryview) -> None:
+    """A durable write with the default staging."""
+    write_image(path, image, writers=WRITERS, chunk_bytes=CHUNK_BYTES, direct=True)
+
+
+def codecs() -> dict[str, Codec]:
+    """The codecs that runs can use, by name."""
+    return {name: codec(name) for name in CODECS}
+
+
+def filled_memory(state: LiveState, nbytes: int) -> Arena:
+    """Faulted memory with the first bytes of the state, when the whole does not fit."""
+    from autockpt.profiles.probes.proof import raw_bytes
+
+    arena = Arena.anonymous(nbytes)
+    done = 0
+    for data in _raw(state, raw_bytes):
+        count = min(len(data), arena.nbytes - done)
+        arena.view[done : done + count] = data[:count]
+        done += count
+        if done == arena.nbytes:
+            break
+    return arena
+
+
+def spare_bytes() -> int:
+    """What a probe may take beside the snapshot: an eighth of what is left."""
+    return max(2**20, headroom().available_bytes // 8)
+
+
+def _raw(state: LiveState, raw_bytes: Any) -> Iterator[memoryview]:
+    for tensor in proof_tensors(state).values():
+        yield raw_bytes(tensor)
+
+
+def _class(spec: TensorSpec, owned: Collection[str]) -> TensorClass:
+    """Random state and loader positions are no moments, however many numbers they have."""
+    if spec.name in owned and spec.tensor_class == "parameters":
+        return "parameters"
+    return "moments" if spec.name in owned and spec.tensor_class == "moments" else "other"
+
+
+__all__ = [
+    "LINK_BYTES",
+    "LINK_LIMIT_BYTES",
+    "LiveSnapshot",
+    "codecs",
+    "digest",
+    "filled_memory",
+    "host_copy",
+    "persist",
+    "proof_tensors",
+    "read_image",
+    "spare_bytes",
+    "tensor_facts",
+    "write",
+    "write_image",
+]

@@ -1,0 +1,59 @@
+"""The session that `autockpt.attach` returns while a profile is taken: iterates, saves nothing."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from autockpt.executors.loaders import DataPosition
+from autockpt.profiles.probes.iteration import PhaseTimer
+from autockpt.values.errors import AutockptError
+
+
+class PassThroughSession:
+    """The interface of a session, without protection; it always starts at step 0.
+
+    Raises ConfigError, as a session does, for data whose position cannot be told.
+    """
+
+    def __init__(self, data: Any, timer: PhaseTimer | None) -> None:
+        self._data = None if data is None else DataPosition(data)
+        self._timer = timer
+        self._step = 0
+
+    @property
+    def step_count(self) -> int:
+        """Iterations trained so far."""
+        return self._step
+
+    def progress(self) -> dict[str, Any]:
+        """What a session would save of itself."""
+        data = None if self._data is None else self._data.state()
+        return {"step": self._step, "data": data}
+
+    def batches(self, total: int) -> Iterator[tuple[int, Any]]:
+        """(step, batch) for `total` steps, over as many epochs as they take."""
+        if self._data is None:
+            raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
+        source = self._data.batches()
+        for step in range(total):
+            with self._timer.waiting() if self._timer else contextlib.nullcontext():
+                batch = next(source)
+            yield step, batch
+            self._step = step + 1
+
+    def steps(self, total: int) -> Iterator[int]:
+        """0 .. total - 1."""
+        for step in range(total):
+            yield step
+            self._step = step + 1
+
+    def step(self) -> int:
+        """Marks the end of an iteration; the profile takes it from the optimizer."""
+        self._step += 1
+        return self._step
+
+    def fence(self) -> None:
+        """Nothing is in flight that a mutation could tear."""
+
+    def close(self, *, final_checkpoint: bool = True) -> None:
+        """Nothing to close."""

@@ -1,0 +1,75 @@
+"""Ranks that take a profile together: who writes, and how they agree on one schedule.
+
+Agreement is the largest of what each rank measured, exchanged once after the warm-up and once after
+the blocking probes, on a gloo group of our own; between them nobody waits for anybody.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT_S = 180.0
+"""Others wait this long for the rank that probes the storage."""
+
+
+@dataclass(slots=True)
+class Ranks:
+    """This process among those of the job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    _group: Any = None
+
+    @classmethod
+    def find(cls) -> "Ranks":
+        """From torch.distributed when it runs, else from the launcher's environment."""
+        rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        if dist.is_available() and dist.is_initialized():
+            rank, world = dist.get_rank(), dist.get_world_size()
+        local_rank = _number("LOCAL_RANK", rank)
+        local_world = _number("LOCAL_WORLD_SIZE", world)
+        return cls(rank, world, local_rank, local_world)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job, as far as the launcher tells."""
+        return max(1, self.world_size // max(1, self.local_world_size))
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the profile."""
+        return self.rank == 0
+
+    @property
+    def probes_node(self) -> bool:
+        """Whether this rank measures links and storage of its node, while the others wait."""
+        return self.local_rank == 0
+
+    @property
+    def together(self) -> bool:
+        """Whether the ranks can talk."""
+        return self.world_size > 1 and dist.is_available() and dist.is_initialized()
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Element-wise maximum over all ranks; every rank must call it, it is a barrier too."""
+        if not self.together:
+            return list(values)
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [float(value) for value in tensor]
+
+
+def _number(name: str, otherwise: int) -> int:
+    with contextlib.suppress(ValueError):
+        return int(os.environ.get(name, otherwise))
+    return otherwise

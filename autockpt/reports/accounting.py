@@ -1,0 +1,317 @@
+"""Where did the wall time go?  Telemetry -> seconds by purpose, adding up exactly.
+
+    wall = productive + stall + slow-down + lost + down + other
+
+One rank is the witness (the lowest that trained): in synchronous training all ranks advance
+together, and what one waits for, all wait for.  `other` is what no event explains: start-up before
+the first iteration, the block under way when a trainer died, evaluation outside the loop.  It is
+computed as the difference, so the identity holds by construction; a negative `other` means that
+the telemetry contradicts itself, and the report says so.
+
+Category names follow Google's ml-goodput-measurement.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from autockpt.values.failure import FailureRecord
+from autockpt.values.telemetry import (
+    Event,
+    FailureObserved,
+    Iterated,
+    Restored,
+    RunEnded,
+    RunStarted,
+    SnapshotSealed,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """One interruption and how the job came back."""
+
+    at_s: float
+    """When training could go on, seconds since the run began."""
+    failed_at_s: float | None
+    """When the failure was observed; None: the run resumed an earlier one."""
+    what: str
+    """trainer, keeper, node, "" when nothing was observed."""
+    source: str
+    """memory, disk, "" when the job started from scratch."""
+    generation: str
+    step: int
+    lost_steps: int
+    lost_s: float
+    down_s: float
+    restore_s: float
+    """Part of `down_s` that moved bytes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """Seconds of wall time by purpose; `wall_s` is their sum."""
+
+    wall_s: float
+    """First to last event of the trainers, pauses excluded."""
+    productive_s: float
+    """Iterations that count, at the speed of an undisturbed one."""
+    stall_s: float
+    """Training blocked by checkpoints."""
+    slowdown_s: float
+    """Iterations made longer by background copies and writes."""
+    lost_s: float
+    """Iterations trained again after a failure."""
+    detect_s: float
+    restart_s: float
+    restore_s: float
+    other_s: float
+    """Start-up and everything else no event explains."""
+    paused_s: float
+    """Between a clean end and the next start; not part of `wall_s`."""
+    steps: int
+    """Iterations of the witness, repeated ones included."""
+
+    @property
+    def down_s(self) -> float:
+        """Failure to resumed: detect, restart, restore."""
+        return self.detect_s + self.restart_s + self.restore_s
+
+    @property
+    def goodput(self) -> float:
+        """Productive share of wall time, 0..1."""
+        return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def accounted_s(self) -> float:
+        """Wall time without `other`: what checkpoints and failures can change."""
+        return self.wall_s - self.other_s
+
+    @property
+    def waste(self) -> float:
+        """Share of `accounted_s` lost to checkpoints and failures; comparable with a promise."""
+        wasted = self.stall_s + self.slowdown_s + self.lost_s + self.down_s
+        return wasted / self.accounted_s if self.accounted_s > 0 else 0.0
+
+    @property
+    def checkpoint_waste(self) -> float:
+        """The part of `waste` paid without any failure."""
+        return (self.stall_s + self.slowdown_s) / self.accounted_s if self.accounted_s > 0 else 0.0
+
+    def parts(self) -> dict[str, float]:
+        """The summands of `wall_s` by name, in the order they are shown."""
+        return {
+            "productive": self.productive_s,
+            "stall": self.stall_s,
+            "slowdown": self.slowdown_s,
+            "lost": self.lost_s,
+            "down": self.down_s,
+            "other": self.other_s,
+        }
+
+
+@dataclass(slots=True)
+class _Interruption:
+    """What is known of a failure until training goes on."""
+
+    failed: FailureObserved | None = None
+    started_s: float | None = None
+    restored: list[Restored] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Running sums of the witness."""
+
+    iteration_s: float
+    mark_s: float
+    """Everything of the witness up to here is accounted for."""
+    step: int = 0
+    trained_s: float = 0.0
+    stall_s: float = 0.0
+    unsettled_stall_s: float = 0.0
+    """Stalls sealed since the last block; a block's own figure replaces them."""
+    lost_s: float = 0.0
+    down_s: float = 0.0
+    restore_s: float = 0.0
+    steps: int = 0
+    restores: list[Restore] = field(default_factory=list)
+
+
+def account(
+    events: Sequence[Event],
+    failures: Sequence[FailureRecord] = (),
+    *,
+    iteration_s: float | None = None,
+) -> tuple[Accounting, tuple[Restore, ...]]:
+    """The accounting of aligned `events` and the restores in it.
+
+    `iteration_s` is the profile's quiet iteration, used where the run never had one.
+    """
+    witness = _witness(events)
+    stream = [e for e in events if e.rank == witness or isinstance(e, FailureObserved | Restored)]
+    start_s, end_s = span(events)
+    blocks = [e for e in stream if isinstance(e, Iterated)]
+    ledger = _Ledger(iteration_s=_mean_iteration_s(blocks, iteration_s), mark_s=start_s)
+    _walk(stream, ledger, start_s)
+    paused_s = _paused_s(events)
+    wall_s = max(0.0, end_s - start_s - paused_s)
+    slowdown_s = _slowdown_s(blocks, iteration_s, ledger.trained_s)
+    lost_s = max(0.0, min(ledger.lost_s, ledger.trained_s - slowdown_s))
+    productive_s = ledger.trained_s - slowdown_s - lost_s
+    detect_s, restart_s, restore_s = _split_down(ledger, failures)
+    down_s = detect_s + restart_s + restore_s
+    return Accounting(
+        wall_s=wall_s,
+        productive_s=productive_s,
+        stall_s=ledger.stall_s,
+        slowdown_s=slowdown_s,
+        lost_s=lost_s,
+        detect_s=detect_s,
+        restart_s=restart_s,
+        restore_s=restore_s,
+        other_s=wall_s - (productive_s + ledger.stall_s + slowdown_s + lost_s + down_s),
+        paused_s=paused_s,
+        steps=ledger.steps,
+    ), tuple(ledger.restores)
+
+
+def span(events: Sequence[Event]) -> tuple[float, float]:
+    """First and last moment of the trainers; the keeper's work after the end is not wall time."""
+    mine = [e for e in events if e.rank >= 0 or isinstance(e, FailureObserved)]
+    if not mine:
+        return 0.0, 0.0
+    witness = _witness(events)
+    start_s = min(e.at_s for e in mine)
+    for event in mine:
+        if isinstance(event, Iterated) and event.rank == witness:
+            start_s = min(start_s, event.at_s - event.total_s - event.checkpoint_s)
+            break
+    return start_s, max(e.at_s for e in mine)
+
+
+def _witness(events: Sequence[Event]) -> int | None:
+    """The lowest rank that trained, or else the lowest rank seen."""
+    trained = [e.rank for e in events if isinstance(e, Iterated) and e.rank >= 0]
+    return min(trained or [e.rank for e in events if e.rank >= 0], default=None)
+
+
+def _mean_iteration_s(blocks: Sequence[Iterated], profiled_s: float | None) -> float:
+    count = sum(block.count for block in blocks)
+    return sum(block.total_s for block in blocks) / count if count > 0 else profiled_s or 0.0
+
+
+def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
+    """Follow the witness; an interruption is settled when training goes on, or at the end."""
+    pending = _Interruption()
+    for event in stream:
+        if isinstance(event, FailureObserved):
+            pending.failed = pending.failed or event
+        elif isinstance(event, Restored):
+            pending.restored.append(event)
+        elif isinstance(event, RunStarted):
+            pending.started_s = event.at_s
+        elif isinstance(event, SnapshotSealed):
+            ledger.unsettled_stall_s += event.boundary_stall_s + event.fence_stall_s
+        elif isinstance(event, Iterated):
+            _settle(pending, ledger, start_s)
+            pending = _Interruption()
+            ledger.trained_s += event.total_s
+            ledger.stall_s += event.checkpoint_s
+            ledger.unsettled_stall_s = 0.0
+            ledger.steps += event.count
+            ledger.step, ledger.mark_s = event.step, event.at_s
+    _settle(pending, ledger, start_s)
+
+
+def _settle(pending: _Interruption, ledger: _Ledger, start_s: float) -> None:
+    """Book an interruption: the block cut short, the work lost, the time down."""
+    failed, restored = pending.failed, pending.restored
+    if failed is not None:
+        _book_cut_block(failed, ledger)
+    resumed_s = max((e.at_s for e in restored), default=pending.started_s)
+    if resumed_s is None or (failed is None and not restored):
+        return
+    room_s = max(0.0, resumed_s - ledger.mark_s)
+    down_s = max((e.down_s for e in restored), default=0.0)
+    if down_s <= 0 and failed is not None:
+        down_s = resumed_s - failed.at_s
+    down_s = max(0.0, min(down_s, room_s))
+    worst = max(restored, key=lambda e: e.lost_s, default=None)
+    scratch = worst is None
+    unlost_s = max(0.0, ledger.trained_s - ledger.lost_s)
+    lost_s = unlost_s if worst is None else worst.lost_s
+    restore_s = min(down_s, max((e.restore_s for e in restored), default=0.0))
+    ledger.lost_s += max(0.0, min(lost_s, unlost_s))
+    ledger.down_s += down_s
+    ledger.restore_s += restore_s
+    ledger.mark_s = max(ledger.mark_s, resumed_s)
+    ledger.restores.append(
+        Restore(
+            at_s=resumed_s - start_s,
+            failed_at_s=None if failed is None else failed.at_s - start_s,
+            what="" if failed is None else failed.what,
+            source=_sources(restored),
+            generation="" if worst is None else worst.generation,
+            step=0 if worst is None else worst.step,
+            lost_steps=ledger.step if scratch else max(e.lost_steps for e in restored),
+            lost_s=lost_s,
+            down_s=down_s,
+            restore_s=restore_s,
+        )
+    )
+    ledger.step = 0 if worst is None else worst.step
+
+
+def _book_cut_block(failed: FailureObserved, ledger: _Ledger) -> None:
+    """Iterations that ended after the last block but before the failure were trained too."""
+    gap_s = max(0.0, failed.at_s - ledger.mark_s)
+    steps = max(0, failed.step - ledger.step)
+    trained_s = min(steps * ledger.iteration_s, gap_s)
+    stall_s = min(ledger.unsettled_stall_s, gap_s - trained_s)
+    ledger.trained_s += trained_s
+    ledger.stall_s += stall_s
+    ledger.unsettled_stall_s = 0.0
+    ledger.steps += steps if trained_s > 0 else 0
+    ledger.step = max(ledger.step, failed.step)
+    ledger.mark_s += trained_s + stall_s
+
+
+def _sources(restored: Sequence[Restored]) -> str:
+    """Where the ranks came back from; disk as soon as one of them needed it."""
+    sources = sorted({event.source for event in restored})
+    return "disk" if "disk" in sources else ", ".join(sources)
+
+
+def _slowdown_s(blocks: Sequence[Iterated], profiled_s: float | None, trained_s: float) -> float:
+    """Time of the blocks above the same iterations undisturbed; noise of both signs cancels."""
+    quiet = [block.quiet_s for block in blocks if block.quiet_s > 0]
+    usual_s = median(quiet) if quiet else profiled_s
+    excess_s = 0.0
+    for block in blocks:
+        baseline_s = block.quiet_s if block.quiet_s > 0 else usual_s
+        if block.busy_s > 0 and baseline_s:
+            excess_s += block.total_s - block.count * baseline_s
+    return max(0.0, min(excess_s, trained_s))
+
+
+def _split_down(ledger: _Ledger, failures: Sequence[FailureRecord]) -> tuple[float, float, float]:
+    """Down time as (detect, restart, restore); what the failure log does not know is restart."""
+    rest_s = ledger.down_s - ledger.restore_s
+    detect_s = min(rest_s, sum(record.detect_s or 0.0 for record in failures))
+    return detect_s, rest_s - detect_s, ledger.restore_s
+
+
+def _paused_s(events: Sequence[Event]) -> float:
+    """Time between a clean end (finished, or told to leave) and the next start."""
+    paused_s = 0.0
+    ended_s: float | None = None
+    for event in events:
+        if isinstance(event, RunEnded) and event.reason in ("finished", "signal"):
+            ended_s = event.at_s
+        elif isinstance(event, FailureObserved):
+            ended_s = None
+        elif isinstance(event, RunStarted) and ended_s is not None:
+            paused_s += event.at_s - ended_s
+            ended_s = None
+    return paused_s

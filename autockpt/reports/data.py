@@ -1,0 +1,48 @@
+"""What a report is made of: everything the caller read from the run directory, as values.
+
+Nothing here opens a file or reads a clock; the command line gathers, this room shows.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from autockpt.reports.what_if import WhatIfCurve
+from autockpt.values.failure import FailureRecord
+from autockpt.values.plan import Decision
+from autockpt.values.profile import Profile
+from autockpt.values.telemetry import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run or one profile, as found on disk.  With no events the report is about the profile."""
+
+    title: str
+    """Name of the run, usually its directory or the script's name."""
+    command: str = ""
+    """The command as the user typed it, to be copied and run again."""
+    argv: tuple[str, ...] = ()
+    """The same, split; empty: only `command` is known."""
+    created: str = ""
+    """UTC time of the report in ISO 8601, for people."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """autockpt, torch, python, driver, ... -> version."""
+    hosts: tuple[str, ...] = ()
+    """Host names that `redact` must hide; never shown by themselves."""
+    profile: Profile | None = None
+    decision: Decision | None = None
+    """The decision in force when the run began."""
+    events: tuple[Event, ...] = ()
+    """Telemetry of all ranks; the events of one rank stand in the order they were written."""
+    failures: tuple[FailureRecord, ...] = ()
+    """Interruptions of this run."""
+    plan_yaml: str = ""
+    """The plan as written, with a comment for each automatic value."""
+    policy_diff: str = ""
+    """Unified diff from the current policy to the new one, "" when there was none."""
+    protected: bool = True
+    """False: the script never attached, so the run could lose everything."""
+    what_if: WhatIfCurve | None = None
+    """The waste function's inputs and its own result for the plan."""
+    status: dict[str, Any] = field(default_factory=dict)
+    """status.json as it was read, e.g. {"state": "finished"}."""

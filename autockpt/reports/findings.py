@@ -1,0 +1,431 @@
+"""What should be done next?  One check per idea; each says problem, evidence, fix and saving.
+
+A check that does not apply returns None; one that passed returns a finding with `passed` and folds
+away.  Ids are stable: scripts and the documentation refer to them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autockpt.reports.accounting import Accounting, Restore
+from autockpt.reports.data import RunData
+from autockpt.reports.promises import FACTOR, Promise
+from autockpt.reports.saves import Saves
+from autockpt.values.plan import Decision
+from autockpt.values.profile import Profile
+from autockpt.values.telemetry import Degraded
+from autockpt.values.units import format_bytes, format_duration, format_fraction
+
+SKIPPED_SHARE = 0.05
+"""Share of due checkpoints that may be skipped without a finding."""
+BOUNDARY_SHARE = 0.25
+"""Share of the state copied inside the stall that is worth a look."""
+STALL_SHARE = 0.01
+"""Share of time blocked by checkpoints that is worth a look."""
+SLOWDOWN_SHARE = 0.01
+"""The same for time lost to slower iterations."""
+MEMORY_SHARE = 0.8
+"""Part of the available host memory that slots may take without a warning."""
+SPREAD = 1.3
+"""p90 over p10 of the iteration time above which the measurement is called unstable."""
+
+Severity = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One problem, or one check that passed."""
+
+    id: str
+    """Stable, e.g. saves-skipped; also the anchor in the page."""
+    severity: Severity
+    title: str
+    """The problem in a few words, or what is fine."""
+    evidence: str
+    """The numbers."""
+    fix: str = ""
+    """What to do; "" when passed."""
+    saving: float | None = None
+    """Fraction of time it would give back, estimated; None: cannot be told."""
+    passed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything the checks look at."""
+
+    data: RunData
+    accounting: Accounting | None
+    restores: Sequence[Restore]
+    saves: Saves | None
+    promises: Sequence[Promise]
+
+
+def findings(facts: Facts) -> tuple[Finding, ...]:
+    """All findings: problems by severity and saving, then what passed."""
+    found = [finding for check in CHECKS if (finding := check(facts)) is not None]
+    order = {"high": 0, "medium": 1, "low": 2}
+    return tuple(sorted(found, key=lambda f: (f.passed, order[f.severity], -(f.saving or 0.0))))
+
+
+def unprotected(facts: Facts) -> Finding | None:
+    """The script never attached."""
+    if facts.data.protected:
+        return Finding(id="protected", severity="low", title="The state of the script is protected",
+                       evidence="the script attached; its state is checkpointed",
+                       passed=True)  # fmt: skip
+    wall_s = facts.accounting.wall_s if facts.accounting else 0.0
+    at_stake = f"{format_duration(wall_s)} of training were" if wall_s else "all training is"
+    return Finding(
+        id="unprotected",
+        severity="high",
+        title="Nothing was checkpointed",
+        evidence=f"the script never called autockpt.attach; {at_stake} at stake in a failure",
+        fix="add the two lines shown at the top of this report",
+    )
+
+
+def degraded(facts: Facts) -> Finding | None:
+    """Something of autockpt failed while the training went on."""
+    events = [event for event in facts.data.events if isinstance(event, Degraded)]
+    if not facts.data.events:
+        return None
+    if not events:
+        return Finding(id="degraded", severity="high", title="No part of autockpt failed",
+                       evidence="no degraded event in the telemetry", passed=True)  # fmt: skip
+    first = events[0]
+    return Finding(
+        id="degraded",
+        severity="high",
+        title=f"{first.what} fell back",
+        evidence=f"{len(events)} events; the first: {first.reason}",
+        fix="run autockpt doctor; the training was not harmed, its protection may have been",
+    )
+
+
+def persist_failed(facts: Facts) -> Finding | None:
+    """Checkpoints did not reach the disk."""
+    saves = facts.saves
+    if saves is None or not saves.sealed:
+        return None
+    if not saves.failed:
+        return Finding(id="persist-failed", severity="high", title="Every persist became durable",
+                       evidence=f"{saves.disk_committed} generations on disk",
+                       passed=True)  # fmt: skip
+    return Finding(
+        id="persist-failed",
+        severity="high",
+        title=f"{saves.failed} checkpoints did not become durable",
+        evidence=f"{saves.disk_committed} others did. {_reason(saves)}",
+        fix="check free space and the health of the checkpoint directory",
+    )
+
+
+def saves_skipped(facts: Facts) -> Finding | None:
+    """Checkpoints were due and did not start, usually because the last one still ran."""
+    saves = facts.saves
+    if saves is None or not saves.sealed:
+        return None
+    due = saves.sealed + saves.skipped
+    share = saves.skipped / due
+    if share <= SKIPPED_SHARE:
+        return Finding(id="saves-skipped", severity="medium", title="Checkpoints start when due",
+                       evidence=f"{saves.skipped} of {due} skipped", passed=True)  # fmt: skip
+    slow = "" if saves.durable is None else (
+        f"; a checkpoint needs {format_duration(saves.durable.p50_s)} to become durable"
+    )  # fmt: skip
+    return Finding(
+        id="saves-skipped",
+        severity="medium",
+        title=f"{format_fraction(share)} of the due checkpoints were skipped",
+        evidence=f"{saves.skipped} of {due}{slow}. {_reason(saves)}",
+        fix="use faster storage or let the interval grow: set the disk interval to auto",
+    )
+
+
+def snapshots_discarded(facts: Facts) -> Finding | None:
+    """State changed behind the fence."""
+    saves = facts.saves
+    if saves is None or not saves.sealed:
+        return None
+    if not saves.discarded:
+        return Finding(id="snapshots-discarded", severity="medium", passed=True,
+                       title="No state changed behind the fence",
+                       evidence=f"{saves.sealed} snapshots proven unchanged")  # fmt: skip
+    return Finding(
+        id="snapshots-discarded",
+        severity="medium",
+        title=f"{saves.discarded} snapshots were discarded",
+        evidence=f"state changed while it was copied. {_reason(saves)}",
+        fix="call ckpt.fence() before the code that changes it, or leave it: "
+        "the tensor is copied at the boundary from now on, at the price of a longer stall",
+    )
+
+
+def stall(facts: Facts) -> Finding | None:
+    """Training is blocked too long."""
+    accounting, saves = facts.accounting, facts.saves
+    if accounting is None or saves is None or saves.stall is None:
+        return None
+    if accounting.accounted_s <= 0:
+        return None
+    share = accounting.stall_s / accounting.accounted_s
+    seen = (
+        f"{format_duration(saves.stall.p50_s)} median, {format_duration(saves.stall.p95_s)} p95, "
+        f"{format_fraction(share)} of the time"
+    )
+    if share <= STALL_SHARE:
+        return Finding(id="stall", severity="medium", title="Checkpoints hardly block training",
+                       evidence=seen, passed=True)  # fmt: skip
+    boundary = saves.boundary_share > 0.5
+    where = "copying at the boundary" if boundary else "waiting at the fence"
+    return Finding(
+        id="stall",
+        severity="medium",
+        title=f"Checkpoints block training for {format_fraction(share)} of the time",
+        evidence=f"{seen}; most of it {where}",
+        fix="let the schedule be lazy, and see which tensors are copied at the boundary"
+        if boundary
+        else "the copy is slower than forward and backward together: a longer interval costs least",
+        saving=share / 2,
+    )
+
+
+def slowdown(facts: Facts) -> Finding | None:
+    """Background work makes iterations longer."""
+    accounting = facts.accounting
+    if accounting is None or accounting.accounted_s <= 0 or not accounting.steps:
+        return None
+    share = accounting.slowdown_s / accounting.accounted_s
+    seen = f"{format_fraction(share)} of the time, {format_duration(accounting.slowdown_s)} in all"
+    if share <= SLOWDOWN_SHARE:
+        return Finding(id="slowdown", severity="medium", title="Writing hardly slows iterations",
+                       evidence=seen, passed=True)  # fmt: skip
+    return Finding(
+        id="slowdown",
+        severity="medium",
+        title="Background copies and writes slow the training",
+        evidence=seen,
+        fix="fewer writers, a longer disk interval, or cores that the training does not use",
+        saving=share / 2,
+    )
+
+
+def restart(facts: Facts) -> Finding | None:
+    """At failures, coming back costs more than the work lost."""
+    accounting = facts.accounting
+    failures = [r for r in facts.restores if r.failed_at_s is not None]
+    if accounting is None or not failures or accounting.accounted_s <= 0:
+        return None
+    down_s, lost_s = accounting.down_s, accounting.lost_s
+    seen = f"{format_duration(down_s)} down, {format_duration(lost_s)} of work lost"
+    share = down_s / accounting.accounted_s
+    if down_s <= 2 * lost_s or share < 0.002:
+        return Finding(id="restart", severity="medium", title="Restarts are not the main cost",
+                       evidence=seen, passed=True)  # fmt: skip
+    parts = {
+        "detection": accounting.detect_s,
+        "the restart of the processes": accounting.restart_s,
+        "the restore": accounting.restore_s,
+    }
+    worst = max(parts, key=lambda name: parts[name])
+    return Finding(
+        id="restart",
+        severity="medium",
+        title="Coming back costs more than the work lost",
+        evidence=f"{seen} in {len(failures)} failures; {format_duration(parts[worst])} of it is "
+        f"{worst}",
+        fix="checkpoint no more often; shorten imports and set-up before the first iteration",
+        saving=(down_s - lost_s) / accounting.accounted_s / 2,
+    )
+
+
+def restored_from_disk(facts: Facts) -> Finding | None:
+    """A failure of a process fell back to disk although memory is a tier."""
+    decision = facts.data.decision
+    if decision is None or not decision.plan.tier("memory").interval_steps:
+        return None
+    lost = [r for r in facts.restores if r.what in ("trainer", "keeper") and r.source == "disk"]
+    mine = [r for r in facts.restores if r.what in ("trainer", "keeper")]
+    if not mine:
+        return None
+    if not lost:
+        return Finding(id="restored-from-disk", severity="medium", passed=True,
+                       title="Process failures were restored from memory",
+                       evidence=f"{len(mine)} of {len(mine)}")  # fmt: skip
+    return Finding(
+        id="restored-from-disk",
+        severity="medium",
+        title=f"{len(lost)} process failures were restored from disk",
+        evidence=f"of {len(mine)}; the memory tier did not survive them",
+        fix="run autockpt doctor: it probes which deaths the memory survives under this launcher",
+    )
+
+
+def limits(facts: Facts) -> Finding | None:
+    """A limit of the user decided, not the optimum."""
+    decision = facts.data.decision
+    if decision is None:
+        return None
+    bound = [choice for choice in decision.choices if choice.binding]
+    if not bound:
+        return Finding(id="limits", severity="low", title="No limit keeps the plan from its best",
+                       evidence=f"{len(decision.choices)} choices, all free",
+                       passed=True)  # fmt: skip
+    names = ", ".join(f"{choice.name} ({choice.binding})" for choice in bound)
+    costs = [
+        choice.chosen_waste - choice.runner_up_waste
+        for choice in bound
+        if choice.chosen_waste is not None and choice.runner_up_waste is not None
+    ]
+    return Finding(
+        id="limits",
+        severity="low",
+        title="A limit decided, not the optimum",
+        evidence=names,
+        fix="relax the limit in the policy if it is not a hard one",
+        saving=max((cost for cost in costs if cost > 0), default=None),
+    )
+
+
+def memory_tight(facts: Facts) -> Finding | None:
+    """Slots take most of the host memory that is left."""
+    profile, decision = facts.data.profile, facts.data.decision
+    if profile is None or decision is None:
+        return None
+    needed = slots_bytes_of(profile, decision)
+    available = profile.memory.host_available_bytes
+    if profile.memory.cgroup_available_bytes is not None:
+        available = min(available, profile.memory.cgroup_available_bytes)
+    seen = f"{format_bytes(needed)} in slots of {format_bytes(available)} available on a node"
+    if available <= 0 or needed <= MEMORY_SHARE * available:
+        return Finding(id="memory-tight", severity="medium", title="Host memory suffices",
+                       evidence=seen, passed=True)  # fmt: skip
+    return Finding(
+        id="memory-tight",
+        severity="high" if needed > available else "medium",
+        title="Host memory is tight",
+        evidence=seen,
+        fix="set limits.host_memory, or raise the limit of the container",
+    )
+
+
+def unstable(facts: Facts) -> Finding | None:
+    """The iteration time varied while it was measured."""
+    profile = facts.data.profile
+    if profile is None or profile.iteration_s.p10 <= 0:
+        return None
+    ratio = profile.iteration_s.p90 / profile.iteration_s.p10
+    seen = (
+        f"{profile.iteration_s.n} iterations, p10 {format_duration(profile.iteration_s.p10)}, "
+        f"p90 {format_duration(profile.iteration_s.p90)}"
+    )
+    if ratio <= SPREAD:
+        return Finding(id="unstable", severity="low", title="The measurement is stable",
+                       evidence=seen, passed=True)  # fmt: skip
+    return Finding(
+        id="unstable",
+        severity="low",
+        title="Iteration times vary",
+        evidence=f"{seen}, a factor of {ratio:.2g}",
+        fix="profile again on a quiet machine, or with more iterations",
+    )
+
+
+def assumed(facts: Facts) -> Finding | None:
+    """The failure rate or the restart time is an assumption."""
+    profile = facts.data.profile
+    if profile is None:
+        return None
+    rates, recovery = profile.failures, profile.recovery
+    times = {
+        "detection": recovery.detect,
+        "restart": recovery.restart,
+        "restore from memory": recovery.restore_memory,
+        "restore from disk": recovery.restore_disk,
+    }
+    guesses = [name for name, estimate in times.items() if estimate.source == "assumed"]
+    events = rates.per_node.events + rates.per_job.events
+    if events and not guesses:
+        return Finding(id="assumed", severity="low", title="Failure rate and recovery are observed",
+                       evidence=f"{events} interruptions on record", passed=True)  # fmt: skip
+    parts = []
+    if not events:
+        mtbf = format_duration(1 / rates.interruptions_per_s)
+        parts.append(f"one interruption in {mtbf} ({rates.per_node.source})")
+    if guesses:
+        parts.append("times of " + ", ".join(guesses))
+    return Finding(
+        id="assumed",
+        severity="low",
+        title="Part of the prediction rests on assumptions",
+        evidence="assumed: " + "; ".join(parts),
+        fix="set failures.mtbf in the policy if you know it; every run sharpens the estimate",
+    )
+
+
+def promises_broken(facts: Facts) -> Finding | None:
+    """The run did not do what the plan promised."""
+    compared = [promise for promise in facts.promises if promise.verdict != "not yet"]
+    if not compared:
+        return None
+    broken = [promise for promise in compared if promise.verdict == "broken"]
+    if not broken:
+        return Finding(id="promises", severity="medium", title="The plan kept its promises",
+                       evidence=f"{len(compared)} figures within a factor of {FACTOR:g} or better",
+                       passed=True)  # fmt: skip
+    parts = []
+    for promise in broken:
+        show = format_duration if promise.unit == "s" else format_fraction
+        parts.append(
+            f"{promise.label.lower()} {show(promise.observed or 0.0)} for {show(promise.promised)}"
+        )
+    costs = [p for p in broken if p.name == "checkpoint_waste"]
+    unlucky = all(promise.name == "waste" for promise in broken)
+    return Finding(
+        id="promises",
+        severity="medium",
+        title="More was lost to failures than expected"
+        if unlucky
+        else f"{len(broken)} of {len(compared)} promises were not kept",
+        evidence="; ".join(parts) + (f"; {broken[0].note}" if unlucky else ""),
+        fix="nothing to tune: the estimate of the failure rate has learnt from this run"
+        if unlucky
+        else "profile again: the job or the machine is no longer what was measured",
+        saving=max(((p.observed or 0.0) - p.promised for p in costs), default=None),
+    )
+
+
+def slots_bytes_of(profile: Profile | None, decision: Decision | None) -> int:
+    """Host memory of the slots on one node."""
+    if profile is None or decision is None:
+        return 0
+    ranks = max(1, profile.fingerprint.world_size // max(1, profile.fingerprint.nodes))
+    return decision.plan.slots * profile.state.total_bytes * ranks
+
+
+def _reason(saves: Saves) -> str:
+    """The most frequent reason, as a sentence."""
+    if not saves.reasons:
+        return ""
+    reason, count = next(iter(saves.reasons.items()))
+    return f"Most often ({count}): {reason}"
+
+
+CHECKS = (
+    unprotected,
+    degraded,
+    persist_failed,
+    saves_skipped,
+    snapshots_discarded,
+    stall,
+    slowdown,
+    restart,
+    restored_from_disk,
+    promises_broken,
+    limits,
+    memory_tight,
+    unstable,
+    assumed,
+)

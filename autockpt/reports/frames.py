@@ -1,0 +1,105 @@
+"""Telemetry as a table: one row per event, one column per field of any event; and as CSV.
+
+A spreadsheet runs a cell that begins with = + - or @ as a formula, and reasons and details come
+from outside; such text gets an apostrophe in front, as spreadsheets themselves do, and loses it
+again when read back.
+"""
+
+import io
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pandas as pd
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.telemetry import EVENTS, Event, columns, event_data, event_from_data
+
+RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
+"""First characters that need the apostrophe; the apostrophe itself, so that reading is exact."""
+
+
+def telemetry_frame(events: Iterable[Event]) -> pd.DataFrame:
+    """One row per event in the order given; fields that an event lacks are missing values."""
+    rows = [event_data(event) for event in events]
+    frame = pd.DataFrame(rows, columns=list(columns()), dtype=object)
+    kinds = _kinds()
+    for name in frame.columns:
+        frame[name] = frame[name].astype(_DTYPES[kinds[name]])
+    return frame
+
+
+def to_csv(events: Iterable[Event]) -> str:
+    """The table as CSV with a header line; floats in full precision."""
+    frame = telemetry_frame(events)
+    for name, kind in _kinds().items():
+        if kind is str:
+            frame[name] = frame[name].map(_guard, na_action="ignore")
+    text = frame.to_csv(index=False, lineterminator="\n")
+    return str(text)
+
+
+def from_csv(text: str) -> tuple[Event, ...]:
+    """The events of `to_csv`.  Raises ConfigError for another header or a malformed cell."""
+    frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, na_filter=False)
+    if tuple(frame.columns) != columns():
+        raise ConfigError(f"CSV columns {list(frame.columns)[:4]}... are not those of telemetry")
+    names = list(frame.columns)
+    return tuple(
+        _event(dict(zip(names, row, strict=True)), f"CSV line {i + 2}")
+        for i, row in enumerate(frame.itertuples(index=False, name=None))
+    )
+
+
+def summary(events: Sequence[Event]) -> pd.DataFrame:
+    """Count, first and last time of each kind of event: the quick look at a run."""
+    frame = telemetry_frame(events)
+    grouped = frame.groupby("event", sort=False)["at_s"]
+    return grouped.agg(["count", "min", "max"]).rename(columns={"min": "first", "max": "last"})
+
+
+_DTYPES: dict[type, Any] = {str: "object", float: "Float64", int: "Int64"}
+
+
+def _event(cells: dict[str, str], where: str) -> Event:
+    """Cells of the event's own fields, each in its type; the rest must be empty."""
+    kind = EVENTS.get(cells["event"])
+    if kind is None:
+        raise ConfigError(f"{where}: unknown event {cells['event']!r}")
+    hints = typing.get_type_hints(kind)
+    data: dict[str, Any] = {"event": cells["event"]}
+    for field in fields(kind):
+        cell = cells[field.name]
+        try:
+            data[field.name] = _unguard(cell) if hints[field.name] is str else _scalar(
+                hints[field.name], cell
+            )  # fmt: skip
+        except ValueError as error:
+            raise ConfigError(f"{where}: {field.name}: {error}") from None
+    return event_from_data(data, where=where)
+
+
+def _scalar(kind: Any, cell: str) -> int | float:
+    if kind is int:
+        return int(cell)
+    if kind is float:
+        return float(cell)
+    raise TypeError(f"events hold text and numbers, not {kind}")
+
+
+def _guard(text: Any) -> Any:
+    return f"'{text}" if isinstance(text, str) and text.startswith(RISKY) else text
+
+
+def _unguard(text: str) -> str:
+    return text[1:] if text.startswith("'") else text
+
+
+def _kinds() -> dict[str, type]:
+    """Column -> str, int or float; a name has one type in all events."""
+    kinds: dict[str, type] = {"event": str}
+    for kind in EVENTS.values():
+        for name, hint in typing.get_type_hints(kind).items():
+            kinds[name] = hint
+    return {name: kinds[name] for name in columns()}

@@ -1,0 +1,76 @@
+"""The report as one offline page."""
+
+import dataclasses
+import json
+
+from autockpt.reports.charts import u_curve
+from autockpt.reports.escape import Child, Html, join, json_script, tag
+from autockpt.reports.model import ReportModel
+from autockpt.reports.page import page
+from autockpt.reports.sections import advice, events, machine, time, top, what_if
+from autockpt.reports.what_if import WhatIfCurve
+from autockpt.values.record import to_json
+
+DATA_LIMIT = 200_000
+"""Characters of embedded JSON; samples, then the timeline, are left out above it."""
+
+
+def render(model: ReportModel) -> str:
+    """The page of a profile or a run; under 500 KB, complete without network and script.
+
+    A profile opens with what could be, a run with what was.
+    """
+    predicted = (what_if.section(model),)
+    happened = (time.section(model), events.promises(model), events.timeline(model))
+    found = (
+        *(predicted + happened if model.kind == "profile" else happened + predicted),
+        machine.storage(model),
+        machine.memory_section(model),
+        advice.findings(model),
+        advice.policy(model),
+        advice.method(model),
+    )
+    sections = [section for section in found if section is not None]
+    blocks = [top.banner(model), top.verdict(model), top.tiles(model)]
+    return page(
+        title=f"{model.title or 'untitled'}: autockpt {model.kind} report",
+        header=top.header(model, sections),
+        sections=[block for block in blocks if block is not None]
+        + [section.html() for section in sections],
+        footer=_footer(model),
+        data=_data(model),
+    )
+
+
+def embedded(model: ReportModel) -> ReportModel:
+    """The model with no more detail than a page may carry."""
+    if len(to_json(model)) <= DATA_LIMIT:
+        return model
+    if model.profile is not None and model.profile.samples:
+        model = dataclasses.replace(model, profile=dataclasses.replace(model.profile, samples={}))
+    if len(to_json(model)) > DATA_LIMIT:
+        model = dataclasses.replace(model, timeline=None)
+    return model
+
+
+def _footer(model: ReportModel) -> Html:
+    version = model.versions.get("autockpt", "")
+    parts: tuple[Child, ...] = (
+        f"Written by autockpt {version}".rstrip(),
+        f", {model.created}" if model.created else None,
+        ". One file, no network, no tracking.",
+    )
+    return tag("p", *parts)
+
+
+def _data(model: ReportModel) -> Html:
+    blocks = [json_script(to_json(embedded(model)), element_id="report-data")]
+    if model.what_if is not None:
+        blocks.append(json_script(_sliders(model.what_if), element_id="what-if-data"))
+    return join(*blocks)
+
+
+def _sliders(curve: WhatIfCurve) -> str:
+    return json.dumps(
+        {"point": curve.point, "tiers": curve.tiers, "geometry": u_curve.geometry(curve)}
+    )

@@ -1,0 +1,226 @@
+"""The report as a value: everything the page, the terminal and the JSON show, computed once.
+
+`build` takes what was found on disk and computes; renderers only lay out.  The model goes through
+JSON and back, so a report can be read again and compared.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autockpt.reports.accounting import Accounting, Restore, account, span
+from autockpt.reports.clock import align
+from autockpt.reports.data import RunData
+from autockpt.reports.findings import Facts, Finding, findings
+from autockpt.reports.promises import Promise, promises
+from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
+from autockpt.reports.timeline import Timeline, timeline
+from autockpt.reports.verdict import (
+    Tile,
+    Verdict,
+    profile_tiles,
+    profile_verdict,
+    run_tiles,
+    run_verdict,
+)
+from autockpt.reports.what_if import WhatIfCurve, waste
+from autockpt.values.plan import Decision
+from autockpt.values.profile import Profile
+from autockpt.values.telemetry import Event, RunStarted
+from autockpt.values.units import format_bytes, format_duration, format_fraction
+
+ATTACH_LINES = (
+    "ckpt = autockpt.attach(model=model, optimizer=optimizer)",
+    "for step, batch in ckpt.batches(total):",
+)
+"""What an unprotected script lacks."""
+AGREEMENT = 1e-6
+"""Relative difference from which the page's waste formula and the policy's are said to disagree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One line of the header."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportModel:
+    """One report.  Written by the JSON renderer, embedded in the page."""
+
+    schema_version: int = 1
+    kind: Literal["profile", "run"]
+    title: str
+    command: str
+    created: str
+    protected: bool
+    verdict: Verdict
+    facts: tuple[Fact, ...]
+    tiles: tuple[Tile, ...]
+    findings: tuple[Finding, ...]
+    versions: dict[str, str]
+    status: dict[str, str]
+    plan_yaml: str
+    policy_diff: str
+    warnings: tuple[str, ...]
+    """From the profile, the decision and this report."""
+    profile: Profile | None = None
+    decision: Decision | None = None
+    what_if: WhatIfCurve | None = None
+    accounting: Accounting | None = None
+    saves: Saves | None = None
+    restores: tuple[Restore, ...] = ()
+    promises: tuple[Promise, ...] = ()
+    ages: tuple[Age, ...] = ()
+    changes: tuple[Change, ...] = ()
+    timeline: Timeline | None = None
+
+
+def build(data: RunData) -> ReportModel:
+    """The report of a run, or of a profile when there are no events."""
+    return _run_report(data) if data.events else _profile_report(data)
+
+
+def _profile_report(data: RunData) -> ReportModel:
+    facts = Facts(data=data, accounting=None, restores=(), saves=None, promises=())
+    return ReportModel(
+        kind="profile",
+        title=data.title,
+        command=data.command or " ".join(data.argv),
+        created=data.created,
+        protected=data.protected,
+        verdict=profile_verdict(data),
+        facts=_facts(data, ()),
+        tiles=profile_tiles(data),
+        findings=findings(facts),
+        versions=dict(data.versions),
+        status=_status(data),
+        plan_yaml=data.plan_yaml,
+        policy_diff=data.policy_diff,
+        warnings=_warnings(data, None),
+        profile=data.profile,
+        decision=data.decision,
+        what_if=data.what_if,
+    )
+
+
+def _run_report(data: RunData) -> ReportModel:
+    events = align(data.events)
+    profile, decision = data.profile, data.decision
+    accounting, restores = account(
+        events, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
+    )
+    saved, aged = saves(events), ages(events)
+    compared: tuple[Promise, ...] = ()
+    if decision is not None:
+        rate = profile.failures.interruptions_per_s if profile else 0.0
+        compared = promises(
+            decision.expected, accounting, saved, restores, interruptions_per_s=rate
+        )
+    start_s, _ = span(events)
+    facts = Facts(
+        data=data, accounting=accounting, restores=restores, saves=saved, promises=compared
+    )
+    return ReportModel(
+        kind="run",
+        title=data.title,
+        command=data.command or " ".join(data.argv),
+        created=data.created,
+        protected=data.protected,
+        verdict=run_verdict(data, accounting, restores, aged),
+        facts=_facts(data, events),
+        tiles=run_tiles(data, accounting, saved, restores, aged),
+        findings=findings(facts),
+        versions=dict(data.versions),
+        status=_status(data),
+        plan_yaml=data.plan_yaml,
+        policy_diff=data.policy_diff,
+        warnings=_warnings(data, accounting),
+        profile=profile,
+        decision=decision,
+        what_if=data.what_if,
+        accounting=accounting,
+        saves=saved,
+        restores=restores,
+        promises=compared,
+        ages=aged,
+        changes=changes(events, start_s),
+        timeline=timeline(events, restores, start_s),
+    )
+
+
+def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:
+    """Who ran what where."""
+    facts: list[Fact] = []
+    profile = data.profile
+    started = next((e for e in reversed(events) if isinstance(e, RunStarted)), None)
+    if started is not None:
+        facts.append(Fact(label="Run", value=started.run_id))
+    if profile is not None:
+        mark = profile.fingerprint
+        ranks = f"{mark.world_size} on {mark.nodes} node" + ("s" if mark.nodes != 1 else "")
+        facts.append(Fact(label="Ranks", value=ranks))
+        facts.append(Fact(label="Hardware", value=", ".join(_counted(mark.gpus)) or mark.cpu))
+        per_rank = format_bytes(profile.state.total_bytes)
+        facts.append(Fact(label="State", value=f"{per_rank} per rank"))
+        facts.append(Fact(label="Storage", value=mark.storage))
+    elif started is not None:
+        facts.append(Fact(label="Ranks", value=str(started.world_size)))
+        if started.state_bytes:
+            size = f"{format_bytes(started.state_bytes)} per rank"
+            facts.append(Fact(label="State", value=size))
+    if data.decision is not None:
+        plan = data.decision.plan
+        facts.append(Fact(label="Plan", value=f"{plan.plan_id}, version {plan.version}"))
+    if data.created:
+        facts.append(Fact(label="Written", value=data.created))
+    if "autockpt" in data.versions:
+        facts.append(Fact(label="autockpt", value=data.versions["autockpt"]))
+    return tuple(facts)
+
+
+def _counted(names: tuple[str, ...]) -> list[str]:
+    """Equal names once, with their number."""
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return [f"{count} x {name}" if count > 1 else name for name, count in counts.items()]
+
+
+def _status(data: RunData) -> dict[str, str]:
+    """The scalars of status.json, as text."""
+    return {
+        str(key): str(value)
+        for key, value in data.status.items()
+        if isinstance(value, str | int | float | bool)
+    }
+
+
+def _warnings(data: RunData, accounting: Accounting | None) -> tuple[str, ...]:
+    """What a reader must know before believing the rest."""
+    found: list[str] = []
+    if accounting is not None and accounting.other_s < -1e-6 * max(1.0, accounting.wall_s):
+        found.append(
+            f"The events explain {format_duration(-accounting.other_s)} more than the wall time: "
+            "telemetry of several boots or runs may be mixed."
+        )
+    curve, decision = data.what_if, data.decision
+    if curve is not None:
+        mine = waste(curve.point)
+        if abs(mine - curve.waste) > AGREEMENT * max(mine, curve.waste):
+            found.append(
+                f"The what-if formula gives {format_fraction(mine)} where the policy says "
+                f"{format_fraction(curve.waste)}; trust the policy."
+            )
+        if (
+            decision is not None
+            and abs(decision.expected.waste - curve.waste) > AGREEMENT * curve.waste
+        ):
+            found.append(
+                f"The what-if stands at {format_fraction(curve.waste)}, the decision promised "
+                f"{format_fraction(decision.expected.waste)}."
+            )
+    if data.profile is not None:
+        found += data.profile.warnings
+    if decision is not None:
+        found += decision.warnings
+    return tuple(dict.fromkeys(found))

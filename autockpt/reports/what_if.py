@@ -1,0 +1,218 @@
+"""What if the interval, the stall or the failure rate were another?
+
+One text, two languages: each formula below is written with + - * /, brackets, max, min and sqrt
+only, and is evaluated by Python for the printed page and by the browser for the sliders.  No
+second copy of the formula exists.
+
+The waste rate, the fraction of time lost, has one term per thing that is lost; for a tier i with
+stall s_i, slow-down sigma_i while the checkpoint becomes recoverable after L_i (stall included),
+period T_i and failure rate Lambda_i, restart D and restore R_i:
+
+    w = sum_i (s_i + sigma_i L_i) / T_i  +  sum_i Lambda_i (T_i / 2 + L_i + D + R_i)
+
+It is the waste function of the policies, written once more in a form that a page can carry; a test
+holds the two together, and a report says so when they disagree about a plan.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from autockpt.values.errors import ConfigError
+
+PARAMETERS = {
+    "memory_interval_s": "from one checkpoint to memory to the next",
+    "memory_stall_s": "training blocked by a checkpoint to memory",
+    "memory_latency_s": "from the boundary until recoverable from memory",
+    "memory_slowdown": "fraction training is slower meanwhile",
+    "memory_restore_s": "restore from memory",
+    "disk_interval_s": "from one checkpoint to disk to the next",
+    "disk_stall_s": "training blocked by a checkpoint to disk, beyond the one to memory",
+    "disk_latency_s": "from the boundary until durable on disk",
+    "disk_slowdown": "fraction training is slower meanwhile",
+    "disk_restore_s": "restore from disk",
+    "mtbf_s": "mean time between interruptions of the job",
+    "process_share": "fraction of interruptions that leave the memory tier alive",
+    "restart_s": "detect and restart, before the restore",
+}
+"""Every parameter of the formulas and its meaning; seconds, or fractions without a suffix."""
+
+TERMS = {
+    "stall": "memory_stall_s / memory_interval_s + disk_stall_s / disk_interval_s",
+    "slowdown": (
+        "memory_slowdown * memory_latency_s / memory_interval_s"
+        " + disk_slowdown * disk_latency_s / disk_interval_s"
+    ),
+    "lost": (
+        "process_share / mtbf_s * (memory_interval_s / 2 + memory_latency_s)"
+        " + (1 - process_share) / mtbf_s * (disk_interval_s / 2 + disk_latency_s)"
+    ),
+    "down": (
+        "process_share / mtbf_s * (restart_s + memory_restore_s)"
+        " + (1 - process_share) / mtbf_s * (restart_s + disk_restore_s)"
+    ),
+}
+"""The waste rate by what is lost: blocked, slowed, trained twice, down."""
+
+WASTE = " + ".join(f"({term})" for term in TERMS.values())
+"""The waste rate, fraction of time."""
+
+OPTIMUM = {
+    tier: (
+        f"sqrt(2 * ({tier}_stall_s + {tier}_slowdown * {tier}_latency_s) * mtbf_s"
+        f" / max({share}, 1e-12))"
+    )
+    for tier, share in (("memory", "process_share"), ("disk", "1 - process_share"))
+}
+"""The interval of least waste per tier, before limits.  Source: dw/dT_i = 0."""
+
+NEVER_S = 1e12
+"""Mean time between interruptions that stands for "none at all": 30 thousand years."""
+
+FORMULA_TEXT = "w = \u03a3 (s + \u03c3 L) / T + \u03a3 \u039b (T/2 + L + D + R)"
+"""The formula for people; the sums run over the tiers memory and disk."""
+
+_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_FUNCTIONS: dict[str, Callable[..., float]] = {"max": max, "min": min, "sqrt": math.sqrt}
+
+
+class Cost(Protocol):
+    """What one checkpoint of a tier costs and the failures it serves: policies' TierCost fits."""
+
+    @property
+    def stall_s(self) -> float: ...
+    @property
+    def slowdown_s(self) -> float: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def restart_s(self) -> float: ...
+    @property
+    def restore_s(self) -> float: ...
+    @property
+    def failures_per_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfCurve:
+    """The plan as a point of the waste function, and what the policy itself got for it."""
+
+    point: dict[str, float]
+    """A value for each of `PARAMETERS`; a tier that is off has zero costs and share."""
+    waste: float
+    """The policy's own waste rate at this point; a report warns when the formula disagrees."""
+    tiers: tuple[str, ...] = ("memory", "disk")
+    """Tiers that are on; each is one curve."""
+    mtbf_assumed: bool = True
+    """No interruption has been observed yet."""
+
+    def __post_init__(self) -> None:
+        missing = sorted(set(PARAMETERS) - set(self.point))
+        unknown = sorted(set(self.point) - set(PARAMETERS))
+        if missing or unknown:
+            raise ConfigError(f"what-if point: missing {missing}, unknown {unknown}")
+        for name, value in self.point.items():
+            if not math.isfinite(value) or value < 0:
+                raise ConfigError(f"what-if point: {name} is {value}; expected finite and >= 0")
+        for name in ("memory_interval_s", "disk_interval_s", "mtbf_s"):
+            if self.point[name] <= 0:
+                raise ConfigError(f"what-if point: {name} must be > 0 s")
+
+
+def what_if(
+    *,
+    memory: Cost | None,
+    disk: Cost,
+    memory_period_s: float,
+    disk_period_s: float,
+    waste: float,
+    mtbf_assumed: bool,
+) -> WhatIfCurve:
+    """The what-if of a plan, from the arguments of the policies' waste function and its result.
+
+    `memory` None: the tier is off and `disk` carries all failures.
+    """
+    rate = disk.failures_per_s + (memory.failures_per_s if memory else 0.0)
+    restart_s = min(disk.restart_s, memory.restart_s) if memory else disk.restart_s
+    point = {
+        "memory_interval_s": memory_period_s if memory else disk_period_s,
+        "disk_interval_s": disk_period_s,
+        "mtbf_s": min(NEVER_S, 1 / rate) if rate > 0 else NEVER_S,
+        "process_share": memory.failures_per_s / rate if memory and rate > 0 else 0.0,
+        "restart_s": restart_s,
+    }
+    for tier, cost in (("memory", memory), ("disk", disk)):
+        latency_s = cost.latency_s if cost else 0.0
+        # Without latency there is nothing to be slower in: what is lost counts as a stall.
+        slowed_s = cost.slowdown_s if cost else 0.0
+        point[f"{tier}_latency_s"] = latency_s
+        point[f"{tier}_slowdown"] = slowed_s / latency_s if latency_s > 0 else 0.0
+        point[f"{tier}_stall_s"] = (cost.stall_s if cost else 0.0) + (
+            0.0 if latency_s > 0 else slowed_s
+        )
+        point[f"{tier}_restore_s"] = (
+            cost.restart_s + cost.restore_s - restart_s if cost else 0.0
+        )
+    tiers = ("memory", "disk") if memory else ("disk",)
+    return WhatIfCurve(point=point, waste=waste, tiers=tiers, mtbf_assumed=mtbf_assumed)
+
+
+def evaluate(expression: str, values: Mapping[str, float]) -> float:
+    """The value of an expression of this module at `values`.
+
+    Raises ConfigError for anything but arithmetic, max, min, sqrt and known names.
+    """
+    return _value(ast.parse(expression, mode="eval").body, values)
+
+
+def waste(point: Mapping[str, float]) -> float:
+    """Fraction of time lost at `point`."""
+    return evaluate(WASTE, point)
+
+
+def terms(point: Mapping[str, float]) -> dict[str, float]:
+    """The waste at `point` by what is lost; adds up to `waste`."""
+    return {name: evaluate(expression, point) for name, expression in TERMS.items()}
+
+
+def optimum_s(tier: str, point: Mapping[str, float]) -> float:
+    """Interval of least waste for one tier; no limit is applied."""
+    return evaluate(OPTIMUM[tier], point)
+
+
+def javascript() -> str:
+    """The same formulas as JavaScript: `waste(v)`, `terms(v)` and `optimum.memory(v)`."""
+    names = ", ".join(PARAMETERS)
+    parts = [f"{name}: {expression}" for name, expression in TERMS.items()]
+    best = [f"{tier}: ({{{names}}}) => {expression}" for tier, expression in OPTIMUM.items()]
+    return "\n".join(
+        (
+            "const {max, min, sqrt} = Math;",
+            f"const waste = ({{{names}}}) => {WASTE};",
+            f"const terms = ({{{names}}}) => ({{{', '.join(parts)}}});",
+            f"const optimum = {{{', '.join(best)}}};",
+        )
+    )
+
+
+def _value(node: ast.expr, values: Mapping[str, float]) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    if isinstance(node, ast.Name) and node.id in values:
+        return values[node.id]
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left, values), _value(node.right, values)
+        return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        function = _FUNCTIONS.get(node.func.id)
+        if function is not None:
+            return function(*(_value(argument, values) for argument in node.args))
+    raise ConfigError(f"what-if formula: {ast.unparse(node)!r} is not arithmetic on known names")

@@ -1,0 +1,485 @@
+"""A run on disk: every file that a run writes, where it stands, and how it is read back.
+
+    run.json         what was started: script, arguments, versions, nodes   (RunInfo)
+    goal.json        what the user wants                                    (Goal)
+    profile.json     what was measured                                      (Profile)
+    decision.json    what was decided, and why                              (Decision)
+    plan.yaml        the part of it that executors follow                   (CheckpointPlan)
+    telemetry/       what happened, one JSON event per line and rank        (Event)
+    failures.jsonl   one line per interruption                              (FailureRecord)
+    status.json      how it ended                                           (RunStatus)
+    report.html, logs/
+    checkpoints/     unless the goal names another place
+    node-000/        the keeper of a node: socket, pid, log
+
+Only files live here: nothing is decided, nothing is measured.  Records are replaced as a whole
+(temporary file, fsync, rename), logs only grow; a reader tolerates a last line that a crash tore.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.failure import FailureRecord
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Decision
+from autockpt.values.profile import Profile
+from autockpt.values.record import from_data, from_json, to_data, to_json
+from autockpt.values.telemetry import Event, event_from_data
+
+if TYPE_CHECKING:
+    from typing import Self
+
+R = TypeVar("R")
+
+RUNS = "runs"
+"""Default parent of run directories, in the working directory."""
+TAIL_BYTES = 2**16
+"""Enough of the end of a telemetry file to hold its newest step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What was started.  Written as run.json."""
+
+    schema_version: int = 1
+    run_id: str
+    """32 random hex digits, made with the directory."""
+    created: str
+    """UTC, ISO 8601; for people."""
+    script: str
+    """Absolute path of the script, or the name of a module."""
+    module: bool = False
+    args: tuple[str, ...] = ()
+    launch_id: str = ""
+    """Of the newest launch; "" where none of ours started it."""
+    cwd: str = ""
+    mode: Literal["run", "profile"] = "run"
+    nodes: int = 1
+    ranks_per_node: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The script and its arguments as a shell would take them."""
+        import shlex
+
+        return shlex.join([*(["-m"] if self.module else []), self.script, *self.args])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """How it ended.  Written as status.json, also for schedulers that flatten exit codes."""
+
+    schema_version: int = 1
+    state: Literal["finished", "failed", "interrupted"]
+    exit_code: int
+    restarts: int
+    last_step: int | None
+    """Newest step that telemetry knows of; None: the job never reported one."""
+    last_durable: str | None
+    """Newest generation that is on disk."""
+    protected: bool
+    """False: the script never called autockpt.attach."""
+    report: str | None
+    """Path of the report."""
+    reason: str = ""
+    """Why it ended, when it did not finish."""
+
+
+class RunDirectory:
+    """The files of one run.  Every method is one file operation; OSErrors become StorageError."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.abspath(path))
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str] | None = None, *, script: str = "run") -> "Self":
+        """Make the directory (or take the one that exists at `path`) and its sub-directories.
+
+        Without `path` it is `runs/<script>-<time>`, new and nobody else's.
+        Raises StorageError when it cannot be written.
+        """
+        with _storage_errors("create the run directory", path or RUNS):
+            if path is None:
+                run = cls(_claim(default_path(script)))
+            else:
+                run = cls(path)
+                run.path.mkdir(parents=True, exist_ok=True)
+            run.telemetry.mkdir(exist_ok=True)
+            run.logs.mkdir(exist_ok=True)
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Self":
+        """An existing run directory.  Raises ConfigError when `path` holds none."""
+        run = cls(path)
+        if not run.path.is_dir():
+            raise ConfigError(f"{path}: no such run directory; `ls {RUNS}/` shows the runs here")
+        if not run.exists:
+            raise ConfigError(
+                f"{path}: not a run directory (it holds neither run.json, profile.json nor "
+                "telemetry/); pass the directory that `autockpt run` or `autockpt profile` printed"
+            )
+        return run
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the directory holds a run."""
+        marks = ("run.json", "profile.json", "telemetry", "decision.json")
+        return any((self.path / mark).exists() for mark in marks)
+
+    # --- where things stand
+
+    @property
+    def telemetry(self) -> Path:
+        """Directory of the event files."""
+        return self.path / "telemetry"
+
+    @property
+    def logs(self) -> Path:
+        """Directory of what the ranks and the launcher printed."""
+        return self.path / "logs"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.path / "report.html"
+
+    @property
+    def profile_path(self) -> Path:
+        """profile.json."""
+        return self.path / "profile.json"
+
+    def rank_telemetry(self, rank: int) -> Path:
+        """Event file of one rank."""
+        return self.telemetry / f"rank-{rank:05d}.jsonl"
+
+    def keeper_telemetry(self, node: int) -> Path:
+        """Event file of one node's keeper."""
+        return self.telemetry / f"keeper-{node:03d}.jsonl"
+
+    def node(self, node: int) -> Path:
+        """Directory of one node's keeper; the keeper creates it, private to its user."""
+        return self.path / f"node-{node:03d}"
+
+    def checkpoints(self, goal: Goal | None = None) -> Path:
+        """Where generations go: the goal's storage path, else `checkpoints/` in here.
+
+        A relative storage path is relative to the directory in which the job was started.
+        Without `goal`, the goal that is written here decides.
+        """
+        goal = goal or self.read_goal()
+        if goal is None or goal.storage_path is None:
+            return self.path / "checkpoints"
+        info = self.read_info()
+        return Path(os.path.abspath(os.path.join(info.cwd if info else "", goal.storage_path)))
+
+    # --- records
+
+    def write_info(self, info: RunInfo) -> None:
+        """Replace run.json."""
+        self._write("run.json", info)
+
+    def read_info(self) -> RunInfo | None:
+        """The record in run.json, None when there is none.  Raises ConfigError when unreadable."""
+        return self._read("run.json", RunInfo)
+
+    def write_goal(self, goal: Goal) -> None:
+        """Replace goal.json."""
+        self._write("goal.json", goal)
+
+    def read_goal(self) -> Goal | None:
+        """The record in goal.json, or None."""
+        return self._read("goal.json", Goal)
+
+    def write_profile(self, profile: Profile) -> None:
+        """Replace profile.json."""
+        self._write("profile.json", profile)
+
+    def read_profile(self) -> Profile | None:
+        """The record in profile.json, or None."""
+        return self._read("profile.json", Profile)
+
+    def write_decision(self, decision: Decision) -> None:
+        """Replace decision.json, and plan.yaml: the same for people, with the reasons beside it."""
+        from autockpt.policies.policy_file import plan_to_yaml
+
+        self._write("decision.json", decision)
+        self.write_text("plan.yaml", plan_to_yaml(decision))
+
+    def read_decision(self) -> Decision | None:
+        """The record in decision.json, or None."""
+        return self._read("decision.json", Decision)
+
+    def write_plan(self, plan: CheckpointPlan) -> None:
+        """Replace plan.yaml by a plan that nobody decided: the safe defaults."""
+        import yaml
+
+        text = yaml.safe_dump(to_data(plan), sort_keys=False, default_flow_style=False, width=100)
+        self.write_text("plan.yaml", text)
+
+    def read_plan(self) -> CheckpointPlan | None:
+        """The plan in plan.yaml, or None."""
+        text = self._text("plan.yaml")
+        if text is None:
+            return None
+        from autockpt.policies.policy_file.document import parse
+
+        where = str(self.path / "plan.yaml")
+        document = parse(text, where)
+        if document.problems:
+            raise ConfigError("\n".join(str(problem) for problem in document.problems))
+        data = document.root.plain()
+        return from_data(CheckpointPlan, data.get("plan", data), where=where)
+
+    def plan_text(self) -> str:
+        """plan.yaml as it stands, "" when there is none."""
+        return self._text("plan.yaml") or ""
+
+    def write_status(self, status: RunStatus) -> None:
+        """Replace status.json."""
+        self._write("status.json", status)
+
+    def read_status(self) -> RunStatus | None:
+        """The record in status.json, or None."""
+        return self._read("status.json", RunStatus)
+
+    def forget_decision(self) -> None:
+        """Remove profile, decision and plan: they were of another machine or scale."""
+        for name in ("profile.json", "decision.json", "plan.yaml", "status.json"):
+            with _storage_errors("remove", self.path / name):
+                (self.path / name).unlink(missing_ok=True)
+
+    # --- logs
+
+    def events(self) -> list[Event]:
+        """Every event of every rank and keeper, in the order in which they happened.
+
+        Times are monotonic within a boot of the machine; a file whose clock jumps back has seen
+        another boot.  Raises ConfigError for events of an unknown kind.
+        """
+        keyed: list[tuple[int, float, int, Event]] = []
+        for path in self._event_files():
+            boot, newest = 0, float("-inf")
+            for number, data in _json_lines(path):
+                event = event_from_data(data, where=f"{path}:{number}")
+                if event.at_s < newest - _CLOCK_SLACK_S:
+                    boot, newest = boot + 1, event.at_s
+                newest = max(newest, event.at_s)
+                keyed.append((boot, event.at_s, len(keyed), event))
+        keyed.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in keyed]
+
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """The failure log, oldest first."""
+        path = self.path / "failures.jsonl"
+        return tuple(
+            from_data(FailureRecord, data, where=f"{path}:{number}")
+            for number, data in _json_lines(path)
+        )
+
+    def append_failure(self, record: FailureRecord) -> None:
+        """Add one line to the failure log, durable when this returns."""
+        path = self.path / "failures.jsonl"
+        with _storage_errors("append to", path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(descriptor, (to_json(record) + "\n").encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def newest_step(self) -> int | None:
+        """Largest step in the tails of the event files; None when no event names one.  Cheap."""
+        return max(self._tail_values("step", int), default=None)
+
+    def newest_generation(self) -> Generation | None:
+        """Newest generation that the tails of the event files know as committed.  Cheap."""
+        return self._newest(("MemoryCommitted", "PersistCommitted"))
+
+    def newest_durable(self) -> Generation | None:
+        """Newest generation that the tails of the event files know as durable.  Cheap."""
+        return self._newest(("PersistCommitted",))
+
+    @property
+    def attached(self) -> bool:
+        """Whether a trainer ever attached: it writes its first event at once."""
+        return any(path.stat().st_size for path in self.telemetry.glob("rank-*.jsonl"))
+
+    # --- the mark of a script that never attached
+
+    @property
+    def unprotected(self) -> bool:
+        """Whether the script ran to its end without calling autockpt.attach."""
+        return (self.path / "unprotected").exists()
+
+    def mark_unprotected(self, *, value: bool = True) -> None:
+        """Leave or remove the mark."""
+        if value:
+            self.write_text("unprotected", "the script never called autockpt.attach\n")
+        else:
+            with _storage_errors("remove", self.path / "unprotected"):
+                (self.path / "unprotected").unlink(missing_ok=True)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace the file `name` by `text`: readers see the old or the new one, never a part."""
+        path = self.path / name
+        with _storage_errors("write", path):
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            try:
+                with open(temporary, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+    def _write(self, name: str, record: Any) -> None:
+        self.write_text(name, to_json(record, indent=2) + "\n")
+
+    def _read(self, name: str, kind: type[R]) -> R | None:
+        text = self._text(name)
+        return None if text is None else from_json(kind, text, where=str(self.path / name))
+
+    def _text(self, name: str) -> str | None:
+        try:
+            with _storage_errors("read", self.path / name):
+                return (self.path / name).read_text(encoding="utf-8")
+        except _Missing:
+            return None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self.path / name}: not UTF-8 text: {error}") from None
+
+    def _event_files(self) -> list[Path]:
+        return sorted(self.telemetry.glob("*.jsonl")) if self.telemetry.is_dir() else []
+
+    def _newest(self, events: tuple[str, ...]) -> Generation | None:
+        names = self._tail_values("generation", str, events)
+        return max(filter(None, map(_generation, names)), default=None)
+
+    def _tail_values(self, key: str, kind: type[R], events: tuple[str, ...] = ()) -> Iterator[R]:
+        for path in self._event_files():
+            for _, data in _json_lines(path, tail_bytes=TAIL_BYTES):
+                value = data.get(key)
+                if isinstance(value, kind) and (not events or data.get("event") in events):
+                    yield value
+
+
+_CLOCK_SLACK_S = 5.0
+"""Threads of one process may write their events a little out of order."""
+
+
+class _Missing(StorageError):
+    """A file does not exist; callers turn it into None."""
+
+
+def _generation(text: str) -> Generation | None:
+    """From its short form (e1s42) or its name, None when it is neither."""
+    match = re.fullmatch(r"e(\d+)s(\d+)|gen-e(\d+)-s(\d+)", text)
+    if match is None:
+        return None
+    epoch, seq = (int(group) for group in match.groups() if group is not None)
+    return Generation(epoch=epoch, seq=seq)
+
+
+def new_run_id() -> str:
+    """128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+def utc_now() -> str:
+    """The time in UTC, ISO 8601, for people."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def default_path(script: str) -> Path:
+    """`runs/<script-stem>-<YYYYmmdd-HHMMSS>` in the working directory, in local time.
+
+    A module is known by its last name; a package's `__main__` by the package.
+    """
+    stem = script.removesuffix(".__main__").rpartition(".")[2] if _is_module(script) else ""
+    stem = stem or Path(script).stem or "run"
+    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem)
+    return Path(RUNS) / f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _is_module(script: str) -> bool:
+    return not script.endswith(".py") and all(part.isidentifier() for part in script.split("."))
+
+
+def _claim(path: Path) -> Path:
+    """Make a directory that did not exist: `path`, or `path` with a number behind it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 10_000):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
+    raise StorageError(f"{path}: 10,000 runs were started in this second; remove some of them")
+
+
+def _json_lines(
+    path: Path, *, tail_bytes: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every whole line; a torn one is skipped.
+
+    A crash tears the last line; the next start of the process appends behind the fragment, so the
+    object at the end of such a line is still good.
+    """
+    try:
+        with _storage_errors("read", path), open(path, "rb") as file:
+            if tail_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
+            lines = file.read().split(b"\n")
+    except _Missing:
+        return
+    for number, line in enumerate(lines, start=1):
+        data = _object(line) or _object(line[line.rfind(b'{"event"') :])
+        if data is not None:
+            yield number, data
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+@contextlib.contextmanager
+def _storage_errors(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _Missing(f"cannot {doing} {path}: {error.strerror}") from error
+    except OSError as error:
+        raise StorageError(f"cannot {doing} {path}: {error.strerror}{_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    import errno
+
+    return {
+        errno.ENOSPC: "; free some space or name another place with --run-dir",
+        errno.EDQUOT: "; the quota is used up; name another place with --run-dir",
+        errno.EROFS: "; the file system is read-only; name another place with --run-dir",
+        errno.EACCES: "; name a place that this user may write with --run-dir",
+        errno.ENOTDIR: "; a file stands where a directory is needed",
+        errno.EEXIST: "; a file stands where a directory is needed",
+    }.get(error.errno or 0, "")

@@ -1,0 +1,1 @@
+"""WHEN DO WE CHANGE OUR MIND?"""

@@ -1,0 +1,178 @@
+"""What a run has shown about itself: telemetry events in, `Costs` and failure rates out."""
+
+from dataclasses import dataclass, field, replace
+
+from autockpt.policies.costs import ASSUMED_SLOWDOWN, Costs
+from autockpt.tuner.estimates import Window
+from autockpt.values.profile import FailureRates, RecoveryTimes
+from autockpt.values.telemetry import (
+    Event,
+    FailureObserved,
+    Iterated,
+    PersistCommitted,
+    PersistFailed,
+    Restored,
+    SnapshotBegan,
+    SnapshotDiscarded,
+    SnapshotSealed,
+)
+
+SHARE_WEIGHT = 10.0
+"""Failures that the share of survivable ones counts for already, as in the prior."""
+STUCK_S = 600.0
+"""A save without an end after this long no longer holds back a change of the plan."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Observed:
+    """Running estimates of one job, fed with the events of one rank and of its keeper."""
+
+    failures: FailureRates
+    """As known before the run."""
+    recovery: RecoveryTimes
+    prior: Costs | None = None
+    """Costs from the profile, used for what has not been observed yet."""
+
+    stall: Window = field(default_factory=Window)
+    copy: Window = field(default_factory=Window)
+    persist: Window = field(default_factory=Window)
+    quiet: Window = field(default_factory=Window)
+    busy: Window = field(default_factory=Window)
+    restore_memory: Window = field(default_factory=Window)
+    restore_disk: Window = field(default_factory=Window)
+    sealed: int = 0
+    persisted: int = 0
+    first_s: float | None = None
+    last_s: float = 0.0
+    """Time of the newest event."""
+    seals_s: list[float] = field(default_factory=list)
+    """Times of the newest snapshots."""
+    lost: list[tuple[float, bool]] = field(default_factory=list)
+    """Time of every failure, and whether the node's memory survived."""
+    saving: dict[str, float] = field(default_factory=dict)
+    """Generations under way, and when they began."""
+
+    def observe(self, event: Event) -> None:
+        """Take in one event; kinds that say nothing about costs are ignored."""
+        if self.first_s is None:
+            self.first_s = event.at_s
+        self.last_s = max(self.last_s, event.at_s)
+        if isinstance(event, SnapshotBegan):
+            self.saving[event.generation] = event.at_s
+        elif isinstance(event, SnapshotSealed):
+            self._sealed(event)
+        elif isinstance(event, PersistCommitted):
+            self.persist.observe(event.latency_s)
+            self.persisted += 1
+            self.saving.pop(event.generation, None)
+        elif isinstance(event, PersistFailed | SnapshotDiscarded):
+            self.saving.pop(event.generation, None)
+        elif isinstance(event, Iterated):
+            self._iterated(event)
+        elif isinstance(event, FailureObserved):
+            self.lost.append((event.at_s, event.what == "trainer"))
+            self.saving.clear()
+        elif isinstance(event, Restored):
+            window = self.restore_memory if event.source == "memory" else self.restore_disk
+            window.observe(event.restore_s)
+
+    def _sealed(self, event: SnapshotSealed) -> None:
+        self.stall.observe(event.boundary_stall_s + event.fence_stall_s)
+        self.copy.observe(event.copy_s)
+        self.sealed += 1
+        self.seals_s = [*self.seals_s, event.at_s][-4:]
+
+    def _iterated(self, event: Iterated) -> None:
+        if event.quiet_s > 0:
+            self.quiet.observe(event.quiet_s)
+        if event.busy_s > 0:
+            self.busy.observe(event.busy_s)
+
+    def sealed_memory_only(self, generation: str) -> None:
+        """The generation is not to be persisted: its save has ended."""
+        self.saving.pop(generation, None)
+
+    def busy_saving(self, now_s: float) -> bool:
+        """Whether a save is under way."""
+        return any(now_s - began_s < STUCK_S for began_s in self.saving.values())
+
+    @property
+    def jumped(self) -> bool:
+        """Whether a cost changed its level since `settle`."""
+        return any(w.jumped for w in (self.stall, self.persist, self.quiet))
+
+    def settle(self) -> None:
+        """The plan was changed: jumps seen so far are dealt with."""
+        for window in (self.stall, self.persist, self.quiet):
+            window.jumped = False
+
+    @property
+    def iteration_s(self) -> float:
+        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy."""
+        if self.quiet.n:
+            return self.quiet.mean
+        return self.prior.iteration_s if self.prior is not None else self.busy.mean
+
+    def costs(self, *, sync: bool) -> Costs:
+        """Current costs of one checkpoint; call only once something was observed."""
+        stall = self.stall.mean
+        copy = self.copy.mean
+        persist = self.persist.mean if self.persist.n or self.prior is None else 0.0
+        if not self.persist.n and self.prior is not None:
+            persist = self.prior.persist_s
+        copying, writing = self._slowdowns(copy, persist)
+        recovery = self.recovery
+        return Costs(
+            iteration_s=self.iteration_s,
+            stall_s=stall,
+            stall_high_s=max(stall, self.stall.high),
+            copy_s=copy,
+            copy_high_s=max(copy, self.copy.high),
+            persist_s=persist,
+            persist_high_s=max(persist, self.persist.high),
+            copy_slowdown_s=copying,
+            persist_slowdown_s=0.0 if sync else writing,
+            blocked_s=max(0.0, persist - stall) if sync else 0.0,
+            restart_s=recovery.detect.value_s + recovery.restart.value_s,
+            restore_memory_s=self.restore_memory.mean or recovery.restore_memory.value_s,
+            restore_disk_s=self.restore_disk.mean or recovery.restore_disk.value_s,
+        )
+
+    def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
+        """Training time lost per snapshot, and per persist beyond it.
+
+        The background work of P seconds spreads over P / busy iterations, at least one, each of
+        which is (busy - quiet) longer; a snapshot's share of it goes by its share of the time.
+        """
+        span_s = max(copy_s, persist_s)
+        if not (self.quiet.n and self.busy.n):
+            if self.prior is not None:
+                return self.prior.copy_slowdown_s, self.prior.persist_slowdown_s
+            return ASSUMED_SLOWDOWN * copy_s, ASSUMED_SLOWDOWN * (span_s - copy_s)
+        longer_s = max(0.0, self.busy.mean - self.quiet.mean)
+        total_s = longer_s * max(1.0, span_s / self.busy.mean)
+        copying_s = total_s * (copy_s / span_s if span_s > 0 else 0.0)
+        return copying_s, total_s - copying_s
+
+    def cost_errors_s(self) -> tuple[float, float]:
+        """Standard errors of what a snapshot and a persist cost in training time."""
+        span_s = max(self.copy.mean, self.persist.mean)
+        writing = 0.0
+        if self.quiet.n >= 2 and self.busy.n >= 2:
+            spread = (self.busy.error**2 + self.quiet.error**2) ** 0.5
+            writing = spread * max(1.0, span_s / self.busy.mean)
+        return self.stall.error, writing
+
+    def rates(self) -> FailureRates:
+        """Failure rates with this run's own exposure and events added."""
+        days = (self.last_s - self.first_s) / 86400.0 if self.first_s is not None else 0.0
+        survived = sum(alive for _, alive in self.lost)
+        died = len(self.lost) - survived
+        known = self.failures
+        share = known.process_share * SHARE_WEIGHT + survived
+        return replace(
+            known,
+            per_node=known.per_node.updated(events=died, exposure_days=days * known.nodes),
+            per_job=known.per_job.updated(events=survived, exposure_days=days),
+            process_share=share / (SHARE_WEIGHT + len(self.lost)),
+        )

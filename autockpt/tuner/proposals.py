@@ -1,0 +1,54 @@
+"""A change of the plan as a value: the new plan, why, and what it is expected to bring."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from autockpt.values.plan import CheckpointPlan
+
+Kind = Literal["first", "retune", "rollback", "back-off", "hurry", "calm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProposal:
+    """Applied by all ranks at one step, or not at all."""
+
+    plan: CheckpointPlan
+    """Version + 1 of the plan in force."""
+    kind: Kind
+    reason: str
+    """One sentence with numbers."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    expected_waste: float | None = None
+    """Waste rate the new plan is expected to have."""
+
+
+def with_intervals(plan: CheckpointPlan, memory_steps: int, disk_steps: int) -> CheckpointPlan:
+    """The next version of a plan, with other intervals; a tier that is off stays off."""
+    steps = {"memory": memory_steps, "disk": disk_steps}
+    tiers = tuple(
+        replace(tier, interval_steps=steps[tier.tier]) if tier.interval_steps else tier
+        for tier in plan.tiers
+    )
+    return replace(plan, version=plan.version + 1, tiers=tiers)
+
+
+def intervals_of(plan: CheckpointPlan) -> tuple[int, int]:
+    """(memory, disk) in iterations, 0 for a tier that is off."""
+    return plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
+
+
+def scaled(intervals: tuple[int, int], factor: float) -> tuple[int, int]:
+    """Both intervals times `factor`, nested, each at least one and rounded away from no change."""
+    memory, disk = intervals
+    rounding = math.ceil if factor > 1 else math.floor
+    if not memory or not disk:
+        return tuple(max(1, rounding(n * factor)) if n else 0 for n in intervals)  # type: ignore[return-value]
+    new_memory = max(1, rounding(memory * factor))
+    return new_memory, new_memory * max(1, round(disk * factor / new_memory))
+
+
+def written(intervals: tuple[int, int]) -> str:
+    """`50 / 500 steps`: memory and disk."""
+    memory, disk = intervals
+    return f"{memory or 'off'} / {disk or 'off'} steps"

@@ -1,0 +1,69 @@
+"""Every error autockpt raises, split by what the reader does next.
+
+    AutockptError
+      ConfigError              fix the input (script, policy file, option, state)
+      StaleProfileError        run `autockpt profile` again
+      DirectoryBusyError       another live run owns the directory
+      StorageError             the target cannot be written or read now
+      CorruptCheckpointError   restore an older one
+      NoCheckpointError        generations were committed, none can be restored
+      GuardError               refused for safety
+      ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected
+
+A message says what, where, expected and got with units, and the next step.
+"""
+
+
+class AutockptError(Exception):
+    """Base of all errors that autockpt raises on purpose."""
+
+    exit_code = 1
+    """Process exit status of the command line for this error (sysexits where one fits)."""
+
+
+class ConfigError(AutockptError):
+    """The input is wrong: a policy file, an option, a script, an object that cannot be saved."""
+
+    exit_code = 78
+
+
+class StaleProfileError(AutockptError):
+    """A profile was measured on another machine, job or version."""
+
+    exit_code = 65
+
+
+class DirectoryBusyError(AutockptError):
+    """Another live run holds the lease of the directory."""
+
+    exit_code = 73
+
+
+class StorageError(AutockptError):
+    """A file-system operation failed; older checkpoints are untouched."""
+
+    exit_code = 74
+
+
+class CorruptCheckpointError(AutockptError):
+    """Bytes on disk or in memory do not match their digests, or a file is malformed."""
+
+    exit_code = 65
+
+
+class NoCheckpointError(AutockptError):
+    """Generations were committed once, and none of them can be restored now."""
+
+    exit_code = 66
+
+
+class GuardError(AutockptError):
+    """The executor refused an instruction that would endanger the last good checkpoint."""
+
+    exit_code = 70
+
+
+class ProtocolError(AutockptError):
+    """A peer sent something outside the protocol, or an invariant of ours is broken."""
+
+    exit_code = 70

@@ -1,0 +1,82 @@
+"""What the user wants: objective, limits, and decisions taken out of our hands."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What `auto` may not exceed; None means no limit."""
+
+    stall_s: float | None = None
+    """Longest acceptable stall of one checkpoint."""
+    host_memory_bytes: int | None = None
+    """Host memory for slots and buffers on one node."""
+    overhead: float | None = None
+    """Largest acceptable fraction of training time spent on checkpoints (CheckFreq's p)."""
+    lost_time_s: float | None = None
+    """RPO: work that may be lost in a failure that takes the memory tier with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Decisions fixed by the user; None means `auto`."""
+
+    memory_interval_steps: int | None = None
+    memory_interval_s: float | None = None
+    disk_interval_steps: int | None = None
+    disk_interval_s: float | None = None
+    memory_enabled: bool | None = None
+    schedule: Literal["lazy", "blocking"] | None = None
+    persist: Literal["async", "sync"] | None = None
+    """sync: the training waits until the checkpoint is durable."""
+    streaming: bool | None = None
+    """False: the first byte is written only when the whole snapshot is in host memory."""
+    preallocate: bool | None = None
+    """False: slots are allocated at every save and freed after it (for comparison)."""
+    path: Literal["host", "direct"] | None = None
+    codec: Literal["none", "zstd"] | None = None
+    chunk_bytes: int | None = None
+    writers: int | None = None
+    slots: int | None = None
+    direct_io: bool | None = None
+    retune: bool | None = None
+    interval_rule: Literal["waste", "checkfreq"] | None = None
+    """waste: minimise the waste rate; checkfreq: shortest interval within the overhead budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureDeclaration:
+    """Failures as the user knows them; replaces the posterior's mean."""
+
+    mtbf_s: float | None = None
+    """Mean time between interruptions of the whole job."""
+    process_share: float | None = None
+    """Fraction of them that leave this node's memory alive, 0..1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Which durable checkpoints are kept."""
+
+    keep_last: int = 3
+    """Newest verified generations; >= 1."""
+    keep_every_s: float | None = None
+    """Beyond those, one per this time."""
+    keep_every_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """Objective, limits, pins: what a policy file says.  All defaults are `auto`."""
+
+    schema_version: int = 1
+    objective: Literal["goodput", "stall", "durability"] = "goodput"
+    limits: Limits = Limits()
+    pins: Pins = Pins()
+    failures: FailureDeclaration = FailureDeclaration()
+    retention: Retention = Retention()
+    storage_path: str | None = None
+    """Where checkpoints go; None: `checkpoints/` in the run directory."""
+    policy: str = "builtin:auto"
+    """Name of the preset or file this came from, for the report."""

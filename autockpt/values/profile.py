@@ -1,0 +1,265 @@
+"""WHAT DID WE MEASURE?  The Profile: one job on one machine, with spreads and sample counts.
+
+Every figure here was measured, or says that it was assumed and from where.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autockpt.values.record import to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Samples of one quantity; the unit is in the name of the field that holds it."""
+
+    n: int
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkMeasure:
+    """Seconds for S bytes over a link: alpha_s + S / bytes_per_s, least squares over sizes."""
+
+    link: str
+    """host_copy, host_to_peer, device_to_host_pinned, device_to_host_pageable, device_clone."""
+    alpha_s: float
+    bytes_per_s: float
+    relative_spread: float
+    """Standard deviation of the residuals over the mean time."""
+    n: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageMeasure:
+    """Throughput of the target directory in one configuration, fsync included for writes."""
+
+    operation: Literal["write", "read"]
+    direct: bool
+    """True: O_DIRECT; False: through the page cache (with fsync, cache dropped before a read)."""
+    writers: int
+    chunk_bytes: int
+    alpha_s: float
+    """Fixed time of an operation (open, fsync, close)."""
+    bytes_per_s: Distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterferenceMeasure:
+    """Slow-down of an iteration while background work runs, from interleaved iterations."""
+
+    work: str
+    """snapshot_copy, storage_write, persist (copy and write together)."""
+    slowdown: Distribution
+    """(iteration with the work / quiet iteration) - 1, fraction."""
+    busy_s: float
+    """How long the background work ran in an iteration, seconds, mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateClass:
+    """Bytes of one class of state on this rank."""
+
+    name: Literal["parameters", "moments", "other"]
+    tensors: int
+    bytes: int
+    dtypes: dict[str, int]
+    """Bytes by dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateInventory:
+    """What a checkpoint of one rank holds."""
+
+    total_bytes: int
+    layout_digest: str
+    """Structural fingerprint of names, shapes, dtypes and boxes."""
+    lazy_bytes: int
+    """Bytes proven to stay constant from the boundary to the fence (copied under compute)."""
+    boundary_bytes: int
+    """Bytes copied inside the stall."""
+    classes: tuple[StateClass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecMeasure:
+    """A codec on samples of this job's own tensors of one class."""
+
+    codec: str
+    tensor_class: Literal["parameters", "moments", "other"]
+    ratio: float
+    """Raw bytes over encoded bytes; > 1 shrinks."""
+    encode_bytes_per_s: float
+    decode_bytes_per_s: float
+    sample_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryHeadroom:
+    """What may still be allocated; None where the limit does not exist or cannot be read."""
+
+    host_total_bytes: int
+    host_available_bytes: int
+    cgroup_limit_bytes: int | None = None
+    cgroup_available_bytes: int | None = None
+    shm_available_bytes: int | None = None
+    memlock_limit_bytes: int | None = None
+    device_total_bytes: int | None = None
+    device_available_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePosterior:
+    """Gamma posterior of a failure rate per day: mean shape / exposure_days.
+
+    Source: conjugate update of Gamma(a, b) by n events in E days: a + n, b + E.
+    """
+
+    shape: float
+    exposure_days: float
+    events: int
+    """Events observed beside the prior."""
+    source: str
+    """Where prior and events come from, in words."""
+
+    @property
+    def mean_per_day(self) -> float:
+        """Posterior mean, the Bayes action for the first-order waste."""
+        return self.shape / self.exposure_days
+
+    def updated(self, *, events: int, exposure_days: float) -> "RatePosterior":
+        """The posterior after `events` more in `exposure_days` more."""
+        return RatePosterior(
+            shape=self.shape + events,
+            exposure_days=self.exposure_days + exposure_days,
+            events=self.events + events,
+            source=self.source,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRates:
+    """How often the job is interrupted, and what survives."""
+
+    per_node: RatePosterior
+    """Of one node; the job's share is this times the nodes."""
+    per_job: RatePosterior
+    """Independent of the size of the job (software, storage, control plane)."""
+    process_share: float
+    """Fraction of interruptions in which the memory tier of the node survives, 0..1."""
+    nodes: int
+
+    @property
+    def interruptions_per_s(self) -> float:
+        """All interruptions of the job, per second."""
+        per_day = self.per_node.mean_per_day * self.nodes + self.per_job.mean_per_day
+        return per_day / 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A duration that was measured in earlier runs, or assumed and said so."""
+
+    value_s: float
+    source: Literal["measured", "derived", "assumed"]
+    n: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryTimes:
+    """From the failure to the first new iteration, in parts."""
+
+    detect: Estimate
+    restart: Estimate
+    """Process start, imports, rendezvous."""
+    restore_memory: Estimate
+    restore_disk: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubble:
+    """A window of an iteration in which this rank's device idles (filled by pipeline jobs)."""
+
+    rank: int
+    offset_s: Distribution
+    length_s: Distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCounters:
+    """One GPU as NVML sees it; None where the driver does not tell."""
+
+    name: str
+    pcie_generation: int | None
+    pcie_width: int | None
+    ecc_uncorrected: int | None
+    temperature_c: int | None
+    xid_events: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Everything that makes a profile another profile."""
+
+    host: str
+    """Digest of the machine's identity, not its name."""
+    cpu: str
+    cores: int
+    gpus: tuple[str, ...]
+    world_size: int
+    nodes: int
+    torch_version: str
+    layout_digest: str
+    storage: str
+    """File-system type and device of the checkpoint directory."""
+    autockpt_version: str
+
+    @property
+    def digest(self) -> str:
+        """Short digest of all fields, the key of caches and plans."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A measured job on a measured machine.  Written as profile.json."""
+
+    schema_version: int = 1
+    fingerprint: Fingerprint
+    created: str
+    """UTC time in ISO 8601, for people; no decision reads it."""
+    command: str
+    iteration_s: Distribution
+    phases_s: dict[str, Distribution]
+    """forward, backward, optimizer, data_wait, other."""
+    state: StateInventory
+    memory: MemoryHeadroom
+    failures: FailureRates
+    recovery: RecoveryTimes
+    links: tuple[LinkMeasure, ...] = ()
+    storage: tuple[StorageMeasure, ...] = ()
+    interference: tuple[InterferenceMeasure, ...] = ()
+    codecs: tuple[CodecMeasure, ...] = ()
+    bubbles: tuple[Bubble, ...] = ()
+    gpus: tuple[GpuCounters, ...] = ()
+    stall_s: Distribution | None = None
+    """Stall of a snapshot on this job (boundary copy + wait at the fence)."""
+    snapshot_s: Distribution | None = None
+    """From the boundary until every byte is in host memory."""
+    persist_s: Distribution | None = None
+    """From the boundary until durable on disk, while training goes on."""
+    warnings: tuple[str, ...] = ()
+    """What was unstable, refused or not measured, in sentences."""
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Raw samples by name, so that estimates can be replayed."""
+
+    def link(self, name: str) -> LinkMeasure | None:
+        """The measure of one link, or None when it was not measured."""
+        return next((link for link in self.links if link.link == name), None)

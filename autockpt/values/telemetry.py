@@ -1,0 +1,239 @@
+"""What happened: append-only events in the past tense, one JSON object per line and rank.
+
+Times are seconds of the monotonic clock of the machine's boot (comparable between processes of one
+boot); `wall` is UTC for people only.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.record import from_data, to_data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+    at_s: float
+    """CLOCK_MONOTONIC, seconds."""
+    rank: int
+    """-1: the keeper or the launcher."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """A trainer attached."""
+
+    wall: str
+    run_id: str
+    epoch: int
+    world_size: int
+    pid: int
+    plan_id: str
+    plan_version: int
+    state_bytes: int
+    restart_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated(Event):
+    """A block of iterations ended (one event per block, not per step)."""
+
+    step: int
+    count: int
+    total_s: float
+    """Wall time of the block, stalls excluded."""
+    checkpoint_s: float
+    """Part of wall time that was stall, not in total_s."""
+    quiet_s: float
+    """Mean seconds of the block's iterations without background work; 0 if there was none."""
+    busy_s: float
+    """Mean seconds of the block's iterations with background work; 0 if there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotBegan(Event):
+    """A copy began at an iteration boundary."""
+
+    generation: str
+    step: int
+    tiers: str
+    """"memory" or "memory+disk"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSealed(Event):
+    """All bytes of this rank are in its slot and proven unchanged."""
+
+    generation: str
+    step: int
+    bytes: int
+    boundary_stall_s: float
+    fence_stall_s: float
+    copy_s: float
+    """From the boundary to the last byte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDiscarded(Event):
+    """State changed behind the fence; the tensor is copied at the boundary from now on."""
+
+    generation: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSkipped(Event):
+    """A checkpoint that was due did not start."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCommitted(Event):
+    """Every rank sealed the generation: a process failure loses nothing before it."""
+
+    generation: str
+    step: int
+    latency_s: float
+    """Since the snapshot began on the reporting node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistCommitted(Event):
+    """The generation is durable on disk."""
+
+    generation: str
+    step: int
+    bytes: int
+    stored_bytes: int
+    latency_s: float
+    """Since the snapshot began on the reporting node."""
+    write_s: float
+    """First byte to last fsync of the slowest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistFailed(Event):
+    """A generation did not become durable; older ones are untouched."""
+
+    generation: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRetired(Event):
+    """A durable generation was deleted by the retention policy."""
+
+    generation: str
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureObserved(Event):
+    """A trainer, keeper or node was lost."""
+
+    what: str
+    """trainer, keeper, node."""
+    failed_rank: int
+    pid: int
+    step: int
+    """Newest step known to have ended."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """A rank resumed."""
+
+    generation: str
+    step: int
+    source: str
+    """memory or disk."""
+    bytes: int
+    restore_s: float
+    lost_steps: int
+    """Iterations trained before the failure and not in the generation."""
+    lost_s: float
+    """Their time."""
+    down_s: float
+    """Failure to resumed, 0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChanged(Event):
+    """All ranks apply a new version of the plan from this step."""
+
+    plan_version: int
+    step: int
+    memory_interval_steps: int
+    disk_interval_steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded(Event):
+    """Something of autockpt failed; the training goes on."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """The training loop ended by itself or was told to leave."""
+
+    step: int
+    reason: str
+    """finished, signal, error."""
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        RunStarted,
+        Iterated,
+        SnapshotBegan,
+        SnapshotSealed,
+        SnapshotDiscarded,
+        SaveSkipped,
+        MemoryCommitted,
+        PersistCommitted,
+        PersistFailed,
+        CheckpointRetired,
+        FailureObserved,
+        Restored,
+        PlanChanged,
+        Degraded,
+        RunEnded,
+    )
+}
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    """JSON data of an event, with its kind under "event"."""
+    data: dict[str, Any] = {"event": type(event).__name__}
+    data.update(to_data(event))
+    return data
+
+
+def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
+    """The event written by `event_data`.  Raises ConfigError for an unknown kind or field."""
+    rest = dict(data)
+    name = rest.pop("event", None)
+    if name not in EVENTS:
+        raise ConfigError(f"{where}: unknown event {name!r}; known: {', '.join(EVENTS)}")
+    return from_data(EVENTS[name], rest, where=where)
+
+
+def columns() -> tuple[str, ...]:
+    """Every field of every event, in a stable order: the columns of the CSV."""
+    names: dict[str, None] = {"event": None}
+    for kind in EVENTS.values():
+        names.update((f.name, None) for f in fields(kind))
+    return tuple(names)

@@ -1,0 +1,135 @@
+"""Quantities with units: parsed from what people write, printed as people read them.
+
+Sizes are binary (KiB .. TiB) or decimal (kB .. TB, MB = 10^6); durations us, ms, s, min, h, d and
+compounds such as `1 h 30 min`; rates are a size per second; fractions are written with %.  A bare
+number is refused (0 excepted) because nobody can tell seconds from steps.
+"""
+
+import difflib
+import re
+
+from autockpt.values.errors import ConfigError
+
+SIZE_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+DURATION_UNITS = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+_TERM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/]*)\s*")
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes in `text`, e.g. "64 MiB".  Raises ConfigError for a bare number or an unknown unit."""
+    number, unit = _single(text, "a size, e.g. 64 MiB")
+    return round(number * _factor(unit, SIZE_UNITS, text, {"m": "MB or MiB"}))
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in `text`, e.g. "1 h 30 min".  Raises ConfigError as `parse_size_bytes`."""
+    terms = _terms(text, "a duration, e.g. 15 min")
+    hint = {"m": "min (minutes)", "sec": "s", "hours": "h", "minutes": "min", "days": "d"}
+    return sum(number * _factor(unit, DURATION_UNITS, text, hint) for number, unit in terms)
+
+
+def parse_rate_bytes_per_s(text: str) -> float:
+    """Bytes per second in `text`, e.g. "2 GB/s"."""
+    if not text.strip().endswith("/s"):
+        raise ConfigError(f"{text!r} is not a rate; write a size per second, e.g. 2 GB/s")
+    return float(parse_size_bytes(text.strip()[: -len("/s")]))
+
+
+def parse_fraction(text: str) -> float:
+    """The fraction in `text`, e.g. "2 %" is 0.02."""
+    number, unit = _single(text, "a percentage, e.g. 2 %")
+    if unit != "%":
+        raise ConfigError(f"{text!r} is not a percentage; write e.g. 2 %")
+    return number / 100.0
+
+
+def format_bytes(count: float) -> str:
+    """`count` bytes for people, e.g. "0.72 GB"; decimal units, three digits."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= factor * 0.9995:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` for people, e.g. "84 ms" or "1 h 30 min"."""
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
+    if seconds < 172800:
+        hours, rest = divmod(round(seconds / 60), 60)
+        return f"{hours} h" + (f" {rest} min" if rest else "")
+    return f"{seconds / 86400:.3g} d"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """`bytes_per_s` for people, e.g. "2.7 GB/s"."""
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def format_fraction(fraction: float) -> str:
+    """`fraction` as a percentage, e.g. "0.34 %"."""
+    return f"{fraction * 100:.3g} %"
+
+
+def _single(text: str, example: str) -> tuple[float, str]:
+    terms = _terms(text, example)
+    if len(terms) != 1:
+        raise ConfigError(f"{text!r} is not {example}")
+    return terms[0]
+
+
+def _terms(text: str, example: str) -> list[tuple[float, str]]:
+    terms: list[tuple[float, str]] = []
+    position = 0
+    while position < len(text):
+        match = _TERM.match(text, position)
+        if match is None or match.end() == position:
+            raise ConfigError(f"{text!r} is not {example}")
+        terms.append((float(match.group(1)), match.group(2)))
+        position = match.end()
+    if not terms:
+        raise ConfigError(f"an empty text is not {example}")
+    return terms
+
+
+def _factor(
+    unit: str, units: dict[str, int] | dict[str, float], text: str, hints: dict[str, str]
+) -> float:
+    key = unit.lower()
+    if key in units:
+        return float(units[key])
+    if not unit:
+        if re.fullmatch(r"\s*0+(\.0+)?\s*", text):
+            return 1.0
+        known = ", ".join(units)
+        raise ConfigError(f"{text!r}: a bare number is ambiguous; write a unit ({known})")
+    close = difflib.get_close_matches(key, units, n=1)
+    advice = hints.get(key) or (close[0] if close else ", ".join(units))
+    raise ConfigError(f"{text!r}: unknown unit {unit!r}; did you mean {advice}?")
