@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.executors.directory import pid_start
 from autockpt.executors.protocol import messages as p
@@ -91,16 +91,19 @@ def current_job(
         resume_from=Generation.from_name(resume_from) if resume_from else None,
         fresh=fresh or environment.get("AUTOCKPT_FRESH") == "1",
         goal=goal,
-        plan=_first_plan(goal, decision, in_place=in_place),
+        plan=_first_plan(goal, decision, files.read_plan(), in_place=in_place),
         decision=decision,
         profile=profile,
         profile_in_place=in_place,
     )
 
 
-def _first_plan(goal: Goal, decision: Decision | None, *, in_place: bool) -> CheckpointPlan:
-    from dataclasses import replace
-
+def _first_plan(
+    goal: Goal, decision: Decision | None, newest: CheckpointPlan | None, *, in_place: bool
+) -> CheckpointPlan:
+    """The newest plan of this run: re-tuned, decided, or the safe default."""
+    if newest is not None and (decision is None or newest.version > decision.plan.version):
+        return newest
     if decision is not None:
         return decision.plan
     plan = safe_default_plan(retention=goal.retention)

@@ -1,29 +1,227 @@
-"""Placeholder to be replaced by the wiring of the online controller."""
+"""The thread on rank 0 that thinks: profiles the first iterations, decides, and re-tunes.
 
+Wires telemetry (what this run measures of itself) to the pure parts: profiles -> policies.decide for
+a run that came without a profile, tuner.Controller afterwards.  The training thread only appends to
+a queue here; everything else happens beside it, and a failure in here leaves the plan as it is.
+"""
+
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from autockpt.executors.layout import Layout
+from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemoryCommitted
 from autockpt.executors.state import LiveState
 from autockpt.job import Job
+from autockpt.policies.costs import Costs, profile_costs
+from autockpt.policies.decide import decide
+from autockpt.policies.staging import choose_write
+from autockpt.profiles.assemble import profile_from_run
+from autockpt.profiles.samples import RunSamples
+from autockpt.profiling.facts import host_facts, state_inventory
+from autockpt.profiling.history import failure_history
+from autockpt.run_directory import RunDirectory
+from autockpt.tuner.controller import Controller
+from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.telemetry import Event
+from autockpt.values.profile import Profile
+
+THINK_S = 0.25
+OBSERVED_CHECKPOINTS = 3
+"""Durable checkpoints before a run without a profile is planned for."""
+OBSERVED_BLOCKS = 3
+"""Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
 
 
 class Mind:
-    def __init__(self, job: Job, state: LiveState, propose: Callable[[CheckpointPlan], None]):
-        pass
+    """Rank 0's planner.  `observe` and `committed` are cheap and may be called from any thread."""
 
-    def observe(self, event: Event) -> None:
-        pass
+    def __init__(
+        self,
+        job: Job,
+        state: LiveState,
+        layout: Callable[[], Layout | None],
+        propose: Callable[[CheckpointPlan], None],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._job = job
+        self._state = state
+        self._layout = layout
+        self._propose = propose
+        self._report = report
+        self._files = RunDirectory(job.run_directory)
+        self._queue: deque[t.Event] = deque()
+        self._applied: deque[CheckpointPlan] = deque()
+        self._began: dict[str, tuple[float, int]] = {}
+        self._samples = _Samples()
+        self._measuring = job.profile_in_place
+        self._reasons: dict[int, str] = {}
+        self._proposed_s = 0.0
+        self._step = 0
+        self._closed = threading.Event()
+        failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
+        self._controller = Controller(
+            plan=job.plan,
+            goal=job.goal,
+            failures=failures,
+            recovery=recovery,
+            prior=None if job.profile is None else _costs(job, job.profile),
+        )
+        self._thread = threading.Thread(target=self._think, name="autockpt-mind", daemon=True)
+        self._thread.start()
 
-    def committed(self, message: Any) -> None:
-        pass
+    # ------------------------------------------------------------------ told
 
-    def applied(self, plan: CheckpointPlan) -> None:
-        pass
+    def observe(self, event: t.Event) -> None:
+        """An event of this rank; called on the training thread."""
+        self._queue.append(event)
+
+    def committed(self, message: AnnounceMemoryCommitted | AnnounceDurable) -> None:
+        """The keepers' news as telemetry events."""
+        now, name = time.monotonic(), str(message.generation)
+        began_s, step = self._began.get(name, (now, -1))
+        if isinstance(message, AnnounceMemoryCommitted):
+            event: t.Event = t.MemoryCommitted(
+                at_s=now, rank=-1, generation=name, step=step, latency_s=now - began_s
+            )
+        else:
+            event = t.PersistCommitted(
+                at_s=now, rank=-1, generation=name, step=step, bytes=0, stored_bytes=0,
+                latency_s=now - began_s, write_s=0.0,
+            )  # fmt: skip
+        self._queue.append(event)
 
     def reason(self, version: int) -> str:
-        return ""
+        """Why a version of the plan was proposed."""
+        return self._reasons.get(version, "decided before a restart")
+
+    def applied(self, plan: CheckpointPlan) -> None:
+        """All ranks follow `plan` now; kept for the next start."""
+        self._applied.append(plan)
 
     def close(self) -> None:
-        pass
+        """Ends the thread."""
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    # ------------------------------------------------------------------ thinks
+
+    def _think(self) -> None:
+        while not self._closed.wait(THINK_S):
+            try:
+                self._drain()
+                self._consider()
+            except Exception as error:  # the plan stays as it is, the training goes on
+                self._report("planning", f"{type(error).__name__}: {error}")
+                self._measuring = False
+                if self._closed.wait(60.0):
+                    return
+
+    def _drain(self) -> None:
+        while self._applied:
+            self._files.write_plan(self._applied.popleft())
+        while self._queue:
+            event = self._queue.popleft()
+            if isinstance(event, t.SnapshotBegan):
+                self._began[event.generation] = (event.at_s, event.step)
+                while len(self._began) > 64:
+                    self._began.pop(next(iter(self._began)))
+            if isinstance(event, t.Iterated):
+                self._step = event.step
+            self._samples.observe(event)
+            self._controller.observe(event)
+
+    def _consider(self) -> None:
+        now = time.monotonic()
+        if now - self._proposed_s < 5.0:
+            return  # the last proposal is still on its way to all ranks
+        if self._measuring:
+            if self._samples.enough():
+                self._measuring = False
+                self._plan_from_profile(now)
+            return
+        proposal = self._controller.propose(now, self._step)
+        if proposal is not None:
+            self._offer(proposal.plan, proposal.reason, now)
+
+    def _offer(self, plan: CheckpointPlan, reason: str, now: float) -> None:
+        self._reasons[plan.version] = reason
+        self._proposed_s = now
+        self._propose(plan)
+
+    def _plan_from_profile(self, now: float) -> None:
+        """The first iterations were the profile: decide as `autockpt plan` would."""
+        layout = self._layout()
+        if layout is None:
+            return
+        progress: dict[str, Any] = {"step": self._step, "data": None}
+        facts = host_facts(
+            self._job.run_directory,
+            state=state_inventory(self._state, layout, progress),
+            storage_dir=self._job.checkpoints,
+        )
+        profile = profile_from_run(self._samples.run_samples(), facts)
+        decision = decide(profile, self._job.goal)
+        plan = replace(decision.plan, version=self._controller.plan.version + 1)
+        decision = replace(decision, plan=plan)
+        self._files.write_profile(profile)
+        self._files.write_decision(decision)
+        interval = decision.choice("disk.interval")
+        reason = "measured in the first iterations"
+        if interval is not None:
+            reason = f"measured in the first iterations: {interval.reason}"
+        self._offer(plan, reason, now)
+
+
+class _Samples:
+    """What the first iterations of a run showed."""
+
+    def __init__(self) -> None:
+        self.quiet: list[float] = []
+        self.busy: list[float] = []
+        self.stalls: list[float] = []
+        self.copies: list[float] = []
+        self.persists: list[float] = []
+        self._blocks = 0
+
+    def observe(self, event: t.Event) -> None:
+        """Takes one event in; memory is bounded by `enough`."""
+        if len(self.quiet) > 1000 or len(self.stalls) > 1000:
+            return
+        if isinstance(event, t.Iterated):
+            self._blocks += 1
+            if self._blocks > 1:
+                self.quiet += [event.quiet_s] if event.quiet_s else []
+                self.busy += [event.busy_s] if event.busy_s else []
+        elif isinstance(event, t.SnapshotSealed):
+            self.stalls.append(event.boundary_stall_s + event.fence_stall_s)
+            self.copies.append(event.copy_s)
+        elif isinstance(event, t.PersistCommitted):
+            self.persists.append(event.latency_s)
+
+    def enough(self) -> bool:
+        """Enough to plan from."""
+        return (
+            self._blocks >= OBSERVED_BLOCKS
+            and len(self.persists) >= OBSERVED_CHECKPOINTS
+            and bool(self.quiet or self.busy)
+        )
+
+    def run_samples(self) -> RunSamples:
+        """The samples; a job whose every iteration was busy is timed by those."""
+        return RunSamples(
+            quiet_s=tuple(self.quiet or self.busy),
+            busy_s=tuple(self.busy) if self.quiet else (),
+            stalls_s=tuple(self.stalls),
+            copies_s=tuple(self.copies),
+            persists_s=tuple(self.persists),
+        )
+
+
+def _costs(job: Job, profile: Profile) -> Costs:
+    write = choose_write(profile, job.goal.pins)
+    return profile_costs(profile, job.plan.staging, write=write.measure)

@@ -39,6 +39,8 @@ from autockpt.values.telemetry import Event, event_from_data
 if TYPE_CHECKING:
     from typing import Self
 
+    from yaml import SafeLoader
+
 R = TypeVar("R")
 
 RUNS = "runs"
@@ -213,37 +215,39 @@ class RunDirectory:
         """The record in profile.json, or None."""
         return self._read("profile.json", Profile)
 
-    def write_decision(self, decision: Decision) -> None:
-        """Replace decision.json, and plan.yaml: the same for people, with the reasons beside it."""
-        from autockpt.policies.policy_file import plan_to_yaml
-
+    def write_decision(self, decision: Decision, *, plan_text: str | None = None) -> None:
+        """Replace decision.json, and plan.yaml by `plan_text` (the policies' commented form)."""
         self._write("decision.json", decision)
-        self.write_text("plan.yaml", plan_to_yaml(decision))
+        if plan_text is None:
+            self.write_plan(decision.plan)
+        else:
+            self.write_text("plan.yaml", plan_text)
 
     def read_decision(self) -> Decision | None:
         """The record in decision.json, or None."""
         return self._read("decision.json", Decision)
 
     def write_plan(self, plan: CheckpointPlan) -> None:
-        """Replace plan.yaml by a plan that nobody decided: the safe defaults."""
+        """Replace plan.yaml by a bare plan: the safe defaults, which nobody decided."""
         import yaml
 
         text = yaml.safe_dump(to_data(plan), sort_keys=False, default_flow_style=False, width=100)
         self.write_text("plan.yaml", text)
 
     def read_plan(self) -> CheckpointPlan | None:
-        """The plan in plan.yaml, or None."""
+        """The plan in plan.yaml, bare or with its decision; None when there is none."""
         text = self._text("plan.yaml")
         if text is None:
             return None
-        from autockpt.policies.policy_file.document import parse
+        import yaml
 
         where = str(self.path / "plan.yaml")
-        document = parse(text, where)
-        if document.problems:
-            raise ConfigError("\n".join(str(problem) for problem in document.problems))
-        data = document.root.plain()
-        return from_data(CheckpointPlan, data.get("plan", data), where=where)
+        try:
+            data = yaml.load(text, Loader=_yaml_loader())
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where}: not valid YAML: {error}") from None
+        plan = data.get("plan", data) if isinstance(data, dict) else data
+        return from_data(CheckpointPlan, plan, where=where)
 
     def plan_text(self) -> str:
         """plan.yaml as it stands, "" when there is none."""
@@ -258,10 +262,15 @@ class RunDirectory:
         return self._read("status.json", RunStatus)
 
     def forget_decision(self) -> None:
-        """Remove profile, decision and plan: they were of another machine or scale."""
-        for name in ("profile.json", "decision.json", "plan.yaml", "status.json"):
+        """Remove decision, plan and status: they were those of an earlier start."""
+        for name in ("decision.json", "plan.yaml", "status.json"):
             with _storage_errors("remove", self.path / name):
                 (self.path / name).unlink(missing_ok=True)
+
+    def retire_profile(self) -> None:
+        """Keep profile.json as profile-stale.json: it is of another machine or scale."""
+        with contextlib.suppress(_Missing), _storage_errors("rename", self.profile_path):
+            os.replace(self.profile_path, self.path / "profile-stale.json")
 
     # --- logs
 
@@ -395,6 +404,18 @@ def _generation(text: str) -> Generation | None:
         return None
     epoch, seq = (int(group) for group in match.groups() if group is not None)
     return Generation(epoch=epoch, seq=seq)
+
+
+def _yaml_loader() -> "type[SafeLoader]":
+    """PyYAML's safe loader that also takes `1e-05` for a number, as YAML 1.2 does."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader
 
 
 def new_run_id() -> str:

@@ -41,7 +41,7 @@ from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.record import from_data
+from autockpt.values.record import from_data, to_data
 
 GRANT_WAIT_S = 0.02
 """A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
@@ -177,7 +177,13 @@ class Session:
         self._mark_step(first=True)
         self._link.running_as(self._epoch, self._plan.version, None)
         if self._job.rank == 0:
-            self._mind = Mind(self._job, self._state, self._propose)
+            self._mind = Mind(
+                self._job,
+                self._state,
+                lambda: self._snapshotter.layout if self._snapshotter else None,
+                self._propose,
+                self._degraded,
+            )
             self._telemetry.listener = self._mind.observe
         atexit.register(self._at_exit)
         _attached.append(self)
@@ -439,8 +445,6 @@ class Session:
     # ------------------------------------------------------------------ plan changes
 
     def _propose(self, plan: CheckpointPlan) -> None:
-        from autockpt.values.record import to_data
-
         self._link.send(p.PlanProposed(version=plan.version, payload=to_data(plan)))
 
     def _on_message(self, message: Any) -> None:

@@ -39,9 +39,7 @@ def read_goal(
     from autockpt.policies.policy_file import load_policy
 
     facts = {"world_size": scale.world_size, "nodes": scale.nodes} if scale else None
-    goal = load_policy(
-        policy or POLICY, environment=environ, settings=settings, facts=facts
-    ).goal
+    goal = load_policy(policy or POLICY, environment=environ, settings=settings, facts=facts).goal
     if goal.storage_path is not None:
         goal = replace(goal, storage_path=os.path.abspath(os.path.expanduser(goal.storage_path)))
     return goal
@@ -119,6 +117,13 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     from autockpt.policies.decide import decide as decide_
 
     return decide_(profile, goal)
+
+
+def write(run: RunDirectory, decision: Decision) -> None:
+    """decision.json, and plan.yaml with the reasons beside the values."""
+    from autockpt.policies.policy_file import plan_to_yaml
+
+    run.write_decision(decision, plan_text=plan_to_yaml(decision))
 
 
 def plan_without_profile(goal: Goal) -> CheckpointPlan:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autockpt.cli.advice import advice
 from autockpt.cli.console import Console
+from autockpt.cli.decisions import Scale, command_line, launch_words
 from autockpt.cli.gather import try_report
 from autockpt.cli.launch import Ending
 from autockpt.cli.options import Script
@@ -48,7 +49,7 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.block(advice(path))
     elif not status.protected:
         console.warn(f"UNPROTECTED: {script.shown} had not called autockpt.attach")
-    parts = [status.state]
+    parts: list[str] = [status.state]
     if status.reason:
         parts.append(f"({status.reason})")
     if status.last_step is not None:
@@ -60,7 +61,12 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.say(f"newest durable checkpoint: {status.last_durable}")
     if status.report:
         console.say(f"report: {shown(run.report)}")
+    info = run.read_info()
+    ranks, nodes = (info.ranks_per_node, info.nodes) if info else (1, 1)
     if status.state == "finished":
         console.next(f"autockpt explain {shown(run.path)}")
     else:
-        console.next(f"autockpt run --run-dir {shown(run.path)} ... resumes it")
+        words = launch_words(Scale(world_size=ranks * nodes, nodes=nodes))
+        console.next(
+            f"autockpt run --run-dir {shown(run.path)} {words}{command_line(script)}   (resumes)"
+        )

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from autockpt.cli import decisions, environment
 from autockpt.cli.console import Console
+from autockpt.cli.decision_text import verdict
 from autockpt.cli.decisions import Scale
 from autockpt.cli.options import Script
+from autockpt.cli.outcome import shown
 from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -58,12 +60,13 @@ def check_directory(request: Request, goal: Goal) -> None:
     """Raises ConfigError where resuming, or not resuming, cannot be what is wanted."""
     run = RunDirectory(request.run_dir or default_path(request.script.target))
     info = run.read_info()
-    if info is not None and not request.fresh:
-        if (info.script, info.module) != (request.script.target, request.script.module):
-            raise ConfigError(
-                f"{request.run_dir}: holds a run of {info.script}, not of {request.script.target}; "
-                "name another --run-dir, or --fresh to begin anew in this one"
-            )
+    script = request.script
+    foreign = info is not None and (info.script, info.module) != (script.target, script.module)
+    if info is not None and foreign and not request.fresh:
+        raise ConfigError(
+            f"{request.run_dir}: holds a run of {info.script}, not of {script.target}; "
+            "name another --run-dir, or --fresh to begin anew in this one"
+        )
     committed = _committed(run.checkpoints(goal))
     if request.resume_from is not None and request.resume_from not in committed:
         known = ", ".join(committed[-3:]) or "none"
@@ -102,13 +105,19 @@ def profile_of(request: Request, scale: Scale, console: Console) -> tuple[Profil
             if not differences:
                 return profile_here, str(RunDirectory(request.run_dir).profile_path)
             console.say(
-                f"the profile in {request.run_dir} is of {'; of '.join(differences)}; measuring anew"
+                f"the profile in {request.run_dir} was measured at {'; at '.join(differences)}; "
+                "measuring anew"
             )
     return decisions.find_profile(request.script, scale)
 
 
 def prepare(
-    script: Script, mode: Literal["run", "profile"], path: str | None, goal: Goal, scale: Scale, launch_id: str = ""
+    script: Script,
+    mode: Literal["run", "profile"],
+    path: str | None,
+    goal: Goal,
+    scale: Scale,
+    launch_id: str = "",
 ) -> RunDirectory:
     """Create or take the run directory, and write what is known before the job starts."""
     from autockpt.cli.versions import versions
@@ -136,20 +145,25 @@ def prepare(
 
 
 def write_decision(
-    run: RunDirectory, goal: Goal, found: tuple[Profile, str] | None, console: Console
-) -> None:
-    """profile.json, decision.json and plan.yaml, or the safe defaults without a profile."""
-    from autockpt.cli.outcome import shown
+    run: RunDirectory, request: Request, goal: Goal, found: tuple[Profile, str] | None
+) -> str:
+    """Write profile.json, decision.json and plan.yaml; a sentence about them.
 
+    Without a profile there is a plan only when none shall be measured: a job that finds no plan
+    measures its first iterations at an interval of its own, and decides then.
+    """
     run.forget_decision()
     if found is None:
+        run.retire_profile()
+        if request.use_profile:
+            return "no profile fits: the first iterations are measured"
         run.write_plan(decisions.plan_without_profile(goal))
-        return
+        return "safe defaults, nothing is measured"
     profile, where = found
     decision = decisions.decide(profile, goal)
     run.write_profile(profile)
-    run.write_decision(decision)
-    console.say(f"profile: {shown(where)}; plan {decision.plan.plan_id}")
+    decisions.write(run, decision)
+    return f"{verdict(decision)} (from {shown(where)})"
 
 
 def scale_of(launching: dict[str, Any]) -> Scale:
@@ -182,5 +196,3 @@ def _foreign_scale() -> Scale:
     local = number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else 0
     nodes = number("GROUP_WORLD_SIZE", "SLURM_NNODES") if not local else world_size // local
     return Scale(world_size=world_size, nodes=max(1, nodes))
-
-

@@ -37,7 +37,9 @@ torchrun --nproc-per-node 8 -m -- autockpt run train.py  # under your own launch
 @policy_options
 @click.option("--profile", metavar="FILE", help="Decide from this profile (file or directory).")
 @click.option("--no-profile", is_flag=True, help="Safe defaults; measure nothing at the start.")
-@click.option("--run-dir", metavar="DIR", help="Where the run lives; resumes the one that is there.")
+@click.option(
+    "--run-dir", metavar="DIR", help="Where the run lives; resumes the one that is there."
+)
 @click.option("--fresh", is_flag=True, help="Do not resume: begin a new lineage.")
 @click.option("--resume-from", metavar="GENERATION", help="Roll back to this checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print policy, plan and promise; touch nothing.")
@@ -105,8 +107,8 @@ def _launch(request: "Request", console: Console) -> int:
     check_directory(request, goal)
     found = profile_of(request, scale, console)
     run = prepare(request.script, "run", request.run_dir, goal, scale)
-    write_decision(run, goal, found, console)
     console.say(f"run directory: {outcome.shown(run.path)}")
+    console.say(f"plan: {write_decision(run, request, goal, found)}")
     ending = launch(
         Launch(
             run=run,
@@ -158,5 +160,3 @@ def _dry_run(request: "Request", console: Console) -> int:
         print_decision(console, decision)
     console.next(f"autockpt run {decisions.command_line(request.script)}")
     return 0
-
-

@@ -63,7 +63,7 @@ def _prepare(request: Request, scale: Scale, path: str, foreign: str, console: C
     check_directory(request, goal)
     found = profile_of(request, scale, console)
     run = prepare(request.script, "run", path, goal, scale)
-    write_decision(run, goal, found, console)
+    console.say(f"plan: {write_decision(run, request, goal, found)}")
     # Last, because the other ranks wait for it.
     prepare(request.script, "run", path, goal, scale, launch_id)
     console.say(f"started by {foreign}: this is rank 0; run directory: {path}")
@@ -119,5 +119,3 @@ def _wait_for_leader(path: str, launch_id: str) -> None:
         f"{path}: rank 0 did not prepare the run directory within {LEADER_WAIT_S:.0f} s; is it on "
         "storage that all ranks share?"
     )
-
-

@@ -7,12 +7,15 @@ import os
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
-from autockpt.executors.directory import CommitFile, read_commit
+from autockpt.executors.directory import CommitFile, read_commit, read_small
+from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.memory import Arena, page_align
 from autockpt.executors.persist import ImageReader
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
+
+_NOW = OpenGate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class VerifyResult:
     shards: int
     problems: tuple[str, ...]
     """One sentence each: file, rank, what was expected and found."""
+    damaged: bool = False
+    """Some bytes are wrong; False with problems: they could not be read now (storage)."""
 
 
 def list_generations(directory: str) -> list[GenerationRecord]:
@@ -99,10 +104,7 @@ def load_index(folder: str, record: dict[str, object], commit: CommitFile) -> Im
     name = _plain_file(str(record.get("index", "")))
     path = os.path.join(folder, name)
     try:
-        if os.path.getsize(path) > MAX_INDEX_BYTES:
-            raise CorruptCheckpointError(f"{path}: too large for an index")
-        with open(path, "rb") as file:
-            index = read_index(file.read(), where=path)
+        index = read_index(read_small(path, limit=MAX_INDEX_BYTES), where=path)
     except OSError as error:
         raise CorruptCheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if index.root != record.get("root"):
@@ -132,6 +134,7 @@ class ChunkSource:
     def __init__(self, path: str, index: ImageIndex, *, direct: bool = True) -> None:
         self.index = index
         self.path = path
+        self._codec = codec_of(index.codec)
         self._reader = ImageReader(path, direct=direct)
         expected = (
             max((c.offset + c.length for c in index.stored), default=0)
@@ -142,11 +145,10 @@ class ChunkSource:
             length = self._reader.length
             self.close()
             raise CorruptCheckpointError(f"{path}: {length} bytes, expected {expected}; truncated")
-        self._codec = codec_of(index.codec)
 
     def buffer(self) -> Arena:
         """Memory for one chunk."""
-        return Arena.anonymous(self.index.chunk_bytes + 4096)
+        return Arena.anonymous(min(self.index.chunk_bytes, self.index.image_bytes) + 4096)
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""
@@ -161,9 +163,10 @@ class ChunkSource:
 
     def _read_encoded(self, chunk: int, raw_bytes: int, buffer: Arena) -> memoryview:
         place = self.index.stored[chunk]
-        if not 0 < place.length <= raw_bytes or page_align(place.length) > buffer.nbytes:
+        if not 0 < place.length <= raw_bytes or place.offset < 0:
             raise CorruptCheckpointError(
-                f"{self.path}: chunk {chunk} claims {place.length} stored bytes for {raw_bytes}"
+                f"{self.path}: chunk {chunk} claims {place.length} stored bytes at "
+                f"{place.offset} for {raw_bytes}"
             )
         frame = buffer.view[: page_align(place.length)]
         available = self._reader.length - place.offset
@@ -180,18 +183,20 @@ class ChunkSource:
         self._reader.__exit__()
 
 
-def verify_generation(directory: str, name: str, *, pause_s: float = 0.0) -> VerifyResult:
+def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> VerifyResult:
     """Reads a committed generation back and compares every chunk.
 
-    `pause_s` is slept between chunks, so that a background scrub yields to the training.
+    Every chunk asks `gate` first, so that a background scrub yields to the training.
     """
-    import time
-
     folder = os.path.join(directory, name)
     try:
         commit = read_commit(os.path.join(folder, "COMMIT"))
     except (AutockptError, OSError) as error:
-        return VerifyResult(name=name, ok=False, bytes=0, shards=0, problems=(str(error),))
+        return VerifyResult(
+            name=name, ok=False, bytes=0, shards=0, problems=(str(error),),
+            damaged=isinstance(error, CorruptCheckpointError),
+        )  # fmt: skip
+    damaged = False
     problems: list[str] = []
     total = 0
     for rank, record in enumerate(commit.records):
@@ -199,19 +204,21 @@ def verify_generation(directory: str, name: str, *, pause_s: float = 0.0) -> Ver
             index = load_index(folder, record, commit)
             source = ChunkSource(shard_path(folder, record), index)
         except (AutockptError, OSError) as error:
+            damaged |= isinstance(error, CorruptCheckpointError)
             problems.append(f"rank {rank}: {error}")
             continue
         buffer = source.buffer()
         for chunk in range(len(index.digests)):
+            start, stop = index.chunk_range(chunk)
+            gate.wait(stop - start)
             try:
                 total += len(source.read(chunk, buffer))
             except AutockptError as error:
+                damaged |= isinstance(error, CorruptCheckpointError)
                 problems.append(f"rank {rank}: {error}")
-            if pause_s:
-                time.sleep(pause_s)
         source.close()
         buffer.close()
     return VerifyResult(
         name=name, ok=not problems, bytes=total, shards=len(commit.records),
-        problems=tuple(problems),
+        problems=tuple(problems), damaged=damaged,
     )  # fmt: skip

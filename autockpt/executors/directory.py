@@ -2,7 +2,7 @@
 
     RUN                       run id and format, created with the directory
     epochs/e-000007           one file per incarnation, created by link(2): the fence
-    gen-e000007-s000000042/   shard-00003-a1.bin, idx-00003-a1.json, ..., COMMIT
+    gen-e000007-s000000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
     decisions/e-000007        what an incarnation resumed from: the lineage
     trash/                    renamed here before anything is removed
 
@@ -15,8 +15,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +36,11 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
 
 FORMAT = 1
+_EPOCH = re.compile(r"e-\d{6}")
+_OURS = re.compile(
+    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|COMMIT(\.\w+\.tmp)?"
+)
+"""Files of a generation that go with it, beside those its COMMIT lists."""
 MAX_RECORD_BYTES = 16 * 2**20
 HEARTBEAT_S = 2.0
 FOREIGN_PATIENCE_S = 10.0
@@ -114,7 +121,7 @@ class CheckpointDirectory:
                     created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 )
                 self._publish(path, to_json(run).encode(), replace=False)
-            run = from_json(RunFile, _read_small(path), where=path)
+            run = from_json(RunFile, read_small(path), where=path)
         except OSError as error:
             raise StorageError(
                 f"{self.path}: cannot be used for checkpoints: {error.strerror}; name another "
@@ -126,11 +133,11 @@ class CheckpointDirectory:
 
     def highest_epoch(self) -> EpochFile | None:
         """The newest claim, or None."""
-        names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if n.startswith("e-"))
+        names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))
         if not names:
             return None
         path = os.path.join(self.path, "epochs", names[-1])
-        return from_json(EpochFile, _read_small(path), where=path)
+        return from_json(EpochFile, read_small(path), where=path)
 
     def claim(self, run_id: str, launch_id: str, restart_round: int, *, force: bool) -> int:
         """Claims the next epoch; its number.
@@ -185,7 +192,7 @@ class CheckpointDirectory:
 
     def _heartbeat_text(self) -> bytes:
         try:
-            return _read_small(os.path.join(self.path, "epochs", "heartbeat"))
+            return read_small(os.path.join(self.path, "epochs", "heartbeat"))
         except OSError:
             return b""
 
@@ -265,8 +272,8 @@ class CheckpointDirectory:
         found = []
         directory = os.path.join(self.path, "decisions")
         for name in sorted(_names(directory)):
-            with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
-                data = json.loads(_read_small(os.path.join(directory, name)))
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AutockptError):
+                data = json.loads(read_small(os.path.join(directory, name)))
                 parent = data["parent"]
                 found.append(
                     EpochParent(
@@ -333,10 +340,11 @@ class CheckpointDirectory:
     def delete(self, generation: Generation) -> int:
         """Deletes a committed generation, COMMIT first; bytes freed.
 
-        Only the files that its COMMIT lists and our own marks are removed.
+        Only the files that its COMMIT lists and our own are removed; foreign ones stay in place.
         """
         path = self.generation_path(generation)
-        freed = _tree_bytes(path)
+        listed = _listed(os.path.join(path, "COMMIT"))
+        freed = sum(_bytes(os.path.join(path, name)) for name in _ours(path, listed))
         try:
             os.unlink(os.path.join(path, "COMMIT"))
             _fsync_directory(path)
@@ -344,14 +352,19 @@ class CheckpointDirectory:
             return 0
         except OSError as error:
             raise StorageError(f"{path}: cannot delete: {error.strerror}") from error
-        self._remove(path)
+        self._remove(path, listed)
         return freed
 
-    def _remove(self, path: str) -> None:
+    def _remove(self, path: str, listed: frozenset[str] = frozenset()) -> None:
         target = os.path.join(
             self.path, "trash", f"{os.path.basename(path)}-{secrets.token_hex(4)}"
         )
         with contextlib.suppress(OSError):
+            ours = _ours(path, listed)
+            if len(ours) < len(os.listdir(path)):
+                for name in ours:
+                    os.unlink(os.path.join(path, name))
+                return
             os.rename(path, target)
             _fsync_directory(self.path)
             shutil.rmtree(target, ignore_errors=True)
@@ -374,7 +387,7 @@ class CheckpointDirectory:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            if _read_small(temporary) != text:
+            if read_small(temporary) != text:
                 raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
             if replace:
                 os.rename(temporary, path)
@@ -392,13 +405,19 @@ class CheckpointDirectory:
 
 def read_commit(path: str) -> CommitFile:
     """A COMMIT whose own digest matches.  Raises CorruptCheckpointError or OSError."""
-    text = _read_small(path)
+    text = read_small(path)
     try:
         commit = from_json(CommitFile, text, where=path)
     except AutockptError as error:
         raise CorruptCheckpointError(str(error)) from None
-    if commit.sealed().digest != commit.digest:
+    if commit.sealed().digest != commit.digest or to_json(commit).encode() != text:
         raise CorruptCheckpointError(f"{path}: its own digest does not match")
+    if len(commit.records) != commit.world_size:
+        raise CorruptCheckpointError(
+            f"{path}: names {len(commit.records)} shards, expected {commit.world_size}"
+        )
+    if not all(isinstance(record.get("bytes", 0), int) for record in commit.records):
+        raise CorruptCheckpointError(f"{path}: a shard's bytes are no number")
     return commit
 
 
@@ -428,12 +447,15 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def _read_small(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """A record file.  Raises CorruptCheckpointError when it is none, or OSError."""
+    # O_NONBLOCK: opening a pipe must not hang.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        size = os.fstat(fd).st_size
-        if size > MAX_RECORD_BYTES:
-            raise CorruptCheckpointError(f"{path}: {size} bytes, expected a small record")
+        status = os.fstat(fd)
+        size = status.st_size
+        if size > limit or not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpointError(f"{path}: {size} bytes, expected a small regular file")
         data = b""
         while len(data) < size:
             part = os.read(fd, size - len(data))
@@ -467,9 +489,24 @@ def _fsync_directory(path: str) -> None:
         os.close(fd)
 
 
-def _tree_bytes(path: str) -> int:
-    total = 0
-    for name in _names(path):
-        with contextlib.suppress(OSError):
-            total += os.lstat(os.path.join(path, name)).st_size
-    return total
+def _listed(path: str) -> frozenset[str]:
+    """Files that a COMMIT lists; none when it cannot be read."""
+    with contextlib.suppress(AutockptError, OSError):
+        records = read_commit(path).records
+        return frozenset(str(record.get(key)) for record in records for key in ("file", "index"))
+    return frozenset()
+
+
+def _ours(path: str, listed: frozenset[str]) -> list[str]:
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return []
+    return [name for name in names if name in listed or _OURS.fullmatch(name)]
+
+
+def _bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0

@@ -7,7 +7,6 @@ The description travels as the trailer of a slot and as the index file beside a 
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,12 @@ import xxhash
 from autockpt.executors.layout import ELEMENT_BYTES
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
-from autockpt.values.record import from_json, to_json
+from autockpt.values.record import from_json, parse_json, to_json
 
 MAX_INDEX_BYTES = 64 * 2**20
+MAX_CHUNK_BYTES = 2**30
+"""A reader allocates one chunk per thread; no plan asks for more than a fraction of this."""
+MAX_DIMENSIONS = 64
 _TRAILER_MAGIC = b"ACKPTTR1"
 _TRAILER_HEAD = len(_TRAILER_MAGIC) + 8 + 32
 
@@ -53,7 +55,8 @@ class ImageIndex:
     """Of an encoded shard file: one per chunk; empty for a plain image."""
 
     def __post_init__(self) -> None:
-        chunks = -(-self.image_bytes // self.chunk_bytes) if self.chunk_bytes > 0 else -1
+        sound = 0 < self.chunk_bytes <= MAX_CHUNK_BYTES and self.image_bytes > 0
+        chunks = -(-self.image_bytes // self.chunk_bytes) if sound else -1
         if chunks != len(self.digests) or (self.stored and len(self.stored) != chunks):
             raise ConfigError(
                 f"index of rank {self.rank}: {self.image_bytes} bytes in chunks of "
@@ -172,32 +175,52 @@ def header_bytes(first: memoryview, image_bytes: int) -> int:
 def read_header(data: bytes, image_bytes: int) -> ImageHeader:
     """The header (with its 8 length bytes) of an image of `image_bytes`.
 
-    Every offset is checked against the image before anybody allocates by it.  Raises
-    CorruptCheckpointError.
+    Every offset is checked against the image, and no two tensors may share a byte, before anybody
+    allocates by it.  Raises CorruptCheckpointError.
     """
     try:
-        table: dict[str, Any] = json.loads(bytes(data[8:]))
-        meta = table.pop("__metadata__", {})
-        tensors = {
-            name: _place(name, row, len(data), image_bytes)
-            for name, row in table.items()
-            if not name.startswith("__pad")
-        }
-        aliases = json.loads(meta.get("aliases", "{}"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"image header is malformed: {error!r}") from None
+        table = parse_json(bytes(data[8:]))
+        meta = _strings(table.pop("__metadata__", {}))
+        places = {name: _place(name, row, len(data), image_bytes) for name, row in table.items()}
+        _require_disjoint(places)
+        tensors = {name: p for name, p in places.items() if not name.startswith("__pad")}
+        aliases = _strings(parse_json(meta.get("aliases", "{}")))
+        stray = sorted(set(aliases.values()) - set(tensors))
+        if stray or set(aliases) & set(tensors):
+            raise ValueError(f"aliases do not fit the tensors, first {stray[:1]}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"image header is malformed: {error!r:.200}") from None
     views = {key[5:]: value for key, value in meta.items() if key.startswith("view:")}
     return ImageHeader(tensors=tensors, aliases=aliases, true_dtypes=views)
 
 
 def _place(name: str, row: dict[str, Any], base: int, image_bytes: int) -> TensorPlace:
-    start, stop = row["data_offsets"]
-    shape = tuple(int(size) for size in row["shape"])
-    count = ELEMENT_BYTES[row["dtype"]]
-    for size in shape:
-        if size < 0:
-            raise ValueError(f"{name}: negative size")
-        count *= size
-    if not 0 <= start <= stop <= image_bytes - base or stop - start != count:
-        raise ValueError(f"{name}: [{start}, {stop}) does not fit shape {shape}")
-    return TensorPlace(dtype=row["dtype"], shape=shape, start=base + start, stop=base + stop)
+    (start, stop), sizes = row["data_offsets"], row["shape"]
+    if not all(type(number) is int and number >= 0 for number in (start, stop, *sizes)):
+        raise ValueError(f"{name}: offsets and sizes must be integers of at least 0")
+    if not isinstance(sizes, list) or len(sizes) > MAX_DIMENSIONS:
+        raise ValueError(f"{name}: no shape of at most {MAX_DIMENSIONS} dimensions")
+    width = ELEMENT_BYTES[row["dtype"]]
+    count = 0 if 0 in sizes else width
+    for size in sizes:
+        count = min(count * size, image_bytes + 1)  # bounded: a size may have 4,000 digits
+    if not start <= stop <= image_bytes - base or stop - start != count:
+        raise ValueError(f"{name}: its place does not fit its shape or the image")
+    return TensorPlace(
+        dtype=row["dtype"], shape=tuple(sizes), start=base + start, stop=base + stop
+    )
+
+
+def _require_disjoint(places: dict[str, TensorPlace]) -> None:
+    end = 0
+    for place in sorted(places.values(), key=lambda place: (place.start, place.stop)):
+        if place.stop > place.start:
+            if place.start < end:
+                raise ValueError(f"two tensors share the byte at {place.start}")
+            end = place.stop
+
+
+def _strings(data: Any) -> dict[str, str]:
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise ValueError("expected an object of strings")
+    return data

@@ -98,7 +98,7 @@ class Layout:
     def entry(self, name: str) -> Entry:
         """The entry of a name, aliases resolved.  Raises KeyError."""
         target = dict(self.aliases).get(name, name)
-        return next(entry for entry in self.entries if entry.spec.name == target)
+        return {entry.spec.name: entry for entry in self.entries}[target]
 
     def codec_ranges(self, by_class: dict[str, str]) -> tuple[str, tuple[tuple[int, ...], ...]]:
         """(codec, [start, stop) ranges of the image it applies to) of a plan's codec by class."""
@@ -113,7 +113,8 @@ class Layout:
                 ranges[-1] = (ranges[-1][0], entry.end)
             else:
                 ranges.append((entry.offset, entry.end))
-        return codecs[0], tuple(ranges)
+        # No ranges would mean everything: a class that this state lacks encodes nothing.
+        return (codecs[0], tuple(ranges)) if ranges else ("none", ())
 
 
 def plan_layout(specs: list[TensorSpec], *, aliases: dict[str, str], extra_bytes: int) -> Layout:
@@ -129,7 +130,7 @@ def plan_layout(specs: list[TensorSpec], *, aliases: dict[str, str], extra_bytes
     boundary = _ordered([extra, *(spec for spec in specs if not spec.lazy)])
     lazy = _ordered([spec for spec in specs if spec.lazy])
     pads_bound = 2 * (len(boundary) + len(lazy)) + 2
-    header_bytes = _header_capacity([*boundary, *lazy], pads_bound)
+    header_bytes = _header_capacity([*boundary, *lazy], pads_bound, aliases)
     entries, table, end = _place(boundary, header_bytes, [], 0)
     lazy_start = _align(end)
     lazy_entries, table, end = _place(lazy, lazy_start, table, end)
@@ -230,11 +231,12 @@ def _align(offset: int) -> int:
     return -(-offset // PAGE_BYTES) * PAGE_BYTES
 
 
-def _header_capacity(specs: list[TensorSpec], pads: int) -> int:
-    """An upper bound in whole pages: offsets have at most 20 digits."""
-    rows = sum(len(json.dumps(spec.name)) + 8 * len(spec.shape) + 140 for spec in specs)
+def _header_capacity(specs: list[TensorSpec], pads: int, aliases: dict[str, str]) -> int:
+    """An upper bound in whole pages: sizes and offsets have at most 16 digits."""
+    rows = sum(len(json.dumps(spec.name)) + 17 * len(spec.shape) + 140 for spec in specs)
     views = sum(len(json.dumps(spec.name)) + 60 for spec in specs)
-    return _align(8 + rows + views + 100 * pads + 4096)
+    ties = len(json.dumps(json.dumps(aliases)))
+    return _align(8 + rows + views + ties + 140 * pads + 4096)
 
 
 def _header(

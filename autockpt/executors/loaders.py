@@ -6,7 +6,7 @@ the iterator is rebuilt under it and skips by index without loading anything.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,10 @@ class DataPosition:
         """Batches handed out in this epoch."""
         self._shuffle: Any = None
         """Generator states from the moment the epoch's iterator was made."""
+        self._new_workers = True
+        """This epoch drew a seed for its workers; with persistent ones only the first epoch does."""
+        self._plain = loader
+        """What plain epochs iterate: after a resume with persistent workers a clone that has them."""
         self._resuming = False
         self._stateful = isinstance(loader, Stateful)
         if not self._stateful:
@@ -37,7 +41,7 @@ class DataPosition:
         if self._stateful:
             state["loader"] = self.loader.state_dict()
         else:
-            state["shuffle"] = self._shuffle
+            state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
         return state
 
     def load(self, state: dict[str, Any]) -> None:
@@ -51,7 +55,7 @@ class DataPosition:
         if self._stateful:
             self.loader.load_state_dict(state["loader"])
         else:
-            self._shuffle = state["shuffle"]
+            self._shuffle, self._new_workers = state["shuffle"], state["new_workers"]
             self._resuming = self._shuffle is not None
 
     def batches(self) -> Iterator[Any]:
@@ -85,40 +89,96 @@ class DataPosition:
         generators = _generators(self.loader)
         if not self._resuming:
             self._shuffle = [torch.get_rng_state(), *(g.get_state() for g in generators)]
-            return iter(self.loader)
+            self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
+            return iter(self._plain)
         self._resuming = False
-        torch.set_rng_state(self._shuffle[0])
-        for generator, state in zip(generators, self._shuffle[1:], strict=True):
-            generator.set_state(state)
+
+        def as_then() -> None:
+            torch.set_rng_state(self._shuffle[0])
+            for generator, state in zip(generators, self._shuffle[1:], strict=True):
+                generator.set_state(state)
+
         sampler = getattr(self.loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
-        return iter(_skipping(self.loader, self.index))
+        clone, indices = _skipping(self.loader, self.index)
+        if not self._new_workers:
+            indices.before_first = as_then  # the new iterator draws a seed that the old one did not
+        as_then()
+        iterator = iter(clone)
+        # Samplers draw with their first index, which a loader without workers asks for only when
+        # the training goes on: by then the generators are those of the boundary again.
+        indices.start()
+        if _keeps_workers(clone):
+            self._plain = clone
+        return iterator
 
 
 class _SkipFirst:
-    """A sampler without its first `count` items."""
+    """An index sampler whose first iteration leaves out its first `count` items."""
 
     def __init__(self, sampler: Any, count: int) -> None:
         self._sampler = sampler
         self._count = count
+        self._newest: _Started | None = None
+        self._begun = False
+        self.before_first: Callable[[], None] = lambda: None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> "_Started":
+        self._newest = _Started(self._begin)
+        return self._newest
+
+    def __len__(self) -> int:
+        return max(0, len(self._sampler) - (0 if self._begun else self._count))
+
+    def start(self) -> None:
+        """Skips now instead of with the first item, if that has not happened."""
+        assert self._newest is not None
+        self._newest.start()
+
+    def _begin(self) -> Iterator[Any]:
+        if self._begun:  # a later epoch of a loader with persistent workers
+            return iter(self._sampler)
+        self._begun = True
+        self.before_first()
         items = iter(self._sampler)
         for _ in range(self._count):
             next(items, None)
-        yield from items
-
-    def __len__(self) -> int:
-        return max(0, len(self._sampler) - self._count)
+        return items
 
 
-def _skipping(loader: "DataLoader[Any]", count: int) -> "DataLoader[Any]":
+class _Started:
+    """An iterator that begins at its first item or on demand (loaders make some and drop them)."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._items: Iterator[Any] | None = None
+
+    def start(self) -> None:
+        if self._items is None:
+            self._items = self._begin()
+
+    def __iter__(self) -> "_Started":
+        return self
+
+    def __next__(self) -> Any:
+        self.start()
+        assert self._items is not None
+        return next(self._items)
+
+
+def _skipping(loader: "DataLoader[Any]", count: int) -> "tuple[DataLoader[Any], _SkipFirst]":
     """The loader without its first batches.  Attributes are set behind DataLoader's own guard."""
     clone = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    clone.__dict__[name] = _SkipFirst(getattr(loader, name), count)
-    return clone
+    indices = _SkipFirst(getattr(loader, name), count)
+    clone.__dict__[name] = indices
+    clone.__dict__["_iterator"] = None
+    return clone, indices
+
+
+def _keeps_workers(loader: "DataLoader[Any]") -> bool:
+    return bool(loader.persistent_workers and loader.num_workers > 0)
 
 
 def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:

@@ -95,8 +95,8 @@ class Arena:
 
     def close(self) -> None:
         """Unmaps and closes; a view still held elsewhere keeps the mapping alive."""
-        self.view.release()
         with contextlib.suppress(BufferError):
+            self.view.release()
             self._mapping.close()
         if self.fd is not None:
             os.close(self.fd)
@@ -156,6 +156,7 @@ def _cgroup_levels(proc: Path, root: Path) -> list[tuple[str, int, int]]:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             base, limit_name, usage_name = root, "memory.max", "memory.current"
+            cache_name = "inactive_file"
         elif "memory" in controllers.split(","):
             base = root / "memory"
             limit_name, usage_name = "memory.limit_in_bytes", "memory.usage_in_bytes"

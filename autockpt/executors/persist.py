@@ -9,6 +9,7 @@ written again from memory under a new name, which is the caller's decision.
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -49,10 +50,14 @@ class ImageFile:
             flags |= os.O_CREAT | os.O_EXCL
         try:
             self._fd = _open_direct(path, flags, direct=direct)
+        except OSError as error:
+            raise _storage_error("create", path, error) from error
+        try:
             self.direct = direct and bool(_get_flags(self._fd) & os.O_DIRECT)
             if allocate_bytes:
                 _allocate(self._fd, self._allocated)
         except OSError as error:
+            self.discard()
             raise _storage_error("create", path, error) from error
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -75,6 +80,7 @@ class ImageFile:
         try:
             os.close(fd)
         except OSError as error:
+            self.discard()
             raise _storage_error("close", self.path, error) from error
         return time.monotonic() - began
 
@@ -140,13 +146,17 @@ class ImageReader:
     def __init__(self, path: str, *, direct: bool) -> None:
         self.path = path
         try:
-            flags = os.O_RDONLY | os.O_CLOEXEC
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not hang
             if not path.startswith("/proc/self/fd/"):
                 flags |= os.O_NOFOLLOW
             self._fd = _open_direct(path, flags, direct=direct)
-            self.length = os.fstat(self._fd).st_size
         except OSError as error:
             raise _storage_error("open", path, error) from error
+        status = os.fstat(self._fd)
+        self.length = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise CorruptCheckpointError(f"{path}: is not a regular file")
         self._direct = bool(_get_flags(self._fd) & os.O_DIRECT)
 
     def __enter__(self) -> "ImageReader":
@@ -158,6 +168,7 @@ class ImageReader:
     def read_at(self, offset: int, into: memoryview) -> None:
         """Fills `into` from `offset`.  Raises CorruptCheckpointError when the file is shorter."""
         done = 0
+        direct = self._direct
         try:
             while done < len(into):
                 count = os.preadv(self._fd, [into[done:]], offset + done)
@@ -170,7 +181,8 @@ class ImageReader:
                 if self._direct and done < len(into) and done % PAGE_BYTES:
                     self._leave_direct()
         except OSError as error:
-            if error.errno == errno.EINVAL and self._direct:
+            if error.errno == errno.EINVAL and direct:
+                # `direct` as it was before: another reader may have left it in the meantime.
                 self._leave_direct()
                 self.read_at(offset, into)
                 return
@@ -231,9 +243,21 @@ def _open_direct(path: str, flags: int, *, direct: bool) -> int:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
-            # The file system does not take O_DIRECT and may have created the file on the way.
-            flags &= ~os.O_EXCL
+            if flags & os.O_EXCL:
+                return _reopen_empty(path, flags)
     return os.open(path, flags, 0o600)
+
+
+def _reopen_empty(path: str, flags: int) -> int:
+    """The file system does not take O_DIRECT and may have created the file on the way.
+
+    Only an empty file can be that one; raises FileExistsError for any other.
+    """
+    fd = os.open(path, flags & ~os.O_EXCL, 0o600)
+    if os.fstat(fd).st_size:
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return fd
 
 
 def _get_flags(fd: int) -> int:
@@ -254,10 +278,11 @@ def _allocate(fd: int, nbytes: int) -> None:
 def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
+        direct = _get_flags(fd) & os.O_DIRECT  # before: another writer may clear it meanwhile
         try:
             count = os.pwrite(fd, data[done:], offset + done)
         except OSError as error:
-            if error.errno != errno.EINVAL or not _get_flags(fd) & os.O_DIRECT:
+            if error.errno != errno.EINVAL or not direct:
                 raise
             _clear_direct(fd)
             continue

@@ -8,6 +8,7 @@ written.
 import bisect
 import ctypes
 import json
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,8 +23,8 @@ from autockpt.executors.image import ImageHeader, ImageIndex, header_bytes, read
 from autockpt.executors.layout import EXTRA, NATURAL_DTYPE
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
-from autockpt.executors.state import LiveState, local_part
-from autockpt.values.errors import ConfigError
+from autockpt.executors.state import LiveState, local_part, plain_name
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 READERS = 2
 
@@ -108,8 +109,19 @@ def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
         for arena in made:
             arena.close()
     scatter.finish()
-    extra = bytes(fresh.pop(EXTRA).numpy()).rstrip(b" ")
-    return RestoredState(skeleton=json.loads(extra), tensors=fresh, bytes=index.image_bytes)
+    return RestoredState(skeleton=_skeleton(fresh), tensors=fresh, bytes=index.image_bytes)
+
+
+def _skeleton(fresh: dict[str, torch.Tensor]) -> Any:
+    """The state's skeleton, taken out of the tensors.  Raises CorruptCheckpointError."""
+    try:
+        skeleton = json.loads(bytes(fresh.pop(EXTRA).view(torch.uint8).numpy()))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"image: its {EXTRA} is malformed: {error!r:.200}") from None
+    parts = {"progress", "rng", "optimizers", "modules", "others"}
+    if not isinstance(skeleton, dict) or parts - set(skeleton):
+        raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
+    return skeleton
 
 
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
@@ -124,7 +136,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
         _apply_optimizer(state, optimizer, skeleton["optimizers"][prefix], tensors)
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
-            path = f"{prefix}.{name}._extra_state"
+            path = f"{prefix}.{plain_name(name)}._extra_state"
             if path in skeleton["modules"]:
                 child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
     missing = sorted(set(state.others) - set(skeleton["others"]))
@@ -205,6 +217,11 @@ def _destinations(
         shape = place.shape
         if header.true_dtypes.get(name) in ("complex128", "complex32"):
             shape = shape[:-1]
+        # A header may lie: bytes are copied by the image's lengths into memory of this size.
+        if dtype.itemsize * math.prod(shape) != place.stop - place.start:
+            raise CorruptCheckpointError(
+                f"{name}: {place.stop - place.start} bytes cannot be {tuple(shape)} {dtype}"
+            )
         tensor = live.get(name)
         target = None
         if tensor is None:

@@ -12,6 +12,7 @@ import ctypes
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +170,8 @@ class Snapshotter:
         self._key: Any = None
         self._extra_bytes = 0
         self._rotation = 0
-        self._headers: dict[int, str] = {}
+        self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
+        """The header that stands in each slot; by object, because ids and digests recur."""
         self._views: dict[int, tuple[str, torch.Tensor]] = {}
         self._stream: Any = None
         self.current: Snapshot | None = None
@@ -192,9 +194,14 @@ class Snapshotter:
     def _plan(
         self, lazy: dict[str, torch.Tensor], boundary: dict[str, torch.Tensor], text_bytes: int
     ) -> Layout:
+        owners: dict[int, str] = {}
         key = (
             [(name, t.shape, t.dtype, t.data_ptr()) for name, t in lazy.items()],
-            [(name, t.shape, t.dtype) for name, t in boundary.items()],
+            # Which of them share memory: a tensor that stops doing so must not stay an alias.
+            [
+                (name, t.shape, t.dtype, owners.setdefault(local_part(t).data_ptr(), name))
+                for name, t in (*lazy.items(), *boundary.items())
+            ],
         )
         if self.layout is None or key != self._key or text_bytes > self.layout.extra_bytes:
             if text_bytes > self._extra_bytes:
@@ -277,9 +284,9 @@ class Snapshotter:
     def _write_boundary(
         self, arena: Arena, layout: Layout, boundary: dict[str, torch.Tensor], text: bytes
     ) -> None:
-        if self._headers.get(id(arena)) != layout.digest + str(layout.extra_bytes):
+        if self._headers.get(arena) != layout.header:
             arena.view[: len(layout.header)] = layout.header
-            self._headers[id(arena)] = layout.digest + str(layout.extra_bytes)
+            self._headers[arena] = layout.header
         for entry in layout.entries:
             if entry.spec.lazy:
                 break

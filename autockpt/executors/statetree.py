@@ -33,7 +33,7 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     if value is None or (isinstance(value, bool | str) and type(value) in (bool, str)):
         return value
     if type(value) is int:
-        return value if abs(value) < _EXACT_INT else {"$int": str(value)}
+        return value if abs(value) < _EXACT_INT else {"$int": hex(value)}  # no limit of digits
     if type(value) is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, torch.Tensor):
@@ -46,8 +46,8 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     scalar = _encode_scalar(value)
     if scalar is not None:
         return scalar
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return {"$array": _encode_tensor(torch.from_numpy(value.copy()), path, tensors)}
+    if type(value) is np.ndarray and value.dtype.kind in "biufc":
+        return {"$array": _encode_array(value, path, tensors)}
     raise ConfigError(
         f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved safely; "
         "give its owner a state_dict()/load_state_dict() of tensors, numbers, strings, lists and "
@@ -60,17 +60,26 @@ def decode(
 ) -> Any:
     """The value of a skeleton; tensors that lived on an accelerator go to `device`.
 
-    Raises CorruptCheckpointError for unknown marks.
+    Raises CorruptCheckpointError for unknown marks and whatever `encode` does not write.
     """
+    try:
+        return _decode(skeleton, tensors, device)
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
+        raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
+
+
+def _decode(
+    skeleton: Skeleton, tensors: dict[str, torch.Tensor], device: torch.device | None
+) -> Any:
     if isinstance(skeleton, list):
-        return [decode(item, tensors, device) for item in skeleton]
+        return [_decode(item, tensors, device) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if len(skeleton) == 1:
         (key, inner), *_ = skeleton.items()
         if key.startswith("$"):
             return _decode_mark(key, inner, tensors, device)
-    return {key: decode(item, tensors, device) for key, item in skeleton.items()}
+    return {key: _decode(item, tensors, device) for key, item in skeleton.items()}
 
 
 def tensor_names(skeleton: Skeleton) -> list[str]:
@@ -91,8 +100,23 @@ def _encode_tensor(value: torch.Tensor, path: str, tensors: dict[str, torch.Tens
             f"{path}: a {value.layout} tensor on {value.device} cannot be saved; keep dense "
             "tensors in the state, or convert it in state_dict()"
         )
+    if path in tensors:
+        raise ConfigError(
+            f"{path}: two tensors of the state have this name; rename a key (a dot in a key and a "
+            "nested key, or a number and its text, read the same)"
+        )
     tensors[path] = value.detach()
     return {"$tensor" if value.device.type == "cpu" else "$device_tensor": path}
+
+
+def _encode_array(
+    value: "np.ndarray[Any, Any]", path: str, tensors: dict[str, torch.Tensor]
+) -> Skeleton:
+    try:
+        tensor = torch.from_numpy(value.copy())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: a numpy array of {value.dtype} cannot be saved: {error}") from None
+    return _encode_tensor(tensor, path, tensors)
 
 
 def _encode_dict(
@@ -103,10 +127,16 @@ def _encode_dict(
     plain = all(type(key) is str and not key.startswith("$") for key in value)
     if plain:
         return {k: encode(v, f"{path}.{k}", tensors, depth + 1) for k, v in value.items()}
+    in_keys: dict[str, torch.Tensor] = {}
     pairs = [
-        [encode(k, f"{path}.<key>", {}, depth + 1), encode(v, f"{path}.{k}", tensors, depth + 1)]
+        [
+            encode(k, f"{path}.<key>", in_keys, depth + 1),
+            encode(v, f"{path}.{k}", tensors, depth + 1),
+        ]
         for k, v in value.items()
     ]
+    if in_keys:
+        raise ConfigError(f"{path}: a tensor is a key; use numbers or strings as keys")
     return {"$dict": pairs}
 
 
@@ -122,7 +152,7 @@ def _encode_scalar(value: Any) -> Skeleton | None:
     if type(value) is complex:
         return {"$complex": [repr(value.real), repr(value.imag)]}
     if type(value) in (set, frozenset) and all(type(v) in (int, str) for v in value):
-        return {"$set": sorted(value, key=repr)}
+        return {"$set" if type(value) is set else "$frozenset": sorted(value, key=repr)}
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         raw = base64.b64encode(value.tobytes()).decode()
         return {"$scalar": [value.dtype.str, raw]}
@@ -140,13 +170,13 @@ def _decode_mark(
         tensor = tensors[inner]
         return tensor if key == "$tensor" or device is None else tensor.to(device)
     if key == "$array":
-        return decode(inner, tensors).numpy()
+        return _decode(inner, tensors, None).numpy()
     if key == "$tuple":
-        return tuple(decode(item, tensors, device) for item in inner)
+        return tuple(_decode(item, tensors, device) for item in inner)
     if key == "$dict":
-        return {decode(k, tensors): decode(v, tensors, device) for k, v in inner}
+        return {_decode(k, tensors, None): _decode(v, tensors, device) for k, v in inner}
     if key == "$int":
-        return int(inner)
+        return int(inner, 0)
     if key == "$float":
         return float(inner)
     if key == "$complex":
@@ -157,6 +187,8 @@ def _decode_mark(
         return torch.Size(inner)
     if key == "$set":
         return set(inner)
+    if key == "$frozenset":
+        return frozenset(inner)
     if key == "$device":
         return torch.device(inner)
     if key == "$dtype" and isinstance(getattr(torch, inner, None), torch.dtype):

@@ -20,7 +20,7 @@ from typing import Any
 from autockpt.executors.protocol import messages as protocol
 from autockpt.values.errors import ConfigError, ProtocolError
 from autockpt.values.generation import Generation
-from autockpt.values.record import from_data, to_data
+from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
@@ -200,10 +200,11 @@ class Connection:
     def receive(self) -> list[tuple[Any, list[int]]]:
         """Reads once and returns the whole messages so far, each with its descriptors.
 
-        Raises ProtocolError for a malformed frame and EOFError when the peer closed.
+        Raises ProtocolError for a malformed frame and EOFError when the peer closed; descriptors
+        that nobody got are closed.
         """
         size = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
-        data, ancillary, _, _ = self.sock.recvmsg(2**18, size)
+        data, ancillary, _, _ = self.sock.recvmsg(2**18, size, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 got = array.array("i")
@@ -211,20 +212,31 @@ class Connection:
                 self._descriptors.extend(got)
         if not data:
             raise EOFError("peer closed the connection")
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise ProtocolError(f"{len(self._descriptors)} descriptors with one message")
         self._received += data
-        messages = []
-        while (message := self._next()) is not None:
-            taken, self._descriptors = self._descriptors, []
-            messages.append((message, taken))
+        messages: list[tuple[Any, list[int]]] = []
+        try:
+            while (message := self._next()) is not None:
+                taken, self._descriptors = self._descriptors, []
+                messages.append((message, taken))
+        except ProtocolError:
+            for _, taken in messages:
+                self._descriptors += taken
+            self._close_descriptors()
+            raise
         return messages
 
     def close(self) -> None:
         """Closes the socket and descriptors nobody took."""
+        self._close_descriptors()
+        self.sock.close()
+
+    def _close_descriptors(self) -> None:
         for fd in self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._descriptors.clear()
-        self.sock.close()
 
     def _next(self) -> Any | None:
         if len(self._received) < _LENGTH.size:
@@ -243,10 +255,10 @@ class Connection:
 def decode(text: bytes) -> Any:
     """The message in a frame.  Raises ProtocolError."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         kind = _KINDS[data["type"]]
         return from_data(kind, data["body"], where=data["type"])
-    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ProtocolError(f"malformed message: {error!r}") from None
 
 

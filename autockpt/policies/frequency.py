@@ -251,15 +251,19 @@ def _contradiction(
 
 def _no_room(tiers: Tiers, bounds: Bounds, costs: Costs) -> str:
     lowest_s, why = bounds.lowest(tiers, 1)
-    need_s = max(lowest_s, tiers.iteration_s + tiers.cost_s(1)) + costs.persist_s
+    highest_s = max(0.0, bounds.disk_max_s[0])
+    cost_s, iteration_s = tiers.cost_s(1), tiers.iteration_s
+    least = max(1, math.ceil((lowest_s - cost_s) / iteration_s))
+    need_s = least * iteration_s + cost_s + costs.persist_s
     message = (
         f"no interval fits: {why} asks for at least {format_duration(lowest_s)} between disk "
         f"checkpoints, which are durable {format_duration(costs.persist_s)} after their boundary, "
-        f"and {bounds.disk_max_s[1]} leaves {format_duration(max(0.0, bounds.disk_max_s[0]))}; "
+        f"and {bounds.disk_max_s[1]} leaves {format_duration(highest_s)}; "
         f"nearest: limits.lost_time {_up(need_s)}"
     )
-    if why == "limits.overhead" and bounds.disk_max_s[0] > 0:
-        need = tiers.cost_s(1) / bounds.disk_max_s[0]
+    most = math.floor((highest_s - cost_s) / iteration_s)
+    if why == "limits.overhead" and most >= 1:
+        need = cost_s / (most * iteration_s + cost_s)
         message += f" or limits.overhead {format_fraction(need * 1.01)}"
     return message
 

@@ -122,8 +122,9 @@ def checkfreq_steps(
     """
     if iteration_s <= 0 or budget <= 0:
         raise ConfigError(f"iteration {iteration_s} s and budget {budget} must be positive")
-    pipeline = math.ceil((snapshot_s + persist_s - overhead_s) / iteration_s)
-    amortised = math.ceil(overhead_s / (budget * iteration_s))
+    # 1e-9: a quotient that is whole but for the last bit of a float is whole.
+    pipeline = math.ceil((snapshot_s + persist_s - overhead_s) / iteration_s - 1e-9)
+    amortised = math.ceil(overhead_s / (budget * iteration_s) - 1e-9)
     return max(1, pipeline, amortised)
 
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from autockpt.executors.image import chunk_digest
 from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import Measurements, assemble
 from autockpt.profiles.probes.interference import (
@@ -199,7 +200,7 @@ class Conductor:
         return self._state
 
     def _prove(self) -> None:
-        self._proof = ChangeProof(movers.proof_tensors(self._find_state()), movers.digest)
+        self._proof = ChangeProof(movers.proof_tensors(self._find_state()), chunk_digest)
 
     def _blocking_probes(self) -> None:
         self.timer.flush()
@@ -298,7 +299,8 @@ class Conductor:
     def _write(self) -> None:
         """Writes the profile on rank 0; every rank lets go of its memory."""
         self._gather()
-        assert self._probes is not None and self._state is not None
+        assert self._probes is not None
+        assert self._state is not None
         self._changed |= self._probes.snapshot.changed
         if self._changed:
             self._warn(

@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from autockpt.executors.codecs import codec
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.layout import Layout, TensorSpec
 from autockpt.executors.memory import Arena, headroom, require_headroom
-from autockpt.executors.persist import read_image, write_image
+from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import (
     CopyJob,
     ProgressCounter,
@@ -23,6 +23,7 @@ from autockpt.executors.snapshot import (
 from autockpt.executors.state import LiveState, describe, local_part
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
+from autockpt.profiles.probes.proof import raw_bytes
 from autockpt.profiles.samples import TensorFacts
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 
@@ -140,11 +141,6 @@ def proof_tensors(state: LiveState) -> dict[str, torch.Tensor]:
     return {name: local_part(tensor) for name, tensor in state.tensors.items()}
 
 
-def digest(data: memoryview) -> str:
-    """The content digest of chunks."""
-    return chunk_digest(data)
-
-
 def host_copy(source: memoryview, target: Arena) -> Move:
     """The copy loop of a snapshot, from one faulted memory to another of the same length.
 
@@ -183,11 +179,10 @@ def codecs() -> dict[str, Codec]:
 
 def filled_memory(state: LiveState, nbytes: int) -> Arena:
     """Faulted memory with the first bytes of the state, when the whole does not fit."""
-    from autockpt.profiles.probes.proof import raw_bytes
-
     arena = Arena.anonymous(nbytes)
     done = 0
-    for data in _raw(state, raw_bytes):
+    for tensor in proof_tensors(state).values():
+        data = raw_bytes(tensor)
         count = min(len(data), arena.nbytes - done)
         arena.view[done : done + count] = data[:count]
         done += count
@@ -201,31 +196,8 @@ def spare_bytes() -> int:
     return max(2**20, headroom().available_bytes // 8)
 
 
-def _raw(state: LiveState, raw_bytes: Any) -> Iterator[memoryview]:
-    for tensor in proof_tensors(state).values():
-        yield raw_bytes(tensor)
-
-
 def _class(spec: TensorSpec, owned: Collection[str]) -> TensorClass:
     """Random state and loader positions are no moments, however many numbers they have."""
     if spec.name in owned and spec.tensor_class == "parameters":
         return "parameters"
     return "moments" if spec.name in owned and spec.tensor_class == "moments" else "other"
-
-
-__all__ = [
-    "LINK_BYTES",
-    "LINK_LIMIT_BYTES",
-    "LiveSnapshot",
-    "codecs",
-    "digest",
-    "filled_memory",
-    "host_copy",
-    "persist",
-    "proof_tensors",
-    "read_image",
-    "spare_bytes",
-    "tensor_facts",
-    "write",
-    "write_image",
-]

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from autockpt.executors.memory import Arena
+from autockpt.executors.persist import read_image, write_image
 from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import Measurements
-from autockpt.profiles.probes import clean, codecs, links, storage
+from autockpt.profiles.probes import clean, codecs, host, links, storage
 from autockpt.profiles.schedule import ProfileSettings
 from autockpt.profiling import movers
 from autockpt.profiling.movers import LiveSnapshot
@@ -187,7 +188,8 @@ class NodeProbes:
         )
 
     def _device_links(self, budget_s: float) -> None:
-        nbytes = min(movers.LINK_LIMIT_BYTES, movers.spare_bytes())
+        free = host.memory_headroom(device=self._device).device_available_bytes or 0
+        nbytes = min(movers.LINK_LIMIT_BYTES, movers.spare_bytes(), free // 8)
         for name, move in links.device_moves(self._device, nbytes).items():
             self.measured.links[name] = links.time_link(
                 move, links.link_sizes(nbytes), budget_s=budget_s / 3, seed=self._settings.seed
@@ -198,8 +200,8 @@ class NodeProbes:
         probe = storage.StorageProbe(
             str(self._directory),
             image,
-            write=movers.write_image,
-            read=movers.read_image,
+            write=write_image,
+            read=read_image,
             seed=self._settings.seed,
         )
         self._named = probe.named

@@ -352,8 +352,9 @@ def assumed(facts: Facts) -> Finding | None:
                        evidence=f"{events} interruptions on record", passed=True)  # fmt: skip
     parts = []
     if not events:
-        mtbf = format_duration(1 / rates.interruptions_per_s)
-        parts.append(f"one interruption in {mtbf} ({rates.per_node.source})")
+        rate = rates.interruptions_per_s
+        mtbf = f"one interruption in {format_duration(1 / rate)}" if rate > 0 else "no interruption"
+        parts.append(f"{mtbf} ({rates.per_node.source})")
     if guesses:
         parts.append("times of " + ", ".join(guesses))
     return Finding(

@@ -1,18 +1,15 @@
 """The report as one offline page."""
 
-import dataclasses
 import json
 
 from autockpt.reports.charts import u_curve
 from autockpt.reports.escape import Child, Html, join, json_script, tag
+from autockpt.reports.limits import LEVELS, PAGE_BYTES, bounded
 from autockpt.reports.model import ReportModel
 from autockpt.reports.page import page
 from autockpt.reports.sections import advice, events, machine, time, top, what_if
 from autockpt.reports.what_if import WhatIfCurve
 from autockpt.values.record import to_json
-
-DATA_LIMIT = 200_000
-"""Characters of embedded JSON; samples, then the timeline, are left out above it."""
 
 
 def render(model: ReportModel) -> str:
@@ -20,6 +17,15 @@ def render(model: ReportModel) -> str:
 
     A profile opens with what could be, a run with what was.
     """
+    text = ""
+    for level in LEVELS:
+        text = _page(bounded(model, level))
+        if len(text.encode()) <= PAGE_BYTES:
+            break
+    return text
+
+
+def _page(model: ReportModel) -> str:
     predicted = (what_if.section(model),)
     happened = (time.section(model), events.promises(model), events.timeline(model))
     found = (
@@ -42,17 +48,6 @@ def render(model: ReportModel) -> str:
     )
 
 
-def embedded(model: ReportModel) -> ReportModel:
-    """The model with no more detail than a page may carry."""
-    if len(to_json(model)) <= DATA_LIMIT:
-        return model
-    if model.profile is not None and model.profile.samples:
-        model = dataclasses.replace(model, profile=dataclasses.replace(model.profile, samples={}))
-    if len(to_json(model)) > DATA_LIMIT:
-        model = dataclasses.replace(model, timeline=None)
-    return model
-
-
 def _footer(model: ReportModel) -> Html:
     version = model.versions.get("autockpt", "")
     parts: tuple[Child, ...] = (
@@ -64,7 +59,7 @@ def _footer(model: ReportModel) -> Html:
 
 
 def _data(model: ReportModel) -> Html:
-    blocks = [json_script(to_json(embedded(model)), element_id="report-data")]
+    blocks = [json_script(to_json(model), element_id="report-data")]
     if model.what_if is not None:
         blocks.append(json_script(_sliders(model.what_if), element_id="what-if-data"))
     return join(*blocks)

@@ -85,7 +85,7 @@ def build(data: RunData) -> ReportModel:
 def _profile_report(data: RunData) -> ReportModel:
     facts = Facts(data=data, accounting=None, restores=(), saves=None, promises=())
     return ReportModel(
-        kind="profile",
+        kind="profile" if data.protected else "run",
         title=data.title,
         command=data.command or " ".join(data.argv),
         created=data.created,
@@ -130,7 +130,7 @@ def _run_report(data: RunData) -> ReportModel:
         protected=data.protected,
         verdict=run_verdict(data, accounting, restores, aged),
         facts=_facts(data, events),
-        tiles=run_tiles(data, accounting, saved, restores, aged),
+        tiles=run_tiles(data, accounting, saved, restores),
         findings=findings(facts),
         versions=dict(data.versions),
         status=_status(data),

@@ -64,7 +64,7 @@ caption{text-align:left;color:var(--soft);padding:0 0 6px;font-size:14px}
 th,td{text-align:left;padding:7px 22px 7px 0;border-bottom:1px solid var(--line);
   vertical-align:top}
 thead th{color:var(--soft);font-weight:500;font-size:13px;border-bottom-color:var(--soft)}
-tbody th{font-weight:500} td.n,th.n{text-align:right;white-space:nowrap}
+tbody th{font-weight:500;min-width:11em} td.n,th.n{text-align:right;white-space:nowrap}
 td:last-child,th:last-child{padding-right:0} td,dd{overflow-wrap:anywhere}
 .heat{width:auto;min-width:62%}
 .heat td{text-align:right;padding:8px 12px;border:0;white-space:nowrap;

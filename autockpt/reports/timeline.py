@@ -1,8 +1,7 @@
 """Who did what when: the data of the Gantt chart, small enough for one page.
 
-Rows are ranks (groups of ranks above `ROWS`), then the disk.  Spans of one kind that lie closer
-together than the resolution are drawn as one; the resolution is the finest that keeps the chart
-within `SPANS`.
+Rows are ranks (groups of ranks above `ROWS`), then the disk.  Checkpoints that fall on one pixel
+are drawn as one, and of very many only every n-th is drawn, so that the chart stays within `SPANS`.
 """
 
 from collections import defaultdict
@@ -27,12 +26,14 @@ from autockpt.values.telemetry import (
 
 ROWS = 64
 """Ranks are grouped above this, as nobody reads more rows."""
-SPANS = 1600
-"""Spans in the chart: some 30 KB of SVG and as much of data."""
+SPANS = 4000
+"""Spans in the chart: some 60 KB of SVG and as much of data."""
+CHECKPOINTS = ("copy", "persist")
+"""Kinds of spans that may be thinned out."""
 MARKS = 200
 """Marks and lines of the table; the first and the newest are kept."""
 PIXELS = 900
-"""Finest resolution: the width of the chart."""
+"""The width of the chart."""
 
 Span = tuple[float, float]
 
@@ -66,7 +67,9 @@ class Timeline:
     ranks: int
     ranks_per_row: int
     resolution_s: float
-    """Spans closer than this were merged."""
+    """Checkpoints closer than this are one span."""
+    every: int
+    """Only every n-th checkpoint is drawn; 1: all."""
     marks_left_out: int
 
 
@@ -87,7 +90,7 @@ def timeline(events: Sequence[Event], restores: Sequence[Restore], start_s: floa
         raw.append((label, merged))
     if persisted := _persist_spans(events, start_s):
         raw.append(("disk", {"persist": persisted}))
-    rows, resolution_s = _fit(raw, max(end_s, 0.0))
+    rows, resolution_s, every = _fit(raw, max(end_s, 0.0))
     marks = _marks(events, start_s)
     return Timeline(
         end_s=max(end_s, 0.0),
@@ -96,6 +99,7 @@ def timeline(events: Sequence[Event], restores: Sequence[Restore], start_s: floa
         ranks=len(ranks),
         ranks_per_row=per_row,
         resolution_s=resolution_s,
+        every=every,
         marks_left_out=max(0, len(marks) - MARKS),
     )
 
@@ -153,25 +157,33 @@ def _persist_spans(events: Sequence[Event], start_s: float) -> list[Span]:
 
 def _fit(
     raw: Sequence[tuple[str, dict[str, list[Span]]]], end_s: float
-) -> tuple[tuple[Row, ...], float]:
-    """Merge neighbours, ever more coarsely, until the rows hold at most `SPANS` spans."""
+) -> tuple[tuple[Row, ...], float, int]:
+    """Merge what falls on one pixel; then leave out every n-th checkpoint until the rows fit."""
     resolution_s = end_s / PIXELS if end_s > 0 else 0.0
-    while True:
-        rows = tuple(
-            Row(
-                label=label,
-                spans={
-                    kind: _flat(_merge(items, resolution_s if kind != "train" else 0.0))
-                    for kind, items in kinds.items()
-                    if items
-                },
-            )
-            for label, kinds in raw
+    merged = [
+        (
+            label,
+            {
+                kind: _merge(items, resolution_s if kind in CHECKPOINTS else 0.0)
+                for kind, items in kinds.items()
+                if items
+            },
         )
-        count = sum(len(flat) // 2 for row in rows for flat in row.spans.values())
-        if count <= SPANS or resolution_s >= end_s or end_s <= 0:
-            return rows, resolution_s
-        resolution_s *= 2.0
+        for label, kinds in raw
+    ]
+    count = sum(len(spans) for _, kinds in merged for spans in kinds.values())
+    every = max(1, -(-count // SPANS))
+    rows = tuple(
+        Row(
+            label=label,
+            spans={
+                kind: _flat(spans[::every] if kind in CHECKPOINTS else spans)
+                for kind, spans in kinds.items()
+            },
+        )
+        for label, kinds in merged
+    )
+    return rows, resolution_s, every
 
 
 def _merge(spans: Iterable[Span], resolution_s: float) -> list[Span]:

@@ -56,6 +56,15 @@ def profile_verdict(data: RunData) -> Verdict:
     """What the plan will do, before any run."""
     decision, profile = data.decision, data.profile
     level, reason = confidence(profile)
+    if not data.protected:
+        return Verdict(
+            headline="This run was not protected.",
+            detail="No checkpoint was taken, because the script never attached. "
+            "A failure would have cost all of it.",
+            confidence="high",
+            confidence_reason="no telemetry was written",
+            tone="bad",
+        )
     if decision is None:
         return Verdict(
             headline="Measured, not decided yet." if profile else "Nothing was measured.",
@@ -128,7 +137,7 @@ def run_verdict(
 def profile_tiles(data: RunData) -> tuple[Tile, ...]:
     """The promise in figures, each with today's."""
     decision, profile = data.decision, data.profile
-    if decision is None:
+    if decision is None or not data.protected:
         return _measured_tiles(profile)
     expected, current = decision.expected, decision.current
     return (
@@ -150,7 +159,6 @@ def run_tiles(
     accounting: Accounting,
     saves: Saves,
     restores: Sequence[Restore],
-    ages: Sequence[Age],
 ) -> tuple[Tile, ...]:
     """The outcome in figures, each with what was promised."""
     expected = data.decision.expected if data.decision else None
@@ -228,11 +236,15 @@ def interval_text(steps: int, iteration_s: float | None) -> str:
 
 
 def _intervals(plan: CheckpointPlan, profile: Profile | None) -> str:
+    """Where to and how often; tiers of one interval share it."""
     iteration_s = profile.iteration_s.p50 if profile else None
+    tiers: dict[int, list[str]] = {}
+    for tier in plan.tiers:
+        if tier.interval_steps:
+            tiers.setdefault(tier.interval_steps, []).append(tier.tier)
     parts = [
-        f"to {tier.tier} {interval_text(tier.interval_steps, iteration_s)}"
-        for tier in plan.tiers
-        if tier.interval_steps
+        f"to {' and '.join(names)} {interval_text(steps, iteration_s)}"
+        for steps, names in tiers.items()
     ]
     return " and ".join(parts) if parts else "nothing: all tiers are off"
 

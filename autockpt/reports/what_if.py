@@ -158,9 +158,7 @@ def what_if(
         point[f"{tier}_stall_s"] = (cost.stall_s if cost else 0.0) + (
             0.0 if latency_s > 0 else slowed_s
         )
-        point[f"{tier}_restore_s"] = (
-            cost.restart_s + cost.restore_s - restart_s if cost else 0.0
-        )
+        point[f"{tier}_restore_s"] = cost.restart_s + cost.restore_s - restart_s if cost else 0.0
     tiers = ("memory", "disk") if memory else ("disk",)
     return WhatIfCurve(point=point, waste=waste, tiers=tiers, mtbf_assumed=mtbf_assumed)
 

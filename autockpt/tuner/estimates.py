@@ -1,7 +1,7 @@
 """From a stream of observations to current estimates: short windows, and when they are outdated.
 
-The waste is linear in the mean cost, so means are wanted, not medians; one wild sample must not move
-them, so they are winsorised.  A detected jump drops the samples from before it.
+The waste is linear in the mean cost, so means are wanted, not medians; one wild sample must not
+move them, so they are winsorised.  A detected jump drops the samples from before it.
 """
 
 import math

@@ -49,8 +49,10 @@ class Observed:
     """Times of the newest snapshots."""
     lost: list[tuple[float, bool]] = field(default_factory=list)
     """Time of every failure, and whether the node's memory survived."""
-    saving: dict[str, float] = field(default_factory=dict)
-    """Generations under way, and when they began."""
+    saving: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """Generations under way: when they began, and whether they go to disk."""
+    progressed: bool = False
+    """Iterations ended since the last failure; without any, a second loss is the same failure."""
 
     def observe(self, event: Event) -> None:
         """Take in one event; kinds that say nothing about costs are ignored."""
@@ -58,7 +60,7 @@ class Observed:
             self.first_s = event.at_s
         self.last_s = max(self.last_s, event.at_s)
         if isinstance(event, SnapshotBegan):
-            self.saving[event.generation] = event.at_s
+            self.saving[event.generation] = (event.at_s, "disk" in event.tiers)
         elif isinstance(event, SnapshotSealed):
             self._sealed(event)
         elif isinstance(event, PersistCommitted):
@@ -70,8 +72,7 @@ class Observed:
         elif isinstance(event, Iterated):
             self._iterated(event)
         elif isinstance(event, FailureObserved):
-            self.lost.append((event.at_s, event.what == "trainer"))
-            self.saving.clear()
+            self._lost(event)
         elif isinstance(event, Restored):
             window = self.restore_memory if event.source == "memory" else self.restore_disk
             window.observe(event.restore_s)
@@ -79,22 +80,34 @@ class Observed:
     def _sealed(self, event: SnapshotSealed) -> None:
         self.stall.observe(event.boundary_stall_s + event.fence_stall_s)
         self.copy.observe(event.copy_s)
+        if not self.saving.get(event.generation, (0.0, False))[1]:
+            self.saving.pop(event.generation, None)
         self.sealed += 1
         self.seals_s = [*self.seals_s, event.at_s][-4:]
 
     def _iterated(self, event: Iterated) -> None:
+        self.progressed = True
         if event.quiet_s > 0:
             self.quiet.observe(event.quiet_s)
         if event.busy_s > 0:
             self.busy.observe(event.busy_s)
 
-    def sealed_memory_only(self, generation: str) -> None:
-        """The generation is not to be persisted: its save has ended."""
-        self.saving.pop(generation, None)
+    def _lost(self, event: FailureObserved) -> None:
+        """One interruption may be seen on several ranks; a lost keeper alone interrupts nobody."""
+        if event.what == "keeper":
+            return
+        self.saving.clear()
+        survived = event.what == "trainer"
+        if self.lost and not self.progressed:
+            at_s, before = self.lost[-1]
+            self.lost[-1] = (at_s, before and survived)
+            return
+        self.lost.append((event.at_s, survived))
+        self.progressed = False
 
     def busy_saving(self, now_s: float) -> bool:
         """Whether a save is under way."""
-        return any(now_s - began_s < STUCK_S for began_s in self.saving.values())
+        return any(now_s - began_s < STUCK_S for began_s, _ in self.saving.values())
 
     @property
     def jumped(self) -> bool:

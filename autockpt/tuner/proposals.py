@@ -6,7 +6,7 @@ from typing import Literal
 
 from autockpt.values.plan import CheckpointPlan
 
-Kind = Literal["first", "retune", "rollback", "back-off", "hurry", "calm"]
+Kind = Literal["first", "retune", "rollback", "back-off", "hurry", "calm", "foreign"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ def scaled(intervals: tuple[int, int], factor: float) -> tuple[int, int]:
     """Both intervals times `factor`, nested, each at least one and rounded away from no change."""
     memory, disk = intervals
     rounding = math.ceil if factor > 1 else math.floor
-    if not memory or not disk:
-        return tuple(max(1, rounding(n * factor)) if n else 0 for n in intervals)  # type: ignore[return-value]
+    if not memory:
+        return 0, max(1, rounding(disk * factor))
     new_memory = max(1, rounding(memory * factor))
     return new_memory, new_memory * max(1, round(disk * factor / new_memory))
 

@@ -18,6 +18,9 @@ from autockpt.values.errors import ConfigError
 
 T = TypeVar("T")
 
+_ANY_DEPTH = 16
+"""Nesting of opaque JSON data (a plan on the wire, a shard's record in a COMMIT)."""
+
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -43,15 +46,27 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def from_json(cls: type[T], text: str | bytes, *, where: str = "") -> T:
     """The record written by `to_json`.  Raises ConfigError naming `where` and the field's path."""
     try:
-        data = json.loads(text, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"{where or cls.__name__}: not valid JSON: {error}") from None
     return from_data(cls, data, where=where)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON data, read strictly: a key once, no NaN, no endless nesting.  Raises ValueError."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def from_data(cls: type[T], data: Any, *, where: str = "") -> T:
     """The record whose `to_data` is `data`.  Raises ConfigError naming `where` and the path."""
     return typing.cast(T, _read(cls, data, where or cls.__name__))
+
+
+def _no_constant(name: str) -> typing.NoReturn:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -66,6 +81,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read(kind: Any, data: Any, path: str) -> Any:
     origin = typing.get_origin(kind)
     if kind is Any:
+        _require_shallow(data, path, _ANY_DEPTH)
         return data
     if dataclasses.is_dataclass(kind):
         return _read_record(typing.cast(type, kind), data, path)
@@ -93,7 +109,10 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
         if isinstance(data, str) and data in _NON_FINITE:
             return _NON_FINITE[data]
         if isinstance(data, int | float) and not isinstance(data, bool):
-            return float(data)
+            try:
+                return float(data)
+            except OverflowError:
+                _refuse(path, "a float", "an integer beyond 1.8e308")
     elif kind is int:
         if isinstance(data, int) and not isinstance(data, bool):
             return data
@@ -141,7 +160,18 @@ def _read_record(cls: type, data: Any, path: str) -> Any:
             values[name] = _read(hints[name], data[name], f"{path}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{path}: field {name!r} of {cls.__name__} is missing")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _require_shallow(data: Any, path: str, depth: int) -> None:
+    """Whoever walks this data later must not run out of stack."""
+    if depth < 0:
+        raise ConfigError(f"{path}: nested deeper than {_ANY_DEPTH}")
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        _require_shallow(item, path, depth - 1)
 
 
 _HINTS: dict[type, dict[str, Any]] = {}

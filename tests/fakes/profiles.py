@@ -192,9 +192,7 @@ def example_profile(**overrides: Any) -> Profile:
             "other": distribution(0.01),
         },
         state=example_state(),
-        memory=MemoryHeadroom(
-            host_total_bytes=64_000_000_000, host_available_bytes=48_000_000_000
-        ),
+        memory=MemoryHeadroom(host_total_bytes=64_000_000_000, host_available_bytes=48_000_000_000),
         failures=example_failures(),
         recovery=example_recovery(),
         links=(

@@ -20,6 +20,7 @@ from autockpt.values.goal import Retention
 DEADLINES = Deadlines(
     resend_s=4.0,
     attach_s=200.0,
+    knock_s=15.0,
     inventory_s=40.0,
     restore_s=120.0,
     seal_s=30.0,
@@ -58,6 +59,8 @@ class Trainer:
     alive: bool = True
     running: bool = False
     refused: bool = False
+    final: bool = False
+    """Refused, and trying again will not help."""
     epoch: int | None = None
     seq: int = 0
     step: int = 0
@@ -67,10 +70,12 @@ class Trainer:
     writing: tuple[Generation, int] | None = None
     """(generation, slot) of the snapshot in flight."""
     told_discard: bool = False
-    plan_version: int = 0
-    plan_apply: int | None = None
-    plan_hold: int | None = None
-    """Last step it may stand at without an answer."""
+    held: int = 0
+    """Plan version prepared and without a verdict."""
+    hold_step: int = 0
+    """Last step it may stand at without a verdict."""
+    decided: dict[int, int] = field(default_factory=dict)
+    """Apply step by plan version."""
     plans: dict[int, int] = field(default_factory=dict)
     """Step at which each version was applied."""
 
@@ -148,9 +153,12 @@ class Oracle:
         self.history: dict[Generation, int] = {}
         self.durable: set[Generation] = set()
         self.memory: set[Generation] = set()
+        self.announced: set[Generation] = set()
+        """Called memory-committed at least once."""
         self.ever = False
         self.decided: dict[int, Generation | None] = {}
-        self.asked: dict[int, bool] = {}
+        self.basis: dict[int, dict[int, int | None]] = {}
+        """What each claimed epoch could continue when it read the directory."""
         self.applied: dict[tuple[m.Incarnation, int], int] = {}
         self.resumed = 0
         self.commits = 0
@@ -190,12 +198,12 @@ class Oracle:
         """The decision of `epoch` stands on disk."""
         if not asked:
             self._check_parent(epoch, parent)
-        if parent is not None and not self.on(parent, self.eligible(epoch)):
+        if parent is not None and not self.on(parent, self.basis[epoch]):
             self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
         self.decided[epoch] = parent
 
     def _check_parent(self, epoch: int, parent: Generation | None) -> None:
-        limits = self.eligible(epoch)
+        limits = self.basis[epoch]
         for name, promised in (("durable", self.durable), ("memory-committed", self.memory)):
             due = max((g for g in promised if self.on(g, limits)), default=None)
             if due is not None and (parent is None or parent < due):

@@ -135,11 +135,15 @@ def a_profile() -> Profile:
             boundary_bytes=2_000_000,
             classes=(
                 StateClass(
-                    name="parameters", tensors=291, bytes=2_640_000_000,
+                    name="parameters",
+                    tensors=291,
+                    bytes=2_640_000_000,
                     dtypes={"bfloat16": 2_640_000_000},
                 ),
                 StateClass(
-                    name="moments", tensors=582, bytes=10_558_000_000,
+                    name="moments",
+                    tensors=582,
+                    bytes=10_558_000_000,
                     dtypes={"float32": 10_558_000_000},
                 ),
                 StateClass(name="other", tensors=14, bytes=2_000_000, dtypes={"int64": 2_000_000}),

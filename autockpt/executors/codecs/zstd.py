@@ -31,9 +31,9 @@ class ZstdCodec:
             raw = decoder.decompress(frame, max_length=raw_bytes)
         except zstd.ZstdError as error:
             raise CorruptCheckpointError(f"zstd frame: {error}") from None
-        if len(raw) != raw_bytes or not decoder.eof:
+        if len(raw) != raw_bytes or not decoder.eof or decoder.unused_data:
+            rest = " and more" if not decoder.eof or decoder.unused_data else ""
             raise CorruptCheckpointError(
-                f"zstd frame: expected exactly {raw_bytes} bytes, got {len(raw)}"
-                f"{'' if decoder.eof else ' and more'}"
+                f"zstd frame: expected exactly {raw_bytes} bytes, got {len(raw)}{rest}"
             )
         return raw

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from autockpt.executors.catalogue import verify_generation
 from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.gate import Gate, PacedGate
 from autockpt.executors.guard import check_deletions
 from autockpt.executors.protocol import messages as p
-from autockpt.values.errors import AutockptError, GuardError
+from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
 
-VERIFY_PAUSE_S = 0.02
-"""Between two chunks of a scrub: 0.4 GB/s, about 3 % of a core."""
+SCRUB_BYTES_PER_S = 400e6
+"""Pace of a scrub: about 3 % of a core for the digests, and most of the disk stays free."""
 
 
 class DiskWorker:
@@ -34,11 +35,12 @@ class DiskWorker:
         self._post = post
         self._answer = answer
         self._deleted = deleted
+        self._scrub_gate: Gate = PacedGate(SCRUB_BYTES_PER_S)
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.Queue[Callable[[], None]] = queue.Queue()
         for jobs, name in ((self._jobs, "disk"), (self._scrubs, "scrub")):
             threading.Thread(
-                target=_drain, args=(jobs,), name=f"autockpt-{name}", daemon=True
+                target=_drain, args=(jobs, self._tell), name=f"autockpt-{name}", daemon=True
             ).start()
 
     @property
@@ -146,16 +148,22 @@ class DiskWorker:
         self._directory.mark_ever_committed()
 
     def _verify(self, generation: Generation) -> None:
-        result = verify_generation(self._directory.path, generation.name, pause_s=VERIFY_PAUSE_S)
-        self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
+        result = verify_generation(self._directory.path, generation.name, gate=self._scrub_gate)
         detail = "; ".join(result.problems[:3])
+        if not result.ok and not result.damaged:
+            # The storage does not answer: that says nothing about the checkpoint.
+            self._tell(StorageError(f"{generation}: not verified: {detail}"))
+            return
+        self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
         self._tell(p.GenerationVerified(generation=generation, ok=result.ok, detail=detail))
 
 
-def _drain(jobs: "queue.Queue[Callable[[], None]]") -> None:
+def _drain(jobs: "queue.Queue[Callable[[], None]]", tell: Callable[[object], None]) -> None:
     while True:
         job = jobs.get()
         try:
             job()
+        except Exception as error:  # the thread must live: every later commit runs on it
+            tell(error)
         finally:
             jobs.task_done()

@@ -202,19 +202,23 @@ def _last_progress(path: str) -> tuple[float, int, float] | None:
     """(time, step, start) of the newest step in a telemetry file that has no end, else None."""
     result: tuple[float, int, float] | None = None
     started = 0.0
-    with open(path, "rb") as file:
-        for line in file:
-            try:
-                data = json.loads(line)
-            except ValueError:
-                continue
-            kind = data.get("event")
+    try:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            data = json.loads(line)
+            kind = data["event"]
             if kind == "RunStarted":
                 started = float(data["at_s"])
             elif kind == "RunEnded":
                 result = None
             elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
                 result = (float(data["at_s"]), int(data["step"]), started)
+        except (ValueError, KeyError, TypeError):
+            continue  # a torn line, or somebody else's
     if result is not None and result[0] > time.monotonic():
         return None  # another boot's clock
     return result

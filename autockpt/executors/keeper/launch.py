@@ -16,6 +16,9 @@ from autockpt.executors.wire import Connection, Status, StatusWanted, keeper_dir
 from autockpt.values.errors import AutockptError, ProtocolError
 
 START_TIMEOUT_S = 20.0
+RESPAWN_S = 1.0
+"""A keeper answers 10 ms after its fork; one that does not by then died on the way.  A second one
+that was not needed finds the lock taken and leaves."""
 
 
 def socket_path(run_directory: str, node: int) -> str:
@@ -45,12 +48,14 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _answers(run_directory, node):
             return
-        log_path = _spawn(run_directory, node, checkpoints)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            if _answers(run_directory, node):
-                return
-            time.sleep(0.02)
+            log_path = _spawn(run_directory, node, checkpoints)
+            respawn = min(deadline, time.monotonic() + RESPAWN_S)
+            while time.monotonic() < respawn:
+                if _answers(run_directory, node):
+                    return
+                time.sleep(0.005)
     raise AutockptError(
         f"the keeper of node {node} did not start within {START_TIMEOUT_S:.0f} s; its log is "
         f"{log_path}: {_tail(log_path)}"
@@ -102,7 +107,9 @@ def _spawn(run_directory: str, node: int, checkpoints: str) -> str:
         "--node", str(node), "--checkpoints", checkpoints,
     ]  # fmt: skip
     environment = dict(os.environ)
-    environment.setdefault("PYTHONPATH", _package_root())
+    # In front of the user's own: that may be relative (we run in /) or know nothing of us.
+    path = [_package_root(), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     with open(log_path, "ab") as log, open(os.devnull, "rb") as nothing:
         # The keeper daemonises itself (double fork): this child is gone in a moment.
         subprocess.run(

@@ -84,6 +84,8 @@ class CoordinatorState:
         """When the current phase began."""
         self.phase: CoordinatorPhase = "idle"
         self.admission = Admission()
+        self.knocking: dict[Incarnation, float] = {}
+        """Since when another launch waits for the holder to be gone."""
         self._out: list[CoordinatorInstruction] = []
         self.reset()
 

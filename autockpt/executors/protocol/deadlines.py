@@ -13,6 +13,9 @@ class Deadlines:
     """Unanswered messages are repeated this often; longer than any healthy round trip."""
     attach_s: float = 600.0
     """First to last trainer of an incarnation; above torch's rendezvous and import times."""
+    knock_s: float = 15.0
+    """Another launch is refused only if the holder still lives after this: its last words may
+    still be on their way."""
     inventory_s: float = 30.0
     """Keepers answer from memory; a silent one counts as empty after this."""
     restore_s: float = 1800.0

@@ -137,9 +137,11 @@ class TrainerAttached:
     fresh: bool = False
     """Start from scratch on purpose.  Equal on all ranks."""
     plan_version: int = 0
-    """Newest plan version this trainer prepared or applies; 0: none.  For re-attach."""
+    """Newest plan version this trainer was told an apply step of; 0: none.  For re-attach."""
     plan_apply_step: int | None = None
-    """Step at which `plan_version` applies, None while only prepared."""
+    """That step, passed or still to come; None: in force since the start."""
+    plan_held: int = 0
+    """Newer version it has prepared and waits for a verdict on; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

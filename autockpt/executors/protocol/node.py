@@ -131,8 +131,9 @@ class NodeProtocol(NodeSaving):
     def _admit(self, local: LocalRank, event: m.TrainerAttached) -> None:
         local.attach, local.alive = event, True
         local.slots.resize(event.slots)
-        if event.plan_apply_step is not None and event.plan_version > self.plan_version:
-            self.plan_version, self.plan_apply_step = event.plan_version, event.plan_apply_step
+        if event.plan_version > self.plan_version:
+            self.plan_version = event.plan_version
+            self.plan_apply_step = event.plan_apply_step or 0
 
     def slots_adopted(self, event: m.SlotsAdopted) -> None:
         """A new keeper finds the memory of a rank; an old one knows better."""
@@ -332,14 +333,11 @@ class NodeProtocol(NodeSaving):
         """A running trainer came back: only a plan it holds may need a verdict."""
         held = [shard.generation for shard in local.slots.held()]
         local.newest = max((g for g in held if g.epoch == self.epoch), default=None)
-        if attach.plan_version == 0 or attach.plan_apply_step is not None:
-            return
-        if attach.plan_version == self.plan_version:
+        if attach.plan_held and attach.plan_held == self.plan_version:
             self._apply_plan(local)
-        else:
-            reason = "proposal was interrupted"
-            version = attach.plan_version
-            self.emit(m.AbortPlan(rank=local.rank, version=version, reason=reason))
+        elif attach.plan_held:
+            reason = "the keeper restarted"
+            self.emit(m.AbortPlan(rank=local.rank, version=attach.plan_held, reason=reason))
 
     def fenced(self, message: m.EpochFenced) -> None:
         """A newer epoch owns the directory: stop saving, tell the trainers."""

@@ -24,6 +24,7 @@ from autockpt.executors.protocol.messages import (
     Report,
     RestoreOrdered,
     TrainerAttached,
+    VerifyGeneration,
     WriteDecision,
 )
 from autockpt.executors.protocol.saving import Saving
@@ -33,6 +34,7 @@ from autockpt.executors.protocol.selection import (
     chain_from,
     choose,
     newest_chain,
+    on_lineage,
     parents_of,
 )
 from autockpt.values.generation import Generation
@@ -46,10 +48,13 @@ class Restoring(Saving):
     def rank_attached(self, from_node: int, message: RankAttached) -> None:
         """Admit, refuse, or tell again what a repeated question wants to know."""
         attach = message.attach
+        self._vacate(from_node, attach)
         refusal = self.admission.refusal(attach, self.reachable())
         if refusal is not None:
-            self._deny(from_node, attach, refusal)
+            if not self._may_knock(attach):
+                self._deny(from_node, attach, refusal)
             return
+        self.knocking.clear()
         if attach.incarnation != self.incarnation:
             self._take_over(attach)
         if attach.nodes != self.nodes or attach.nodes[attach.rank] != from_node:
@@ -62,6 +67,20 @@ class Restoring(Saving):
             self._rank_back(from_node, attach)
         elif self.phase in ("refused", "fenced"):
             self._tell_refusal(attach.rank)
+
+    def _vacate(self, node: int, attach: TrainerAttached) -> None:
+        """A keeper lets another launch in only when the holder's ranks there are gone."""
+        if self.incarnation is None or attach.incarnation.launch_id == self.incarnation.launch_id:
+            return
+        if self.admission.refusal(attach, []) is None:
+            self.alive -= {rank for rank, here in enumerate(self.nodes) if here == node}
+
+    def _may_knock(self, attach: TrainerAttached) -> bool:
+        """Only the living stand in its way, and it has not waited long: no answer yet."""
+        if self.admission.refusal(attach, []) is not None:
+            return False
+        since = self.knocking.setdefault(attach.incarnation, self.now_s)
+        return self.now_s - since < self.deadlines.knock_s
 
     def reachable(self) -> list[int]:
         """Ranks that hold the run, as far as anybody here knows."""
@@ -321,7 +340,15 @@ class Restoring(Saving):
         if self.choice is not None and self.choice.in_memory:
             self.memory_committed = self.choice.generation
         self._tell_opened()
+        self._verify_leftovers()
         self.retain()
+
+    def _verify_leftovers(self) -> None:
+        """Commits the previous epoch did not live to read back would never count in retention."""
+        for generation, entry in sorted(self.catalogue.items()):
+            unread = not entry.verified and not entry.corrupt
+            if unread and on_lineage(generation, self.chain):
+                self.emit(VerifyGeneration(generation=generation))
 
     def _tell_opened(self) -> None:
         for node in sorted(set(self.nodes)):

@@ -10,6 +10,7 @@ late so that nobody waits for the device.  Cost: about 10 us per iteration and m
     boundary | data_wait | forward | backward | (more micro-batches) | optimizer | boundary
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -144,6 +145,21 @@ class _Marks:
     """Our own waits at the fence."""
 
 
+def _is_nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook was called by a step inside a step of the same optimizer.
+
+    torch wraps the step of a subclass and that of its base class, so `super().step()` runs the
+    hooks twice.  The frames tell; a counter would not survive a step that raises.
+    """
+    step = sys._getframe(2)  # the caller of the hook: torch's wrapper around step
+    frame = step.f_back
+    while frame is not None:
+        if frame.f_code is step.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class PhaseTimer:
     """Times every iteration while attached.
 
@@ -184,6 +200,8 @@ class PhaseTimer:
     # -- what the training calls ------------------------------------------------------------
 
     def _step_began(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_nested(optimizer):
+            return
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
         before = self.ticker.mark()
@@ -192,6 +210,8 @@ class PhaseTimer:
         self._excluded.append((before, now))
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_nested(optimizer):
+            return
         began = self._open.pop("optimizer", None)
         now = self.ticker.mark()
         if began is not None:

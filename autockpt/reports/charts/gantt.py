@@ -24,7 +24,12 @@ def draw(timeline: Timeline) -> Html:
     row = 22 if len(timeline.rows) <= 16 else 12
     height = TOP + row * len(timeline.rows) + AXIS
     scale = (WIDTH - LEFT - RIGHT) / (timeline.end_s or 1.0)
-    rows = [_row(r, TOP + row * i, row, scale) for i, r in enumerate(timeline.rows)]
+    step = 1 if row > 14 else 4
+    last = len(timeline.rows) - 1
+    rows = [
+        _row(r, TOP + row * i, row, scale, named=i % step == 0 or i == last)
+        for i, r in enumerate(timeline.rows)
+    ]
     base = TOP + row * len(timeline.rows)
     marks = [mark for mark in timeline.marks if mark.kind in SHOWN_MARKS][:LINES]
     ticks = [_tick(at_s, LEFT + at_s * scale, base) for at_s in time_ticks(timeline.end_s)]
@@ -54,15 +59,16 @@ def legend(timeline: Timeline) -> Html:
     )  # fmt: skip
 
 
-def _row(row: Row, y: float, height: float, scale: float) -> Html:
+def _row(row: Row, y: float, height: float, scale: float, *, named: bool) -> Html:
     pad = 3 if height > 14 else 1.5
-    parts = [text(LEFT - 10, y + height / 2 + 4, row.label, anchor="end")]
-    for kind, label in KINDS.items():
+    label = text(LEFT - 10, y + height / 2 + 4, row.label, anchor="end")
+    parts = [label] if named else []
+    for kind, words in KINDS.items():
         spans = row.spans.get(kind, ())
         if spans:
-            inset = pad * 2.2 if kind in ("copy",) else pad
+            inset = pad * 2.2 if kind == "copy" else pad
             d = boxes(spans, scale, LEFT, y + inset, height - 2 * inset)
-            parts.append(tag("path", tag("title", f"{row.label}: {label}"), d=d,
+            parts.append(tag("path", tag("title", f"{row.label}: {words}"), d=d,
                              class_=f"g-{kind}"))  # fmt: skip
     return join(*parts)
 

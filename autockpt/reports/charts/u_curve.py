@@ -47,9 +47,7 @@ def draw(curve: WhatIfCurve) -> Html:
     paths, marks = [], []
     for tier in curve.tiers:
         points = [(_x(s, low, high), _y(w, top)) for s, w in sampled[tier]]
-        paths.append(
-            tag("path", d=polyline(points), class_=f"curve {tier}", id=f"curve-{tier}")
-        )
+        paths.append(tag("path", d=polyline(points), class_=f"curve {tier}", id=f"curve-{tier}"))
         x = _x(curve.point[f"{tier}_interval_s"], low, high)
         marks.append(_marker(tier, x, _y(here, top)))
         marks.append(_optimum(tier, _x(optimum_s(tier, curve.point), low, high)))

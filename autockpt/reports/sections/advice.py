@@ -3,14 +3,11 @@
 from autockpt.reports.escape import Child, Html, join, tag
 from autockpt.reports.findings import Finding
 from autockpt.reports.model import ReportModel
-from autockpt.reports.sections.parts import Section, copyable, details, duration, table
+from autockpt.reports.sections.parts import Section, copyable, details, duration, prose, table
 from autockpt.reports.verdict import worth
 from autockpt.values.plan import Choice
 from autockpt.values.profile import Profile
 from autockpt.values.units import format_duration, format_fraction
-
-TEXT_LIMIT = 20_000
-"""Characters of a policy or diff that are shown; the files themselves are whole."""
 
 
 def findings(model: ReportModel) -> Section | None:
@@ -45,7 +42,7 @@ def policy(model: ReportModel) -> Section | None:
         if rows
         else None,
         tag("h3", "Policy") if model.plan_yaml else None,
-        copyable(_cut(model.plan_yaml), element_id="plan-yaml", what="the policy")
+        copyable(model.plan_yaml, element_id="plan-yaml", what="the policy")
         if model.plan_yaml
         else None,
         details("Difference to the current policy", tag("pre", tag("code", _diff(model))))
@@ -87,7 +84,7 @@ def _finding(finding: Finding, profile: Profile | None) -> Html:
         tag("span", finding.severity, class_=f"level {finding.severity}"),
         tag("h3", finding.title),
         saving if saving is not None else tag("span"),
-        tag("p", finding.evidence),
+        tag("p", prose(finding.evidence)),
         tag("p", tag("b", "Do: "), finding.fix, " ", tag("code", finding.id, class_="dim")),
         id=f"finding-{finding.id}",
     )
@@ -110,14 +107,10 @@ def _run_command(command: str) -> str:
 
 def _diff(model: ReportModel) -> Html:
     lines = []
-    for line in _cut(model.policy_diff).splitlines(keepends=True):
+    for line in model.policy_diff.splitlines(keepends=True):
         class_ = {"+": "add", "-": "del"}.get(line[:1])
         lines.append(tag("span", line, class_=class_) if class_ else join(line))
     return join(*lines)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "\n... (cut)"
 
 
 def _risk(profile: Profile) -> Html:

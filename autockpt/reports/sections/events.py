@@ -22,13 +22,14 @@ def timeline(model: ReportModel) -> Section | None:
         return None
     rows = [(format_duration(mark.at_s), mark.kind, mark.text) for mark in data.marks]
     left = f", {data.marks_left_out} left out" if data.marks_left_out else ""
-    merged = (
-        f"Events closer than {format_duration(data.resolution_s)} are drawn as one."
-        + (f" Each row stands for {data.ranks_per_row} ranks." if data.ranks_per_row > 1 else "")
-    )  # fmt: skip
+    notes = []
+    if data.ranks_per_row > 1:
+        notes.append(f"Each row stands for {data.ranks_per_row} ranks.")
+    if data.every > 1:
+        notes.append(f"One checkpoint in {data.every} is drawn.")
     body = join(
         chart(gantt.draw(data), gantt.legend(data)),
-        tag("p", merged, class_="lead"),
+        tag("p", " ".join(notes), class_="lead") if notes else None,
         details(f"Same data as a table ({len(rows)} events{left})",
                 table(("after", "what", ""), rows, caption="What happened")) if rows else None,
         _restores(model),

@@ -162,11 +162,10 @@ def _state(profile: Profile) -> Child:
     ]  # fmt: skip
     if not rows:
         return None
-    lazy = profile.state.lazy_bytes / profile.state.total_bytes if profile.state.total_bytes else 0
     return join(
         tag("h3", "State of one rank"),
-        tag("p", f"{fraction(lazy)} of it is copied under the next forward and backward; "
-            f"{format_bytes(profile.state.boundary_bytes)} inside the stall."),
+        tag("p", f"{format_bytes(profile.state.lazy_bytes)} are copied under the next forward and "
+            f"backward, {format_bytes(profile.state.boundary_bytes)} inside the stall."),
         table(("class", "tensors", "bytes", "dtypes"), rows, caption="What a checkpoint holds",
               numbers=(1, 2)),
     )  # fmt: skip

@@ -60,9 +60,7 @@ def details(summary: str, *children: Child) -> Html:
     return tag("details", tag("summary", summary), *children)
 
 
-def copyable(
-    content: Child, *, element_id: str, what: str, class_: str | None = None
-) -> Html:
+def copyable(content: Child, *, element_id: str, what: str, class_: str | None = None) -> Html:
     """Text with a button that copies it."""
     return tag(
         "div",

@@ -150,5 +150,3 @@ def _spread(profile: Profile) -> str:
         return ""
     wide = (iteration_s.p90 - iteration_s.p10) / iteration_s.p50
     return f", p10 to p90 spread {format_fraction(wide)}"
-
-

@@ -13,9 +13,7 @@ KINDS = {"profile": "autockpt profile", "run": "autockpt run report"}
 
 def header(model: ReportModel, sections: Sequence[Section]) -> Html:
     """Who ran what where, and the way through the page."""
-    facts = [
-        tag("div", tag("dt", fact.label), tag("dd", fact.value)) for fact in model.facts
-    ]
+    facts = [tag("div", tag("dt", fact.label), tag("dd", fact.value)) for fact in model.facts]
     links = [tag("li", tag("a", section.title, href=f"#{section.id}")) for section in sections]
     command = copyable(model.command, element_id="command", what="the command", class_="command")
     return join(

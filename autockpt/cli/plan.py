@@ -1,0 +1,48 @@
+"""`autockpt plan`: decide from a profile, and say why."""
+
+import click
+
+from autockpt.cli.console import Console
+from autockpt.cli.options import Command, common, policy_options
+
+EXAMPLES = """
+autockpt plan --profile runs/train-20260101-120000
+autockpt plan --profile profile.json --policy builtin:checkfreq
+autockpt plan --profile profile.json --set 'limits.stall=50 ms' --out plan.yaml
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.option("--profile", required=True, metavar="FILE", help="A profile, or its directory.")
+@policy_options
+@click.option("--out", metavar="FILE", help="Also write the plan there, as commented YAML.")
+@common
+def plan(
+    console: Console,
+    profile: str,
+    policy: str | None,
+    settings: tuple[str, ...],
+    out: str | None,
+) -> None:
+    """Turn a profile and a policy into a plan; print every choice with its reason."""
+    from pathlib import Path
+
+    from autockpt.cli import decisions
+    from autockpt.cli.decision_text import plan_object, print_decision
+
+    measured = decisions.read_profile(profile)
+    scale = decisions.Scale(
+        world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
+    )
+    goal = decisions.read_goal(policy, settings, scale=scale)
+    decision = decisions.decide(measured, goal)
+    if out is not None:
+        from autockpt.policies.policy_file import plan_to_yaml
+        from autockpt.run_directory import RunDirectory
+
+        target = Path(out)
+        RunDirectory(target.parent).write_text(target.name, plan_to_yaml(decision))
+    console.object("plan", plan_object(decision.plan, decision))
+    print_decision(console, decision)
+    words = f"--policy {policy} " if policy else ""
+    console.next(f"autockpt run --profile {profile} {words}SCRIPT")

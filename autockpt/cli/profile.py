@@ -1,0 +1,160 @@
+"""`autockpt profile`: measure a job, then write a profile, a plan and a report."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autockpt.cli import environment
+from autockpt.cli.console import Console
+from autockpt.cli.options import (
+    WRAPPING,
+    Command,
+    Script,
+    common,
+    find_script,
+    launch_options,
+    launch_settings,
+    policy_options,
+    script_arguments,
+)
+from autockpt.values.errors import StaleProfileError
+
+if TYPE_CHECKING:
+    from autockpt.cli.launch import Ending
+    from autockpt.run_directory import RunDirectory
+
+EXAMPLES = """
+autockpt profile train.py --lr 1e-3                      # also a script that knows no autockpt
+autockpt profile --nproc-per-node 8 train.py --lr 1e-3
+autockpt profile --out runs/measured -m package.train
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES, context_settings=WRAPPING)
+@policy_options
+@click.option("--out", metavar="DIR", help="Where to write (default: a new one under runs/).")
+@launch_options
+@script_arguments
+@common
+def profile(
+    console: Console,
+    script: str,
+    args: tuple[str, ...],
+    module: bool,
+    policy: str | None,
+    settings: tuple[str, ...],
+    out: str | None,
+    **launching: Any,
+) -> int | Callable[[], int]:
+    """Run SCRIPT for some iterations, measure it and this machine, and decide.
+
+    The script is stopped when enough was seen; its cleanup code (finally, atexit) runs.  Options
+    stand before SCRIPT; everything after it is the script's own.
+    """
+    from autockpt.cli.decisions import read_goal
+    from autockpt.cli.preparation import prepare, scale_of
+
+    found = find_script(script, module, args)
+    options = launch_settings(launching)
+    scale = scale_of(options)
+    goal = read_goal(policy, settings, scale=scale)
+    if environment.foreign_launcher(os.environ) is not None:
+        return _as_worker(found, out, console)
+    run = prepare(found, "profile", out, goal, scale)
+    ending = _measure(run, found, options, console)
+    return _conclude(run, found, ending, launching, console)
+
+
+def _measure(
+    run: "RunDirectory", script: Script, options: dict[str, Any], console: Console
+) -> "Ending":
+    from autockpt.cli.launch import Launch, launch
+
+    before = run.profile_path.stat().st_mtime_ns if run.profile_path.exists() else 0
+    ending = launch(Launch(run=run, script=script, mode="profile", **options), console)
+    written = run.profile_path.exists() and run.profile_path.stat().st_mtime_ns != before
+    if run.checkpoints().is_dir() and not any(run.checkpoints().iterdir()):
+        run.checkpoints().rmdir()
+    if not written:
+        raise _no_profile(ending)
+    return ending
+
+
+def _no_profile(ending: "Ending") -> Exception:
+    """Why there is no profile; the exit code is the script's own where it failed by itself."""
+    if ending.state == "interrupted":
+        reason = f"interrupted ({ending.reason})"
+    elif ending.exit_code:
+        reason = f"the script failed first ({ending.reason})"
+    else:
+        reason = "the script ended before enough iterations were seen; give it more steps"
+    error = StaleProfileError(f"no profile was written: {reason}")
+    if ending.exit_code:
+        error.exit_code = ending.exit_code
+    return error
+
+
+def _conclude(
+    run: "RunDirectory",
+    script: Script,
+    ending: "Ending",
+    launching: dict[str, Any],
+    console: Console,
+) -> int:
+    """Decide from the profile, write plan and report, print the verdict."""
+    from autockpt.cli import decisions
+    from autockpt.cli.decision_text import plan_object, promise, verdict
+    from autockpt.cli.gather import try_report
+    from autockpt.cli.outcome import shown
+    from autockpt.values.goal import Goal
+    from autockpt.values.record import to_data
+
+    measured = decisions.read_profile(str(run.path))
+    decision = decisions.decide(measured, run.read_goal() or Goal())
+    decisions.write(run, decision)
+    report, why_not = try_report(run)
+    console.object(
+        "profile",
+        {
+            "run_dir": str(run.path),
+            "profile": to_data(measured),
+            **plan_object(decision.plan, decision),
+            "report": report,
+        },
+    )
+    console.styled(verdict(decision), "bold")
+    for line in promise(decision.expected):
+        console.result(line)
+    for warning in (*measured.warnings, *decision.warnings):
+        console.result(f"warning: {warning}")
+    console.result(f"profile   {shown(run.profile_path)}")
+    console.result(f"plan      {shown(run.path / 'plan.yaml')}")
+    if report is None:
+        console.warn(f"no report was written: {why_not}")
+    else:
+        console.result(f"report    {shown(report)}")
+    scale = decisions.Scale(
+        world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
+    )
+    console.next(
+        f"autockpt run --profile {shown(run.profile_path)} "
+        f"{decisions.launch_words(scale)}{decisions.command_line(script)}"
+    )
+    return 0
+
+
+def _as_worker(script: Script, out: str | None, console: Console) -> Callable[[], int]:
+    """Under torchrun or Slurm: profile in this rank; the plan is made afterwards."""
+    from autockpt.cli.worker import run_here
+    from autockpt.values.errors import ConfigError
+
+    if out is None:
+        raise ConfigError("under torchrun or Slurm all ranks need one place: add --out DIR")
+    os.makedirs(out, exist_ok=True)
+    variables = {environment.RUN_DIR: os.path.abspath(out), environment.MODE: "profile"}
+    os.environ.update(variables)
+    if environment.rank(os.environ) == 0:
+        console.next(f"autockpt plan --profile {out}   (when it is over)")
+    return run_here(script)

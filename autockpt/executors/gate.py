@@ -1,0 +1,79 @@
+"""When a chunk may move: background work asks a gate before it takes the disk or a core again.
+
+The mover knows nothing of the reason (a rate, a bubble of the iteration, a save under way); the gate
+knows nothing of files.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from autockpt.values.errors import ConfigError
+
+
+class Gate(Protocol):
+    """Lets bytes pass, in turn; called from several threads at once.
+
+    `wait(n)` blocks until `n` more bytes may move and returns the seconds it blocked.  It never
+    blocks longer than `longest_wait_s`, whatever was asked before: a gate delays work and cannot
+    stop it.  More bytes never open it earlier, zero bytes cost nothing, and it never raises.
+    """
+
+    longest_wait_s: float
+    """The deadline of one `wait`, seconds; >= 0."""
+
+    def wait(self, nbytes: int) -> float:
+        """Blocks until `nbytes` may move; seconds blocked."""
+
+
+class OpenGate:
+    """Always open: somebody waits for the result."""
+
+    longest_wait_s = 0.0
+
+    def wait(self, nbytes: int) -> float:
+        """Returns at once."""
+        return 0.0
+
+
+class PacedGate:
+    """Lets `bytes_per_s` pass, for work that nobody waits for.
+
+    Bytes that passed at once are paid for by the next ones.  What a capped wait left unpaid is
+    forgotten, so that one huge request does not slow the work for ever after.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        *,
+        longest_wait_s: float = 1.0,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if not (bytes_per_s > 0 and longest_wait_s >= 0):
+            raise ConfigError(
+                f"a gate of {bytes_per_s} bytes/s with waits of up to {longest_wait_s} s: "
+                "must be above 0 and at least 0"
+            )
+        self.longest_wait_s = longest_wait_s
+        self._bytes_per_s = bytes_per_s
+        self._now_s = now_s
+        self._sleep = sleep
+        self._paid_at_s = now_s()
+        """When the bytes let through so far are paid for."""
+        self._lock = threading.Lock()
+
+    def wait(self, nbytes: int) -> float:
+        """Blocks until the earlier bytes are paid for, at most `longest_wait_s`."""
+        if nbytes <= 0:
+            return 0.0
+        with self._lock:
+            now_s = self._now_s()
+            turn_s = min(max(now_s, self._paid_at_s), now_s + self.longest_wait_s)
+            self._paid_at_s = turn_s + nbytes / self._bytes_per_s
+        blocked_s = max(0.0, turn_s - now_s)
+        if blocked_s:
+            self._sleep(blocked_s)
+        return blocked_s

@@ -1,0 +1,36 @@
+"""Constants of the online controller."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """Constants of the control loop; the defaults were chosen by simulation (docs/policy.md)."""
+
+    observe_only_checkpoints: int = 3
+    """Real checkpoints before the first proposal."""
+    gain_floor: float = 0.001
+    """A change must save this fraction of time,"""
+    gain_sigmas: float = 2.0
+    """and this many standard errors of the gain."""
+    dead_band: float = 1.25
+    """Intervals within this factor of the best stay: they cost less than 2.5 % of the waste."""
+    dwell_s: float = 3600.0
+    """Least time between changes,"""
+    run_s: float | None = None
+    """or, when the length of the run is known,"""
+    dwell_fraction: float = 0.05
+    """this part of it if that is shorter;"""
+    dwell_checkpoints: int = 8
+    """and never fewer checkpoints than these."""
+    watch_checkpoints: int = 8
+    """A change is judged after this many."""
+    rollback_sigmas: float = 3.0
+    rollback_slowdown: float = 0.02
+    """A quiet iteration longer by this fraction after a change undoes it."""
+    budget: float = 0.05
+    """Overhead that counts as meant when neither goal nor plan has a limit."""
+    back_off: float = 1.5
+    """Factor of the emergency steps."""
+    hurry_s: float = 3600.0
+    """How long a burst of failures keeps the intervals short."""

@@ -1,0 +1,111 @@
+"""Every failure says what, where and what to do, in text and as an object, with its exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autockpt.cli.app import run
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test in a directory of its own, without a foreign launcher."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "AUTOCKPT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["run", "nowhere.py"], 78, "nowhere.py: no such script"),
+        (["profile", "nowhere.py"], 78, "nowhere.py: no such script"),
+        (["run", "-m", "surely_not_here"], 78, "no module 'surely_not_here'"),
+        (["run", "--policy", "nowhere.yaml", "t.py"], 78, "nowhere.yaml"),
+        (["run", "--policy", "builtin:atuo", "t.py"], 78, "did you mean 'auto'"),
+        (["run", "--set", "disk.writer=4", "t.py"], 78, "did you mean 'disk.writers'"),
+        (["run", "--set", "interval=15", "t.py"], 78, "write a unit"),
+        (["run", "--profile", "nowhere", "t.py"], 78, "`autockpt profile SCRIPT` writes one"),
+        (["run", "--fresh", "--resume-from", "gen-e000001-s000000001", "t.py"], 78, "contradict"),
+        (["run", "--resume-from", "gen-e000001-s000000001", "t.py"], 78, "add --run-dir"),
+        (["run", "--resume-from", "latest", "--run-dir", "r", "t.py"], 78, "is no generation"),
+        (["run", "--nnodes", "x", "t.py"], 78, "expected numbers"),
+        (["plan", "--profile", "nowhere"], 78, "no profile"),
+        (["plan"], 2, "--profile"),
+        (["report", "nowhere"], 78, "no such run directory"),
+        (["report", "."], 78, "not a run directory"),
+        (["explain", "nowhere"], 78, "no such run directory"),
+        (["ls", "nowhere"], 78, "no such directory"),
+        (["ls", "."], 78, "neither a run nor a checkpoint directory"),
+        (["show", "nowhere"], 78, "no such directory"),
+        (["verify", "nowhere"], 78, "no such directory"),
+        (["doctor", "nowhere"], 78, "no such directory"),
+        (["policy", "check", "nowhere.yaml"], 78, "cannot be read"),
+        (["rnu", "t.py"], 2, "did you mean 'run'"),
+        (["t.py"], 2, "did you mean `autockpt run t.py`"),
+        (["completion", "tcsh"], 2, "bash"),
+    ],
+)
+def test_bad_input(
+    here: Path, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, said: str
+) -> None:
+    """The same error as a sentence and as an object; no traceback either way."""
+    (here / "t.py").write_text("")
+    assert run(argv) == code
+    text = capsys.readouterr()
+    assert said in text.err
+    assert "Traceback" not in text.err
+    assert text.out == ""
+    command = 2 if argv[0] == "policy" else 1
+    assert run([*argv[:command], "--json", *argv[command:]]) == code
+    printed = capsys.readouterr().out
+    if code != 2:
+        body = json.loads(printed)
+        assert body["schema_version"] == 1
+        assert body["error"]["exit_code"] == code
+        assert said in body["error"]["message"]
+
+
+def test_debug_shows_the_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--debug, or AUTOCKPT_DEBUG=1."""
+    assert run(["ls", "--debug", "nowhere"]) == 78
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_of_ours_saves_its_traceback(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is printed; the code is 1."""
+    from autockpt.cli import places
+
+    def broken(path: str) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(places, "find_place", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    assert run(["ls", "."]) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError: on purpose" in error
+    assert "Traceback" not in error
+    saved = next(here.glob("autockpt-error-*.txt"))
+    assert str(saved) in error
+    assert "on purpose" in saved.read_text()
+
+
+def test_nothing_is_touched_before_the_input_is_right(here: Path) -> None:
+    """A refused command leaves no run directory behind."""
+    (here / "t.py").write_text("")
+    assert run(["run", "--set", "interval=15", "t.py"]) == 78
+    assert sorted(path.name for path in here.iterdir()) == ["t.py"]
+
+
+def test_a_read_only_directory_is_a_storage_error(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 74, with the place and the reason."""
+    (here / "t.py").write_text("")
+    (here / "file").write_text("")
+    assert run(["run", "--run-dir", "file/run", "t.py"]) == 74
+    assert "file/run" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""Shared fixtures: markers that depend on the machine, and runs that leave no keeper behind."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine cannot run: `root` without root, `gpu` without a GPU."""
+    marked = {name for item in items for name in ("gpu", "root") if item.get_closest_marker(name)}
+    missing = {}
+    if "root" in marked and os.geteuid() != 0:
+        missing["root"] = "needs root"
+    if "gpu" in marked and not _gpu():
+        missing["gpu"] = "needs a CUDA device"
+    for item in items:
+        for name, reason in missing.items():
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def new_run(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Makes run directories; whatever keeper serves them is gone when the test ends."""
+    made: list[str] = []
+
+    def make(name: str = "run") -> str:
+        path = tmp_path / name
+        path.mkdir(parents=True, exist_ok=True)
+        made.append(str(path))
+        return str(path)
+
+    yield make
+    for path in made:
+        end_keeper(path)
+
+
+def end_keeper(run_dir: str, *, nodes: int = 1) -> None:
+    """Ends the keepers of a run directory; by pid, because they ignore SIGTERM."""
+    for node in range(nodes):
+        for pid in keeper_pids(run_dir, node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            deadline = time.monotonic() + 20
+            while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+
+def keeper_pids(run_dir: str, node: int = 0) -> list[int]:
+    """Live processes that serve this run directory as keeper, found by their command line."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            state = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            wanted = [b"--run-directory", os.fsencode(run_dir), b"--node", str(node).encode()]
+            if b"autockpt.executors.keeper" in words and state != "Z":
+                start = words.index(b"--run-directory")
+                if words[start : start + 4] == wanted:
+                    found.append(int(name))
+    return found

@@ -1,0 +1,193 @@
+"""One training that is killed again and again until it has finished, and what must hold each time.
+
+The oracle, read from the keeper's telemetry right after a kill: the next start must resume at or
+after the newest step that was reported durable, and, where a keeper that knows the rank lived on,
+at or after the newest step that was reported memory-committed.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autockpt.executors.keeper.launch import keeper_status
+from tests.conftest import keeper_pids
+from tests.fakes import jobs
+from tests.kill.zygote import Zygote
+
+PATIENCE_S = 60.0
+"""No trainer of these tests needs more than a second or two; a loaded machine may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Whom to kill, and when."""
+
+    victim: str
+    """trainer, keeper, or both."""
+    at_step: int | None
+    """When the trainer reaches this step; None: counted from its start."""
+    after_s: float
+    first: str = "keeper"
+    """Which of both goes first."""
+
+    def __str__(self) -> str:
+        when = "the start" if self.at_step is None else f"step {self.at_step}"
+        return f"{self.victim} {1000 * self.after_s:.1f} ms after {when}"
+
+
+def draw(rng: random.Random, steps: int) -> Kill:
+    """A random kill: a fifth while the process starts, the rest while it trains or ends."""
+    victim = rng.choices(["trainer", "keeper", "both"], weights=[5, 3, 4])[0]
+    first = rng.choice(["keeper", "trainer"])
+    if rng.random() < 0.2:
+        return Kill(victim=victim, at_step=None, after_s=rng.uniform(0.0, 0.4), first=first)
+    at_step = rng.randint(1, steps)
+    return Kill(victim=victim, at_step=at_step, after_s=rng.uniform(0.0, 0.02), first=first)
+
+
+@dataclass(slots=True)
+class Ordeal:
+    """One run directory, one job, many kills."""
+
+    zygote: Zygote
+    spec: jobs.JobSpec
+    run_dir: str
+    out: Path
+    story: list[str] = field(default_factory=list)
+    """What happened, for the message of a failure."""
+    done: list[Kill] = field(default_factory=list)
+    durable: int = 0
+    """Newest step known to be durable."""
+    in_memory: int = 0
+    """Newest step known to be memory-committed in memory that is still held."""
+
+    def go(self, kills: Callable[[], Kill | None]) -> str:
+        """Starts, kills, starts again until the training ends by itself; its digest."""
+        while True:
+            pid = self._start()
+            killed = self._attempt(pid, kills)
+            self._check_start(pid)
+            if not killed:
+                return self._finished(pid)
+
+    def _start(self) -> int:
+        pid = self.zygote.start(jobs.spec_data(self.spec), self.run_dir, self.out)
+        self.story.append(f"started {pid}, expecting step >= {max(self.durable, self.in_memory)}")
+        return pid
+
+    def _attempt(self, pid: int, kills: Callable[[], Kill | None]) -> bool:
+        """True when the trainer was killed."""
+        cell = jobs.StepCell(self.out / "step")
+        cell.set(0)
+        began = time.monotonic()
+        while (kill := kills()) is not None:
+            if not self._wait_for(kill, pid, cell, began):
+                return False
+            self._carry_out(kill, pid)
+            if kill.victim != "keeper":
+                return True
+        return False
+
+    def _wait_for(self, kill: Kill, pid: int, cell: jobs.StepCell, began: float) -> bool:
+        """Waits for the instant; False when the trainer ended before it."""
+        while kill.at_step is not None and cell.get() < kill.at_step:
+            if self.zygote.status(pid) is not None:
+                return False
+            assert time.monotonic() < began + PATIENCE_S, f"{kill}: not reached; {self.tale()}"
+            time.sleep(0.0005)
+        since = began if kill.at_step is None else time.monotonic()
+        while time.monotonic() < since + kill.after_s:
+            if self.zygote.status(pid) is not None:
+                return False
+            time.sleep(0.0005)
+        return self.zygote.status(pid) is None
+
+    def _carry_out(self, kill: Kill, pid: int) -> None:
+        keepers = keeper_pids(self.run_dir)
+        status = keeper_status(self.run_dir, 0) if kill.victim == "trainer" else None
+        knows_us = status is not None and 0 in status.trainers
+        victims = {"trainer": [pid], "keeper": keepers, "both": [*keepers, pid]}[kill.victim]
+        if kill.victim == "both" and kill.first == "trainer":
+            victims.reverse()
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        self.done.append(kill)
+        for keeper in keepers if kill.victim != "trainer" else []:
+            _wait_gone(keeper)
+        if kill.victim != "keeper":
+            assert self.zygote.status(pid, wait_s=PATIENCE_S) is not None, self.tale()
+        self._learn(forget_memory=kill.victim != "keeper" and not knows_us)
+        self.story.append(
+            f"killed {kill} (keepers {keepers}): durable {self.durable}, memory {self.in_memory}"
+        )
+
+    def _learn(self, *, forget_memory: bool) -> None:
+        """What has been promised so far."""
+        path = Path(self.run_dir) / "telemetry" / "keeper-000.jsonl"
+        events = read_events(path)
+        for event in events:
+            if event["event"] == "PersistCommitted":
+                self.durable = max(self.durable, event["step"])
+        memory = [event["step"] for event in events if event["event"] == "MemoryCommitted"]
+        self.in_memory = 0 if forget_memory else max([self.in_memory, *memory])
+
+    def _check_start(self, pid: int) -> None:
+        """The oracle."""
+        mine = [fact for fact in jobs.said(self.out) if fact["pid"] == pid]
+        started = [fact["step"] for fact in mine if fact["event"] == "started"]
+        if started:
+            self.story.append(f"{pid} resumed at step {started[0]}")
+            expected = self._promised_at_start
+            assert started[0] >= expected, (
+                f"resumed at step {started[0]}, step {expected} was promised; {self.tale()}"
+            )
+
+    @property
+    def _promised_at_start(self) -> int:
+        line = next(text for text in reversed(self.story) if text.startswith("started"))
+        return int(line.rsplit(" ", 1)[1])
+
+    def _finished(self, pid: int) -> str:
+        status = self.zygote.status(pid, wait_s=PATIENCE_S)
+        assert status == 0, f"exit status {status}; {self.tale()}"
+        facts = [fact for fact in jobs.said(self.out) if fact["pid"] == pid]
+        return str(facts[-1]["digest"])
+
+    def tale(self) -> str:
+        """Everything a failure needs."""
+        log = (self.out / "log").read_text() if (self.out / "log").exists() else ""
+        keeper = Path(self.run_dir) / "logs" / "keeper-000.log"
+        text = keeper.read_text() if keeper.exists() else ""
+        story = "\n  ".join(self.story)
+        return f"\n  {story}\n--- trainers\n{log[-3000:]}\n--- keepers\n{text[-3000:]}"
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Events of a telemetry file; a line that a kill tore is left out."""
+    events = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                events.append(json.loads(line))
+    return events
+
+
+def _wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"pid {pid} survived SIGKILL")

@@ -1,0 +1,71 @@
+"""SIGKILL at random instants over trainer, keeper and both: nothing promised is ever lost.
+
+Every case is a training that is killed several times and started again on its run directory until
+it ends; its last digest must be that of a run nobody disturbed, to the bit.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import end_keeper
+from tests.fakes import jobs
+from tests.kill.ordeal import Kill, Ordeal, draw
+from tests.kill.zygote import Zygote
+
+SEED = 20260
+"""First seed; replay one case with `pytest tests/kill/test_kills.py -k 'seed-20263'`."""
+
+SPECS = (
+    jobs.JobSpec(steps=30, pace_s=0.004, seed=1),
+    jobs.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
+    jobs.JobSpec(steps=30, pace_s=0.004, seed=3, model="tied", scaler=True),
+    jobs.JobSpec(steps=30, pace_s=0.004, seed=4, model="odd", optimizer="sgd"),
+)
+PLANS = (
+    jobs.plan(memory=2, disk=6),
+    jobs.plan(memory=2, disk=6, schedule="blocking"),
+    jobs.plan(memory=2, disk=6, streaming=False, codec={"moments": "zstd"}),
+    jobs.plan(memory=2, disk=4, slots=2),
+)
+KILLS_PER_CASE = 6
+CASES = 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Digest of every spec, trained without autockpt."""
+    digests = []
+    for i, spec in enumerate(SPECS):
+        out = tmp_path_factory.mktemp(f"bare-{i}")
+        pid = zygote.start(jobs.spec_data(spec), "", out, attach=False)
+        assert zygote.status(pid, wait_s=60) == 0, (out / "log").read_text()
+        digests.append(jobs.said(out)[-1]["digest"])
+    return digests
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("case", range(CASES), ids=lambda case: f"seed-{SEED + case}")
+def test_every_recovery_ends_bit_exactly_where_an_undisturbed_run_does(
+    case: int, zygote: Zygote, undisturbed: list[str], tmp_path: Path
+) -> None:
+    """At least 40 kills over the cases; each is checked against what had been promised."""
+    rng = random.Random(SEED + case)
+    which = case % len(SPECS)
+    run_dir = jobs.prepare(tmp_path / "run", PLANS[which])
+    ordeal = Ordeal(zygote, SPECS[which], run_dir, tmp_path)
+
+    def next_kill() -> Kill | None:
+        return draw(rng, SPECS[which].steps) if len(ordeal.done) < KILLS_PER_CASE else None
+
+    try:
+        digest = ordeal.go(next_kill)
+        replay = f"replay: pytest tests/kill/test_kills.py -k seed-{SEED + case}"
+        assert digest == undisturbed[which], f"{replay}{ordeal.tale()}"
+    except BaseException:
+        print(f"replay: pytest tests/kill/test_kills.py -k seed-{SEED + case}")
+        print("; ".join(str(kill) for kill in ordeal.done))
+        raise
+    finally:
+        end_keeper(run_dir)

@@ -1,0 +1,166 @@
+"""A process that has imported everything once and forks trainers in milliseconds.
+
+It never runs a parallel operation (its children's first one would hang) and never has a second
+thread.  One JSON order per line on stdin, one JSON answer per line on stdout:
+
+    {"spec": {...}, "run_dir": ..., "out": ..., "env": {...}}  ->  {"started": pid}
+    (later)                                                        {"ended": pid, "status": n}
+
+`status` is the exit code, negative for a signal.  It ends, with its children, when stdin does.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment() -> dict[str, str]:
+    """One thread everywhere, our package importable, nothing of an outer launcher."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AUTOCKPT_", "TORCHELASTIC_"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        kept.pop(name, None)
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "AUTOCKPT_NO_PROFILE": "1"}
+
+
+class Zygote:
+    """The test's end: orders trainers, hears how they ended."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kill.zygote"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env=environment(), cwd=ROOT, text=True,
+        )  # fmt: skip
+        self._started: queue.Queue[int] = queue.Queue()
+        self._ended: dict[int, int] = {}
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(
+        self, spec: dict[str, Any], run_dir: str, out: Path, *, attach: bool = True, **env: str
+    ) -> int:
+        """Forks a trainer; its pid.  Its output goes to `out`/log."""
+        assert self._process.stdin is not None
+        order = {"spec": spec, "run_dir": run_dir, "out": str(out), "attach": attach, "env": env}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._started.get(timeout=120)
+
+    def status(self, pid: int, *, wait_s: float = 0.0) -> int | None:
+        """Exit status of a trainer, None while it runs."""
+        with self._news:
+            self._news.wait_for(lambda: pid in self._ended, timeout=wait_s)
+            return self._ended.get(pid)
+
+    def close(self) -> None:
+        """Ends the zygote and what it started."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._reader.join(timeout=30)
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            if "started" in answer:
+                self._started.put(answer["started"])
+            else:
+                with self._news:
+                    self._ended[answer["ended"]] = answer["status"]
+                    self._news.notify_all()
+
+
+# --- the process itself --------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Import, then fork on demand."""
+    import torch
+
+    torch.set_num_threads(1)
+    import autockpt.api
+    import autockpt.job
+    import autockpt.mind
+    import autockpt.session
+    from tests.fakes import jobs
+
+    assert autockpt.session and autockpt.api and autockpt.job and autockpt.mind
+    _warm(jobs)
+    children: set[int] = set()
+    pending = b""
+    while True:
+        if select.select([0], [], [], 0.002)[0]:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            pending += data
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                pid = _fork(jobs, json.loads(line))
+                children.add(pid)
+                _tell(started=pid)
+        while children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            children.discard(pid)
+            _tell(ended=pid, status=os.waitstatus_to_exitcode(status))
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _warm(jobs: Any) -> None:
+    """Lazy imports of the first optimizer step, in the parent: single-threaded, as all here."""
+    job = jobs.build(jobs.JobSpec(steps=1))
+    jobs.bare(job)
+
+
+def _fork(jobs: Any, order: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        os.setsid()
+        log = os.open(Path(order["out"]) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.environ.update(order["env"])
+        sys.argv = ["job.py"]
+        spec = jobs.JobSpec(**order["spec"])
+        jobs.run(spec, order["run_dir"], order["out"], attach=order["attach"])
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException as error:
+        traceback.print_exc()
+        code = getattr(error, "exit_code", 1)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _tell(**answer: int) -> None:
+    os.write(1, (json.dumps(answer) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Each rule of the protocol taken away, one at a time: the simulator must notice.
+
+A mutant overrides one small method of the real machines (or of the storage habits they rely on).
+`budget` is the number of seeds, from 0, within which it must be found; docs/protocol.md names the
+mutant beside the rule it proves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator import CoordinatorProtocol
+from autockpt.executors.protocol.coordinator_state import Proposal, Save
+from autockpt.executors.protocol.node import NodeProtocol
+from autockpt.executors.protocol.node_state import Key, LocalRank
+from autockpt.executors.protocol.selection import Choice, Question, choose
+from autockpt.executors.protocol.slots import Slot
+from autockpt.values.generation import Generation
+from tests.protocol.world import Disk, Rules, Runtime
+
+# --------------------------------------------------------------------------- slots
+
+
+class OverwriteAnySlot(NodeProtocol):
+    """Double buffering per rank: take the oldest slot, whatever the others hold."""
+
+    def may_overwrite(self, local: LocalRank, slot: Slot) -> bool:
+        return slot.state != "writing" and not self.is_busy(local, slot)
+
+
+class OverwriteWhenSealedHere(NodeProtocol):
+    """Free a slot when this rank, not all ranks, holds something newer."""
+
+    def may_overwrite(self, local: LocalRank, slot: Slot) -> bool:
+        if slot.state != "sealed" or slot.generation is None or self.is_busy(local, slot):
+            return slot.state == "empty"
+        held = [s.generation for s in local.slots.slots if s.state == "sealed" and s.generation]
+        return any(generation > slot.generation for generation in held)
+
+
+class OverwriteWhilePersisted(NodeProtocol):
+    """A slot under way to storage is not protected."""
+
+    def is_busy(self, local: LocalRank, slot: Slot) -> bool:
+        return False
+
+
+class OverwriteRestored(NodeProtocol):
+    """What was restored from is free at once."""
+
+    def is_superseded(self, local: LocalRank, held: Generation) -> bool:
+        parent = self.chain[0].parent if self.chain else None
+        return parent is not None and held <= parent
+
+
+class KeepDiscarded(NodeProtocol):
+    """A torn snapshot counts as sealed."""
+
+    def shard_discarded(self, event: m.ShardDiscarded) -> None:
+        self.shard_sealed(m.ShardSealed(rank=event.rank, generation=event.generation, root="torn"))
+
+
+class SealOfOldEpoch(NodeProtocol):
+    """A zombie's seal after the takeover is taken for news of today."""
+
+    def is_current(self, generation: Generation) -> bool:
+        return self.phase == "open"
+
+
+class ReuseNames(NodeProtocol):
+    """A second attempt writes the file of the first one."""
+
+    def next_attempt(self, key: Key) -> int:
+        return 1
+
+
+# --------------------------------------------------------------------------- commits
+
+
+class MemoryCommitWithOneMissing(CoordinatorProtocol):
+    """All ranks but one are enough in memory."""
+
+    def memory_complete(self, save: Save) -> bool:
+        return len(save.sealed) >= max(1, self.world_size - 1)
+
+
+class CommitBeforeAllVotes(CoordinatorProtocol):
+    """All votes but one are enough on disk."""
+
+    def disk_complete(self, save: Save) -> bool:
+        return len(save.votes) >= max(1, self.world_size - 1) and self.memory_complete(save)
+
+
+class NoEpochCheck(Runtime):
+    """COMMIT is written without looking at the epochs."""
+
+    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+
+class NoSecondEpochCheck(Runtime):
+    """The epoch is checked before COMMIT only."""
+
+    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+
+class RetentionKeepsTooFew(CoordinatorProtocol):
+    """Whatever is in the catalogue counts, abandoned, unread or suspect."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        keep = max(1, self.retention.keep_last)
+        return tuple(sorted(self.catalogue))[:-keep]
+
+
+# --------------------------------------------------------------------------- restore
+
+
+class IdentityByStep(CoordinatorProtocol):
+    """Two shards of the same step are taken for the same generation."""
+
+    def question(self) -> Question:
+        question = super().question()
+        newest: dict[int, Generation] = {}
+        for shard in question.memory:
+            newest[shard.step] = max(newest.get(shard.step, shard.generation), shard.generation)
+        memory = tuple(replace(s, generation=newest[s.step]) for s in question.memory)
+        return replace(question, memory=memory)
+
+
+class IgnoreLineage(CoordinatorProtocol):
+    """The greatest generation wins, even if it was left behind."""
+
+    def question(self) -> Question:
+        question = super().question()
+        epochs = {s.generation.epoch for s in question.memory}
+        epochs |= {e.generation.epoch for e in question.committed}
+        chain = tuple(m.EpochParent(epoch=e, parent=_last(e)) for e in sorted(epochs))
+        return replace(question, chain=chain)
+
+
+def _last(epoch: int) -> Generation:
+    return Generation(epoch=epoch, seq=10**9)
+
+
+class RestoreMixed(CoordinatorProtocol):
+    """Every rank restores the newest it has itself."""
+
+    def select(self) -> Choice | None:
+        choice = choose(self.question())
+        if choice is None:
+            return None
+        sources = list(choice.sources)
+        for shard in sorted(self.recoverable_memory(), key=lambda s: s.generation):
+            if shard.generation >= choice.generation:
+                sources[shard.rank] = m.ShardSource(kind="memory", slot=shard.slot, root=shard.root)
+        return replace(choice, sources=tuple(sources))
+
+
+class StrikeOneRankOnly(CoordinatorProtocol):
+    """Only the rank with the bad source restores something else."""
+
+    def strike(self, ranks: tuple[int, ...], detail: str) -> None:
+        before, verified, attempt = self.choice, set(self.verified), self.attempt
+        assert before is not None
+        for rank in ranks:
+            self.struck.add((rank, before.generation, before.sources[rank].kind))
+        after = self.select()
+        if after is None or after.generation == before.generation:
+            super().strike(ranks, detail)
+            return
+        self.choice, self.verified, self.attempt = before, verified, attempt + 1
+        self.choice = replace(before, generation=before.generation)
+        for rank in ranks:
+            self._order(rank, after)
+        self.verified |= set(range(self.world_size)) - set(ranks)
+
+
+class ResumeBeforeAllVerified(CoordinatorProtocol):
+    """Training goes on when the first rank is ready."""
+
+    def all_verified(self) -> bool:
+        return True
+
+
+class AssumeFresh(CoordinatorProtocol):
+    """Nothing found means start from scratch."""
+
+    def _something_was_committed(self) -> bool:
+        return False
+
+
+class NoIncarnationFence(NodeProtocol):
+    """An old incarnation may come back and take over."""
+
+    def attach_refusal(self, event: m.TrainerAttached) -> str | None:
+        return None
+
+
+class InventoryTooEarly(NodeProtocol):
+    """A new keeper answers before its trainers are back with what they know."""
+
+    def _report_inventory(self) -> None:
+        for rank, node in enumerate(self.nodes):
+            if node == self.node and rank not in self.ranks:
+                self.ranks[rank] = LocalRank(rank=rank)
+        waiting = [local for local in self.ranks.values() if local.attach is None]
+        some = next((r.attach for r in self.ranks.values() if r.attach is not None), None)
+        for local in waiting:
+            local.attach = some
+        super()._report_inventory()
+        for local in waiting:
+            local.attach = None
+
+
+# --------------------------------------------------------------------------- plans
+
+
+class PlanOnFirstAnswer(CoordinatorProtocol):
+    """The first rank that prepared decides for all."""
+
+    def all_prepared(self, proposal: Proposal) -> bool:
+        return len(proposal.prepared) >= 1
+
+
+class PlanWithoutMargin(CoordinatorProtocol):
+    """The switch is set to the step of the slowest rank."""
+
+    def _decide_plan(self, proposal: Proposal) -> None:
+        self._set_plan(proposal.version, min(proposal.prepared.values()))
+
+
+# --------------------------------------------------------------------------- catalogue of mutants
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule taken away."""
+
+    kind: type[Any]
+    rule: str
+    budget: int
+    """Seeds within which it must be found."""
+
+    def rules(self) -> Rules:
+        """The machines with this one swapped."""
+        if issubclass(self.kind, NodeProtocol):
+            return Rules(node=self.kind)
+        if issubclass(self.kind, CoordinatorProtocol):
+            return Rules(coordinator=self.kind)
+        return Rules(runtime=self.kind)
+
+
+MUTANTS: dict[str, Mutant] = {
+    "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 100),
+    "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 200),
+    "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 200),
+    "overwrite-restored": Mutant(OverwriteRestored, "2", 2000),
+    "keep-discarded": Mutant(KeepDiscarded, "3", 100),
+    "seal-of-old-epoch": Mutant(SealOfOldEpoch, "9", 2000),
+    "reuse-names": Mutant(ReuseNames, "12", 500),
+    "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 100),
+    "commit-before-all-votes": Mutant(CommitBeforeAllVotes, "4", 200),
+    "no-epoch-check": Mutant(NoEpochCheck, "4", 2000),
+    "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 5000),
+    "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
+    "identity-by-step": Mutant(IdentityByStep, "5", 500),
+    "ignore-lineage": Mutant(IgnoreLineage, "5", 500),
+    "restore-mixed": Mutant(RestoreMixed, "6", 200),
+    "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 1000),
+    "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 100),
+    "assume-fresh": Mutant(AssumeFresh, "8", 1000),
+    "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 1000),
+    "inventory-too-early": Mutant(InventoryTooEarly, "11", 5000),
+    "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 200),
+    "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
+}
+
+
+def first_seed(name: str, run: Callable[[int, Rules], str | None]) -> int | None:
+    """The first seed within the budget that finds the mutant."""
+    mutant = MUTANTS[name]
+    rules = mutant.rules()
+    return next((seed for seed in range(mutant.budget) if run(seed, rules) is not None), None)
