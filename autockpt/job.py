@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from autockpt.executors.directory import pid_start
 from autockpt.executors.protocol import messages as p
+from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.run_directory import RunDirectory
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
-from autockpt.values.plan import CheckpointPlan, Decision, TierPlan, safe_default_plan
+from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 
 PROFILING_INTERVAL_STEPS = 8
@@ -102,15 +103,21 @@ def _first_plan(
     goal: Goal, decision: Decision | None, newest: CheckpointPlan | None, *, in_place: bool
 ) -> CheckpointPlan:
     """The newest plan of this run: re-tuned, decided, or the safe default."""
-    if newest is not None and (decision is None or newest.version > decision.plan.version):
+    if newest is not None and newest.version > (decision.plan.version if decision else 0):
         return newest
     if decision is not None:
         return decision.plan
-    plan = safe_default_plan(retention=goal.retention)
-    if not in_place:
+    plan = plan_without_profile(goal)
+    pins = goal.pins
+    pinned = {
+        "memory": pins.memory_interval_steps is not None,
+        "disk": pins.disk_interval_steps is not None,
+    }
+    if not in_place or any(pinned.values()):
         return plan
     tiers = tuple(
-        TierPlan(tier=tier.tier, interval_steps=PROFILING_INTERVAL_STEPS) for tier in plan.tiers
+        replace(tier, interval_steps=PROFILING_INTERVAL_STEPS) if tier.interval_steps else tier
+        for tier in plan.tiers
     )
     return replace(plan, tiers=tiers)
 

@@ -262,10 +262,13 @@ class RunDirectory:
         return self._read("status.json", RunStatus)
 
     def forget_decision(self) -> None:
-        """Remove decision, plan and status: they were those of an earlier start."""
-        for name in ("decision.json", "plan.yaml", "status.json"):
-            with _storage_errors("remove", self.path / name):
-                (self.path / name).unlink(missing_ok=True)
+        """Remove decision and plan: what they were made from does not hold any more."""
+        self._remove("decision.json")
+        self._remove("plan.yaml")
+
+    def forget_status(self) -> None:
+        """Remove the status of an earlier start."""
+        self._remove("status.json")
 
     def retire_profile(self) -> None:
         """Keep profile.json as profile-stale.json: it is of another machine or scale."""
@@ -340,8 +343,7 @@ class RunDirectory:
         if value:
             self.write_text("unprotected", "the script never called autockpt.attach\n")
         else:
-            with _storage_errors("remove", self.path / "unprotected"):
-                (self.path / "unprotected").unlink(missing_ok=True)
+            self._remove("unprotected")
 
     def write_text(self, name: str, text: str) -> None:
         """Replace the file `name` by `text`: readers see the old or the new one, never a part."""
@@ -357,6 +359,10 @@ class RunDirectory:
             finally:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
+
+    def _remove(self, name: str) -> None:
+        with _storage_errors("remove", self.path / name):
+            (self.path / name).unlink(missing_ok=True)
 
     def _write(self, name: str, record: Any) -> None:
         self.write_text(name, to_json(record, indent=2) + "\n")

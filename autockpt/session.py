@@ -22,6 +22,7 @@ import torch
 
 from autockpt.executors import wire
 from autockpt.executors.fence import OptimizerHooks
+from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
     CELL_STEP,
@@ -75,6 +76,8 @@ class Session:
         self._telemetry = TelemetryWriter(job.telemetry_path)
         self._step = 0
         self._start_step = 0
+        self._wanted = -1
+        """Boundary of a checkpoint that the script asked for."""
         self._total: int | None = None
         """The last step, where it is known: it is always made durable."""
         self._epoch = 0
@@ -89,6 +92,8 @@ class Session:
         self._auto_rng: Any = None
         self._clock = _Clock()
         self._disk_busy: Generation | None = None
+        self._disk_newest: Generation | None = None
+        self._fence_stall_s = 0.0
         self._asked_slots = 0
         self._warned: set[str] = set()
         self._mind: Mind | None = None
@@ -140,6 +145,41 @@ class Session:
         self._owns_boundary = True
         self._boundary(self._step + 1)
         return self._step
+
+    def save(self) -> None:
+        """Asks for a durable checkpoint at the coming boundary, beside the planned ones.
+
+        Call it on all ranks before the same boundary.
+        """
+        self._wanted = self._step + 1
+
+    @property
+    def ready(self) -> bool:
+        """True when the slots are there: a checkpoint can begin at the next boundary."""
+        return bool(self._link.slots)
+
+    @property
+    def fence_stall_s(self) -> float:
+        """Seconds the training has waited at fences so far."""
+        return self._fence_stall_s
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """Process of this node's keeper, None while there is none."""
+        status = keeper_status(self._job.run_directory, self._job.node)
+        return None if status is None else status.pid
+
+    def wait_durable(self, timeout_s: float) -> float:
+        """Waits until the newest durable checkpoint that was begun is on disk; when it was.
+
+        CLOCK_MONOTONIC seconds; 0 when there was none, it failed, or time ran out.
+        """
+        self._fence()
+        generation, link = self._disk_newest, self._link
+        if generation is None:
+            return 0.0
+        link.wait_until(lambda: link.durable == generation or generation in link.dropped, timeout_s)
+        return link.durable_s if link.durable == generation else 0.0
 
     def fence(self) -> None:
         """Call before code that changes the state by itself, outside an optimizer's step."""
@@ -262,10 +302,12 @@ class Session:
 
     def _due(self, step: int) -> bool:
         interval = self._plan.snapshot_interval_steps
-        return interval > 0 and (step % interval == 0 or self._disk_due(step))
+        return self._disk_due(step) or (interval > 0 and step % interval == 0)
 
     def _disk_due(self, step: int) -> bool:
         interval = self._plan.tier("disk").interval_steps
+        if step == self._wanted:
+            return True
         return interval > 0 and (step % interval == 0 or step == self._total)
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
@@ -343,7 +385,7 @@ class Session:
             return False
         self._flight = (generation, step, disk)
         if disk:
-            self._disk_busy = generation
+            self._disk_busy = self._disk_newest = generation
         if not lazy or staging.persist == "sync":
             self._fence()
         if staging.persist == "sync" and disk:
@@ -416,6 +458,7 @@ class Session:
             return
         assert snapshot is not None
         self._clock.stalled(snapshot.fence_stall_s)
+        self._fence_stall_s += snapshot.fence_stall_s
         if changed:
             self._discard(generation, step, changed)
             return

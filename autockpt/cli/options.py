@@ -92,7 +92,7 @@ def policy_options(function: F) -> F:
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Set one value of the policy, e.g. storage.writers=4 (repeatable).",
+        help="Set one value of the policy, e.g. disk.writers=4 (repeatable).",
     )(function)
     return click.option(
         "--policy",

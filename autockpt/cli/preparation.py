@@ -125,6 +125,7 @@ def prepare(
     run = RunDirectory.create(path, script=script.target)
     before = run.read_info()
     run.mark_unprotected(value=False)
+    run.forget_status()
     run.write_goal(goal)
     run.write_info(
         RunInfo(
@@ -152,17 +153,21 @@ def write_decision(
     Without a profile there is a plan only when none shall be measured: a job that finds no plan
     measures its first iterations at an interval of its own, and decides then.
     """
-    run.forget_decision()
     if found is None:
+        run.forget_decision()
         run.retire_profile()
         if request.use_profile:
             return "no profile fits: the first iterations are measured"
-        run.write_plan(decisions.plan_without_profile(goal))
+        from autockpt.policies.unmeasured import plan_without_profile
+
+        run.write_plan(plan_without_profile(goal))
         return "safe defaults, nothing is measured"
     profile, where = found
-    decision = decisions.decide(profile, goal)
-    run.write_profile(profile)
-    decisions.write(run, decision)
+    decision, before = decisions.decide(profile, goal), run.read_decision()
+    if before is None or before.plan.plan_id != decision.plan.plan_id:
+        run.write_profile(profile)
+        decisions.write(run, decision)
+    # Else a resumed run goes on where it was, with what it has re-tuned since.
     return f"{verdict(decision)} (from {shown(where)})"
 
 

@@ -128,6 +128,7 @@ def _dry_run(request: "Request", console: Console) -> int:
     from autockpt.cli import decisions
     from autockpt.cli.decision_text import plan_object, print_decision, print_plan
     from autockpt.cli.preparation import check_directory, goal_of, profile_of, scale_of
+    from autockpt.policies.unmeasured import plan_without_profile
     from autockpt.run_directory import default_path
     from autockpt.values.record import to_data
 
@@ -137,7 +138,7 @@ def _dry_run(request: "Request", console: Console) -> int:
     found = profile_of(request, scale, console)
     run_dir = request.run_dir or str(default_path(request.script.target))
     if found is None:
-        plan, decision = decisions.plan_without_profile(goal), None
+        plan, decision = plan_without_profile(goal), None
     else:
         decision = decisions.decide(found[0], goal)
         plan = decision.plan

@@ -1,7 +1,7 @@
 """When a chunk may move: background work asks a gate before it takes the disk or a core again.
 
-The mover knows nothing of the reason (a rate, a bubble of the iteration, a save under way); the gate
-knows nothing of files.
+The mover knows nothing of the reason (a rate, a bubble of the iteration, a save under way), and
+the gate knows nothing of files.
 """
 
 import threading

@@ -206,9 +206,7 @@ def _place(name: str, row: dict[str, Any], base: int, image_bytes: int) -> Tenso
         count = min(count * size, image_bytes + 1)  # bounded: a size may have 4,000 digits
     if not start <= stop <= image_bytes - base or stop - start != count:
         raise ValueError(f"{name}: its place does not fit its shape or the image")
-    return TensorPlace(
-        dtype=row["dtype"], shape=tuple(sizes), start=base + start, stop=base + stop
-    )
+    return TensorPlace(dtype=row["dtype"], shape=tuple(sizes), start=base + start, stop=base + stop)
 
 
 def _require_disjoint(places: dict[str, TensorPlace]) -> None:

@@ -191,15 +191,32 @@ def _check(specs: list[TensorSpec]) -> None:
                 f"state: the name {spec.name!r} stands twice or is reserved; rename the entry"
             )
         seen.add(spec.name)
+        _require_text(spec.name)
         if spec.dtype not in ELEMENT_BYTES:
             raise ConfigError(f"state: {spec.name}: dtype {spec.dtype} has no stored form")
+
+
+def _require_text(name: str) -> None:
+    """No other reader opens a file in which one name is no Unicode text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"state: the name {name!r} is no Unicode text; rename it") from None
 
 
 def _ordered(specs: list[TensorSpec]) -> list[TensorSpec]:
     """Large tensors in the order given (the optimizer's), then small ones, packed without gaps."""
     large = [spec for spec in specs if spec.nbytes >= PAGE_BYTES]
     small = [spec for spec in specs if spec.nbytes < PAGE_BYTES]
-    return [*large, *sorted(small, key=lambda spec: -ELEMENT_BYTES[spec.dtype])]
+    return [*large, *sorted(small, key=lambda spec: -_unit(spec))]
+
+
+def _unit(spec: TensorSpec) -> int:
+    """Alignment: of the true element, because torch moves complex numbers as one (SIGSEGV else)."""
+    if spec.nbytes >= PAGE_BYTES:
+        return PAGE_BYTES
+    pairs = 2 if spec.true_dtype in ("complex128", "complex32") else 1
+    return pairs * ELEMENT_BYTES[spec.dtype]
 
 
 def _place(
@@ -211,7 +228,7 @@ def _place(
     """Entries from `offset` on; `table` rows are (name, dtype, shape, start, stop)."""
     entries: list[Entry] = []
     for spec in specs:
-        unit = PAGE_BYTES if spec.nbytes >= PAGE_BYTES else ELEMENT_BYTES[spec.dtype]
+        unit = _unit(spec)
         offset = -(-offset // unit) * unit
         if end:
             _pad(table, end, offset)

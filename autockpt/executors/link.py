@@ -24,6 +24,9 @@ from autockpt.values.generation import Generation
 
 RECONNECT_PAUSE_S = 0.2
 RECONNECT_ATTEMPTS = 50
+REFUSED_S = 1.0
+"""A connection that lived shorter was refused (another version, a broken keeper)."""
+REFUSALS = 5
 
 
 class KeeperLink:
@@ -50,6 +53,8 @@ class KeeperLink:
         self._connection: wire.Connection | None = None
         self._lock = threading.Lock()
         self._closing = False
+        self._connected_s = 0.0
+        self._refusals = 0
         self.rank = attach.rank
         self.board = Arena.create_shared(BOARD_BYTES, name=f"autockpt-board-r{attach.rank}")
         self.slots: list[Arena] = []
@@ -64,6 +69,8 @@ class KeeperLink:
         self.refused: dict[Generation, str] = {}
         self.memory_committed: Generation | None = None
         self.durable: Generation | None = None
+        self.durable_s = 0.0
+        """When `durable` was announced, CLOCK_MONOTONIC."""
         self.dropped: dict[Generation, str] = {}
         self.news = threading.Condition()
         """Notified after every message."""
@@ -89,6 +96,7 @@ class KeeperLink:
         except OSError as error:
             raise AutockptError(f"keeper of node {self._node}: {error}") from error
         self._connection = connection
+        self._connected_s = time.monotonic()
 
     def _say_hello(self, connection: wire.Connection) -> None:
         held = [arena.fd for arena in self.slots if arena.fd is not None]
@@ -175,7 +183,7 @@ class KeeperLink:
             except (EOFError, OSError, ProtocolError) as error:
                 if self._closing:
                     break
-                self._lost(connection, str(error))
+                self._lost(connection, str(error) or "connection closed")
         connection = self._connection
         if connection is not None:
             connection.close()
@@ -189,15 +197,32 @@ class KeeperLink:
             self.news.notify_all()
         if self.fenced:
             return
-        self._on_lost(f"the keeper is gone ({reason or 'closed'}); starting a new one")
+        lived_s = time.monotonic() - self._connected_s
+        self._refusals = self._refusals + 1 if lived_s < REFUSED_S else 0
+        if self._refusals < REFUSALS and self._reconnect(reason):
+            return
+        self._on_lost(f"no keeper takes us ({reason}); training goes on unprotected")
+        self.restore_orders.put(
+            p.AttachRefused(
+                rank=self.rank,
+                incarnation=self._attach.incarnation,
+                reason=f"the keeper of node {self._node} closes every connection ({reason}); see "
+                f"logs/keeper-{self._node:03d}.log in {self._run_directory}",
+            )
+        )
+
+    def _reconnect(self, reason: str) -> bool:
+        """Starts a keeper and says hello, again and again for a while."""
+        self._on_lost(f"the keeper is gone ({reason}); starting a new one")
         for _ in range(RECONNECT_ATTEMPTS):
             if self._closing:
-                return
+                return True
+            time.sleep(RECONNECT_PAUSE_S * self._refusals)
             with contextlib.suppress(AutockptError, OSError):
                 self._connect()
-                return
+                return True
             time.sleep(RECONNECT_PAUSE_S)
-        self._on_lost("no keeper could be started; training goes on unprotected")
+        return False
 
     def _received(self, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, wire.SlotsGiven):
@@ -236,7 +261,7 @@ class KeeperLink:
             case p.AnnounceMemoryCommitted(generation=generation):
                 self.memory_committed = generation
             case p.AnnounceDurable(generation=generation):
-                self.durable = generation
+                self.durable, self.durable_s = generation, time.monotonic()
                 self.dropped.pop(generation, None)
             case p.AnnounceDropped(generation=generation, reason=reason):
                 self.dropped[generation] = reason

@@ -27,9 +27,9 @@ class DataPosition:
         self._shuffle: Any = None
         """Generator states from the moment the epoch's iterator was made."""
         self._new_workers = True
-        """This epoch drew a seed for its workers; with persistent ones only the first epoch does."""
-        self._plain = loader
-        """What plain epochs iterate: after a resume with persistent workers a clone that has them."""
+        """This epoch drew a seed for workers; with persistent ones only the first epoch does."""
+        self._plain: Any = loader
+        """What plain epochs iterate: after a resume, the clone that has the persistent workers."""
         self._resuming = False
         self._stateful = isinstance(loader, Stateful)
         if not self._stateful:
@@ -98,7 +98,7 @@ class DataPosition:
             for generator, state in zip(generators, self._shuffle[1:], strict=True):
                 generator.set_state(state)
 
-        sampler = getattr(self.loader, "sampler", None)
+        sampler: Any = getattr(self.loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
         clone, indices = _skipping(self.loader, self.index)
@@ -137,12 +137,12 @@ class _SkipFirst:
         self._newest.start()
 
     def _begin(self) -> Iterator[Any]:
-        if self._begun:  # a later epoch of a loader with persistent workers
-            return iter(self._sampler)
-        self._begun = True
-        self.before_first()
-        items = iter(self._sampler)
-        for _ in range(self._count):
+        if not self._begun:
+            self.before_first()
+        items: Iterator[Any] = iter(self._sampler)
+        # Not in later epochs of a loader with persistent workers.
+        count, self._begun = 0 if self._begun else self._count, True
+        for _ in range(count):
             next(items, None)
         return items
 
@@ -155,6 +155,7 @@ class _Started:
         self._items: Iterator[Any] | None = None
 
     def start(self) -> None:
+        """Begins, if that has not happened."""
         if self._items is None:
             self._items = self._begin()
 

@@ -160,11 +160,12 @@ def _cgroup_levels(proc: Path, root: Path) -> list[tuple[str, int, int]]:
         elif "memory" in controllers.split(","):
             base = root / "memory"
             limit_name, usage_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache_name = "total_inactive_file"
         else:
             continue
         directory = base / path.lstrip("/")
         while True:
-            level = _read_level(directory, limit_name, usage_name)
+            level = _read_level(directory, limit_name, usage_name, cache_name)
             if level is not None:
                 levels.append((str(directory), *level))
             if directory == base or base not in directory.parents:
@@ -173,12 +174,23 @@ def _cgroup_levels(proc: Path, root: Path) -> list[tuple[str, int, int]]:
     return levels
 
 
-def _read_level(directory: Path, limit_name: str, usage_name: str) -> tuple[int, int] | None:
+def _read_level(
+    directory: Path, limit_name: str, usage_name: str, cache_name: str
+) -> tuple[int, int] | None:
+    """(limit, usage); page cache that the kernel takes back at once is no usage."""
     try:
         limit = (directory / limit_name).read_text().strip()
         usage = int((directory / usage_name).read_text())
+        if limit == "max" or int(limit) >= 2**60:
+            return None
+        return int(limit), max(0, usage - _cache_bytes(directory, cache_name))
     except (OSError, ValueError):
         return None
-    if limit == "max" or int(limit) >= 2**60:
-        return None
-    return int(limit), usage
+
+
+def _cache_bytes(directory: Path, name: str) -> int:
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0

@@ -115,7 +115,9 @@ def _encode_array(
     try:
         tensor = torch.from_numpy(value.copy())
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: a numpy array of {value.dtype} cannot be saved: {error}") from None
+        raise ConfigError(
+            f"{path}: a numpy array of {value.dtype} cannot be saved: {error}"
+        ) from None
     return _encode_tensor(tensor, path, tensors)
 
 

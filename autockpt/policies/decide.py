@@ -18,6 +18,7 @@ from autockpt.policies.staging import (
     choose_slots,
     choose_write,
 )
+from autockpt.policies.waste import ENVELOPE
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import (
@@ -289,10 +290,11 @@ def _warnings(profile: Profile, goal: Goal, costs: Costs, intervals: Intervals) 
             f"disk.interval of {format_duration(intervals.disk_period_s)} is shorter than the "
             f"{format_duration(costs.persist_high_s)} until durable; saves will be skipped"
         )
-    if intervals.waste.total > 0.15:
+    if intervals.waste.total > ENVELOPE:
         warnings.append(
-            f"the expected waste of {format_fraction(intervals.waste.total)} is beyond the 15 % "
-            "up to which the model is good to 1 % of time; `autockpt simulate` is not bound by that"
+            f"the expected waste of {format_fraction(intervals.waste.total)} is beyond the "
+            f"{format_fraction(ENVELOPE)} up to which the model is good to 1 % of time; the "
+            "simulator is not bound by that"
         )
     return tuple(warnings)
 

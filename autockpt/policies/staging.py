@@ -162,8 +162,10 @@ def choose_slots(profile: Profile, goal: Goal) -> SlotChoice:
     if slots < 1 or (goal.pins.slots is not None and slots < wanted):
         raise ConfigError(_too_little(wanted if goal.pins.slots else 1, each, room, room_name))
     memory_on = slots >= 2 and goal.pins.memory_enabled is not False
-    if goal.pins.memory_enabled and not memory_on:
-        raise ConfigError(_too_little(2, each, room, room_name, what="memory.enabled: true"))
+    pinned = goal.pins.memory_interval_steps or goal.pins.memory_interval_s
+    asked = "memory.interval" if pinned else "memory.enabled: true"
+    if (pinned or goal.pins.memory_enabled) and not memory_on:
+        raise ConfigError(_too_little(2, each, room, room_name, what=asked))
     numbers = {"slot_bytes_per_node": float(each), "room_bytes": float(room)}
     return SlotChoice(
         slots=slots,

@@ -32,6 +32,9 @@ JOB_PRIOR = RatePosterior(
     source="prior: one interruption of the job itself in 10 days (a judgement)",
 )
 """Gamma(1, 10 days)."""
+ALTERNATIVES = ((10.0, 1e-3), (100.0, 1e-4), (1000.0, 1e-5))
+"""The prior may be wrong by these factors, with these odds: a job that fails every 20 minutes is
+believed after a few failures instead of after ten days.  Without any event they do not count."""
 PROCESS_SHARE_PRIOR = (3.5, 6.5)
 """Beta prior that an interruption leaves the node's memory alive: 35 % with the weight of 10."""
 HALF_LIFE_S = 21 * DAY_S
@@ -122,13 +125,29 @@ def _faded(age_s: float, exposure_s: float, half_life_s: float | None) -> float:
 def _posterior(
     prior: RatePosterior, counted: Sequence[bool], weights: Sequence[float], exposure_s: float
 ) -> RatePosterior:
+    """Gamma with the mean of the mixture posterior, and a shape of one and each (faded) event.
+
+    With events the prior stands beside `ALTERNATIVES`, each weighed by how well it foresaw them:
+    Gamma(a, b / k) foresees n events in E days with b_k^a / (b_k + E)^(a + n).
+    """
     events = sum(counted)
-    weight = sum(w for w, counts in zip(weights, counted, strict=True) if counts)
-    days = exposure_s / DAY_S
+    n = sum(w for w, counts in zip(weights, counted, strict=True) if counts)
+    days, shape = exposure_s / DAY_S, prior.shape + n
+    mean = shape / (prior.exposure_days + days)
+    if events:
+        candidates = [(1.0, prior.exposure_days)]
+        candidates += [(w, prior.exposure_days / k) for k, w in ALTERNATIVES]
+        logs = [
+            math.log(w) + prior.shape * math.log(b) - shape * math.log(b + days)
+            for w, b in candidates
+        ]
+        odds = [math.exp(log - max(logs)) for log in logs]
+        means = [shape / (b + days) for _, b in candidates]
+        mean = sum(o * m for o, m in zip(odds, means, strict=True)) / sum(odds)
     said = f"; {events} event(s) in {days:.3g} days on record" if days > 0 else ""
     return RatePosterior(
-        shape=prior.shape + weight,
-        exposure_days=prior.exposure_days + days,
+        shape=shape,
+        exposure_days=shape / mean,
         events=prior.events + events,
         source=prior.source + said,
     )

@@ -41,6 +41,7 @@ from autockpt.profiles.schedule import (
 )
 from autockpt.profiling import facts, found, movers
 from autockpt.profiling.node import NodeProbes
+from autockpt.profiling.pass_through import PassThroughSession
 from autockpt.profiling.progress import Progress
 from autockpt.profiling.ranks import Ranks
 from autockpt.run_directory import RunDirectory
@@ -72,7 +73,8 @@ class Conductor:
         self._stage: Callable[[], None] = self._warm_up
         self._complete = False
         self._raises = 0
-        self._saved_progress: Callable[[], dict[str, Any]] = _no_progress
+        self._session = PassThroughSession(None, None)
+        """What attach gave to the script; one that nobody uses if the script never attached."""
         self._roots: list[torch.nn.Module] = []
         self._state: LiveState | None = None
         self._probes: NodeProbes | None = None
@@ -85,11 +87,11 @@ class Conductor:
         self._known_ranks: Ranks | None = None
         self._known_progress: Progress | None = None
 
-    def adopt(self, progress: Callable[[], dict[str, Any]], **declared: Any) -> None:
+    def adopt(self, session: PassThroughSession, **declared: Any) -> None:
         """The state as the script declares it.  Raises ConfigError naming a bad entry."""
         state = LiveState.of(**declared)
         state.dry_encode()
-        self._state, self._saved_progress = state, progress
+        self._state, self._session = state, session
 
     def finish(self) -> None:
         """The script ended by itself: writes what there is, with a warning.
@@ -155,9 +157,11 @@ class Conductor:
         self.timer.flush()
         shortest_s = min((s.iteration_s for _, s in self.timer.samples), default=0.0)
         (iteration_s,) = self._ranks.largest([max(shortest_s, 1e-6)])
-        self._quiet_total = self._quiet_left = quiet_iterations(iteration_s, self.settings)
+        self._quiet_total = self._quiet_left = quiet_iterations(
+            iteration_s, self.settings, steps_left=self._session.steps_left()
+        )
         self._progress.stage(
-            f"{self._quiet_total} quiet iterations of about {format_duration(iteration_s)}", _WARM
+            f"{self._quiet_total} quiet iterations of {format_duration(iteration_s)}", _WARM
         )
         self.timer.label = "quiet"
         self._until_s = time.monotonic() + self.settings.quiet_limit_s
@@ -209,7 +213,7 @@ class Conductor:
         self._probes = probes = NodeProbes(
             self.measured,
             state=state,
-            progress=self._saved_progress,
+            progress=self._session.progress,
             directory=facts.storage_directory(self.run_dir),
             device=self._device,
             settings=self.settings,
@@ -240,10 +244,14 @@ class Conductor:
                 "each time; it is predicted from copy and write"
             )
         units = interference_units(
-            iteration_s, persist_s=persist_s, works=works, settings=self.settings
+            iteration_s,
+            persist_s=persist_s,
+            works=works,
+            settings=self.settings,
+            steps_left=self._session.steps_left(),
         )
         rounds = 1 + max(unit.round for unit in units)
-        self._progress.stage(f"interference: {rounds} rounds of quiet, {', '.join(works)}", _PROBED)
+        self._progress.stage(f"{rounds} rounds with background work", _PROBED)
         self._works = self._background(units)
         self._until_s = time.monotonic() + 1.5 * self.settings.interference_s
         self._interference = InterferenceProbe(units, self._works, clock=self._clock())
@@ -317,7 +325,7 @@ class Conductor:
         assert self._probes is not None
         layout = self._probes.snapshot.layout
         inventory = facts.state_inventory(
-            state, layout, self._saved_progress(), changed=self._changed
+            state, layout, self._session.progress(), changed=self._changed
         )
         directory = facts.storage_directory(self.run_dir)
         job = facts.host_facts(
@@ -367,11 +375,6 @@ class Conductor:
     def _warn(self, sentence: str) -> None:
         if sentence not in self.measured.warnings:
             self.measured.warnings.append(sentence)
-
-
-def _no_progress() -> dict[str, Any]:
-    """The progress of a script that does not mention autockpt."""
-    return {"step": 0, "data": None}
 
 
 def _leave() -> NoReturn:

@@ -40,7 +40,7 @@ def adopt(
     """
     session = PassThroughSession(data, _current.timer if _current is not None else None)
     if _current is not None:
-        _current.adopt(session.progress, model=model, optimizer=optimizer, **others)
+        _current.adopt(session, model=model, optimizer=optimizer, **others)
     return session
 
 

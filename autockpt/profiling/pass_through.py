@@ -19,6 +19,7 @@ class PassThroughSession:
         self._data = None if data is None else DataPosition(data)
         self._timer = timer
         self._step = 0
+        self._total: int | None = None
 
     @property
     def step_count(self) -> int:
@@ -30,10 +31,15 @@ class PassThroughSession:
         data = None if self._data is None else self._data.state()
         return {"step": self._step, "data": data}
 
+    def steps_left(self) -> int | None:
+        """Iterations that the loop still has, None when it did not say."""
+        return None if self._total is None else max(0, self._total - self._step)
+
     def batches(self, total: int) -> Iterator[tuple[int, Any]]:
         """(step, batch) for `total` steps, over as many epochs as they take."""
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
+        self._total = total
         source = self._data.batches()
         for step in range(total):
             with self._timer.waiting() if self._timer else contextlib.nullcontext():
@@ -43,6 +49,7 @@ class PassThroughSession:
 
     def steps(self, total: int) -> Iterator[int]:
         """0 .. total - 1."""
+        self._total = total
         for step in range(total):
             yield step
             self._step = step + 1

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+REDRAW_S = 0.2
+
 
 class Progress:
     """Stages with a share of the whole; silent on ranks that write nothing."""
@@ -17,6 +19,7 @@ class Progress:
         self._enabled = enabled
         self._began = time.monotonic()
         self._stage = ""
+        self._drawn = 0.0
         self._bar: Any = None
         self._task: Any = None
         if enabled and sys.stderr.isatty():
@@ -31,11 +34,14 @@ class Progress:
         if self._bar is None:
             self.line(text)
             return
+        self._drawn = 0.0
         self.at(fraction)
 
     def at(self, fraction: float) -> None:
         """How much of the profile is done, 0..1."""
-        if self._bar is not None:
+        now = time.monotonic()
+        if self._bar is not None and now - self._drawn > REDRAW_S:
+            self._drawn = now
             self._bar.update(self._task, completed=100 * fraction, description=self._stage)
             self._bar.refresh()
 

@@ -33,6 +33,9 @@ from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import Event, PlanChanged
 from autockpt.values.units import format_duration, format_fraction
 
+OFFERS = 8
+"""Proposals that may still be applied: the newest ones since the last change."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
@@ -42,6 +45,7 @@ class _Change:
     at_s: float
     sealed: int
     quiet_s: float
+    quiet_error_s: float
     expected_waste: float | None
 
 
@@ -65,7 +69,7 @@ class Controller:
         self.seen = Observed(failures=failures, recovery=recovery, prior=prior)
         self.obstacle = ""
         """Why no interval satisfies the limits now, "" if one does; for the report."""
-        self._offered: PlanProposal | None = None
+        self._offers: list[PlanProposal] = []
         self._change: _Change | None = None
         self._watching = False
         self._patience = 1.0
@@ -87,31 +91,49 @@ class Controller:
         if len(self.seen.lost) > lost:
             self._count_failure()
 
+    def expect(self, plan: CheckpointPlan, *, expected_waste: float | None = None) -> None:
+        """A plan that somebody else decided and offers to all ranks, e.g. from a whole profile."""
+        self._offer(
+            PlanProposal(
+                plan=plan, kind="first", reason="decided elsewhere", expected_waste=expected_waste
+            )
+        )
+
+    def _offer(self, proposal: PlanProposal) -> None:
+        if proposal not in self._offers:
+            self._offers = [*self._offers, proposal][-OFFERS:]
+
+    def _offered(self, event: PlanChanged) -> PlanProposal:
+        """The offer that was applied; one of our own making for a plan nobody offered here."""
+        steps = (event.memory_interval_steps, event.disk_interval_steps)
+        for offer in reversed(self._offers):
+            if offer.plan.version == event.plan_version and intervals_of(offer.plan) == steps:
+                return offer
+        plan = replace(with_intervals(self.plan, *steps), version=event.plan_version)
+        return PlanProposal(plan=plan, kind="foreign", reason=event.reason)
+
     def _applied(self, event: PlanChanged) -> None:
-        offered = self._offered
-        if offered is None or offered.plan.version != event.plan_version:
-            steps = (event.memory_interval_steps, event.disk_interval_steps)
-            plan = replace(with_intervals(self.plan, *steps), version=event.plan_version)
-            offered = PlanProposal(plan=plan, kind="foreign", reason=event.reason)
+        offered = self._offered(event)
         self._change = _Change(
             before=self.plan,
             at_s=event.at_s,
             sealed=self.seen.sealed,
             quiet_s=self.seen.quiet.mean,
+            quiet_error_s=self.seen.quiet.error,
             expected_waste=offered.expected_waste,
         )
         self._watching = offered.kind in ("first", "retune")
         if offered.kind == "rollback":
             self._patience = min(8.0, self._patience * 2.0)
         self._hurried_from = intervals_of(self.plan) if offered.kind == "hurry" else None
-        self.plan, self._offered, self._over_budget = offered.plan, None, 0
+        self.plan, self._offers, self._over_budget = offered.plan, [], 0
         self.seen.settle()
 
     def _end_watch(self) -> None:
-        """A change that stood for two windows has proven itself."""
+        """A change is judged once its window is full, and then left alone."""
         if self._change is not None:
             watched = self.seen.sealed - self._change.sealed
-            self._watching = self._watching and watched < 2 * self.settings.watch_checkpoints
+            self._watching = self._watching and watched < self.settings.watch_checkpoints + 2
 
     def _count_overhead(self) -> None:
         """Consecutive checkpoints that cost more than twice what is allowed."""
@@ -153,18 +175,21 @@ class Controller:
         """A better plan, if there is one worth the change now; `step` is named in the reason."""
         if not self.plan.retune or self.goal.pins.retune is False or not self._ready():
             return None
-        self._offered = (
+        found = (
             self._first(step)
             or self._back_off(step)
             or self._hurry(now_s, step)
             or self._rollback(now_s, step)
             or self._retune(now_s, step)
         )
-        return self._offered
+        if found is not None:
+            self._offer(found)
+        return found
 
     def _ready(self) -> bool:
         least = self.settings.observe_only_checkpoints
-        enough = self.seen.sealed >= least and self.seen.persisted >= least
+        known = self.seen.prior is not None or self.seen.persisted >= least
+        enough = self.seen.sealed >= least and known
         return enough and self.seen.iteration_s > 0 and intervals_of(self.plan)[1] > 0
 
     def _first(self, step: int) -> PlanProposal | None:
@@ -221,8 +246,8 @@ class Controller:
         if not change.quiet_s or quiet.n < 2:
             return ""
         longer = quiet.mean / change.quiet_s - 1.0
-        noise = self.settings.rollback_sigmas * quiet.error / change.quiet_s
-        if longer <= max(self.settings.rollback_slowdown, noise):
+        error = math.hypot(quiet.error, change.quiet_error_s) / change.quiet_s
+        if longer <= max(self.settings.rollback_slowdown, self.settings.rollback_sigmas * error):
             return ""
         return f"iterations became {format_fraction(longer)} longer with the change"
 
@@ -247,15 +272,21 @@ class Controller:
         if blocked and not urgent:
             return None
         best = self._best()
-        if best is None or (self._in_dead_band(best) and not urgent):
-            return None
-        gain = outlook.waste - best.waste.total
-        noise = self.settings.gain_sigmas * outlook.gain_error(best)
-        limit = self.goal.limits.overhead
-        broken = outlook.tiers.waste(*intervals_of(self.plan)).checkpoint > (limit or math.inf)
-        if gain < max(self.settings.gain_floor, noise) and not broken and not urgent:
+        if best is None or not (urgent or self._too_costly() or self._worth(best)):
             return None
         return self._to(best, "retune", f"step {step}")
+
+    def _too_costly(self) -> bool:
+        """Checkpoints cost more than the limit and its dead-band."""
+        limit = self.goal.limits.overhead
+        parts = self.outlook.tiers.waste(*intervals_of(self.plan))
+        return limit is not None and parts.checkpoint > limit * self.settings.dead_band
+
+    def _worth(self, best: Intervals) -> bool:
+        """The gain is outside the dead-band, more than nothing and more than noise."""
+        gain = self.outlook.waste - best.waste.total
+        noise = self.settings.gain_sigmas * self.outlook.gain_error(best)
+        return gain >= max(self.settings.gain_floor, noise) and not self._in_dead_band(best)
 
     # --- gates
 
@@ -278,10 +309,11 @@ class Controller:
         return long_enough and self.seen.sealed - sealed >= settings.dwell_checkpoints
 
     def _in_dead_band(self, best: Intervals) -> bool:
-        band = self.settings.dead_band
-        then = (best.memory_steps, best.disk_steps)
-        pairs = zip(intervals_of(self.plan), then, strict=True)
-        return all(not now or 1.0 / band <= new / now <= band for now, new in pairs)
+        """The plan wastes no more than intervals `dead_band` times off the best would."""
+        band, tiers = self.settings.dead_band, self.outlook.tiers
+        allowed = (band + 1.0 / band) / 2.0
+        now = tiers.tunable(*intervals_of(self.plan))
+        return now <= allowed * tiers.tunable(best.memory_steps, best.disk_steps)
 
     # --- proposals
 

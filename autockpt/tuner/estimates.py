@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 
 WINDOW = 8
 """Samples in a mean: with a dead-band this changes the plan 4 times in 3 days of 40 % noise."""
-CUSUM_DRIFT = 0.25
-"""Slack per sample in log units: changes below 28 % are not jumps but drift."""
-CUSUM_LIMIT = 2.0
-"""Sum of excess log units that counts as a jump: a factor of 4 is seen at its second sample."""
-CUSUM_REFERENCE = 4
-"""Samples that make the level a jump is measured against."""
+CUSUM_DRIFT = 0.35
+"""Slack per sample in log units: changes below 40 % are not jumps but drift."""
+CUSUM_LIMIT = 2.5
+"""Sum of excess log units that counts as a jump: a factor of 4 is seen after 3.5 samples, 40 %
+noise is mistaken for one in 1250 samples (simulated)."""
+CUSUM_CLIP = 1.5
+"""Most that one sample may add: a single outlier is no jump."""
+CUSUM_REFERENCE = (4, 16)
+"""Samples before the level counts, and samples that make it."""
 
 
 def winsorised(samples: Sequence[float]) -> tuple[float, float]:
@@ -58,11 +61,14 @@ class Jumps:
     def observe(self, value: float) -> int:
         """0, or at a jump the number of newest samples that belong to the new level."""
         x = math.log(max(value, 1e-6))
-        if len(self.reference) < CUSUM_REFERENCE:
+        if len(self.reference) < CUSUM_REFERENCE[0]:
             self.reference.append(x)
             return 0
         level = sorted(self.reference)[1:-1]
         excess = x - sum(level) / len(level)
+        excess = max(-CUSUM_CLIP, min(CUSUM_CLIP, excess))
+        if len(self.reference) < CUSUM_REFERENCE[1]:
+            self.reference.append(x)
         self.up = max(0.0, self.up + excess - CUSUM_DRIFT)
         self.down = max(0.0, self.down - excess - CUSUM_DRIFT)
         self.run = self.run + 1 if max(self.up, self.down) > 0 else 0

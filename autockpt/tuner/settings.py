@@ -14,7 +14,7 @@ class ControllerSettings:
     gain_sigmas: float = 2.0
     """and this many standard errors of the gain."""
     dead_band: float = 1.25
-    """Intervals within this factor of the best stay: they cost less than 2.5 % of the waste."""
+    """A plan stays while it wastes no more than intervals this factor off the best: 2.5 %."""
     dwell_s: float = 3600.0
     """Least time between changes,"""
     run_s: float | None = None
@@ -25,7 +25,8 @@ class ControllerSettings:
     """and never fewer checkpoints than these."""
     watch_checkpoints: int = 8
     """A change is judged after this many."""
-    rollback_sigmas: float = 3.0
+    rollback_sigmas: float = 4.0
+    """Standard errors of eight samples: 3 would undo one good change in 25 by chance."""
     rollback_slowdown: float = 0.02
     """A quiet iteration longer by this fraction after a change undoes it."""
     budget: float = 0.05

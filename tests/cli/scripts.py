@@ -20,9 +20,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **extra}
 
 
-def python(
-    *arguments: str, cwd: Path, **extra: str
-) -> "subprocess.CompletedProcess[str]":
+def python(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedProcess[str]":
     """Run `python ARGUMENTS` in `cwd`."""
     return subprocess.run(
         [sys.executable, *arguments],

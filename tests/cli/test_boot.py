@@ -68,9 +68,7 @@ if __name__ == "__main__":
         ("raise SystemExit(75)", 75, ""),
     ],
 )
-def test_exit_codes_are_the_scripts(
-    tmp_path: Path, ending: str, code: int, stderr: str
-) -> None:
+def test_exit_codes_are_the_scripts(tmp_path: Path, ending: str, code: int, stderr: str) -> None:
     """As Python gives them, exit functions included."""
     source = f"import atexit, sys\natexit.register(print, 'bye')\n{ending}\n"
     done = boot("s.py", cwd=write(tmp_path, "s.py", source).parent)
@@ -203,8 +201,6 @@ finally:
 
     write(tmp_path, "s.py", source)
     write(tmp_path, "start.py", STOPS)
-    done = python(
-        "start.py", cwd=tmp_path, AUTOCKPT_MODE="profile", AUTOCKPT_RUN_DIR=str(tmp_path)
-    )
+    done = python("start.py", cwd=tmp_path, AUTOCKPT_MODE="profile", AUTOCKPT_RUN_DIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"install {tmp_path}\nfinally\natexit\n"

@@ -1,4 +1,4 @@
-"""Commands that read: plan, policy, report, explain, doctor, completion; each also as one object."""
+"""Commands that read: plan, policy, report, explain, doctor, completion; and as one object."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,6 @@ from autockpt.cli.app import run
 from autockpt.cli.options import find_script
 from autockpt.cli.preparation import prepare
 from autockpt.run_directory import RunDirectory
-from autockpt.values.goal import Goal
 from tests.fakes.profiles import example_profile
 
 ONE = decisions.Scale(world_size=1, nodes=1)
@@ -32,10 +31,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measured(here: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """What `autockpt profile t.py --lr 1` leaves behind, of this machine."""
     monkeypatch.setattr(decisions, "machine_mismatches", lambda measured, scale: [])
-    directory = prepare(find_script("t.py", False, ("--lr", "1")), "profile", "runs/p", Goal(), ONE)
+    goal = decisions.read_goal(None, ())
+    directory = prepare(find_script("t.py", False, ("--lr", "1")), "profile", "runs/p", goal, ONE)
     profile = example_profile()
     directory.write_profile(profile)
-    decisions.write(directory, decisions.decide(profile, Goal()))
+    decisions.write(directory, decisions.decide(profile, goal))
     return directory
 
 
@@ -67,9 +67,7 @@ def test_plan_prints_every_choice_with_its_reason(
     assert len(body["decision"]["choices"]) == len(decision.choices)
 
 
-def test_set_changes_the_plan(
-    measured: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_set_changes_the_plan(measured: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """--set beats the policy."""
     argv = ("plan", "--profile", "runs/p", "--policy", "builtin:sync", "--set", "disk.writers=1")
     plan = object_of(capsys, *argv)["plan"]
@@ -120,9 +118,7 @@ def test_a_profile_of_this_machine_fits(here: Path) -> None:
     assert decisions.machine_mismatches(found, ONE) == []
 
 
-def test_report_in_every_format(
-    measured: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_in_every_format(measured: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """HTML into the directory, the others to stdout."""
     assert text_of(capsys, "report", "runs/p").strip() == "runs/p/report.html"
     assert "<h1" in measured.report.read_text()
@@ -157,15 +153,13 @@ def test_the_what_if_is_the_decisions_own_waste(measured: RunDirectory) -> None:
     assert waste(data.what_if.point) == pytest.approx(data.what_if.waste)
 
 
-def test_a_policy_from_init_to_diff(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_from_init_to_diff(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """init writes a file that check accepts; explain shows where a value stands."""
     text_of(capsys, "policy", "init", "mine.yaml")
     assert run(["policy", "init", "mine.yaml"]) == 78
     assert "--force" in capsys.readouterr().err
     assert "mine.yaml: ok" in text_of(capsys, "policy", "check", "mine.yaml")
-    Path("mine.yaml").write_text("version: 1\ndisk:\n  writers: 4\n")
+    Path("mine.yaml").write_text("version: 1\nextends: builtin:auto\ndisk: {writers: 4}\n")
     assert "mine.yaml:3" in text_of(capsys, "policy", "explain", "mine.yaml", "disk.writers")
     assert run(["policy", "explain", "mine.yaml", "disc"]) == 78
     assert "no such key" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autockpt.cli.decisions import decide, plan_without_profile, write
+from autockpt.cli.decisions import decide, write
 from autockpt.run_directory import (
     RunDirectory,
     RunInfo,
@@ -215,13 +215,3 @@ def test_other_directories_are_not_runs(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path)
     with pytest.raises(ConfigError, match="no such run directory"):
         RunDirectory.open(tmp_path / "x")
-
-
-def test_the_plan_without_a_profile_keeps_pins() -> None:
-    """Steps are taken over; the disk interval stays a multiple of the memory interval."""
-    plan = plan_without_profile(Goal(pins=Pins(memory_interval_steps=30, writers=4, slots=2)))
-    assert plan.tier("memory").interval_steps == 30
-    assert plan.tier("disk").interval_steps == 120
-    assert (plan.staging.writers, plan.slots) == (4, 2)
-    off = plan_without_profile(Goal(pins=Pins(memory_enabled=False, disk_interval_steps=7)))
-    assert off.snapshot_interval_steps == off.tier("disk").interval_steps == 7

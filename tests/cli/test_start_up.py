@@ -55,7 +55,9 @@ def test_help_lists_every_command_with_one_line(tmp_path: Path) -> None:
 
 def test_the_boot_module_brings_nothing_along(tmp_path: Path) -> None:
     """What the user's script finds in sys.modules is what it imported itself."""
-    (tmp_path / "s.py").write_text("import sys; print([m for m in sys.argv[1:] if m in sys.modules])")
+    (tmp_path / "s.py").write_text(
+        "import sys; print([m for m in sys.argv[1:] if m in sys.modules])"
+    )
     done = python("-m", "autockpt.cli.boot", "s.py", *HEAVY, "click", cwd=tmp_path)
     assert done.stdout == "[]\n"
     assert sys.version_info >= (3, 11)

@@ -1,4 +1,4 @@
-"""Somebody else's command line: what is ours stops at the script, the rest arrives byte for byte."""
+"""Somebody else's command line: ours ends at the script, the rest arrives byte for byte."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from autockpt.cli import options
 from autockpt.cli.app import run as run_command_line
 from autockpt.cli.console import Console
-from autockpt.cli.options import Command, WRAPPING
+from autockpt.cli.options import WRAPPING, Command
 from autockpt.values.errors import ConfigError
 
 
@@ -69,9 +69,7 @@ def test_no_abbreviations(parse: Callable[..., dict[str, Any]], typo: str) -> No
         parse(typo, "x", "t.py")
 
 
-def test_a_typo_gets_a_suggestion(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_typo_gets_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown option names the nearest one."""
     assert run_command_line(["run", "--polcy", "x", "t.py"]) == 2
     assert "--policy" in capsys.readouterr().err

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from autockpt.executors.keeper.launch import keeper_status
+from autockpt.values.errors import NoCheckpointError
 from tests.conftest import keeper_pids
-from tests.fakes import jobs
+from tests.fakes import trainings
 from tests.kill.zygote import Zygote
 
 PATIENCE_S = 60.0
@@ -57,7 +58,7 @@ class Ordeal:
     """One run directory, one job, many kills."""
 
     zygote: Zygote
-    spec: jobs.JobSpec
+    spec: trainings.JobSpec
     run_dir: str
     out: Path
     story: list[str] = field(default_factory=list)
@@ -70,21 +71,35 @@ class Ordeal:
 
     def go(self, kills: Callable[[], Kill | None]) -> str:
         """Starts, kills, starts again until the training ends by itself; its digest."""
+        fresh = False
         while True:
-            pid = self._start()
+            pid = self._start(fresh=fresh)
             killed = self._attempt(pid, kills)
             self._check_start(pid)
-            if not killed:
+            fresh = not killed and self._rightly_refused(pid)
+            if not killed and not fresh:
                 return self._finished(pid)
 
-    def _start(self) -> int:
-        pid = self.zygote.start(jobs.spec_data(self.spec), self.run_dir, self.out)
+    def _rightly_refused(self, pid: int) -> bool:
+        """All that was ever committed was in memory that is gone: a person must say `fresh`."""
+        refused = self.zygote.status(pid, wait_s=PATIENCE_S) == NoCheckpointError.exit_code
+        if refused:
+            assert not self._promised_at_start, self.tale()
+            assert "no generation can be restored" in (self.out / "log").read_text()
+            self.story.append(f"{pid} refused to start from scratch by itself")
+        return refused
+
+    def _start(self, *, fresh: bool) -> int:
+        environment = {"AUTOCKPT_FRESH": "1"} if fresh else {}
+        pid = self.zygote.start(
+            trainings.spec_data(self.spec), self.run_dir, self.out, **environment
+        )
         self.story.append(f"started {pid}, expecting step >= {max(self.durable, self.in_memory)}")
         return pid
 
     def _attempt(self, pid: int, kills: Callable[[], Kill | None]) -> bool:
         """True when the trainer was killed."""
-        cell = jobs.StepCell(self.out / "step")
+        cell = trainings.StepCell(self.out / "step")
         cell.set(0)
         began = time.monotonic()
         while (kill := kills()) is not None:
@@ -95,7 +110,7 @@ class Ordeal:
                 return True
         return False
 
-    def _wait_for(self, kill: Kill, pid: int, cell: jobs.StepCell, began: float) -> bool:
+    def _wait_for(self, kill: Kill, pid: int, cell: trainings.StepCell, began: float) -> bool:
         """Waits for the instant; False when the trainer ended before it."""
         while kill.at_step is not None and cell.get() < kill.at_step:
             if self.zygote.status(pid) is not None:
@@ -141,7 +156,7 @@ class Ordeal:
 
     def _check_start(self, pid: int) -> None:
         """The oracle."""
-        mine = [fact for fact in jobs.said(self.out) if fact["pid"] == pid]
+        mine = [fact for fact in trainings.said(self.out) if fact["pid"] == pid]
         started = [fact["step"] for fact in mine if fact["event"] == "started"]
         if started:
             self.story.append(f"{pid} resumed at step {started[0]}")
@@ -158,7 +173,7 @@ class Ordeal:
     def _finished(self, pid: int) -> str:
         status = self.zygote.status(pid, wait_s=PATIENCE_S)
         assert status == 0, f"exit status {status}; {self.tale()}"
-        facts = [fact for fact in jobs.said(self.out) if fact["pid"] == pid]
+        facts = [fact for fact in trainings.said(self.out) if fact["pid"] == pid]
         return str(facts[-1]["digest"])
 
     def tale(self) -> str:

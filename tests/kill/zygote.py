@@ -66,7 +66,8 @@ class Zygote:
 
     def close(self) -> None:
         """Ends the zygote and what it started."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(timeout=30)
         self._reader.join(timeout=30)
@@ -96,10 +97,11 @@ def main() -> None:
     import autockpt.job
     import autockpt.mind
     import autockpt.session
-    from tests.fakes import jobs
+    from tests.fakes import trainings
 
-    assert autockpt.session and autockpt.api and autockpt.job and autockpt.mind
-    _warm(jobs)
+    for module in (autockpt.api, autockpt.job, autockpt.mind, autockpt.session):
+        assert module
+    _warm(trainings)
     children: set[int] = set()
     pending = b""
     while True:
@@ -110,7 +112,7 @@ def main() -> None:
             pending += data
             *lines, pending = pending.split(b"\n")
             for line in lines:
-                pid = _fork(jobs, json.loads(line))
+                pid = _fork(trainings, json.loads(line))
                 children.add(pid)
                 _tell(started=pid)
         while children:
@@ -125,13 +127,13 @@ def main() -> None:
         os.waitpid(pid, 0)
 
 
-def _warm(jobs: Any) -> None:
+def _warm(trainings: Any) -> None:
     """Lazy imports of the first optimizer step, in the parent: single-threaded, as all here."""
-    job = jobs.build(jobs.JobSpec(steps=1))
-    jobs.bare(job)
+    job = trainings.build(trainings.JobSpec(steps=1))
+    trainings.bare(job)
 
 
-def _fork(jobs: Any, order: dict[str, Any]) -> int:
+def _fork(trainings: Any, order: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -144,8 +146,8 @@ def _fork(jobs: Any, order: dict[str, Any]) -> int:
             os.dup2(source, target)
         os.environ.update(order["env"])
         sys.argv = ["job.py"]
-        spec = jobs.JobSpec(**order["spec"])
-        jobs.run(spec, order["run_dir"], order["out"], attach=order["attach"])
+        spec = trainings.JobSpec(**order["spec"])
+        trainings.run(spec, order["run_dir"], order["out"], attach=order["attach"])
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

@@ -189,7 +189,7 @@ def test_slots_fall_back_with_the_memory_there_is(images, slots, memory_on):
 def test_too_little_memory_names_the_bytes():
     """Not one image fits."""
     goal = Goal(limits=Limits(host_memory_bytes=100_000_000))
-    with pytest.raises(ConfigError, match="722297856 bytes on a node, and limits.host_memory"):
+    with pytest.raises(ConfigError, match=r"722297856 bytes on a node, and limits.host_memory"):
         decide(example_profile(), goal)
     small = MemoryHeadroom(
         host_total_bytes=10**10, host_available_bytes=10**10, cgroup_available_bytes=10**9
@@ -229,7 +229,7 @@ def test_pinned_codec_is_obeyed():
 
 def test_stall_limit_names_the_stall_and_the_pin():
     """A limit no schedule can keep is refused with the nearest value."""
-    with pytest.raises(ConfigError, match="nearest: limits.stall 6.06 ms"):
+    with pytest.raises(ConfigError, match=r"nearest: limits\.stall 6\.06 ms"):
         decide(example_profile(), Goal(limits=Limits(stall_s=0.001)))
     goal = Goal(limits=Limits(stall_s=0.1), pins=Pins(persist="sync"))
     with pytest.raises(ConfigError, match=r"or without staging.persist: sync"):

@@ -1,5 +1,6 @@
 """The closed forms against their sources and against a numeric minimiser."""
 
+import itertools
 import math
 
 import pytest
@@ -97,7 +98,7 @@ def test_levels_are_ordered_and_no_worse_than_any_common_period(levels):
     """Pool-adjacent-violators: nondecreasing, and at least as good as one period for all."""
     cost, rate = zip(*levels, strict=True)
     periods = ordered_periods_s(cost, rate)
-    assert all(b >= a * (1 - 1e-12) for a, b in zip(periods, periods[1:], strict=False))
+    assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(periods))
     if sum(cost) * sum(rate) > 1e-3:
         return
     waste = sum(c / t + r * t / 2 for c, r, t in zip(cost, rate, periods, strict=True))

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from autockpt.profiles.failures import estimate_rates
 from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory
 from autockpt.values.failure import FailureRecord
@@ -43,12 +42,12 @@ def test_without_history_the_priors_stand(tmp_path: Path) -> None:
 
 def test_failures_and_exposure_of_siblings_count(tmp_path: Path) -> None:
     """Two failures in 200 s, and 800 + 1000 s of training that nothing ended."""
-    run_with(tmp_path, "a", trained_s=1000.0, failures=2)
+    failing = run_with(tmp_path, "a", trained_s=1000.0, failures=2)
     run_with(tmp_path, "b", trained_s=1000.0)
     rates, recovery = failure_history(str(tmp_path / "c"), nodes=1)
 
     assert rates.per_job.events == 2
-    assert (rates.per_job.exposure_days - 10.0) * 86400.0 == pytest.approx(2000.0, rel=1e-2)
+    assert rates == estimate_rates(failing.failures(), nodes=1, tail_exposure_s=1800.0)
     assert (recovery.detect.value_s, recovery.detect.source) == (0.5, "measured")
     assert recovery.restore_memory.value_s == 0.25
     assert recovery.restore_disk.source == "assumed"

@@ -25,7 +25,7 @@ def test_quiet_stage_is_neither_endless_nor_empty(iteration_s: float) -> None:
     count = quiet_iterations(iteration_s, SETTINGS)
 
     assert count >= 3
-    assert count <= 200
+    assert count <= 60
     assert count * iteration_s <= SETTINGS.quiet_limit_s or count == 3
 
 
@@ -53,6 +53,18 @@ def test_order_is_random_and_reproducible() -> None:
 
     assert make[0] == make[1]
     assert len({unit.work for unit in make[0][::4]}) > 1
+
+
+@given(iteration, st.integers(1, 2000))
+def test_a_short_script_gets_a_short_plan(iteration_s: float, steps_left: int) -> None:
+    """Both stages fit into the steps that are left, down to two rounds of single iterations."""
+    quiet = quiet_iterations(iteration_s, SETTINGS, steps_left=steps_left)
+    units = interference_units(
+        iteration_s, persist_s=0.0, works=WORKS, settings=SETTINGS, steps_left=steps_left
+    )
+
+    assert quiet <= max(3, steps_left // 4)
+    assert sum(unit.iterations for unit in units) <= max(2 * 4, steps_left)
 
 
 def test_a_long_persist_is_left_out() -> None:

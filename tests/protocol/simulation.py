@@ -32,7 +32,7 @@ from tests.protocol.world import (
     retention,
 )
 
-SCENES = (3, 7)
+SCENES = (3, 8)
 """Chaos is a number of scenes: a few calm rounds, in which training goes on, then a burst of
 single actions, faults among them."""
 BURSTS = (1, 1, 3, 8)
@@ -62,7 +62,8 @@ class Simulation:
         self.trace = trace
         self.now_s = 0.0
         count = rng.choice((1, 2, 2, 3))
-        self.world = rng.randint(max(2, count), 5)
+        self.world = rng.choice((2, 2, 3, 3, 4, 5, 6))
+        self.world = max(self.world, count)
         self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
         self.nodes = [Node(index=i) for i in range(count)]
         self.slots = rng.choice((2, 2, 2, 2, 3, 3, 3, 1))
@@ -84,11 +85,6 @@ class Simulation:
         self.sick = rng.choice((0.0, 0.0, 0.0, 0.1))
         self.zombies = rng.choice((0.0, 0.3, 0.8))
         self.actions, self.weights = self._swarm()
-        self.doers = {
-            getattr(m, name[3:]): getattr(self, name)
-            for name in dir(type(self))
-            if name.startswith("do_")
-        }
 
     def _swarm(self) -> tuple[list[Any], list[float]]:
         rng = self.rng
@@ -121,10 +117,12 @@ class Simulation:
         rng = self.rng
         self.start_launch()
         for _ in range(rng.randint(*SCENES)):
-            for _ in range(rng.choice((2, 5, 9, 14))):
+            for _ in range(rng.choice((2, 5, 8, 11))):
                 self.calm_round()
             for action in rng.choices(self.actions, cum_weights=self.weights, k=rng.randint(2, 14)):
                 action()
+            if rng.random() < 0.7:
+                rng.choice((self.kill_trainer, self.spontaneous_launch, self.kill_keeper))()
         self.settle()
 
     def calm_round(self) -> None:
@@ -135,7 +133,7 @@ class Simulation:
             self.step_trainer(trainer)
         for keeper in self.keepers():
             for job in list(keeper.jobs):
-                if rng.random() < 0.8:
+                for _ in range(rng.choice((1, 4, 4, 4))):
                     self.step_job(keeper, job)
         for _ in range(rng.choice((4, 12, 99))):
             if not self.deliver():
@@ -259,9 +257,9 @@ class Simulation:
             return
         if self.trace:
             self.say(f"   {keeper.node} ->", instruction)
-        handler = self.doers.get(kind)
+        handler = _DOERS.get(kind)
         if handler is not None:
-            handler(keeper, instruction)
+            handler(self, keeper, instruction)
 
     def _send(self, keeper: Keeper, instruction: m.Send) -> None:
         message, key = instruction.message, (keeper.node, instruction.to_node)
@@ -608,7 +606,7 @@ class Simulation:
 
     def step_job(self, keeper: Keeper, job: list[Any]) -> None:
         """One step; a finished job leaves the list before its answer is handled."""
-        if job not in keeper.jobs:
+        if all(job is not other for other in keeper.jobs):
             return
         answer = getattr(self, "job_" + job[0])(keeper, job)
         job[1] += 1
@@ -628,6 +626,14 @@ class Simulation:
         if not content.sealed or (not self.peace and self.rng.random() < 0.4):
             return None
         name = f"{do.generation}-{do.rank}-{do.attempt}"
+        if content.corrupt:  # digests of chunks are compared on the way out
+            return m.PersistFailed(
+                rank=do.rank,
+                generation=do.generation,
+                attempt=do.attempt,
+                reason="digest differs",
+                retryable=False,
+            )
         failed = not self.peace and self.rng.random() < self.flaky
         if failed or name in self.disk.files:
             return m.PersistFailed(
@@ -642,7 +648,6 @@ class Simulation:
             history=content.history,
             rank=do.rank,
             sealed=True,
-            corrupt=content.corrupt,
         )
         record = {"file": name, "root": f"{content.history}:{do.rank}"}
         return m.ShardPersisted(
@@ -983,6 +988,13 @@ class Simulation:
                 self.to_coordinator(keeper, event)
             else:
                 self.to_node(keeper, event)
+
+
+_DOERS = {
+    getattr(m, name[3:]): method
+    for name, method in vars(Simulation).items()
+    if name.startswith("do_")
+}
 
 
 def _replace(entry: m.CatalogueEntry, **changes: Any) -> m.CatalogueEntry:

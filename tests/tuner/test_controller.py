@@ -70,14 +70,15 @@ def test_a_run_without_profile_is_tuned_after_three_checkpoints():
     best = tuned.outlook.best()
     assert intervals_of(tuned.plan)[0] == pytest.approx(best.memory_steps, rel=0.25)
     assert "intervals 100 / 100 steps -> " in first.reason
-    assert "failures come every 120 min" in first.reason
+    assert first.expected_waste is not None
+    assert "failures come every 2 h" in first.reason
 
 
 def test_nothing_is_proposed_before_enough_checkpoints():
     """observe_only_checkpoints real ones."""
     job = FakeJob(stall_s=0.05)
     tuned = controller(safe_default_plan(), settings=ControllerSettings(observe_only_checkpoints=6))
-    job.run(tuned, until_s=590.0)
+    job.run(tuned, until_s=480.0)
     assert not job.proposals
     job.run(tuned, until_s=700.0)
     assert job.proposals
@@ -189,35 +190,34 @@ def test_a_jump_is_answered_without_waiting_for_the_dwell():
 
 
 def test_a_change_that_backfires_is_rolled_back():
-    """Shorter intervals make each stall ten times longer: back to the plan before."""
-    start = plan(400, 4000)
-    job = FakeJob(stall_s=0.5, stall_of=lambda p: 0.5 if intervals_of(p)[0] >= 400 else 20.0)
-    tuned = controller(start, settings=ControllerSettings(back_off=1.0001))
-    job.run(tuned, until_s=10 * HOUR)
-    kinds = [p.kind for p in job.proposals]
-    assert kinds[:1] == ["retune"]
-    assert "rollback" in kinds or intervals_of(tuned.plan)[0] >= 300
+    """Shorter intervals make each stall twice as long: back to the plan before."""
+    job = FakeJob(stall_of=lambda p: 2.0 if intervals_of(p)[0] >= 100 else 4.0, slower=0.0)
+    tuned = controller(plan(120, 120), mtbf_s=1200.0)
+    job.run(tuned, until_s=2.5 * HOUR)
+    assert [p.kind for p in job.proposals] == ["retune", "rollback"]
+    assert intervals_of(job.proposals[1].plan) == (120, 120)
+    assert "was expected" in job.proposals[1].reason
 
 
 def test_slower_iterations_after_a_change_undo_it():
     """The quiet iteration became 5 % longer with the change."""
-    job = FakeJob(stall_s=2.0)
-    tuned = controller(plan(10, 100))
+    job = FakeJob(stall_s=0.5, slower=0.0)
+    tuned = controller(plan(20, 200))
     job.run(tuned, until_s=1.05 * HOUR)
     assert [p.kind for p in job.proposals] == ["retune"]
     job.iteration_s *= 1.05
     job.run(tuned, until_s=1.6 * HOUR)
     rollback = job.proposals[1]
     assert rollback.kind == "rollback"
-    assert intervals_of(rollback.plan) == (10, 100)
+    assert intervals_of(rollback.plan) == (20, 200)
     assert rollback.plan.version == 3
-    assert "iterations became 5 % longer" in rollback.reason
+    assert "longer with the change" in rollback.reason
 
 
 def test_patience_doubles_after_a_rollback():
     """No see-saw: the next try waits twice as long."""
-    job = FakeJob(stall_s=2.0)
-    tuned = controller(plan(10, 100))
+    job = FakeJob(stall_s=0.5, slower=0.0)
+    tuned = controller(plan(20, 200))
     job.run(tuned, until_s=1.05 * HOUR)
     job.iteration_s *= 1.05
     job.run(tuned, until_s=1.6 * HOUR)
@@ -255,7 +255,7 @@ def test_a_burst_of_failures_shortens_intervals_for_an_hour():
     """Two failures within one interval: / 1.5, and back when it is over."""
     job = FakeJob(stall_s=0.2, slower=0.0)
     tuned = controller(plan(90, 900), mtbf_s=2 * HOUR)
-    job.run(tuned, until_s=1900.0)
+    job.run(tuned, until_s=2900.0)
     for at_s in (job.now_s - 20.0, job.now_s):
         tuned.observe(
             FailureObserved(
@@ -268,7 +268,6 @@ def test_a_burst_of_failures_shortens_intervals_for_an_hour():
     assert hurry.kind == "hurry"
     assert intervals_of(hurry.plan) == (60, 600)
     job.run(tuned, until_s=job.now_s + HOUR + 200.0)
-    assert [p.kind for p in job.proposals[-2:]][0] in ("hurry", "calm")
     assert any(p.kind == "calm" and intervals_of(p.plan) == (90, 900) for p in job.proposals)
 
 
@@ -314,16 +313,16 @@ def test_replay_gives_the_same_proposals():
 
 
 def test_failures_seen_in_the_run_raise_the_rate():
-    """Prior of days, a failure every 20 minutes: the interval shortens."""
-    job = FakeJob(stall_s=2.0, fail_every_s=1200.0)
+    """Believed: one in 20 hours; seen: one in 20 minutes.  The interval shortens."""
+    job = FakeJob(stall_s=1.0, fail_every_s=1200.0)
     tuned = Controller(
         plan=plan(400, 400),
         goal=Goal(),
-        failures=example_failures(),
+        failures=example_failures(mtbf_s=20 * HOUR),
         recovery=example_recovery(),
     )
     before = tuned.outlook.rates.total_per_s
-    job.run(tuned, until_s=10 * HOUR)
+    job.run(tuned, until_s=30 * HOUR)
     assert tuned.outlook.rates.total_per_s > 10 * before
     assert intervals_of(tuned.plan)[0] < 200
 
@@ -338,6 +337,33 @@ def test_one_interruption_seen_on_many_ranks_counts_once():
             FailureObserved(at_s=210.0, rank=-1, what=what, failed_rank=0, pid=1, step=1, detail="")
         )
     assert tuned.seen.lost == [(210.0, False)]
+
+
+def test_a_plan_decided_elsewhere_is_watched_like_our_own():
+    """A full decision from a profile in place comes with its staging and its promise."""
+    tuned = controller(safe_default_plan())
+    decided = replace(plan(50, 100), version=1, slots=2)
+    tuned.expect(decided, expected_waste=0.01)
+    tuned.observe(
+        PlanChanged(
+            at_s=1.0, rank=0, plan_version=1, step=1, memory_interval_steps=50,
+            disk_interval_steps=100, reason="profiled in place",
+        )
+    )  # fmt: skip
+    assert tuned.plan == decided
+
+
+def test_an_offer_is_recognised_although_later_questions_had_no_answer():
+    """Two-phase apply takes seconds; asking goes on meanwhile."""
+    job = FakeJob(stall_s=0.05)
+    tuned = controller(safe_default_plan())
+    job.run(tuned, until_s=290.0, apply=False)
+    job.run(tuned, until_s=390.0, apply=False)
+    offer = job.proposals[-1]
+    tuned.seen.quiet.samples.clear()
+    tuned.propose(job.now_s, job.step)
+    job.apply(tuned, offer)
+    assert tuned.plan == offer.plan
 
 
 def test_a_change_from_elsewhere_is_followed():

@@ -217,7 +217,8 @@ class ShardPersisted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistFailed:
-    """The shard file could not be written; the runtime removed it and reads the slot no more."""
+    """The shard file could not be written; what this attempt made of it is removed, and the slot
+    is read no more."""
 
     rank: int
     generation: Generation
@@ -422,7 +423,8 @@ class StartPersist:
     """Write the shard in `slot` to storage, chunks as they arrive; the slot may not be sealed yet.
 
     Create the generation's directory if missing; the file name contains `attempt` and must not
-    exist.  Answer: ShardPersisted only after ShardSealed *and* fsync, or PersistFailed.
+    exist (if it does, answer PersistFailed and leave it alone: a vote of a dead keeper may name
+    it).  Answer: ShardPersisted only after ShardSealed *and* fsync, or PersistFailed.
     """
 
     rank: int
@@ -434,7 +436,10 @@ class StartPersist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortPersist:
-    """Stop writing this shard and reading its slot *before* the next instruction; no answer."""
+    """Stop writing this shard and reading its slot *before* the next instruction; no answer.
+
+    Only the unfinished file may be removed: an earlier one may be named by a vote or a commit.
+    """
 
     rank: int
     generation: Generation

@@ -328,11 +328,15 @@ class NodeSaving(NodeState):
             self.emit(AbortPersist(rank=key[0], generation=key[1], reason=reason))
 
     def _settle(self, generation: Generation, *, memory: bool) -> None:
-        """A verdict came: what it answers need not be repeated."""
+        """A verdict came: what it answers need not be repeated, what still writes must stop.
+
+        A shard may be durable while it is written once more: a new keeper does not know that the
+        old one had voted.
+        """
         for key in [key for key in self.votes if key[1] == generation]:
             del self.votes[key]
         for key in [key for key in self.persists if key[1] == generation]:
-            del self.persists[key]
+            self._abort_persist(key, "settled")
         for key, drop in list(self.drops.items()):
             if key[1] == generation and (memory or not drop.memory):
                 del self.drops[key]

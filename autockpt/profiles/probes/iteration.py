@@ -99,6 +99,8 @@ class RootFinder:
             handle.remove()
 
     def _entered(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # the inside of a compiled module is traced with its hooks: no place for ours
         if self._inside is not None or self._paused or threading.get_ident() != self._thread:
             return
         if torch.is_grad_enabled():
@@ -107,7 +109,7 @@ class RootFinder:
                 self.roots.append(module)
 
     def _left(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        if self._inside is module:
+        if not torch.compiler.is_compiling() and self._inside is module:
             self._inside = None
 
 
@@ -226,14 +228,16 @@ class PhaseTimer:
         self._began = self.ticker.mark()
 
     def _enter(self, phase: str) -> None:
-        if threading.get_ident() != self._thread:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return  # a prefetching thread: it costs the iteration nothing
         self._depth[phase] += 1
         if self._depth[phase] == 1:
             self._open[phase] = self.ticker.mark()
 
     def _leave(self, phase: str) -> None:
-        if threading.get_ident() != self._thread or not self._depth[phase]:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        if not self._depth[phase]:
             return
         self._depth[phase] -= 1
         if self._depth[phase] == 0:

@@ -1,0 +1,196 @@
+"""How torchelastic's agent is made to ask us: is this failure worth another start?
+
+The agent has no hook for it, so its class is replaced by a subclass in the one module that makes
+it; the ranks' logs are named by its own plug-in point.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autockpt.cli.console import Console
+from autockpt.cli.crash_loop import Attempt, CrashLoop
+from autockpt.cli.signals import second_signal_kills
+
+if TYPE_CHECKING:
+    from autockpt.cli.keeper import KeeperBeside
+    from autockpt.cli.launch import Ending, Launch
+
+REPLACED = 75
+"""Exit code of a rank that a newer incarnation has fenced off."""
+SHOWN_LINES = 200
+"""Of the log of a rank whose output did not go to the terminal, when it failed."""
+
+
+class Watch:
+    """What the agent asks us: is this failure worth another start?"""
+
+    def __init__(self, request: "Launch", console: Console, keeper: "KeeperBeside") -> None:
+        run = request.run
+        self._request = request
+        self._console = console
+        self._keeper = keeper
+        self._began_s = time.monotonic()
+        self._reason = ""
+        self._told: int | None = None
+        self.restarts = 0
+        self._loop = CrashLoop(
+            step=run.newest_step(),
+            generation=run.newest_generation(),
+            insist=request.max_restarts is not None,
+        )
+
+    def starting(self, node: int) -> None:
+        """The agent is about to start the ranks of this node."""
+        self._began_s = time.monotonic()
+        if self._request.mode == "run" and not self._keeper.started:
+            self._keeper.start(node)
+
+    def goes_on(self, failures: dict[int, Any], *, left: int) -> bool:
+        """Whether to start again after these failures (by rank); says what happened."""
+        run = self._request.run
+        rank, failure = _root_cause(failures)
+        step = run.newest_step()
+        self._show_log(rank, failure)
+        if self._request.mode == "profile":
+            return False
+        verdict = self._loop.verdict(
+            Attempt(
+                signal=max(0, -failure.exitcode),
+                final=bool(failure.error_file_data.get("autockpt", {}).get("final")),
+                attached=run.attached,
+                lasted_s=time.monotonic() - self._began_s,
+                step=step,
+                generation=run.newest_generation(),
+                # Between nodes it is how one launcher makes the others restart.
+                replaced=failure.exitcode == REPLACED and self._request.single_node,
+            )
+        )
+        what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
+        if verdict is None and left > 0:
+            self.restarts += 1
+            self._console.say(f"{what}; restarting this node's ranks (restart {self.restarts})")
+            return True
+        self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
+        return False
+
+    def interrupted(self, number: int, timeout_s: int) -> None:
+        """A signal is being forwarded to the ranks."""
+        name = signal.Signals(number).name
+        self._console.say(
+            f"{name}: told the ranks to save and leave (up to {timeout_s} s; "
+            "a second signal ends them at once)"
+        )
+
+    def failed(self, failures: dict[int, Any]) -> "Ending":
+        """The ending after the last failure."""
+        from autockpt.cli.launch import Ending
+
+        rank, failure = _root_cause(failures)
+        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        reason = self._reason or f"rank {rank} {_ended(failure.exitcode)}"
+        return Ending(state="failed", exit_code=code, restarts=self.restarts, reason=reason)
+
+    def _show_log(self, rank: int, failure: Any) -> None:
+        """The end of the log of a rank whose output did not go to the terminal."""
+        if failure.local_rank == 0 or failure.exitcode < 0:
+            return
+        logs = sorted(self._request.run.logs.glob(f"*-attempt-*/rank-{rank:05d}.err"))
+        if not logs:
+            return
+        lines = logs[-1].read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+        self._console.say(f"rank {rank} {_ended(failure.exitcode)}; its log ({logs[-1]}) ends:")
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
+    """(rank, failure) of what happened first: deaths by a signal take the other ranks with them.
+
+    SIGTERM is what the agent itself sends to the rest.
+    """
+
+    def order(entry: tuple[int, Any]) -> tuple[int, float, int]:
+        rank, failure = entry
+        killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+        stopped = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        at = failure.error_file_data.get("autockpt", {}).get("at", failure.timestamp)
+        return (0 if killed else 2 if stopped else 1, float(at), rank)
+
+    return min(failures.items(), key=order)
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+@contextlib.contextmanager
+def agent_class(api: Any, watch: Watch) -> Iterator[None]:
+    """Let `elastic_launch` use an agent that asks `watch` before it restarts.
+
+    torchelastic has no hook for this; its agent class is replaced in the one module that makes it.
+    """
+    base = api.LocalElasticAgent
+
+    class Agent(base):  # type: ignore[misc, valid-type]
+        _remaining_restarts: int
+
+        def _start_workers(self, worker_group: Any) -> Any:
+            watch.starting(worker_group.group_rank)
+            return super()._start_workers(worker_group)
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            left = self._remaining_restarts
+            if result.is_failed() and not watch.goes_on(result.failures, left=left):
+                self._remaining_restarts = 0
+            return result
+
+        def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = 30) -> None:
+            if isinstance(sys.exc_info()[1], api.SignalException) and self._pcontext is not None:
+                watch.interrupted(int(death_sig), timeout)
+                second_signal_kills(lambda: list(self._pcontext.pids().values()))
+            super()._shutdown(death_sig, timeout)
+
+    api.LocalElasticAgent = Agent
+    try:
+        yield
+    finally:
+        api.LocalElasticAgent = base
+
+
+def rank_logs(directory: Path) -> Any:
+    """Local rank 0 speaks on the terminal, every other rank into two files per attempt."""
+    from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+
+    started = time.strftime("%Y%m%d-%H%M%S")
+
+    class RankLogs(LogsSpecs):
+        @property
+        def root_log_dir(self) -> str:
+            return str(directory)
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            destination = LogsDest()
+            for local, variables in envs.items():
+                count = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+                attempt = directory / f"{started}-attempt-{int(count):03d}"
+                attempt.mkdir(parents=True, exist_ok=True)
+                name = attempt / f"rank-{int(variables['RANK']):05d}"
+                destination.stdouts[local] = f"{name}.out" if local else ""
+                destination.stderrs[local] = f"{name}.err" if local else ""
+                destination.error_files[local] = f"{name}.error.json"
+                variables["TORCHELASTIC_ERROR_FILE"] = f"{name}.error.json"
+                # After a change of membership the same attempt number starts again.
+                Path(f"{name}.error.json").unlink(missing_ok=True)
+            return destination
+
+    return RankLogs(log_dir=str(directory))

@@ -1,0 +1,46 @@
+"""The keeper of this node, as far as the launcher goes; the training never fails for it."""
+
+from autockpt.cli.console import Console
+from autockpt.cli.signals import Interrupted
+from autockpt.run_directory import RunDirectory
+
+
+class KeeperBeside:
+    """Starts it before the ranks, lets it go after them."""
+
+    def __init__(self, run: RunDirectory, console: Console) -> None:
+        self._run = run
+        self._console = console
+        self._node: int | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._node is not None
+
+    def start(self, node: int) -> None:
+        """Make sure a keeper runs."""
+        self._node = node
+        try:
+            from autockpt.executors.keeper.launch import ensure_keeper
+
+            checkpoints = str(self._run.checkpoints())
+            ensure_keeper(str(self._run.path), node, checkpoints=checkpoints)
+        except Exception as error:
+            self._console.warn(
+                f"the keeper did not start ({error}); attach tries again, and the training goes on "
+                "without protection if that fails too"
+            )
+
+    def release(self) -> None:
+        """Tell it to leave when everything is on disk, and wait for that."""
+        if self._node is None:
+            return
+        try:
+            from autockpt.executors.keeper.launch import release_keeper
+
+            release_keeper(str(self._run.path), self._node)
+        except Interrupted as interrupted:
+            self._console.warn(f"{interrupted}: not waiting for the keeper; it finishes by itself")
+        except Exception as error:
+            self._console.warn(f"the keeper could not be told to leave: {error}")

@@ -1,0 +1,42 @@
+"""The plan of a job nobody has measured: the safe defaults under the user's pins."""
+
+from dataclasses import replace
+
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
+
+
+def plan_without_profile(goal: Goal) -> CheckpointPlan:
+    """The safe defaults under the goal's pins; intervals in seconds wait for the first measures."""
+    plan = safe_default_plan(retention=goal.retention)
+    pins = goal.pins
+    memory, disk = plan.tier("memory"), plan.tier("disk")
+    if pins.disk_interval_steps is not None:
+        disk = replace(disk, interval_steps=pins.disk_interval_steps)
+        memory = replace(memory, interval_steps=pins.disk_interval_steps)
+    if pins.memory_interval_steps is not None:
+        memory = replace(memory, interval_steps=pins.memory_interval_steps)
+        if pins.disk_interval_steps is None:
+            disk = replace(disk, interval_steps=_multiple(100, pins.memory_interval_steps))
+    if pins.memory_enabled is False:
+        memory = TierPlan(tier="memory", interval_steps=0)
+    if pins.codec is not None and pins.codec != "none":
+        disk = replace(disk, codec=dict.fromkeys(("parameters", "moments", "other"), pins.codec))
+    names = (
+        *("schedule", "persist", "streaming", "preallocate", "chunk_bytes", "writers"),
+        "direct_io",
+    )
+    chosen = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
+    return replace(
+        plan,
+        tiers=(memory, disk),
+        staging=replace(plan.staging, **chosen),
+        slots=pins.slots or plan.slots,
+        retune=plan.retune if pins.retune is None else pins.retune,
+        overhead_budget=goal.limits.overhead,
+    )
+
+
+def _multiple(at_least: int, of: int) -> int:
+    """The smallest multiple of `of` that is not below `at_least`."""
+    return of * -(-at_least // of)

@@ -1,0 +1,242 @@
+"""Real launches through torchelastic, each of a script that takes no time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autockpt.run_directory import RunDirectory, RunStatus
+from tests.cli.scripts import ROOT, autockpt, environment, write
+
+
+def status_of(directory: Path) -> RunStatus:
+    """status.json of the only run under `runs/`, or of `directory` itself."""
+    status = RunDirectory(directory).read_status()
+    assert status is not None
+    return status
+
+
+def test_an_untouched_script_trains_unchanged_and_is_unprotected(tmp_path: Path) -> None:
+    """Its output is its own; the lines to add and the report say UNPROTECTED."""
+    script = ROOT / "examples" / "untouched" / "train.py"
+    done = autockpt("run", "--run-dir", "r", str(script), "--steps", "3", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "autockpt" not in done.stdout
+    assert done.stderr.count("UNPROTECTED") == 1
+    assert "ckpt = autockpt.attach(model=" in done.stderr
+    status = status_of(tmp_path / "r")
+    assert (status.state, status.protected, status.restarts) == ("finished", False, 0)
+    assert status.report is not None
+    assert "UNPROTECTED" in Path(status.report).read_text()
+
+
+def test_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
+    """Even those that torchelastic would fill in; --json leaves one object on stdout."""
+    write(tmp_path, "s.py", "import sys; print(sys.argv[1:])")
+    arguments = ["--r=1", "$$HOME", "${local_rank}", "--", "-x", "", "a b"]
+    done = autockpt("run", "--json", "s.py", *arguments, cwd=tmp_path)
+    assert str(arguments) in done.stderr
+    body = json.loads(done.stdout)
+    assert (body["command"], body["state"], body["exit_code"]) == ("run", "finished", 0)
+    assert status_of(Path(body["run_dir"])).exit_code == 0
+
+
+def test_the_exit_code_is_the_scripts_own(tmp_path: Path) -> None:
+    """A script that decides to exit is not started again."""
+    write(tmp_path, "s.py", "import sys; print('once'); sys.exit(7)")
+    done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (7, "once\n")
+    status = status_of(tmp_path / "r")
+    assert (status.state, status.exit_code, status.restarts) == ("failed", 7, 0)
+    assert "would do so again" in status.reason
+
+
+def test_a_crash_loop_ends_with_the_last_traceback(tmp_path: Path) -> None:
+    """Three failures at the same place; rank 1 writes to a file, whose end is shown."""
+    source = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise RuntimeError("poisoned batch")
+time.sleep(30)
+"""
+    write(tmp_path, "s.py", source)
+    argv = ("run", "--run-dir", "r", "--nproc-per-node", "2", "s.py")
+    done = autockpt(*argv, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: poisoned batch") == 3
+    assert "3 failures in a row" in done.stderr
+    assert status_of(tmp_path / "r").restarts == 2
+    logs = sorted(path.name for path in (tmp_path / "r" / "logs").glob("*-attempt-*/*.err"))
+    assert logs == ["rank-00001.err"] * 3
+
+
+def test_a_killed_rank_is_restarted(tmp_path: Path) -> None:
+    """The launcher says who was killed; the second attempt ends well."""
+    source = """
+import os, signal
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("second", os.environ["AUTOCKPT_MODE"], os.path.basename(os.environ["AUTOCKPT_RUN_DIR"]))
+"""
+    write(tmp_path, "s.py", source)
+    done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "second run r\n")
+    assert "rank 0 was killed by SIGKILL" in done.stderr
+    assert status_of(tmp_path / "r").restarts == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_forwarded_once_and_becomes_the_exit_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The ranks get to clean up; the state is `interrupted`."""
+    source = """
+import signal, sys, time
+def leave(number, frame):
+    print("told", number, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave); signal.signal(signal.SIGINT, leave)
+open("ready", "w").close()
+time.sleep(60)
+"""
+    write(tmp_path, "s.py", source)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "autockpt", "run", "--run-dir", "r", "s.py"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait_for(tmp_path / "ready")
+    launcher.send_signal(number)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + number
+    assert out == f"told {int(number)}\n"
+    assert number.name in err
+    status = status_of(tmp_path / "r")
+    assert (status.state, status.exit_code) == ("interrupted", 128 + number)
+
+
+def test_a_run_directory_of_another_script_is_refused(tmp_path: Path) -> None:
+    """Before anything is started."""
+    from autockpt.cli.decisions import Scale
+    from autockpt.cli.options import find_script
+    from autockpt.cli.preparation import prepare
+    from autockpt.values.goal import Goal
+
+    write(tmp_path, "a.py", "")
+    write(tmp_path, "b.py", "")
+    one = Scale(world_size=1, nodes=1)
+    prepare(find_script(str(tmp_path / "a.py"), False, ()), "run", str(tmp_path / "r"), Goal(), one)
+    done = autockpt("run", "--run-dir", "r", "b.py", cwd=tmp_path)
+    assert done.returncode == 78
+    assert "holds a run of" in done.stderr
+    assert "--fresh" in done.stderr
+
+
+def test_under_a_foreign_launcher_the_script_runs_in_this_process(tmp_path: Path) -> None:
+    """torchrun's rank 1 waits for rank 0's directory, spawns nothing, and passes the code on."""
+    source = """
+import os, sys
+print(os.getppid(), os.path.basename(os.environ["AUTOCKPT_RUN_DIR"]), sys.argv[1:])
+sys.exit(9)
+"""
+    write(tmp_path, "s.py", source)
+    command = [sys.executable, "-m", "autockpt", "run", "--run-dir", "r", "s.py", "--lr=1"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)
+    ]
+    for process in ranks:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 9
+        assert out == f"{os.getpid()} r ['--lr=1']\n"
+        assert "Traceback" not in err
+
+
+TRAINING = """
+import os, signal, time, torch, autockpt
+torch.manual_seed(0)
+net = torch.nn.Linear(64, 64)
+opt = torch.optim.AdamW(net.parameters())
+ckpt = autockpt.attach(model=net, optimizer=opt)
+for step in ckpt.steps(40):
+    loss = net(torch.randn(4, 64)).pow(2).mean()
+    loss.backward(); opt.step(); opt.zero_grad()
+    time.sleep(0.02)
+    if step == 25 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+print("sum", float(net.weight.sum()))
+"""
+
+
+@pytest.mark.slow
+def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path) -> None:
+    """Killed at step 25, resumed from memory, finished; ls, show, verify, explain; then damage."""
+    write(tmp_path, "s.py", TRAINING)
+    argv = ("run", "--no-profile", "--set", "interval=10 steps", "--run-dir", "r", "s.py")
+    done = autockpt(*argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resumed step 20 from memory" in done.stderr
+    status = status_of(tmp_path / "r")
+    assert (status.protected, status.restarts, status.last_step) == (True, 1, 40)
+    assert status.last_durable is not None
+    listed = json.loads(autockpt("ls", "r", "--json", cwd=tmp_path).stdout)["generations"]
+    assert listed[-1]["name"] == status.last_durable
+    assert listed[-1]["step"] == 40
+    shown = json.loads(autockpt("show", "r", "--json", cwd=tmp_path).stdout)
+    contents = {row["name"]: row for row in shown["shards"][0]["contents"]}
+    assert any(row["shape"] == [64, 64] for row in contents.values())
+    assert autockpt("verify", "r", "--all", cwd=tmp_path).returncode == 0
+    assert "resumed at step 20 from memory" in autockpt("explain", "r", cwd=tmp_path).stdout
+    folder = RunDirectory(tmp_path / "r").checkpoints() / status.last_durable
+    _flip_a_byte(folder / shown["shards"][0]["file"])
+    damaged = autockpt("verify", "r", cwd=tmp_path)
+    assert damaged.returncode == 65
+    assert "DAMAGED" in damaged.stdout
+    refused = autockpt("run", "--run-dir", "r", "--resume-from", "gen-e000009-s000000001", "s.py",
+                       cwd=tmp_path)  # fmt: skip
+    assert refused.returncode == 78
+    assert "no such committed checkpoint" in refused.stderr
+
+
+@pytest.mark.slow
+def test_profile_of_an_untouched_script_leads_to_a_plan(tmp_path: Path) -> None:
+    """profile.json, decision, plan, report; the command that comes next is printed."""
+    script = ROOT / "examples" / "untouched" / "train.py"
+    done = autockpt("profile", "--out", "p", str(script), "--steps", "100000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory(tmp_path / "p")
+    assert run.read_profile() is not None
+    assert run.read_decision() is not None
+    assert run.read_plan() is not None
+    assert run.report.exists()
+    assert not run.checkpoints().exists()
+    assert "next: autockpt run --profile p/profile.json" in done.stderr
+
+
+def _flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(bytes(data))
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

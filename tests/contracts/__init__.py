@@ -1,0 +1,1 @@
+"""The six frozen contracts as base classes: every implementation subclasses its suite."""

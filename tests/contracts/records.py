@@ -1,0 +1,69 @@
+"""Hypothesis strategies for any record, built from its fields; validated fields have their own."""
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from autockpt.values.generation import Generation
+from autockpt.values.plan import Choice, Staging, TierPlan
+
+TEXT = st.text(max_size=12)
+FLOATS = st.floats(width=64)  # NaN and infinities too: they travel as words
+INTS = st.integers(-(2**63), 2**63)
+
+VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
+    Generation: {"epoch": st.integers(1, 10**6 - 1), "seq": st.integers(0, 10**9 - 1)},
+    Staging: {
+        "chunk_bytes": st.sampled_from([2**16, 2**23, 2**26]),
+        "writers": st.integers(1, 512),
+    },
+    TierPlan: {"interval_steps": st.integers(0, 10**9)},
+    Choice: {"reason": st.text(min_size=1, max_size=12)},
+}
+"""Fields that a record checks beyond their type."""
+
+
+def records(cls: type) -> st.SearchStrategy[Any]:
+    """Any value of a record class, defaults left out at random."""
+    hints = typing.get_type_hints(cls)
+    own = VALIDATED.get(cls, {})
+    required: dict[str, st.SearchStrategy[Any]] = {}
+    optional: dict[str, st.SearchStrategy[Any]] = {}
+    for field in dataclasses.fields(cls):
+        if field.name == "schema_version":
+            continue
+        strategy = own[field.name] if field.name in own else of_type(hints[field.name])
+        (required if _is_required(field) else optional)[field.name] = strategy
+    return st.fixed_dictionaries(required, optional=optional).map(lambda kwargs: cls(**kwargs))
+
+
+def of_type(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type that records may hold."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return records(typing.cast(type, kind))
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*(of_type(arg) for arg in args))
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(of_type(args[0]), max_size=2).map(tuple)
+    if origin is dict:
+        return st.dictionaries(TEXT, of_type(args[1]), max_size=2)
+    plain = {bool: st.booleans(), int: INTS, float: FLOATS, str: TEXT, type(None): st.none()}
+    return plain[kind]
+
+
+def wrong_value(kind: Any) -> Any:
+    """JSON data that no value of `kind` is written as."""
+    if typing.get_origin(kind) is tuple:
+        return {"not": "a list"}
+    return ["neither", "of", "these"]
+
+
+def _is_required(field: "dataclasses.Field[Any]") -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
