@@ -13,6 +13,7 @@ from autockpt.values.profile import Profile
 if TYPE_CHECKING:
     import pandas as pd
 
+    from autockpt.profiling import PassThroughSession
     from autockpt.session import Session
 
 
@@ -25,21 +26,22 @@ def attach(
     goal: Goal | None = None,
     fresh: bool = False,
     **others: Any,
-) -> "Session":
+) -> "Session | PassThroughSession":
     """Protects a training job: restores what there is to restore, then checkpoints it.
 
     `data` is a DataLoader or anything with state_dict/load_state_dict; `others` are named objects
     with both (scheduler, scaler, ema, ...).  `run_dir` and `goal` matter without `autockpt run`,
     which brings its own.  Raises ConfigError for anything that cannot be saved safely, naming it,
-    and DirectoryBusyError when another live run owns the directory.
+    and DirectoryBusyError when another live run owns the directory.  Under `autockpt profile` the
+    session only passes batches through.
     """
     if os.environ.get("AUTOCKPT_MODE") == "profile":
         from autockpt import profiling
 
-        session: Session = profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
-        return session
+        return profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
     from autockpt.executors.state import LiveState
     from autockpt.job import current_job
+    from autockpt.profiling import PassThroughSession
     from autockpt.session import Session
 
     state = LiveState.of(model=model, optimizer=optimizer, **others)

@@ -1,4 +1,7 @@
-"""This process's place in the job: ranks, nodes, directories, goal and plan, from the environment."""
+"""This process's place in the job: ranks, nodes, directories, goal and plan.
+
+Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `python` leaves.
+"""
 
 import os
 import sys

@@ -17,6 +17,7 @@ Only files live here: nothing is decided, nothing is measured.  Records are repl
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
@@ -136,6 +137,31 @@ class RunDirectory:
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
+
+    @contextlib.contextmanager
+    def owned(self) -> "Iterator[Self]":
+        """Held by the one launcher that may write here; given back by its death, too.
+
+        Raises DirectoryBusyError when another one holds it.
+        """
+        path = self.path / "launcher.lock"
+        with _storage_errors("open", path):
+            file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - open as long as it is held
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise DirectoryBusyError(
+                    f"{self.path}: in use by another launcher (process {file.read().strip()}); "
+                    "stop that one, or name another --run-dir"
+                ) from None
+            except OSError:
+                pass  # no locks on this file system: the lease of the checkpoints still protects
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield self
 
     @property
     def exists(self) -> bool:

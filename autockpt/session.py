@@ -5,8 +5,8 @@
         ...
 
 At every iteration boundary the session applies plan changes, starts the snapshot that is due and
-asks for the next slot; at the optimizer's step the fence waits for what is not copied yet.  Whatever
-fails in here is said once, shows in the report, and never ends the training.
+asks for the next slot; at the optimizer's step the fence waits for what is not copied yet.
+Whatever fails in here is said once, shows in the report, and never ends the training.
 """
 
 import atexit

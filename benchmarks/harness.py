@@ -1,7 +1,7 @@
 """What every benchmark shares: the machine, the versions, the result file, the table.
 
-    benchmarks/results/NAME.json = {machine, versions, commit, command, date, rows: [...]}
-    row = {figure, value, unit, target, met, ...}; `value` is a median, `spread` and `n` beside it.
+benchmarks/results/NAME.json = {machine, versions, commit, command, date, rows: [...]}
+row = {figure, value, unit, target, met, ...}; `value` is a median, `spread` and `n` beside it.
 """
 
 import json
@@ -124,7 +124,7 @@ def publish(name: str, rows: Sequence[Row], *, settings: dict[str, Any]) -> Path
         "rows": [asdict(one) for one in rows],
     }
     path.write_text(json.dumps(data, indent=1) + "\n")
-    print(f"\nwritten to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    print(f"\nwritten to {os.path.relpath(path)}")
     return path
 
 

@@ -7,8 +7,8 @@ paired within seconds so that the machine's drift cancels.
 
 Figures: stall (training blocked), end-to-end ratio, slow-down of the iterations after the stall,
 time to durable over a plain O_DIRECT write + fsync of the same bytes, CPU seconds per checkpoint.
-`torch.save` is fsynced here after it returns, because it does not do so itself; torch DCP fsyncs its
-data files.
+`torch.save` is fsynced here after it returns, because it does not do so itself; torch DCP fsyncs
+its data files.
 """
 
 import argparse
@@ -36,7 +36,8 @@ class Job:
 
     def __init__(self, size: str, tokens: int) -> None:
         spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         example = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(example)
         torch.manual_seed(0)

@@ -163,6 +163,7 @@ ROOMS = (
         libraries=("yaml",),
         reason="the one place that knows a run's files; the edges use it, the rooms do not",
     ),
+    Room(name="api", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="session", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="profiling", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="cli", rooms=ANY, libraries=ANY, reason=EDGE_REASON),

@@ -1,6 +1,8 @@
 """What happens before a job starts: goal, profile and directory are chosen, checked and written."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,18 +113,31 @@ def profile_of(request: Request, scale: Scale, console: Console) -> tuple[Profil
     return decisions.find_profile(request.script, scale)
 
 
+@contextlib.contextmanager
+def own(script: Script, path: str | None, launching: dict[str, Any]) -> Iterator[RunDirectory]:
+    """Create or take the run directory, for this launcher alone.
+
+    Launchers of several nodes share it.  Raises DirectoryBusyError, StorageError.
+    """
+    run = RunDirectory.create(path, script=script.target)
+    if launching["nnodes"] not in ("1", "1:1"):
+        yield run
+        return
+    with run.owned():
+        yield run
+
+
 def prepare(
+    run: RunDirectory,
     script: Script,
     mode: Literal["run", "profile"],
-    path: str | None,
     goal: Goal,
     scale: Scale,
     launch_id: str = "",
-) -> RunDirectory:
-    """Create or take the run directory, and write what is known before the job starts."""
+) -> None:
+    """Write what is known before the job starts; what an earlier start left behind goes."""
     from autockpt.cli.versions import versions
 
-    run = RunDirectory.create(path, script=script.target)
     before = run.read_info()
     run.mark_unprotected(value=False)
     run.forget_status()
@@ -142,7 +157,6 @@ def prepare(
             versions=versions(),
         )
     )
-    return run
 
 
 def write_decision(

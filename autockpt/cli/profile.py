@@ -54,7 +54,7 @@ def profile(
     stand before SCRIPT; everything after it is the script's own.
     """
     from autockpt.cli.decisions import read_goal
-    from autockpt.cli.preparation import prepare, scale_of
+    from autockpt.cli.preparation import own, prepare, scale_of
 
     found = find_script(script, module, args)
     options = launch_settings(launching)
@@ -62,14 +62,16 @@ def profile(
     goal = read_goal(policy, settings, scale=scale)
     if environment.foreign_launcher(os.environ) is not None:
         return _as_worker(found, out, console)
-    run = prepare(found, "profile", out, goal, scale)
-    ending = _measure(run, found, options, console)
-    return _conclude(run, found, ending, launching, console)
+    with own(found, out, options) as run:
+        prepare(run, found, "profile", goal, scale)
+        _measure(run, found, options, console)
+        return _conclude(run, found, console)
 
 
 def _measure(
     run: "RunDirectory", script: Script, options: dict[str, Any], console: Console
-) -> "Ending":
+) -> None:
+    """Launch the script in mode profile.  Raises when it wrote no profile."""
     from autockpt.cli.launch import Launch, launch
 
     before = run.profile_path.stat().st_mtime_ns if run.profile_path.exists() else 0
@@ -79,7 +81,6 @@ def _measure(
         run.checkpoints().rmdir()
     if not written:
         raise _no_profile(ending)
-    return ending
 
 
 def _no_profile(ending: "Ending") -> Exception:
@@ -96,13 +97,7 @@ def _no_profile(ending: "Ending") -> Exception:
     return error
 
 
-def _conclude(
-    run: "RunDirectory",
-    script: Script,
-    ending: "Ending",
-    launching: dict[str, Any],
-    console: Console,
-) -> int:
+def _conclude(run: "RunDirectory", script: Script, console: Console) -> int:
     """Decide from the profile, write plan and report, print the verdict."""
     from autockpt.cli import decisions
     from autockpt.cli.decision_text import plan_object, promise, verdict

@@ -96,6 +96,7 @@ def _launch(request: "Request", console: Console) -> int:
     from autockpt.cli.preparation import (
         check_directory,
         goal_of,
+        own,
         prepare,
         profile_of,
         scale_of,
@@ -106,22 +107,23 @@ def _launch(request: "Request", console: Console) -> int:
     goal = goal_of(request, scale)
     check_directory(request, goal)
     found = profile_of(request, scale, console)
-    run = prepare(request.script, "run", request.run_dir, goal, scale)
-    console.say(f"run directory: {outcome.shown(run.path)}")
-    console.say(f"plan: {write_decision(run, request, goal, found)}")
-    ending = launch(
-        Launch(
-            run=run,
-            script=request.script,
-            mode="run",
-            resume_from=request.resume_from,
-            fresh=request.fresh,
-            profile_in_place=request.use_profile,
-            **request.launching,
-        ),
-        console,
-    )
-    return outcome.finish(run, ending, request.script, console)
+    with own(request.script, request.run_dir, request.launching) as run:
+        prepare(run, request.script, "run", goal, scale)
+        console.say(f"run directory: {outcome.shown(run.path)}")
+        console.say(f"plan: {write_decision(run, request, goal, found)}")
+        ending = launch(
+            Launch(
+                run=run,
+                script=request.script,
+                mode="run",
+                resume_from=request.resume_from,
+                fresh=request.fresh,
+                profile_in_place=request.use_profile,
+                **request.launching,
+            ),
+            console,
+        )
+        return outcome.finish(run, ending, request.script, console)
 
 
 def _dry_run(request: "Request", console: Console) -> int:

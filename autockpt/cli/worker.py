@@ -62,10 +62,11 @@ def _prepare(request: Request, scale: Scale, path: str, foreign: str, console: C
     goal = goal_of(request, scale)
     check_directory(request, goal)
     found = profile_of(request, scale, console)
-    run = prepare(request.script, "run", path, goal, scale)
+    run = RunDirectory.create(path)
+    prepare(run, request.script, "run", goal, scale)
     console.say(f"plan: {write_decision(run, request, goal, found)}")
     # Last, because the other ranks wait for it.
-    prepare(request.script, "run", path, goal, scale, launch_id)
+    prepare(run, request.script, "run", goal, scale, launch_id)
     console.say(f"started by {foreign}: this is rank 0; run directory: {path}")
     console.next(f"autockpt report {path}   (when it is over)")
 

@@ -181,12 +181,16 @@ class KeeperLink:
                 for message, descriptors in connection.receive():
                     self._received(message, descriptors)
             except (EOFError, OSError, ProtocolError) as error:
-                if self._closing:
+                if self._is_closing():
                     break
                 self._lost(connection, str(error) or "connection closed")
         connection = self._connection
         if connection is not None:
             connection.close()
+
+    def _is_closing(self) -> bool:
+        """Set by the training thread while ours waited."""
+        return self._closing
 
     def _lost(self, connection: wire.Connection, reason: str) -> None:
         """The keeper died: start another one and hand it our slots."""
@@ -236,6 +240,7 @@ class KeeperLink:
             self.news.notify_all()
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
+        self.chunk_bytes = given.chunk_bytes
         if (
             self.slots
             and len(self.slots) == len(descriptors)
@@ -267,6 +272,7 @@ class KeeperLink:
                 self.dropped[generation] = reason
             case wire.SlotsRefused(reason=reason):
                 self.slots_refused = reason
+                self.slots = []  # what there was did not fit, and the keeper has let it go
             case p.FenceTrainer(reason=reason):
                 self.fenced = reason
             case (

@@ -80,10 +80,16 @@ class DataPosition:
         if self._rebuilt is not None:
             rebuilt, self._rebuilt = self._rebuilt, None
             return rebuilt
-        sampler = getattr(self.loader, "sampler", None)
-        if not self._stateful and hasattr(sampler, "set_epoch"):
+        if self._stateful:
+            return iter(self.loader)
+        self._tell_sampler()
+        return self._plain_epoch()
+
+    def _tell_sampler(self) -> None:
+        """DistributedSampler and its like shuffle by epoch."""
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
-        return iter(self.loader) if self._stateful else self._plain_epoch()
 
     def _plain_epoch(self) -> Iterator[Any]:
         generators = _generators(self.loader)

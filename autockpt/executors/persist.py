@@ -45,9 +45,9 @@ class ImageFile:
         self.path = path
         self.direct = direct
         self._allocated = page_align(allocate_bytes)
-        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CLOEXEC
         if create:
-            flags |= os.O_CREAT | os.O_EXCL
+            flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             self._fd = _open_direct(path, flags, direct=direct)
         except OSError as error:

@@ -133,7 +133,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     for prefix, optimizer in state.optimizers.items():
         if prefix not in skeleton["optimizers"]:
             raise ConfigError(f"{prefix}: is not in the checkpoint; attach what wrote it")
-        _apply_optimizer(state, optimizer, skeleton["optimizers"][prefix], tensors)
+        _apply_optimizer(state, prefix, optimizer, skeleton["optimizers"][prefix], tensors)
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
             path = f"{prefix}.{plain_name(name)}._extra_state"
@@ -152,27 +152,48 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
 
 def _apply_optimizer(
     state: LiveState,
+    prefix: str,
     optimizer: torch.optim.Optimizer,
     saved: dict[str, Any],
     tensors: dict[str, torch.Tensor],
 ) -> None:
-    """Writes state and groups directly: `load_state_dict` would cast fp32 moments of bf16 weights."""
-    by_name: dict[str, torch.Tensor] = {}
-    for group, values in zip(optimizer.param_groups, saved["groups"], strict=False):
+    """Writes state and groups directly: `load_state_dict` casts fp32 moments of bf16 weights."""
+    by_place: list[list[tuple[str, torch.Tensor]]] = []
+    if len(optimizer.param_groups) != len(saved["groups"]):
+        raise ConfigError(
+            f"{prefix}: has {len(optimizer.param_groups)} parameter groups, the checkpoint "
+            f"{len(saved['groups'])}; build it with the same groups"
+        )
+    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
         names = [state.name_of(parameter) for parameter in group["params"]]
-        if names != values["params"] or len(optimizer.param_groups) != len(saved["groups"]):
+        if "\n".join(names) != values["params"]:
             raise ConfigError(
-                "optimizer: its parameter groups differ from the checkpoint's; build it from the "
+                f"{prefix}: its parameter groups differ from the checkpoint's; build it from the "
                 "same parameters in the same groups"
             )
-        by_name.update(zip(names, group["params"], strict=True))
+        by_place.append(list(zip(names, group["params"], strict=True)))
         group.update(statetree.decode(values["values"], tensors, _device(group["params"])))
     optimizer.state.clear()
-    for name, values in saved["state"].items():
-        if name not in by_name:
-            raise ConfigError(f"optimizer: has no parameter {name!r}, the checkpoint has")
-        parameter = by_name[name]
+    for keys, places in saved["regular"].items():
+        marks = [mark.rsplit(":", 1) for mark in keys.split(" ")]
+        for g, i in places:
+            name, parameter = by_place[g][i]
+            optimizer.state[parameter] = {
+                key: _placed(tensors, f"{prefix}.{name}.{key}", parameter, on_device=mark == "d")
+                for key, mark in marks
+            }
+    flat = {name: parameter for group in by_place for name, parameter in group}
+    for name, values in saved["irregular"].items():
+        parameter = flat[name]
         optimizer.state[parameter] = statetree.decode(values, tensors, parameter.device)
+
+
+def _placed(
+    tensors: dict[str, torch.Tensor], name: str, parameter: torch.Tensor, *, on_device: bool
+) -> torch.Tensor:
+    if name not in tensors:
+        raise CorruptCheckpointError(f"{name}: is named in the state and not in the image")
+    return tensors[name].to(parameter.device) if on_device else tensors[name]
 
 
 def _device(parameters: list[torch.Tensor]) -> torch.device | None:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class CopyJob:
     nbytes: int
     tensors: tuple[torch.Tensor, torch.Tensor] | None = None
     """(destination view, source) when a plain memcpy cannot do it."""
+    event: Any = None
+    """CUDA event behind a copy that was issued to the device already."""
 
 
 class CopyEngine:
@@ -103,23 +105,15 @@ class CopyEngine:
 
 
 def run_jobs(jobs: list[CopyJob], publish: "ProgressCounter") -> None:
-    """Copies in order; on a GPU all copies are issued on the current side stream."""
-    pending: list[tuple[Any, int]] = []
+    """Copies in order; what a device copies by itself is only waited for."""
     for job in jobs:
-        if job.tensors is not None and job.tensors[1].is_cuda:
-            job.tensors[0].copy_(job.tensors[1], non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            pending.append((event, job.end))
-            continue
-        if job.tensors is not None:
-            job.tensors[0].copy_(job.tensors[1])
+        if job.event is not None:
+            job.event.synchronize()
+        elif job.tensors is not None:
+            job.tensors[0].copy_(job.tensors[1].detach())
         else:
             _memcpy(job, publish)
         publish.set(job.end)
-    for event, end in pending:
-        event.synchronize()
-        publish.set(end)
 
 
 def _memcpy(job: CopyJob, publish: "ProgressCounter") -> None:
@@ -294,7 +288,7 @@ class Snapshotter:
                 padded = text + b" " * (layout.extra_bytes - len(text))
                 arena.view[entry.offset : entry.end] = padded
             elif entry.spec.nbytes:
-                slot_tensor(arena, entry).copy_(local_part(boundary[entry.spec.name]))
+                slot_tensor(arena, entry).copy_(local_part(boundary[entry.spec.name]).detach())
 
     def _jobs(
         self, layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena
@@ -307,18 +301,24 @@ class Snapshotter:
 
     def _start(self, jobs: list[CopyJob]) -> None:
         if any(job.tensors is not None and job.tensors[1].is_cuda for job in jobs):
-            self._start_on_stream(jobs)
-        else:
-            self.engine.start(jobs)
+            jobs = self._issue(jobs)
+        self.engine.start(jobs)
 
-    def _start_on_stream(self, jobs: list[CopyJob]) -> None:
-        """Issues all device copies on a side stream that follows the compute stream."""
+    def _issue(self, jobs: list[CopyJob]) -> list[CopyJob]:
+        """Hands all device copies to a side stream that follows the compute stream."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
+        issued = []
         with torch.cuda.stream(self._stream):
-            self.engine.wait()
-            run_jobs(jobs, self.counter)
+            for job in jobs:
+                if job.tensors is not None and job.tensors[1].is_cuda:
+                    job.tensors[0].copy_(job.tensors[1].detach(), non_blocking=True)
+                    event = torch.cuda.Event()
+                    event.record()
+                    job = replace(job, event=event)
+                issued.append(job)
+        return issued
 
     def _sample_changes(self, snapshot: Snapshot, now: dict[str, torch.Tensor]) -> list[str]:
         """Compares a rotating sample of the source with the slot, byte for byte."""

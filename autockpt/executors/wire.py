@@ -62,6 +62,8 @@ class SlotsGiven:
     rank: int
     image_bytes: int
     slots: int
+    chunk_bytes: int
+    """Of the digests; a trainer hands it back when a new keeper adopts the slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

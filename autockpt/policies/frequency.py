@@ -20,7 +20,7 @@ TIE = 1e-3
 FLAT = 1.56
 """Objectives `stall` and `durability` stretch or shrink the optimum by this: 10 % more waste."""
 LONGEST_S = 86400.0
-"""No interval beyond a day: failures nobody counted must not cost more than that."""
+"""Without limits.lost_time no interval is longer than a day: nobody counts every failure."""
 CHECKFREQ_BUDGET = 0.05
 """Overhead budget of the CheckFreq rule without `limits.overhead`: the paper's example."""
 
@@ -91,7 +91,7 @@ def bounds_of(costs: Costs, goal: Goal, *, slots: int, sync: bool) -> Bounds:
             memory_min = max(memory_min, (costs.persist_high_s, f"{slots} slots"))
     disk_max = (LONGEST_S, "one day")
     if goal.limits.lost_time_s is not None:
-        disk_max = min(disk_max, (goal.limits.lost_time_s - costs.persist_s, "limits.lost_time"))
+        disk_max = (goal.limits.lost_time_s - costs.persist_s, "limits.lost_time")
     return Bounds(
         memory_min_s=memory_min,
         disk_min_s=disk_min,

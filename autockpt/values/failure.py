@@ -1,4 +1,4 @@
-"""The failure log: one line per interruption, in failures.jsonl; feeds the posterior of later runs."""
+"""The failure log: one line per interruption; feeds the failure rates of later runs."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""WHAT SHALL WE DO?  The CheckpointPlan that executors follow, and the Decision that explains it."""
+"""WHAT SHALL WE DO?  The CheckpointPlan executors follow, and the Decision that explains it."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,8 +1,8 @@
 """JSON round trip for the value types: strict on the way in, canonical on the way out.
 
-A record is a frozen dataclass whose fields are None, bool, int, float, str, other records, tuples of
-one type, dicts with string keys, `Literal`s and unions of these.  Reading refuses unknown keys,
-missing fields, wrong types and unknown schema versions, and names the path of the offending field.
+A record is a frozen dataclass whose fields are None, bool, int, float, str, other records, tuples
+of one type, dicts with string keys, `Literal`s and unions of these.  Reading refuses unknown keys,
+missing fields, wrong types and unknown schema versions, and names the path of the field.
 Floats that JSON has no word for are written as the strings "inf", "-inf" and "nan".
 """
 

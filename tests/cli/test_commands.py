@@ -32,7 +32,8 @@ def measured(here: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """What `autockpt profile t.py --lr 1` leaves behind, of this machine."""
     monkeypatch.setattr(decisions, "machine_mismatches", lambda measured, scale: [])
     goal = decisions.read_goal(None, ())
-    directory = prepare(find_script("t.py", False, ("--lr", "1")), "profile", "runs/p", goal, ONE)
+    directory = RunDirectory.create("runs/p")
+    prepare(directory, find_script("t.py", False, ("--lr", "1")), "profile", goal, ONE)
     profile = example_profile()
     directory.write_profile(profile)
     decisions.write(directory, decisions.decide(profile, goal))

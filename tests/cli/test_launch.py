@@ -132,12 +132,26 @@ def test_a_run_directory_of_another_script_is_refused(tmp_path: Path) -> None:
 
     write(tmp_path, "a.py", "")
     write(tmp_path, "b.py", "")
-    one = Scale(world_size=1, nodes=1)
-    prepare(find_script(str(tmp_path / "a.py"), False, ()), "run", str(tmp_path / "r"), Goal(), one)
+    run = RunDirectory.create(tmp_path / "r")
+    script = find_script(str(tmp_path / "a.py"), False, ())
+    prepare(run, script, "run", Goal(), Scale(world_size=1, nodes=1))
     done = autockpt("run", "--run-dir", "r", "b.py", cwd=tmp_path)
     assert done.returncode == 78
     assert "holds a run of" in done.stderr
     assert "--fresh" in done.stderr
+
+
+def test_two_launchers_do_not_share_a_directory(tmp_path: Path) -> None:
+    """The second one is refused with exit code 73 and leaves the first one's files alone."""
+    write(tmp_path, "s.py", "")
+    run = RunDirectory.create(tmp_path / "r")
+    with run.owned():
+        done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path)
+    assert done.returncode == 73
+    assert f"in use by another launcher (process {os.getpid()})" in done.stderr
+    assert run.read_info() is None
+    with run.owned():
+        pass
 
 
 def test_under_a_foreign_launcher_the_script_runs_in_this_process(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class ImageContract:
         length = header_bytes(memoryview(image), len(image))
         return found, read_header(image[:length], len(image))
 
+    @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (65, 130)], ids=str)
     def test_every_dtype_is_bit_exact(

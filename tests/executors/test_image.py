@@ -178,7 +178,9 @@ def test_a_chunk_that_differs_names_everything_needed_to_find_it() -> None:
     """Where, which chunk of which generation, expected and got."""
     base = index()
     base.check(1, memoryview(bytes([1]) * 9), source="shard")
-    with pytest.raises(CorruptCheckpointError, match=r"shard: rank 1, chunk 1 of .* e2s5: expected"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"shard: rank 1, chunk 1 of .* e2s5: expected"
+    ):
         base.check(1, memoryview(bytes([2]) * 9), source="shard")
 
 
@@ -278,7 +280,11 @@ HOSTILE: dict[str, Any] = {
     "a number": 3,
     "deep": b"[" * 3000,
     "deep object": b'{"a":' * 600,
-    "name twice": b'{"a":' + json.dumps(row()).encode() + b',"a":' + json.dumps(row()).encode() + b"}",
+    "name twice": b'{"a":'
+    + json.dumps(row()).encode()
+    + b',"a":'
+    + json.dumps(row()).encode()
+    + b"}",
     "NaN": b'{"a":NaN}',
     "row is a list": {"a": []},
     "row is null": {"a": None},
@@ -323,7 +329,9 @@ def test_a_hostile_header_is_corrupt_and_nothing_else(table: Any) -> None:
 def test_a_header_that_is_sound_is_read() -> None:
     """The attacks above differ from this in one thing each."""
     meta = {"aliases": '{"b":"a"}', "view:a": "float32"}
-    header = read_header(packed({"__metadata__": meta, "a": row(), "__pad.1": row(16, 20, (4,), "U8")}), IMAGE)
+    header = read_header(
+        packed({"__metadata__": meta, "a": row(), "__pad.1": row(16, 20, (4,), "U8")}), IMAGE
+    )
     assert (header.tensors["a"].start, header.tensors["a"].stop) == (BASE, BASE + 16)
     assert header.aliases == {"b": "a"}
     assert header.true_dtypes == {"a": "float32"}

@@ -66,6 +66,7 @@ class Ordeal:
     done: list[Kill] = field(default_factory=list)
     durable: int = 0
     """Newest step known to be durable."""
+    _memory_lost_s: float = 0.0
     in_memory: int = 0
     """Newest step known to be memory-committed in memory that is still held."""
 
@@ -91,6 +92,7 @@ class Ordeal:
 
     def _start(self, *, fresh: bool) -> int:
         environment = {"AUTOCKPT_FRESH": "1"} if fresh else {}
+        trainings.StepCell(self.out / "step").set(0)
         pid = self.zygote.start(
             trainings.spec_data(self.spec), self.run_dir, self.out, **environment
         )
@@ -100,7 +102,6 @@ class Ordeal:
     def _attempt(self, pid: int, kills: Callable[[], Kill | None]) -> bool:
         """True when the trainer was killed."""
         cell = trainings.StepCell(self.out / "step")
-        cell.set(0)
         began = time.monotonic()
         while (kill := kills()) is not None:
             if not self._wait_for(kill, pid, cell, began):
@@ -139,20 +140,21 @@ class Ordeal:
             _wait_gone(keeper)
         if kill.victim != "keeper":
             assert self.zygote.status(pid, wait_s=PATIENCE_S) is not None, self.tale()
-        self._learn(forget_memory=kill.victim != "keeper" and not knows_us)
+        if kill.victim != "keeper" and not knows_us:
+            self.in_memory, self._memory_lost_s = 0, time.monotonic()
+        self._learn()
         self.story.append(
             f"killed {kill} (keepers {keepers}): durable {self.durable}, memory {self.in_memory}"
         )
 
-    def _learn(self, *, forget_memory: bool) -> None:
-        """What has been promised so far."""
+    def _learn(self) -> None:
+        """What has been promised so far, and is not in memory that was lost."""
         path = Path(self.run_dir) / "telemetry" / "keeper-000.jsonl"
-        events = read_events(path)
-        for event in events:
+        for event in read_events(path):
             if event["event"] == "PersistCommitted":
                 self.durable = max(self.durable, event["step"])
-        memory = [event["step"] for event in events if event["event"] == "MemoryCommitted"]
-        self.in_memory = 0 if forget_memory else max([self.in_memory, *memory])
+            elif event["event"] == "MemoryCommitted" and event["at_s"] > self._memory_lost_s:
+                self.in_memory = max(self.in_memory, event["step"])
 
     def _check_start(self, pid: int) -> None:
         """The oracle."""

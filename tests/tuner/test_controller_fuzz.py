@@ -53,9 +53,9 @@ def event(kind: int, at_s: float, a: float, b: float, step: int):
     ][kind]()  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(kinds, some_s, some_s, some_s, st.integers(0, 20)), max_size=120),
+    st.lists(st.tuples(kinds, some_s, some_s, some_s, st.integers(0, 20)), max_size=80),
     st.sampled_from([None, 0.02]),
     st.sampled_from([None, 100.0]),
 )

@@ -103,7 +103,9 @@ def test_a_generation_and_its_name_are_one(epoch: int, seq: int) -> None:
     assert (generation < later) == (generation.name < later.name) or epoch + 1 == 10**6
 
 
-@pytest.mark.parametrize("name", ["", "gen-e1-s2", "gen-e000001-s000000001x", "trash", "gen-e000000-s000000001"])
+@pytest.mark.parametrize(
+    "name", ["", "gen-e1-s2", "gen-e000001-s000000001x", "trash", "gen-e000000-s000000001"]
+)
 def test_foreign_names_are_no_generation(name: str) -> None:
     """Whatever else lies in the directory is left alone."""
     with pytest.raises(ConfigError, match="generation"):

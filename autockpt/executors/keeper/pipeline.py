@@ -226,7 +226,7 @@ class ShardPipeline:
                 outcome = self._make_durable()
             except Exception as error:
                 self._failure = error
-        if self._cancelled:
+        if self._is_cancelled():
             return
         if outcome is not None:
             self._on_persisted(outcome)
@@ -236,6 +236,10 @@ class ShardPipeline:
             self._file = None
         failure = self._failure or AutockptError("the shard was not written")
         self._on_failed(failure)
+
+    def _is_cancelled(self) -> bool:
+        """Set by the keeper's thread while ours worked."""
+        return self._cancelled
 
     def _make_durable(self) -> ShardOutcome:
         assert self._file is not None

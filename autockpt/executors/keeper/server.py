@@ -281,8 +281,9 @@ class Keeper:
         if not memory.slots:
             return
         given = wire.SlotsGiven(
-            rank=trainer.rank, image_bytes=memory.image_capacity, slots=len(memory.slots)
-        )
+            rank=trainer.rank, image_bytes=memory.image_capacity, slots=len(memory.slots),
+            chunk_bytes=memory.chunk_bytes,
+        )  # fmt: skip
         descriptors = tuple(arena.fd for arena in memory.slots if arena.fd is not None)
         self._send(trainer, given, descriptors)
 
@@ -333,6 +334,8 @@ class Keeper:
             )
         except (AutockptError, OSError) as error:
             self._degrade("memory tier", str(error))
+            slots = len(self._memory.of(trainer.rank).slots)
+            self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=slots))  # smaller ones gone
             self._send(trainer, wire.SlotsRefused(rank=trainer.rank, reason=str(error)))
             return
         slots = len(self._memory.of(trainer.rank).slots)
