@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from autockpt.profiling import PassThroughSession
+    from autockpt.profiling import PassThroughSession
     from autockpt.session import Session
 
 
@@ -41,7 +42,6 @@ def attach(
         return profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
     from autockpt.executors.state import LiveState
     from autockpt.job import current_job
-    from autockpt.profiling import PassThroughSession
     from autockpt.session import Session
 
     state = LiveState.of(model=model, optimizer=optimizer, **others)

@@ -1,8 +1,8 @@
 """The thread on rank 0 that thinks: profiles the first iterations, decides, and re-tunes.
 
-Wires telemetry (what this run measures of itself) to the pure parts: profiles -> policies.decide for
-a run that came without a profile, tuner.Controller afterwards.  The training thread only appends to
-a queue here; everything else happens beside it, and a failure in here leaves the plan as it is.
+Wires telemetry (what this run measures of itself) to the pure parts: profiles -> policies.decide
+for a run that came without a profile, tuner.Controller afterwards.  The training thread only
+appends to a queue here; everything else happens beside it, and a failure leaves the plan as it is.
 """
 
 import threading
@@ -18,6 +18,7 @@ from autockpt.executors.state import LiveState
 from autockpt.job import Job
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.decide import decide
+from autockpt.policies.policy_file import plan_to_yaml
 from autockpt.policies.staging import choose_write
 from autockpt.profiles.assemble import profile_from_run
 from autockpt.profiles.samples import RunSamples
@@ -26,7 +27,7 @@ from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory
 from autockpt.tuner.controller import Controller
 from autockpt.values import telemetry as t
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, Choice
 from autockpt.values.profile import Profile
 
 THINK_S = 0.25
@@ -59,6 +60,7 @@ class Mind:
         self._samples = _Samples()
         self._measuring = job.profile_in_place
         self._reasons: dict[int, str] = {}
+        self._decision = job.decision
         self._proposed_s = 0.0
         self._step = 0
         self._closed = threading.Event()
@@ -123,7 +125,7 @@ class Mind:
 
     def _drain(self) -> None:
         while self._applied:
-            self._files.write_plan(self._applied.popleft())
+            self._write_down(self._applied.popleft())
         while self._queue:
             event = self._queue.popleft()
             if isinstance(event, t.SnapshotBegan):
@@ -153,6 +155,25 @@ class Mind:
         self._proposed_s = now
         self._propose(plan)
 
+    def _write_down(self, plan: CheckpointPlan) -> None:
+        """plan.yaml and decision.json say what is in force and why, also after a restart."""
+        if self._decision is None:
+            self._files.write_plan(plan)
+            return
+        choices = tuple(self._renewed(choice, plan) for choice in self._decision.choices)
+        self._decision = replace(self._decision, plan=plan, choices=choices)
+        self._files.write_decision(self._decision, plan_text=plan_to_yaml(self._decision))
+
+    def _renewed(self, choice: Choice, plan: CheckpointPlan) -> Choice:
+        """An interval that was re-tuned, with the reason of the change."""
+        tier = choice.name.removesuffix(".interval")
+        if tier == choice.name or plan.version not in self._reasons:
+            return choice
+        steps = plan.tier(tier).interval_steps
+        if choice.chosen.split(" ", 1)[0] == str(steps):
+            return choice
+        return replace(choice, chosen=f"{steps} steps", reason=self._reasons[plan.version])
+
     def _plan_from_profile(self, now: float) -> None:
         """The first iterations were the profile: decide as `autockpt plan` would."""
         layout = self._layout()
@@ -169,7 +190,8 @@ class Mind:
         plan = replace(decision.plan, version=self._controller.plan.version + 1)
         decision = replace(decision, plan=plan)
         self._files.write_profile(profile)
-        self._files.write_decision(decision)
+        self._decision = decision
+        self._files.write_decision(decision, plan_text=plan_to_yaml(decision))
         interval = decision.choice("disk.interval")
         reason = "measured in the first iterations"
         if interval is not None:

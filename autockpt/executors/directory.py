@@ -216,8 +216,10 @@ class CheckpointDirectory:
 
     def write_index(self, path: str, text: bytes) -> None:
         """Writes an index file beside its shard and makes both names durable."""
+        made = False
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            made = True
             try:
                 _write_all(fd, text)
                 os.fsync(fd)
@@ -225,8 +227,9 @@ class CheckpointDirectory:
                 os.close(fd)
             _fsync_directory(os.path.dirname(path))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            if made:  # never an index that stood there before
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
     def write_commit(

@@ -2,8 +2,8 @@
 
 `tensor._version` does not see fused optimizers, `.data` or numpy writes, so it is one signal of
 several.  The optimizer's pre-step hook waits for the copy; what slips past it is found by
-comparing, at the fence, version, pointer and identity of every tensor and four canary elements of each with
-those taken at the boundary, and the bytes of a rotating sample with the slot.
+comparing, at the fence, version, pointer and identity of every tensor and four canary elements of
+each with those taken at the boundary, and the bytes of a rotating sample with the slot.
 """
 
 from collections.abc import Callable

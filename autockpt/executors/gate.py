@@ -71,9 +71,8 @@ class PacedGate:
             return 0.0
         with self._lock:
             now_s = self._now_s()
-            turn_s = min(max(now_s, self._paid_at_s), now_s + self.longest_wait_s)
-            self._paid_at_s = turn_s + nbytes / self._bytes_per_s
-        blocked_s = max(0.0, turn_s - now_s)
+            blocked_s = min(max(0.0, self._paid_at_s - now_s), self.longest_wait_s)
+            self._paid_at_s = now_s + blocked_s + nbytes / self._bytes_per_s
         if blocked_s:
             self._sleep(blocked_s)
         return blocked_s

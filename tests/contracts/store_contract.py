@@ -161,7 +161,7 @@ class StoreContract:
         synced = Counted(os.fsync)
         monkeypatch.setattr(os, "pwrite", counted)
         monkeypatch.setattr(os, "fsync", synced)
-        with pytest.raises(StorageError, match=f"cannot write: {os.strerror(code)} .*older|owner"):
+        with pytest.raises(StorageError, match=f"cannot write: {os.strerror(code)} "):
             self.write(folder / "a")
         assert not (folder / "a").exists()
         assert synced.calls == 0

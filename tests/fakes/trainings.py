@@ -47,7 +47,7 @@ class JobSpec:
     """Trains with a (CPU) GradScaler."""
     two_optimizers: bool = False
     grow_at: int | None = None
-    """The step at which a parameter group is added."""
+    """The step at which a parameter group is added; 0: before the training (and attach)."""
     width: int = 32
     pace_s: float = 0.0
     """Slept in every step: gives kills something to hit."""
@@ -225,10 +225,13 @@ def build(spec: JobSpec, *, rank: int = 0) -> Job:
     first = next(iter(optimizers.values()))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(first, T_max=60)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
-    return Job(
+    job = Job(
         spec=spec, model=model, optimizers=optimizers, scheduler=scheduler,
         scaler=scaler if spec.scaler else None, loader=make_loader(spec, inputs, labels),
     )  # fmt: skip
+    if spec.grow_at == 0:
+        grow(job)
+    return job
 
 
 def make_loader(spec: JobSpec, inputs: torch.Tensor, labels: torch.Tensor) -> Any:

@@ -438,6 +438,7 @@ class Simulation:
         content = self.source(trainer, order)
         flaky = not self.peace and self.rng.random() < self.flaky
         if content is None or content.corrupt or not content.sealed or flaky:
+            self.oracle.memory.clear()
             bad = m.ShardBad(
                 rank=trainer.rank, epoch=order.epoch, attempt=order.attempt, detail="bad"
             )
@@ -697,8 +698,9 @@ class Simulation:
         """From now on it must not be lost."""
         self.oracle.commits += 1
         self.oracle.ever = self.disk.marked = True
-        if do.health != "good":
-            return
+        files = [self.disk.files.get(record["file"]) for record in do.records]
+        if do.health != "good" or any(f is None or f.corrupt for f in files):
+            return  # nobody promised anything about rotten bytes
         limits = self.oracle.lineage(max(self.oracle.decided))
         if not self.oracle.on(do.generation, limits):
             self.oracle.fail(f"{do.generation} called durable after it was abandoned")
@@ -971,6 +973,8 @@ class Simulation:
             name = self.disk.commits[generation].entry.records[0]["file"]
             self.disk.files[name].corrupt = True
             self.oracle.durable.discard(generation)
+            if self.slots == 1:  # a single slot relies on the disk for what it overwrites
+                self.oracle.memory.clear()
 
     def sigterm(self) -> None:
         """A preemption notice at one node."""

@@ -190,7 +190,9 @@ class ShardPipeline:
     def _write_encoded(
         self, index: int, start: int, stop: int, data: memoryview, digest: str
     ) -> None:
-        assert self._target is not None and self._encoded is not None and self._file is not None
+        assert self._target is not None
+        assert self._encoded is not None
+        assert self._file is not None
         frame = b""
         if _inside(start, stop, self._target.codec_ranges):
             frame = codec_of(self._target.codec).encode(data)

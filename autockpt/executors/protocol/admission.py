@@ -20,6 +20,10 @@ class Admission:
         """The last one that began to restore; differs from `current` until that one does."""
         self.rounds: dict[str, int] = {}
         """Highest round admitted per launch."""
+        self.epoch = 0
+        """Newest epoch known to have been claimed."""
+        self.sure = False
+        """The current one knows that the launcher before it is dead."""
         self.replaced: set[str] = set()
 
     def refusal(self, attach: TrainerAttached, alive: Sequence[int]) -> str | None:
@@ -34,18 +38,28 @@ class Admission:
         if asked.restart_round < self.rounds.get(asked.launch_id, 0):
             newest = self.rounds[asked.launch_id]
             return f"{asked} was replaced by round {newest}; {self.current} holds the run"
+        if attach.epoch is not None:
+            return self._running_refusal(attach.epoch)
         same = asked.launch_id == self.current.launch_id
         if not same and alive and not attach.previous_launcher_dead:
             return f"{self.current} holds the run: its ranks {sorted(alive)} are alive"
         return None
 
-    def admit(self, incarnation: Incarnation) -> None:
-        """`incarnation` is the current one now."""
-        self.current = incarnation
-        self.rounds[incarnation.launch_id] = incarnation.restart_round
+    def _running_refusal(self, epoch: int) -> str | None:
+        """After a keeper's death zombies come back as well: the newest epoch is the real one."""
+        if epoch > self.epoch and not self.sure:
+            return None
+        return f"epoch {epoch} is over; {self.current} holds the run"
 
-    def hold(self) -> None:
-        """The current one begins to restore: the launch before it is out for good."""
+    def admit(self, attach: TrainerAttached) -> None:
+        """The incarnation of `attach` is the current one now."""
+        self.current, self.sure = attach.incarnation, attach.previous_launcher_dead
+        self.rounds[attach.incarnation.launch_id] = attach.incarnation.restart_round
+        self.epoch = max(self.epoch, attach.epoch or 0)
+
+    def hold(self, epoch: int) -> None:
+        """The current one has claimed `epoch`: the launch before it is out for good."""
+        self.epoch = max(self.epoch, epoch)
         if self.current is None:
             return
         if self.holder is not None and self.holder.launch_id != self.current.launch_id:

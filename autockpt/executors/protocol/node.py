@@ -114,7 +114,7 @@ class NodeProtocol(NodeSaving):
         for key in list(self.persists):
             self._abort_persist(key, reason)
         self._forget_incarnation()
-        self.admission.admit(event.incarnation)
+        self.admission.admit(event)
         self.nodes = event.nodes
         self.node = event.nodes[event.rank]
         self.go("waiting")
@@ -207,7 +207,7 @@ class NodeProtocol(NodeSaving):
         if message.incarnation != self.incarnation or not self._may_restore(message):
             self.stale(message)
             return
-        self.admission.hold()
+        self.admission.hold(message.epoch)
         if not message.rejoin:
             self.epoch = message.epoch
             if self.phase == "waiting":

@@ -92,7 +92,7 @@ class Restoring(Saving):
 
     def _take_over(self, attach: TrainerAttached) -> None:
         self.reset()
-        self.admission.admit(attach.incarnation)
+        self.admission.admit(attach)
         self.nodes = attach.nodes
         self.go("gathering")
 
@@ -142,7 +142,7 @@ class Restoring(Saving):
         if self.rejoining is not None and self.epoch not in self.parents:
             self.refuse(f"epoch {self.epoch} has no decision record", retryable=True)
             return
-        self.admission.hold()
+        self.admission.hold(event.epoch)
         self.go("inventory")
         for node in sorted(set(self.nodes)):
             self._want_inventory(node)

@@ -1,0 +1,328 @@
+"""One shard on its way: streamed, encoded, cancelled, failed; read back by strangers and by us."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from autockpt.executors.catalogue import ChunkSource
+from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.memory import Arena
+from autockpt.executors.state import LiveState
+from autockpt.values.errors import CorruptCheckpointError, StorageError
+from autockpt.values.generation import Generation
+from tests.executors.checkpoints import (
+    CHUNK,
+    PATIENCE_S,
+    Persisted,
+    index_of,
+    persist,
+    pipeline,
+    target,
+)
+from tests.executors.states import Holder, Module, bytes_of, snapshot
+
+G = Generation(epoch=1, seq=1)
+
+
+@pytest.fixture
+def state() -> LiveState:
+    """Half of it shrinks, half does not; many chunks, the last one short."""
+    torch.manual_seed(1)
+    model = Module([("noise", torch.randn(70_000)), ("zeros", torch.zeros(90_001))])
+    return LiveState.of(model=model, other=Holder({"b": torch.arange(7)}))
+
+
+@pytest.fixture
+def image(state: LiveState) -> memoryview:
+    """Its image in memory."""
+    arena, shooter = snapshot(state)
+    shooter.close()
+    assert shooter.layout is not None
+    return arena.view[: shooter.layout.image_bytes]
+
+
+def read_all(source: ChunkSource) -> bytes:
+    """Every chunk, verified, through one buffer."""
+    buffer = source.buffer()
+    data = b"".join(bytes(source.read(i, buffer)) for i in range(len(source.index.digests)))
+    buffer.close()
+    return data
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("writers", [1, 3])
+def test_a_shard_is_written_and_read_back_whole(
+    image: memoryview, tmp_path: Path, codec: str, direct: bool, writers: int
+) -> None:
+    """End to end: digests, file, index, chunks."""
+    path = tmp_path / "shard.safetensors"
+    result = persist(image, str(path), codec, direct_io=direct, writers=writers)
+    index = index_of(image, result, G)
+    assert result.digests == tuple(
+        chunk_digest(image[i : i + CHUNK]) for i in range(0, len(image), CHUNK)
+    )
+    source = ChunkSource(str(path), index, direct=direct)
+    assert read_all(source) == image
+    source.close()
+    assert result.outcome is not None
+    assert result.outcome.stored_bytes == path.stat().st_size
+    assert (path.stat().st_size < len(image)) == (codec == "zstd")
+
+
+def test_a_plain_shard_is_the_image(image: memoryview, tmp_path: Path, state: LiveState) -> None:
+    """safetensors finds the tensors."""
+    path = tmp_path / "shard.safetensors"
+    persist(image, str(path))
+    assert path.read_bytes() == image
+    with safe_open(path, framework="pt") as file:
+        for name, tensor in state.lazy_tensors().items():
+            assert bytes_of(file.get_tensor(name)) == bytes_of(tensor)
+
+
+def test_an_encoded_shard_opens_too_and_holds_the_frames(image: memoryview, tmp_path: Path) -> None:
+    """Every frame is a U8 tensor named after its chunk; everything else is a pad."""
+    path = tmp_path / "shard.safetensors"
+    result = persist(image, str(path), "zstd")
+    assert result.outcome is not None
+    with safe_open(path, framework="pt") as file:
+        names = {n for n in file.keys() if not n.startswith("__pad.")}  # noqa: SIM118
+        assert names == {f"__chunk@enc.{i}" for i in range(len(result.digests))}
+        for i, chunk in enumerate(result.outcome.stored):
+            frame = bytes_of(file.get_tensor(f"__chunk@enc.{i}"))
+            assert chunk_digest(memoryview(frame)) == chunk.digest
+            assert len(frame) == chunk.length
+            assert chunk.offset % 4096 == 0
+
+
+def test_only_the_ranges_of_the_codec_are_encoded(image: memoryview, tmp_path: Path) -> None:
+    """Chunks outside the class keep their bytes."""
+    result = persist(image, str(tmp_path / "s"), "zstd", codec_ranges=((0, 3 * CHUNK),))
+    assert result.outcome is not None
+    plain = [
+        chunk.digest == digest
+        for chunk, digest in zip(result.outcome.stored, result.digests, strict=True)
+    ]
+    assert all(plain[3:])
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_every_flipped_stored_byte_is_detected(
+    image: memoryview, tmp_path: Path, codec: str
+) -> None:
+    """One byte of every chunk, at its start, middle and end."""
+    path = tmp_path / "shard"
+    index = index_of(image, persist(image, str(path), codec), G)
+    whole = bytearray(path.read_bytes())
+    for number in range(len(index.digests)):
+        start, stop = index.chunk_range(number)
+        if index.stored:
+            start, stop = index.stored[number].offset, index.stored[number].offset
+            stop += index.stored[number].length
+        for place in (start, (start + stop) // 2, stop - 1):
+            whole[place] ^= 0x10
+            path.write_bytes(whole)
+            whole[place] ^= 0x10
+            source = ChunkSource(str(path), index)
+            buffer = source.buffer()
+            with pytest.raises(CorruptCheckpointError, match="shard"):
+                source.read(number, buffer)
+            source.close()
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_cut_shard_is_corrupt_when_opened(image: memoryview, tmp_path: Path, codec: str) -> None:
+    """Before a byte is read; no descriptor stays."""
+    path = tmp_path / "shard"
+    index = index_of(image, persist(image, str(path), codec), G)
+    end = len(image) if codec == "none" else max(c.offset + c.length for c in index.stored)
+    os.truncate(path, end - 1)
+    with pytest.raises(CorruptCheckpointError, match="truncated"):
+        ChunkSource(str(path), index)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"length": 0}, {"length": CHUNK + 1}, {"offset": -4096}, {"offset": -1}, {"length": -5}],
+)
+def test_a_hostile_place_of_a_frame_is_corrupt(
+    image: memoryview, tmp_path: Path, place: dict[str, int]
+) -> None:
+    """The index may come from anybody: nothing is read or allocated by it unchecked."""
+    from dataclasses import replace
+
+    path = tmp_path / "shard"
+    index = index_of(image, persist(image, str(path), "zstd"), G)
+    stored = (replace(index.stored[0], **place), *index.stored[1:])
+    source = ChunkSource(str(path), replace(index, stored=stored))
+    buffer = source.buffer()
+    with pytest.raises(CorruptCheckpointError, match="chunk 0 claims"):
+        source.read(0, buffer)
+    source.close()
+
+
+def test_a_claimed_chunk_size_allocates_no_more_than_the_image(tmp_path: Path) -> None:
+    """1 GiB chunks of an image of one page."""
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(4096))
+    index = ImageIndex(
+        run_id="run", generation=G, step=1, rank=0, world_size=1, layout_digest="",
+        image_bytes=4096, chunk_bytes=2**30, digests=(chunk_digest(memoryview(bytes(4096))),),
+    )  # fmt: skip
+    source = ChunkSource(str(path), index)
+    assert source.buffer().nbytes <= 2 * 4096
+    assert read_all(source) == bytes(4096)
+    source.close()
+
+
+# --- streaming, sealing, cancelling --------------------------------------------------------------
+
+
+class Progress:
+    """What the trainer's counter says."""
+
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def __call__(self) -> int:
+        return self.copied
+
+
+def test_nothing_is_reported_before_the_seal(image: memoryview, tmp_path: Path) -> None:
+    """All bytes are written and the snapshot may still turn out to be torn."""
+    result, progress = Persisted(), Progress()
+    path = tmp_path / "shard"
+    one = pipeline(image, target(str(path)), result, available=progress)
+    one.start()
+    progress.copied = len(image)
+    one.cancel()
+    assert (result.digests, result.outcome, result.error) == ((), None, None)
+    assert not path.exists()
+
+
+def test_chunks_are_written_before_the_last_one_is_copied(
+    image: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streaming: the first write does not wait for the seal; the header's chunk comes last."""
+    order: list[int] = []
+    written = threading.Event()
+    real = os.pwrite
+
+    def pwrite(fd: int, data: memoryview, at: int) -> int:
+        order.append(at)
+        written.set()
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    result, progress = Persisted(), Progress()
+    one = pipeline(image, target(str(tmp_path / "s"), writers=1), result, available=progress)
+    one.start()
+    progress.copied = 2 * CHUNK
+    assert written.wait(PATIENCE_S)
+    assert order == [CHUNK]
+    one.sealed()
+    assert result.ended.wait(PATIENCE_S)
+    assert order[-1] == 0
+    assert (tmp_path / "s").read_bytes() == image
+
+
+def test_without_streaming_nothing_is_written_before_the_seal(
+    image: memoryview, tmp_path: Path
+) -> None:
+    """The switch does what it says."""
+    result = Persisted()
+    one = pipeline(image, target(str(tmp_path / "s")), result, streaming=False)
+    one.start()
+    one.cancel()
+    assert not (tmp_path / "s").exists()
+    assert result.digests == ()
+
+
+def test_a_cancelled_shard_leaves_no_file_and_says_nothing(
+    image: memoryview, tmp_path: Path
+) -> None:
+    """Before the start, twice, and in the middle."""
+    result = Persisted()
+    never = pipeline(image, target(str(tmp_path / "never")), result)
+    never.cancel()
+    never.cancel()
+    progress = Progress()
+    middle = pipeline(image, target(str(tmp_path / "middle")), result, available=progress)
+    middle.start()
+    progress.copied = 3 * CHUNK
+    middle.cancel()
+    assert list(tmp_path.iterdir()) == []
+    assert (result.digests, result.outcome, result.error) == ((), None, None)
+
+
+def test_digests_alone_need_no_target(image: memoryview) -> None:
+    """The memory tier seals without a disk."""
+    result, digested = Persisted(), threading.Event()
+    one = pipeline(image, None, result)
+    one._on_digested = lambda digests: (result.on_digested(digests), digested.set())  # type: ignore[func-returns-value]
+    one.start()
+    one.sealed()
+    assert digested.wait(PATIENCE_S)
+    assert len(result.digests) == -(-len(image) // CHUNK)
+
+
+def test_a_storage_error_arrives_with_the_digests(
+    image: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory tier is not hurt by a full disk; the half file is gone."""
+    real = os.pwrite
+
+    def pwrite(fd: int, data: memoryview, at: int) -> int:
+        if at == 2 * CHUNK:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    result = persist(image, str(tmp_path / "shard"))
+    assert isinstance(result.error, StorageError)
+    assert all(result.digests)
+    assert not (tmp_path / "shard").exists()
+
+
+def test_a_directory_that_cannot_be_made_fails_the_shard_only(
+    image: memoryview, tmp_path: Path
+) -> None:
+    """The answer comes by callback, from whichever thread."""
+
+    def refuse() -> None:
+        raise StorageError("no room for a directory")
+
+    result = persist(image, str(tmp_path / "shard"), prepare=refuse)
+    assert isinstance(result.error, StorageError)
+    assert all(result.digests)
+
+
+def test_a_slot_that_changed_since_it_was_sealed_is_not_written(
+    image: memoryview, tmp_path: Path
+) -> None:
+    """A later persist of a sealed slot compares every chunk with the digests of the seal."""
+    index = index_of(image, persist(image, str(tmp_path / "first")), G)
+    image[3 * CHUNK + 5] ^= 1
+    result = Persisted()
+    one = pipeline(image, target(str(tmp_path / "second")), result, known=index)
+    one.sealed()
+    one.start()
+    assert result.ended.wait(PATIENCE_S)
+    assert isinstance(result.error, CorruptCheckpointError)
+    assert "chunk 3 of generation e1s1 changed since" in str(result.error)
+    assert not (tmp_path / "second").exists()
+
+
+def test_an_image_smaller_than_a_chunk_is_one(tmp_path: Path) -> None:
+    """The chunk with the header is the only one."""
+    arena = Arena.anonymous(4096)
+    for codec in ("none", "zstd"):
+        index = index_of(arena.view, persist(arena.view, str(tmp_path / codec), codec), G)
+        source = ChunkSource(str(tmp_path / codec), index)
+        assert read_all(source) == bytes(4096)
+        source.close()
