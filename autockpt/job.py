@@ -7,7 +7,9 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
+from autockpt.executors.agreement import agree
 from autockpt.executors.directory import pid_start
+from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.run_directory import RunDirectory
@@ -32,9 +34,13 @@ class Job:
     node: int
     nodes: tuple[int, ...]
     """Node of every rank, [world_size]."""
-    launch_id: str
+    incarnation: p.Incarnation
+    """Equal on all ranks, with a higher round after every restart."""
+    control_host: str
+    """Where the keeper of this node listens for those of other nodes; empty: there are none."""
     launcher_pid: int
     restart_count: int
+    """By this node's launcher."""
     resume_from: Generation | None
     fresh: bool
     goal: Goal
@@ -53,7 +59,7 @@ class Job:
         """How this rank introduces itself."""
         return p.TrainerAttached(
             rank=self.rank,
-            incarnation=p.Incarnation(launch_id=self.launch_id, restart_round=self.restart_count),
+            incarnation=self.incarnation,
             world_size=self.world_size,
             nodes=self.nodes,
             slots=0,
@@ -80,18 +86,28 @@ def current_job(
     rank = _number("RANK", "SLURM_PROCID", 0)
     local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
     launch_id, launcher_pid = _launcher()
+    restart_count = _number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0)
     resume_from = environment.get("AUTOCKPT_RESUME_FROM")
+    checkpoints = str(files.checkpoints(goal))
+    nodes = tuple(r // max(1, local_size) for r in range(world_size))
+    incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
+    control_host = ""
+    if len(set(nodes)) > 1:
+        agreed = agree(checkpoints, launch_id, rank, nodes)
+        incarnation = agreed.incarnation
+        control_host = listen_host(environment, one_host=agreed.one_host)
     return Job(
         run_directory=os.path.abspath(path),
-        checkpoints=str(files.checkpoints(goal)),
+        checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,
         local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", 0),
-        node=rank // max(1, local_size),
-        nodes=tuple(r // max(1, local_size) for r in range(world_size)),
-        launch_id=launch_id,
+        node=nodes[rank] if rank < world_size else 0,
+        nodes=nodes,
+        incarnation=incarnation,
+        control_host=control_host,
         launcher_pid=launcher_pid,
-        restart_count=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0),
+        restart_count=restart_count,
         resume_from=Generation.from_name(resume_from) if resume_from else None,
         fresh=fresh or environment.get("AUTOCKPT_FRESH") == "1",
         goal=goal,

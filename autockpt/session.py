@@ -85,6 +85,8 @@ class Session:
         self._flight: tuple[Generation, int, bool] | None = None
         """(generation, step, disk) of the snapshot between boundary and fence."""
         self._asked: Generation | None = None
+        self._asked_disk = False
+        """As it was asked for, so it will be: a plan may have changed since."""
         self._slots_seen = 0
         self._closed = False
         self._owns_boundary = False
@@ -104,10 +106,17 @@ class Session:
             attach=job.attach_event(),
             launcher_pid=job.launcher_pid,
             restart_count=job.restart_count,
+            control_host=job.control_host,
             on_lost=lambda reason: self._degraded("keeper", reason),
         )
         self._watch = TerminationWatch(self._on_signal)
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            # Else the link would go on as a trainer that never trains, and start keepers for it.
+            self._link.close()
+            self._telemetry.close()
+            raise
 
     # ------------------------------------------------------------------ the public face
 
@@ -240,7 +249,8 @@ class Session:
         self._emit(
             t.RunStarted(
                 at_s=time.monotonic(), rank=self._job.rank,
-                wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), run_id=self._job.launch_id,
+                wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                run_id=self._job.incarnation.launch_id,
                 epoch=self._epoch, world_size=self._job.world_size, pid=os.getpid(),
                 plan_id=self._plan.plan_id, plan_version=self._plan.version,
                 state_bytes=sum(x.nbytes for x in self._state.lazy_tensors().values()),
@@ -328,7 +338,7 @@ class Session:
                 register_with_cuda(arena)
         if not self._link.slots:
             self._ask_slots()
-        elif self._due(step) and self._flight is None:
+        elif self._due(step) and self._flight is None and step <= (self._total or step):
             self._ask(self._generation(step), step, disk=self._disk_due(step))
 
     def _ask_slots(self) -> None:
@@ -348,7 +358,7 @@ class Session:
     def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
         if self._asked == generation:
             return
-        self._asked = generation
+        self._asked, self._asked_disk = generation, disk
         self._link.send(
             p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=disk)
         )
@@ -366,6 +376,7 @@ class Session:
         slot = self._granted(generation, step, disk=disk, patience_s=patience_s)
         if slot is None:
             return False
+        disk = self._asked_disk
         assert self._snapshotter is not None
         staging = self._plan.staging
         arena = self._link.slots[slot]
@@ -555,8 +566,15 @@ class Session:
         if not link.slots:
             self._ask_slots()
             link.wait_until(lambda: bool(link.slots or link.slots_refused), FINAL_WAIT_S)
+        if not link.slots:
+            self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")
+            return
         generation = self._generation(self._step)
         attempt = 0 if self._disk_busy == generation or link.durable == generation else 1
+        if attempt and self._asked == self._generation(self._step, attempt):
+            # Asked for ahead, of a step that will not come.
+            self._withdraw(self._asked, "the training ended before it")
+            attempt += 1
         while attempt < FINAL_ATTEMPTS:
             if attempt:
                 generation = self._generation(self._step, attempt)

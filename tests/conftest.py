@@ -1,11 +1,13 @@
 """Shared fixtures: markers that depend on the machine, and runs that leave no keeper behind."""
 
 import contextlib
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,40 @@ def _gpu() -> bool:
 
 
 @pytest.fixture
+def attach(
+    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """`autockpt.attach` in this process, as a launch of its own; ended before its keeper is."""
+    import autockpt
+    from autockpt import session as sessions
+
+    for name in [n for n in os.environ if n.startswith(("AUTOCKPT_", "TORCHELASTIC_"))]:
+        monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AUTOCKPT_NO_PROFILE", "1")
+    # A machine under test answers late; a save that is skipped for that would prove nothing.
+    monkeypatch.setattr(sessions, "GRANT_WAIT_S", 20.0)
+    handler = signal.getsignal(signal.SIGTERM)
+    made: list[Any] = []
+
+    def make(**arguments: Any) -> Any:
+        monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", f"test-{os.getpid()}-{next(_launches)}")
+        session = autockpt.attach(**arguments)
+        made.append(session)
+        return session
+
+    yield make
+    for session in made:
+        session.close(final_checkpoint=False)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, handler)
+
+
+_launches = itertools.count()
+
+
+@pytest.fixture
 def new_run(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Makes run directories; whatever keeper serves them is gone when the test ends."""
     made: list[str] = []
@@ -53,8 +89,17 @@ def end_keeper(run_dir: str, *, nodes: int = 1) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             deadline = time.monotonic() + 20
-            while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
-                time.sleep(0.005)
+            while _alive(pid) and time.monotonic() < deadline:
+                time.sleep(0.002)
+
+
+def _alive(pid: int) -> bool:
+    """False for a zombie too: whoever adopted it takes its time."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def keeper_pids(run_dir: str, node: int = 0) -> list[int]:
@@ -65,9 +110,8 @@ def keeper_pids(run_dir: str, node: int = 0) -> list[int]:
             continue
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            state = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[0]
             wanted = [b"--run-directory", os.fsencode(run_dir), b"--node", str(node).encode()]
-            if b"autockpt.executors.keeper" in words and state != "Z":
+            if b"autockpt.executors.keeper" in words and _alive(int(name)):
                 start = words.index(b"--run-directory")
                 if words[start : start + 4] == wanted:
                     found.append(int(name))

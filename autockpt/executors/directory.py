@@ -131,6 +131,22 @@ class CheckpointDirectory:
             raise ConfigError(f"{path}: format {run.format}, this autockpt writes {FORMAT}")
         return run.run_id
 
+    def require_writable(self) -> None:
+        """Opens the directory and writes a page into it.  Raises StorageError when it cannot."""
+        self.open()
+        path = os.path.join(self.path, "epochs", f"probe.{secrets.token_hex(6)}.tmp")
+        try:
+            _write_plain(path, bytes(4096))
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be written: {error.strerror}; free space or make it "
+                "writable, or name another directory with disk.path in the policy; older "
+                "checkpoints are untouched"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
     def highest_epoch(self) -> EpochFile | None:
         """The newest claim, or None."""
         names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))

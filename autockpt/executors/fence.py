@@ -27,9 +27,8 @@ class StateProof:
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._names = list(tensors)
-        self._held = list(tensors.values())
-        self._marks = [_mark(tensor) for tensor in self._held]
-        self._views = _canary_views(self._held)
+        self._marks = [_mark(tensor) for tensor in tensors.values()]
+        self._views = _canary_views(tensors)
         self._canaries = _take(self._views)
 
     def changed(self, tensors: dict[str, torch.Tensor]) -> list[str]:
@@ -44,40 +43,55 @@ class StateProof:
         return names or self._canary_changes()
 
     def _canary_changes(self) -> list[str]:
-        for before, after in zip(self._canaries, _take(self._views), strict=True):
-            if not torch.equal(before, after):
-                return ["(a tensor changed without a version: canary)"]
-        return []
+        """Tensors whose canaries differ; one comparison for all of them as long as none does."""
+        names = []
+        groups = zip(self._views.values(), self._canaries, _take(self._views), strict=True)
+        for views, before, after in groups:
+            if torch.equal(before, after):
+                continue
+            start = 0
+            for name, view in views:
+                stop = start + view.nbytes
+                if not torch.equal(before[start:stop], after[start:stop]):
+                    names.append(name)
+                start = stop
+        return names
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._version, tensor.data_ptr()
 
 
-def _canary_views(
-    tensors: list[torch.Tensor],
-) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
+_Views = dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]]
+
+
+def _canary_views(tensors: dict[str, torch.Tensor]) -> _Views:
     """A few neighbouring elements from the middle of each tensor: contiguous views are 20 times
     faster to gather than strided ones, and an update of a whole tensor changes any of them."""
-    views: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    views: _Views = {}
     with torch.no_grad():
-        for tensor in tensors:
+        for name, tensor in tensors.items():
             count = tensor.numel()
             if not count:
                 continue
+            # `.data` keeps the memory alive (pointers are not reused) and not the tensor itself,
+            # which a detached view would: torch refuses to swap a parameter that others hold.
+            tensor = tensor.data
             if tensor.is_contiguous():
                 flat = tensor.view(-1)
                 middle = max(0, count // 2 - CANARIES // 2)
                 view = flat.narrow(0, middle, min(CANARIES, count - middle))
             else:
                 view = tensor[(0,) * tensor.dim()].view(1)
-            views.setdefault((tensor.dtype, tensor.device), []).append(view)
+            views.setdefault((tensor.dtype, tensor.device), []).append((name, view))
     return views
 
 
-def _take(views: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]) -> list[torch.Tensor]:
+def _take(views: _Views) -> list[torch.Tensor]:
     with torch.no_grad():
-        return [torch.cat(group).view(torch.uint8) for group in views.values()]
+        return [
+            torch.cat([view for _, view in group]).view(torch.uint8) for group in views.values()
+        ]
 
 
 class OptimizerHooks:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.executors import wire
+from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.memory import Arena
@@ -22,6 +23,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import AutockptError, ProtocolError
 from autockpt.values.generation import Generation
 
+CONNECT_ATTEMPTS = 5
 RECONNECT_PAUSE_S = 0.2
 RECONNECT_ATTEMPTS = 50
 REFUSED_S = 1.0
@@ -41,6 +43,7 @@ class KeeperLink:
         attach: p.TrainerAttached,
         launcher_pid: int,
         restart_count: int,
+        control_host: str = "",
         on_lost: Callable[[str], None],
     ) -> None:
         self._run_directory = run_directory
@@ -49,6 +52,7 @@ class KeeperLink:
         self._attach = attach
         self._launcher_pid = launcher_pid
         self._restart_count = restart_count
+        self._control_host = control_host
         self._on_lost = on_lost
         self._connection: wire.Connection | None = None
         self._lock = threading.Lock()
@@ -61,6 +65,7 @@ class KeeperLink:
         self.chunk_bytes = 0
         self.image_bytes = 0
         """Image capacity of the slots."""
+        self._wanted: wire.SlotsWanted | None = None
         self.slots_refused = ""
         self.slots_changed = 0
         """Counts replacements of the slots."""
@@ -85,18 +90,26 @@ class KeeperLink:
 
     def open(self) -> None:
         """Starts the keeper if needed and says hello.  Raises AutockptError."""
+        # Here and not in the keeper: the script gets the reason, and at once.
+        CheckpointDirectory(self._checkpoints).require_writable()
         self._connect()
         self._thread.start()
 
     def _connect(self) -> None:
-        ensure_keeper(self._run_directory, self._node, checkpoints=self._checkpoints)
-        try:
-            connection = connect(self._run_directory, self._node)
-            self._say_hello(connection)
-        except OSError as error:
-            raise AutockptError(f"keeper of node {self._node}: {error}") from error
+        for attempt in range(CONNECT_ATTEMPTS):
+            ensure_keeper(self._run_directory, self._node, checkpoints=self._checkpoints)
+            try:
+                connection = connect(self._run_directory, self._node)
+                self._say_hello(connection)
+                break
+            except OSError as error:
+                # It answered a moment ago: the keeper of a run that has just ended was leaving.
+                if attempt + 1 == CONNECT_ATTEMPTS:
+                    raise AutockptError(f"keeper of node {self._node}: {error}") from error
         self._connection = connection
         self._connected_s = time.monotonic()
+        if self._wanted is not None and not self.slots:
+            self.send(self._wanted)  # a keeper that died before it could answer
 
     def _say_hello(self, connection: wire.Connection) -> None:
         held = [arena.fd for arena in self.slots if arena.fd is not None]
@@ -110,6 +123,7 @@ class KeeperLink:
             slot_chunk_bytes=self.chunk_bytes,
             slot_image_bytes=self.image_bytes,
             restart_count=self._restart_count,
+            control_host=self._control_host,
         )
         assert self.board.fd is not None
         connection.send(hello, (self.board.fd, *held))
@@ -131,6 +145,8 @@ class KeeperLink:
                 connection.sock.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
+        if connection is not None:
+            connection.close()
 
     # ------------------------------------------------------------------ sending
 
@@ -152,12 +168,11 @@ class KeeperLink:
         """Asks for slots; they come later as `slots`, or `slots_refused` says why not."""
         self.chunk_bytes = chunk_bytes
         self.slots_refused = ""
-        self.send(
-            wire.SlotsWanted(
-                rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
-                limit_bytes=limit_bytes,
-            )
+        self._wanted = wire.SlotsWanted(
+            rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
+            limit_bytes=limit_bytes,
         )  # fmt: skip
+        self.send(self._wanted)
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for news until `done()`; its last value."""
@@ -217,7 +232,9 @@ class KeeperLink:
 
     def _reconnect(self, reason: str) -> bool:
         """Starts a keeper and says hello, again and again for a while."""
-        self._on_lost(f"the keeper is gone ({reason}); starting a new one")
+        if self._attach.epoch is not None or self._refusals > 1:
+            # Else nothing was lost: it was the leaving keeper of a run that has just ended.
+            self._on_lost(f"the keeper is gone ({reason}); starting a new one")
         for _ in range(RECONNECT_ATTEMPTS):
             if self._closing:
                 return True

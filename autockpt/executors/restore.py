@@ -90,7 +90,8 @@ def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
     """
     index = chunks.index
     header = _header(chunks)
-    live = {**state.lazy_tensors(), **state.buffers()}
+    # Not the optimizer's state: it may exist already (Adagrad), and it is replaced as a whole.
+    live = {**state.parameters(), **state.buffers()}
     places, fresh = _destinations(header, live)
     scatter = _Scatter(places)
     buffers = threading.local()
@@ -109,6 +110,7 @@ def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
         for arena in made:
             arena.close()
     scatter.finish()
+    _resolve_aliases(header, live, fresh)
     return RestoredState(skeleton=_skeleton(fresh), tensors=fresh, bytes=index.image_bytes)
 
 
@@ -172,7 +174,9 @@ def _apply_optimizer(
                 "same parameters in the same groups"
             )
         by_place.append(list(zip(names, group["params"], strict=True)))
-        group.update(statetree.decode(values["values"], tensors, _device(group["params"])))
+        settings = statetree.decode(values["values"], tensors, _device(group["params"]))
+        _require_same_settings(prefix, optimizer, set(group) - {"params"}, set(settings))
+        group.update(settings)
     optimizer.state.clear()
     for keys, places in saved["regular"].items():
         marks = [mark.rsplit(":", 1) for mark in keys.split(" ")]
@@ -186,6 +190,18 @@ def _apply_optimizer(
     for name, values in saved["irregular"].items():
         parameter = flat[name]
         optimizer.state[parameter] = statetree.decode(values, tensors, parameter.device)
+
+
+def _require_same_settings(
+    prefix: str, optimizer: torch.optim.Optimizer, now: set[str], saved: set[str]
+) -> None:
+    """Another version may add settings and a scheduler drop some; both at once is another kind."""
+    if saved - now and now - saved:
+        raise ConfigError(
+            f"{prefix}: a {type(optimizer).__qualname__} with {', '.join(sorted(now - saved))} "
+            f"cannot go on from the checkpoint, whose optimizer has "
+            f"{', '.join(sorted(saved - now))}; use --fresh to start over, or the code that wrote it"
+        )
 
 
 def _placed(
@@ -256,10 +272,25 @@ def _destinations(
                 staging, target = torch.empty(shape, dtype=dtype), local
         if place.stop > place.start:
             places.append(_Place(place.start, place.stop, staging, target))
+    return places, fresh
+
+
+def _resolve_aliases(
+    header: ImageHeader, live: dict[str, torch.Tensor], fresh: dict[str, torch.Tensor]
+) -> None:
+    """Gives every second name of stored bytes its tensor: what shared memory may not do so now."""
     for alias, original in header.aliases.items():
         if original in fresh:
-            fresh[alias] = fresh[original]
-    return places, fresh
+            source = fresh[original]
+        else:
+            source = local_part(live[original].detach())
+        if alias not in live:
+            fresh[alias] = source if original in fresh else source.to("cpu", copy=True)
+            continue
+        target = local_part(live[alias].detach())
+        if target.data_ptr() != source.data_ptr():
+            _require_same_form(alias, target, source.dtype, tuple(source.shape))
+            target.copy_(source)
 
 
 def _require_same_names(header: ImageHeader, live: dict[str, torch.Tensor]) -> None:

@@ -79,7 +79,8 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
             case p.Resume() if restored is not None and order is not None:
                 return _finish(state, message, order, restored)
             case p.AttachRefused(reason=reason):
-                raise DirectoryBusyError(reason)
+                named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
+                raise DirectoryBusyError(named)
             case p.RestoreRefused(reason=reason):
                 raise NoCheckpointError(
                     f"{checkpoints}: {reason}; start over on purpose with --fresh, or roll back "

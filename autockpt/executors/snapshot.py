@@ -261,7 +261,7 @@ class Snapshotter:
             now = {n: local_part(t) for n, t in self._lazy_now().items()}
             changed = snapshot.proof.changed(now) or self._sample_changes(snapshot, now)
             if changed:
-                changed = self._name_changes(snapshot, now) or changed
+                changed = sorted({*changed, *self._name_changes(snapshot, now)})
         self.counter.set(snapshot.layout.image_bytes)
         snapshot.fence_stall_s = time.monotonic() - began
         snapshot.copy_s = max(0.0, self.engine.ended_s - snapshot.began_s)

@@ -102,6 +102,15 @@ class LiveState:
 
     def lazy_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and optimizer state tensors, themselves and not detached, by name."""
+        found = self.parameters()
+        for prefix, optimizer in self.optimizers.items():
+            for parameter, state in optimizer.state.items():
+                if isinstance(parameter, torch.Tensor):
+                    _collect(f"{prefix}.{self.name_of(parameter)}", state, found)
+        return found
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Parameters of the models, and those that only an optimizer knows."""
         found: dict[str, torch.Tensor] = {}
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
@@ -112,9 +121,6 @@ class LiveState:
                     loose = self._names.get(id(parameter), "")
                     if loose.startswith(f"{prefix}.group"):
                         found[loose] = parameter
-            for parameter, state in optimizer.state.items():
-                if isinstance(parameter, torch.Tensor):
-                    _collect(f"{prefix}.{self.name_of(parameter)}", state, found)
         return found
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -239,7 +245,7 @@ def _tensor_keys(values: Any) -> str | None:
         return None
     marks = []
     for key, value in values.items():
-        if not isinstance(value, torch.Tensor) or type(key) is not str or ":" in key:
+        if not isinstance(value, torch.Tensor) or type(key) is not str or set(": ") & set(key):
             return None
         marks.append(key + (":h" if value.device.type == "cpu" else ":d"))
     return " ".join(marks)

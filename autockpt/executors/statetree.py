@@ -172,7 +172,10 @@ def _decode_mark(
         tensor = tensors[inner]
         return tensor if key == "$tensor" or device is None else tensor.to(device)
     if key == "$array":
-        return _decode(inner, tensors, None).numpy()
+        array = _decode(inner, tensors, None)
+        if not isinstance(array, torch.Tensor):
+            raise ValueError("an array without a tensor")
+        return array.numpy()
     if key == "$tuple":
         return tuple(_decode(item, tensors, device) for item in inner)
     if key == "$dict":

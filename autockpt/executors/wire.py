@@ -42,6 +42,8 @@ class Hello:
     slot_image_bytes: int
     """Image capacity of the slots held."""
     restart_count: int
+    control_host: str = ""
+    """Where the keeper listens for those of other nodes; empty: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +154,13 @@ class Status:
     draining: bool
     slots_bytes: int
     degraded: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlAddress:
-    """Where the keepers of the nodes of this run listen, by node; from the rendezvous store."""
-
-    addresses: dict[str, str]
+    peers: tuple[int, ...] = ()
+    """Nodes whose keepers are connected to this one."""
 
 
 _OWN = (
     Hello, SlotsWanted, SlotsGiven, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn,
-    TrainerResumed, TrainerLeaving, StatusWanted, Status, ControlAddress,
+    TrainerResumed, TrainerLeaving, StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,
@@ -189,7 +186,9 @@ class Connection:
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Sends a whole frame.  Raises OSError when the peer is gone."""
-        body = {"type": type(message).__name__, "body": to_data(message)}
+        body: dict[str, Any] = {"type": type(message).__name__, "body": to_data(message)}
+        if descriptors:
+            body["descriptors"] = len(descriptors)
         text = json.dumps(body, separators=(",", ":")).encode()
         frame = _LENGTH.pack(len(text)) + text
         if descriptors:
@@ -219,8 +218,13 @@ class Connection:
         self._received += data
         messages: list[tuple[Any, list[int]]] = []
         try:
-            while (message := self._next()) is not None:
-                taken, self._descriptors = self._descriptors, []
+            while (frame := self._next()) is not None:
+                message, count = frame
+                if count > len(self._descriptors):
+                    raise ProtocolError(f"{count} descriptors announced, fewer came")
+                # By number: the kernel hands them out with the bytes of earlier messages too.
+                taken = self._descriptors[:count]
+                del self._descriptors[:count]
                 messages.append((message, taken))
         except ProtocolError:
             for _, taken in messages:
@@ -240,7 +244,7 @@ class Connection:
                 os.close(fd)
         self._descriptors.clear()
 
-    def _next(self) -> Any | None:
+    def _next(self) -> tuple[Any, int] | None:
         if len(self._received) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._received)
@@ -251,15 +255,23 @@ class Connection:
             return None
         text = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
-        return decode(text)
+        return _decode(text)
 
 
 def decode(text: bytes) -> Any:
     """The message in a frame.  Raises ProtocolError."""
+    return _decode(text)[0]
+
+
+def _decode(text: bytes) -> tuple[Any, int]:
+    """(message, descriptors that belong to it)."""
     try:
         data = parse_json(text)
         kind = _KINDS[data["type"]]
-        return from_data(kind, data["body"], where=data["type"])
+        count = data.get("descriptors", 0)
+        if type(count) is not int or not 0 <= count <= MAX_DESCRIPTORS:
+            raise ValueError(f"{count!r} descriptors")
+        return from_data(kind, data["body"], where=data["type"]), count
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ProtocolError(f"malformed message: {error!r}") from None
 

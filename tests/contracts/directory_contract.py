@@ -141,7 +141,9 @@ class DirectoryContract:
         """Same boot, same pid, same start time: it lives."""
         self.opened(path)
         monkeypatch.setattr(os, "getpid", lambda: 999_999_999)
-        with pytest.raises(DirectoryBusyError, match=r"launch launch, keeper pid \d+ on .* epoch 1"):
+        with pytest.raises(
+            DirectoryBusyError, match=r"launch launch, keeper pid \d+ on .* epoch 1"
+        ):
             self.make(path).claim("run", "other", 0, force=False)
 
     def test_a_reused_pid_is_no_holder(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +217,12 @@ class DirectoryContract:
         directory.claim(run_id, "launch", 1, force=False)
         directory.write_decision(2, 1, G2, "newest")
         directory.write_decision(2, 2, G1, "the newest was bad")
-        for name, text in {"x": "[]", "y": "3", "z": "{", "e-000009": '{"epoch":[],"parent":null}'}.items():
+        for name, text in {
+            "x": "[]",
+            "y": "3",
+            "z": "{",
+            "e-000009": '{"epoch":[],"parent":null}',
+        }.items():
             (path / "decisions" / name).write_text(text)
         assert [(e.epoch, e.parent) for e in directory.parents()] == [(1, None), (2, G1)]
 
@@ -563,5 +570,3 @@ def in_processes(count: int, work: Callable[[int], Any]) -> list[Any]:
     for process in processes:
         process.join()
     return results
-
-

@@ -1,4 +1,4 @@
-"""Image: one container, written from a live state and read by somebody else's reader, bit for bit."""
+"""Image: one container, written from a live state and read by another reader, bit for bit."""
 
 import json
 from collections.abc import Callable
@@ -95,6 +95,7 @@ class ImageContract:
         for name, tensor in {**state.lazy_tensors(), **state.buffers()}.items():
             assert found[name] == bytes_of(tensor), name
         skeleton = json.loads(found[EXTRA])
-        assert set(skeleton["optimizers"]["optimizer"]["state"]) == {
-            f"model.{name}" for name, _ in model.named_parameters()
-        }
+        assert set(skeleton) == {"progress", "rng", "optimizers", "modules", "others"}
+        (group,) = skeleton["optimizers"]["optimizer"]["groups"]
+        names = [f"model.{name}" for name, _ in model.named_parameters()]
+        assert group["params"].split("\n") == names

@@ -92,10 +92,10 @@ class LayoutContract:
     def test_another_reader_opens_it_and_finds_exactly_these_names(
         self, specs: list[TensorSpec]
     ) -> None:
-        """safetensors refuses gaps, overlaps and unknown dtypes, so acceptance proves the header."""
+        """safetensors refuses gaps, overlaps and unknown dtypes, so its consent proves it."""
         layout = self.plan(specs, aliases={}, extra_bytes=100)
         image = layout.header + bytes(layout.image_bytes - len(layout.header))
-        found = {name: info for name, info in deserialize(image)}
+        found = dict(deserialize(image))
         names = {name for name in found if not name.startswith("__pad.")}
         assert names == {EXTRA, *(one.name for one in specs)}
         for one in specs:

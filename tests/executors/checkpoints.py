@@ -120,7 +120,11 @@ def commit_images(
 
 
 def commit_state(
-    directory: CheckpointDirectory, run_id: str, generation: Generation, state: LiveState, **how: Any
+    directory: CheckpointDirectory,
+    run_id: str,
+    generation: Generation,
+    state: LiveState,
+    **how: Any,
 ) -> str:
     """One committed generation of a live state."""
     arena, shooter = snapshot(state, progress={"step": how.get("step", 1)})

@@ -96,7 +96,11 @@ def test_a_changed_index_is_named(directory: CheckpointDirectory, generation: Ge
     """Whatever was changed in it: its root no longer is the one in COMMIT."""
     path = folder_of(directory, generation) / "idx-00000-a1.json"
     text = path.read_text()
-    for old, new in (('"rank":0', '"rank":1'), ('"epoch":1', '"epoch":2'), ('"world_size":2', '"world_size":3')):
+    for old, new in (
+        ('"rank":0', '"rank":1'),
+        ('"epoch":1', '"epoch":2'),
+        ('"world_size":2', '"world_size":3'),
+    ):
         assert old in text
         path.write_text(text.replace(old, new))
         result = verify_generation(directory.path, generation.name)

@@ -369,7 +369,7 @@ def _mutations() -> list[Callable[[random.Random, bytearray], None]]:
 
 
 def test_no_damage_makes_a_header_anything_but_corrupt_or_consistent() -> None:
-    """4,000 mutated headers: CorruptCheckpointError, or places inside the image of the right size."""
+    """4,000 mutated headers: CorruptCheckpointError, or places inside the image."""
     chance = random.Random(20261121)
     specs = [spec(f"t{i}", "F32", (i, 7), lazy=bool(i % 2)) for i in range(6)]
     layout = plan_layout(specs, aliases={"tied": "t2"}, extra_bytes=64)

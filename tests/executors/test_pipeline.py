@@ -158,11 +158,11 @@ def test_a_hostile_place_of_a_frame_is_corrupt(
 
     path = tmp_path / "shard"
     index = index_of(image, persist(image, str(path), "zstd"), G)
-    stored = (replace(index.stored[0], **place), *index.stored[1:])
+    stored = (index.stored[0], replace(index.stored[1], **place), *index.stored[2:])
     source = ChunkSource(str(path), replace(index, stored=stored))
     buffer = source.buffer()
-    with pytest.raises(CorruptCheckpointError, match="chunk 0 claims"):
-        source.read(0, buffer)
+    with pytest.raises(CorruptCheckpointError, match="chunk 1 claims"):
+        source.read(1, buffer)
     source.close()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.values.errors import NoCheckpointError
-from tests.conftest import keeper_pids
+from tests.conftest import end_keeper, keeper_pids
 from tests.fakes import trainings
 from tests.kill.zygote import Zygote
 
@@ -64,6 +64,8 @@ class Ordeal:
     story: list[str] = field(default_factory=list)
     """What happened, for the message of a failure."""
     done: list[Kill] = field(default_factory=list)
+    pid: int = 0
+    """The newest trainer."""
     durable: int = 0
     """Newest step known to be durable."""
     _memory_lost_s: float = 0.0
@@ -74,7 +76,7 @@ class Ordeal:
         """Starts, kills, starts again until the training ends by itself; its digest."""
         fresh = False
         while True:
-            pid = self._start(fresh=fresh)
+            pid = self.pid = self._start(fresh=fresh)
             killed = self._attempt(pid, kills)
             self._check_start(pid)
             fresh = not killed and self._rightly_refused(pid)
@@ -177,6 +179,13 @@ class Ordeal:
         assert status == 0, f"exit status {status}; {self.tale()}"
         facts = [fact for fact in trainings.said(self.out) if fact["pid"] == pid]
         return str(facts[-1]["digest"])
+
+    def end(self) -> None:
+        """Nothing of it survives: first the trainer, which would start another keeper."""
+        if self.pid and self.zygote.status(self.pid) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.zygote.status(self.pid, wait_s=PATIENCE_S)
+        end_keeper(self.run_dir)
 
     def tale(self) -> str:
         """Everything a failure needs."""

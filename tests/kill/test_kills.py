@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import end_keeper
 from tests.fakes import trainings
 from tests.kill.ordeal import Kill, Ordeal, draw
 from tests.kill.zygote import Zygote
@@ -69,4 +68,4 @@ def test_every_recovery_ends_bit_exactly_where_an_undisturbed_run_does(
         print("; ".join(str(kill) for kill in ordeal.done))
         raise
     finally:
-        end_keeper(run_dir)
+        ordeal.end()

@@ -64,6 +64,15 @@ class Zygote:
             self._news.wait_for(lambda: pid in self._ended, timeout=wait_s)
             return self._ended.get(pid)
 
+    def finish(self, pid: int, log: Path, *, wait_s: float = 90.0) -> int:
+        """Waits for the end of a trainer; kills one that hangs and fails with its output."""
+        status = self.status(pid, wait_s=wait_s)
+        if status is None:
+            os.kill(pid, signal.SIGKILL)
+            self.status(pid, wait_s=wait_s)
+            raise AssertionError(f"pid {pid} hangs after {wait_s:.0f} s: {log.read_text()}")
+        return status
+
     def close(self) -> None:
         """Ends the zygote and what it started."""
         assert self._process.stdin is not None

@@ -17,7 +17,7 @@ from autockpt.executors.protocol.node_state import Key, LocalRank
 from autockpt.executors.protocol.selection import Choice, Question, choose
 from autockpt.executors.protocol.slots import Slot
 from autockpt.values.generation import Generation
-from tests.protocol.world import Disk, Rules, Runtime
+from tests.protocol.actors import Disk, Rules, Runtime
 
 # --------------------------------------------------------------------------- slots
 
@@ -59,13 +59,6 @@ class KeepDiscarded(NodeProtocol):
 
     def shard_discarded(self, event: m.ShardDiscarded) -> None:
         self.shard_sealed(m.ShardSealed(rank=event.rank, generation=event.generation, root="torn"))
-
-
-class SealOfOldEpoch(NodeProtocol):
-    """A zombie's seal after the takeover is taken for news of today."""
-
-    def is_current(self, generation: Generation) -> bool:
-        return self.phase == "open"
 
 
 class ReuseNames(NodeProtocol):
@@ -201,6 +194,24 @@ class NoIncarnationFence(NodeProtocol):
         return None
 
 
+class GrantWhileWritten(NodeProtocol):
+    """A takeover frees the slots that trainers of the old incarnation still write."""
+
+    def _forget_incarnation(self) -> None:
+        super()._forget_incarnation()
+        for local in self.ranks.values():
+            for slot in local.slots.slots:
+                if slot.state == "writing":
+                    slot.clear()
+
+
+class AcceptDroppedSeal(NodeProtocol):
+    """A seal counts although the generation was dropped meanwhile; the drop is forgotten."""
+
+    def _drop_memory(self, generation: Generation, reason: str) -> bool:
+        return False
+
+
 class InventoryTooEarly(NodeProtocol):
     """A new keeper answers before its trainers are back with what they know."""
 
@@ -256,27 +267,28 @@ class Mutant:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 100),
-    "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 200),
-    "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 200),
-    "overwrite-restored": Mutant(OverwriteRestored, "2", 2000),
+    "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
+    "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
+    "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
+    "overwrite-restored": Mutant(OverwriteRestored, "2", 2500),
     "keep-discarded": Mutant(KeepDiscarded, "3", 100),
-    "seal-of-old-epoch": Mutant(SealOfOldEpoch, "9", 2000),
-    "reuse-names": Mutant(ReuseNames, "12", 500),
-    "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 100),
-    "commit-before-all-votes": Mutant(CommitBeforeAllVotes, "4", 200),
-    "no-epoch-check": Mutant(NoEpochCheck, "4", 2000),
-    "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 5000),
+    "reuse-names": Mutant(ReuseNames, "12", 100),
+    "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),
+    "commit-before-all-votes": Mutant(CommitBeforeAllVotes, "4", 20),
+    "no-epoch-check": Mutant(NoEpochCheck, "4", 4000),
+    "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 4000),
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
-    "identity-by-step": Mutant(IdentityByStep, "5", 500),
-    "ignore-lineage": Mutant(IgnoreLineage, "5", 500),
-    "restore-mixed": Mutant(RestoreMixed, "6", 200),
-    "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 1000),
-    "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 100),
-    "assume-fresh": Mutant(AssumeFresh, "8", 1000),
-    "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 1000),
-    "inventory-too-early": Mutant(InventoryTooEarly, "11", 5000),
-    "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 200),
+    "identity-by-step": Mutant(IdentityByStep, "5", 1000),
+    "ignore-lineage": Mutant(IgnoreLineage, "5", 1500),
+    "restore-mixed": Mutant(RestoreMixed, "6", 100),
+    "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 600),
+    "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 200),
+    "assume-fresh": Mutant(AssumeFresh, "8", 50),
+    "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),
+    "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
+    "drop-frees-nothing": Mutant(AcceptDroppedSeal, "3", 600),
+    "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),
+    "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
     "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
 }
 

@@ -1,4 +1,4 @@
-"""The world around the protocol: trainers, memory, storage, network; everything but the rules.
+"""The simulated world and its network: carries instructions out and events in.
 
 Deterministic: no clock, no thread; one `random.Random` decides.  Events are small on purpose: the
 last vote, the check of the epoch, the link, the fsync and the second check are separate moments,
@@ -6,251 +6,186 @@ because the bugs live between them.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from autockpt.executors.protocol import messages as m
-from autockpt.executors.protocol.coordinator import CoordinatorProtocol
-from autockpt.executors.protocol.deadlines import Deadlines
-from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.values.generation import Generation
-from autockpt.values.goal import Retention
+from tests.protocol.actors import Disk, Keeper, Node, Rules, Trainer, retention
+from tests.protocol.oracle import Oracle
 
-DEADLINES = Deadlines(
-    resend_s=4.0,
-    attach_s=200.0,
-    knock_s=15.0,
-    inventory_s=40.0,
-    restore_s=120.0,
-    seal_s=30.0,
-    commit_s=60.0,
-    plan_s=15.0,
-    plan_margin_steps=2,
-    persist_attempts=2,
-)
+BURSTS = (1, 2, 4, 9)
+"""Messages of one connection that arrive together."""
+_UPWARD = frozenset(m.TO_COORDINATOR)
 
 
-class Violation(AssertionError):
-    """An oracle was broken."""
+class World:
+    """Topology and dice of one seed; nodes, network, oracle."""
 
+    doers: ClassVar[dict[type, Callable[..., None]]] = {}
+    """What a runtime does, by kind of instruction; filled from the `do_...` methods."""
 
-@dataclass(slots=True)
-class Content:
-    """Bytes of one shard: which state, of which rank, and where they came from."""
+    def __init_subclass__(cls) -> None:
+        """Collect the `do_...` methods once."""
+        cls.doers = dict(cls.doers)
+        for name, method in vars(cls).items():
+            if name.startswith("do_"):
+                cls.doers[getattr(m, name[3:])] = method
 
-    generation: Generation
-    history: int
-    rank: int
-    step: int = 0
-    sealed: bool = False
-    corrupt: bool = False
-    writer: "Trainer | None" = None
-    shard: m.HeldShard | None = None
+    def __init__(self, seed: int, rules: Rules | None = None, *, trace: bool = False) -> None:
+        self.rng = rng = Random(seed)
+        self.rules = rules or Rules()
+        self.runtime = self.rules.runtime()
+        self.trace = trace
+        self.now_s = 0.0
+        count = rng.choice((1, 2, 2, 3))
+        self.world = rng.choice((2, 2, 3, 3, 4, 5, 6))
+        self.world = max(self.world, count)
+        self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
+        self.nodes = [Node(index=i) for i in range(count)]
+        self.slots = rng.choice((2, 2, 2, 2, 3, 3, 3, 1))
+        self.interval = rng.choice((1, 2, 3))
+        self.disk_every = rng.choice((1, 2, 3))
+        self.retention = retention(rng)
+        self.disk = Disk()
+        self.oracle = Oracle()
+        self.trainers: list[Trainer] = []
+        self.channels: dict[tuple[int, int], deque[m.WireMessage]] = {}
+        self.blocked: set[tuple[int, int]] = set()
+        self.launch = ("L0", -1)
+        self.launches = 0
+        self.plan = 0
+        self.losses = 0
+        self.peace = False
+        self.flaky = rng.choice((0.0, 0.0, 0.03, 0.1))
+        self.torn = rng.choice((0.0, 0.02, 0.1))
+        self.sick = rng.choice((0.0, 0.0, 0.0, 0.1))
+        self.slow = rng.choice(("", "", "commit", "commit", "persist", "delete"))
+        """Kind of storage work that lags behind everything else."""
+        self.zombies = rng.choice((0.0, 0.3, 0.8))
 
+    def say(self, *words: object) -> None:
+        """One line of the trace."""
+        if self.trace:
+            print(f"{self.now_s:7.1f}", *words)
 
-@dataclass(slots=True, eq=False)
-class Trainer:
-    """One trainer process."""
+    def keepers(self) -> list[Keeper]:
+        """All living keepers."""
+        return [node.keeper for node in self.nodes if node.keeper is not None]
 
-    rank: int
-    node: int
-    incarnation: m.Incarnation
-    alive: bool = True
-    running: bool = False
-    refused: bool = False
-    final: bool = False
-    """Refused, and trying again will not help."""
-    epoch: int | None = None
-    seq: int = 0
-    step: int = 0
-    history: int = 0
-    loaded: Content | None = None
-    order: m.RestoreShard | None = None
-    writing: tuple[Generation, int] | None = None
-    """(generation, slot) of the snapshot in flight."""
-    told_discard: bool = False
-    held: int = 0
-    """Plan version prepared and without a verdict."""
-    hold_step: int = 0
-    """Last step it may stand at without a verdict."""
-    decided: dict[int, int] = field(default_factory=dict)
-    """Apply step by plan version."""
-    plans: dict[int, int] = field(default_factory=dict)
-    """Step at which each version was applied."""
+    def to_node(self, keeper: Keeper, event: Any) -> None:
+        """Event in, instructions out, carried out in order."""
+        if self.trace:
+            self.say(f"node {keeper.node} <-", event)
+        for instruction in keeper.machine.handle(event):
+            self.execute(keeper, instruction)
 
+    def to_coordinator(self, keeper: Keeper, event: Any) -> None:
+        """The same for the coordinator of that keeper."""
+        if self.trace:
+            self.say(f"coordinator {keeper.node} <-", event)
+        for instruction in keeper.coordinator.handle(event):
+            self.execute(keeper, instruction)
 
-@dataclass(slots=True, eq=False)
-class Node:
-    """One machine: its memory and, while it lives, its keeper."""
+    def local(self, trainer: Trainer, event: Any) -> None:
+        """An event from a trainer to its keeper, in order."""
+        keeper = self.nodes[trainer.node].keeper
+        if keeper is not None:
+            keeper.inbox.append(event)
 
-    index: int
-    slots: dict[tuple[int, int], Content | None] = field(default_factory=dict)
-    """(rank, slot) -> content; survives while keeper or any trainer lives."""
-    keeper: "Keeper | None" = None
+    def flush(self, keeper: Keeper) -> None:
+        """Handle what local trainers said."""
+        while keeper.inbox:
+            self.to_node(keeper, keeper.inbox.popleft())
 
+    def execute(self, keeper: Keeper, instruction: Any) -> None:
+        """What a runtime does."""
+        kind = type(instruction)
+        if kind is m.Send:
+            self._send(keeper, instruction)
+            return
+        if self.trace:
+            self.say(f"   {keeper.node} ->", instruction)
+        handler = self.doers.get(kind)
+        if handler is not None:
+            handler(self, keeper, instruction)
 
-@dataclass(slots=True, eq=False)
-class Keeper:
-    """One keeper process: the two machines and the work its runtime has in hand."""
+    def _send(self, keeper: Keeper, instruction: m.Send) -> None:
+        message, key = instruction.message, (keeper.node, instruction.to_node)
+        if type(message) is m.MemoryCommitted:
+            self.promise_memory(keeper, message)
+        if key in self.blocked or self.nodes[key[1]].keeper is None:
+            return
+        self.channels.setdefault(key, deque()).append(message)
 
-    node: int
-    machine: NodeProtocol
-    coordinator: CoordinatorProtocol
-    jobs: list[list[Any]] = field(default_factory=list)
-    """[kind, stage, payload]: storage work, one small stage per action."""
-    inbox: deque[m.NodeEvent] = field(default_factory=deque)
-    """Events from local trainers, in order."""
-    names: set[tuple[int, Generation, int]] = field(default_factory=set)
-    """Shard file names this keeper has asked for."""
+    def promise_memory(self, keeper: Keeper, message: m.MemoryCommitted) -> None:
+        """A coordinator says all ranks hold it: from now on that must be true."""
+        generation = message.generation
+        if generation in self.oracle.announced:
+            return
+        self.oracle.announced.add(generation)
+        self.oracle.ever = True
+        whole = all(self.in_memory(rank, generation) for rank in range(self.world))
+        current = generation.epoch == self.disk.epoch and not self.losses
+        newest = not any(g > generation for g in self.oracle.memory)
+        if not whole and current and newest:
+            self.oracle.fail(f"{generation} was called memory-committed, but is not")
+        if whole and message.health == "good":
+            self.oracle.memory.add(generation)
 
+    def in_memory(self, rank: int, generation: Generation) -> bool:
+        """That shard is whole in the memory of its node."""
+        slots = self.nodes[self.nodes_of[rank]].slots
+        for slot in range(self.slots):
+            content = slots.get((rank, slot))
+            if content is not None and content.generation == generation and content.sealed:
+                return not content.corrupt
+        return False
 
-@dataclass(slots=True)
-class Commit:
-    """One COMMIT on disk."""
-
-    entry: m.CatalogueEntry
-    synced: bool = False
-
-
-@dataclass(slots=True)
-class Disk:
-    """The shared directory."""
-
-    epoch: int = 0
-    decisions: dict[int, Generation | None] = field(default_factory=dict)
-    commits: dict[Generation, Commit] = field(default_factory=dict)
-    files: dict[str, Content] = field(default_factory=dict)
-    trashed: set[str] = field(default_factory=set)
-    marked: bool = False
-
-
-class Runtime:
-    """Storage habits of a keeper that the rules rely on; mutants break them."""
-
-    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
-        """The check before COMMIT is linked."""
-        return disk.epoch != epoch
-
-    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
-        """The check before anybody is told."""
-        return disk.epoch != epoch
-
-
-@dataclass(slots=True)
-class Rules:
-    """Which machines play; the mutants swap one."""
-
-    node: type[NodeProtocol] = NodeProtocol
-    coordinator: type[CoordinatorProtocol] = CoordinatorProtocol
-    runtime: type[Runtime] = Runtime
-
-
-class Oracle:
-    """What must hold; the world tells it what really happened."""
-
-    def __init__(self) -> None:
-        self.history: dict[Generation, int] = {}
-        self.durable: set[Generation] = set()
-        self.memory: set[Generation] = set()
-        self.announced: set[Generation] = set()
-        """Called memory-committed at least once."""
-        self.ever = False
-        self.decided: dict[int, Generation | None] = {}
-        self.basis: dict[int, dict[int, int | None]] = {}
-        """What each claimed epoch could continue when it read the directory."""
-        self.applied: dict[tuple[m.Incarnation, int], int] = {}
-        self.resumed = 0
-        self.commits = 0
-
-    def fail(self, text: str) -> None:
-        """An oracle is broken."""
-        raise Violation(text)
-
-    def lineage(self, tip: int) -> dict[int, int | None]:
-        """Newest eligible seq by epoch, from the decisions as they were really written."""
-        limits: dict[int, int | None] = {tip: None}
-        while self.decided.get(tip) is not None:
-            parent = self.decided[tip]
-            assert parent is not None
-            limits[parent.epoch], tip = parent.seq, parent.epoch
-        return limits
-
-    def eligible(self, before: int) -> dict[int, int | None]:
-        """The lineage that epoch `before` may continue."""
-        tips = [epoch for epoch in self.decided if epoch < before]
-        return self.lineage(max(tips)) if tips else {}
-
-    @staticmethod
-    def on(generation: Generation, limits: dict[int, int | None]) -> bool:
-        """`generation` lies on that lineage."""
-        if generation.epoch not in limits:
+    def deliver(self) -> bool:
+        """A few messages of one connection, or what trainers of one node said."""
+        full: list[Any] = [key for key, queue in self.channels.items() if queue]
+        full += [node.keeper for node in self.nodes if node.keeper and node.keeper.inbox]
+        if not full:
             return False
-        limit = limits[generation.epoch]
-        return limit is None or generation.seq <= limit
+        key = full[int(self.rng.random() * len(full))]
+        if isinstance(key, Keeper):
+            self.to_node(key, key.inbox.popleft())
+            return True
+        queue = self.channels[key]
+        for _ in range(BURSTS[int(self.rng.random() * len(BURSTS))]):
+            if not queue:
+                break
+            self.receive(key, queue.popleft())
+        return True
 
-    def trained(self, generation: Generation, history: int) -> None:
-        """A trainer reached this boundary: all must get there with the same past."""
-        if self.history.setdefault(generation, history) != history:
-            self.fail(f"{generation} has two histories: timelines were mixed")
+    def receive(self, key: tuple[int, int], message: m.WireMessage) -> None:
+        """One message arrives."""
+        keeper = self.nodes[key[1]].keeper
+        if keeper is None:
+            return
+        event = m.MessageReceived(from_node=key[0], message=message)
+        if type(message) in _UPWARD:
+            self.to_coordinator(keeper, event)
+        else:
+            self.to_node(keeper, event)
 
-    def decision(self, epoch: int, parent: Generation | None, *, asked: bool) -> None:
-        """The decision of `epoch` stands on disk."""
-        if not asked:
-            self._check_parent(epoch, parent)
-        if parent is not None and not self.on(parent, self.basis[epoch]):
-            self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
-        self.decided[epoch] = parent
+    def tick(self) -> None:
+        """Time passes, for most keepers."""
+        self.now_s += self.rng.choice((1, 2, 5, 5)) if not self.peace else 5
+        event = m.TimePassed(now_s=self.now_s)
+        for keeper in self.keepers():
+            if self.peace or self.rng.random() < 0.9:
+                self.to_node(keeper, event)
+                self.to_coordinator(keeper, event)
 
-    def _check_parent(self, epoch: int, parent: Generation | None) -> None:
-        limits = self.basis[epoch]
-        for name, promised in (("durable", self.durable), ("memory-committed", self.memory)):
-            due = max((g for g in promised if self.on(g, limits)), default=None)
-            if due is not None and (parent is None or parent < due):
-                self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")
-        if parent is None and self.ever:
-            self.fail(f"epoch {epoch} starts from scratch although something was committed")
-
-    def loaded(self, epoch: int, generation: Generation, content: Content | None) -> None:
-        """A rank was told to train on with this content."""
-        if self.decided.get(epoch) != generation:
-            self.fail(f"rank resumed {generation}, decided was {self.decided.get(epoch)}")
-        if content is None or content.generation != generation:
-            self.fail(f"rank resumed {generation} but holds {content}")
-        assert content is not None
-        if content.history != self.history[generation]:
-            self.fail(f"{generation} was restored with another past")
-        self.resumed += 1
-
-    def plan(self, trainer: Trainer, version: int) -> None:
-        """A trainer switched plan at its present step."""
-        key = (trainer.incarnation, version)
-        if self.applied.setdefault(key, trainer.step) != trainer.step:
-            self.fail(f"plan {version} applied at {self.applied[key]} and {trainer.step}")
-
-    def passed(self, trainer: Trainer) -> None:
-        """A trainer passes its present step: it must have made every switch others made here."""
-        for (incarnation, version), step in self.applied.items():
-            if incarnation == trainer.incarnation and step <= trainer.step:
-                if version not in trainer.plans:
-                    self.fail(f"rank {trainer.rank} passed step {step} without plan {version}")
-
-    def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
-        """Commits are about to be deleted."""
-        limits = self.lineage(max(self.decided)) if self.decided else {}
-        sound = [
-            g
-            for g, commit in disk.commits.items()
-            if commit.synced and commit.entry.health == "good" and self.on(g, limits)
-        ]
-        left = [g for g in sound if g not in doomed]
-        if sound and max(sound) in doomed:
-            self.fail(f"retention deletes the last durable {max(sound)}")
-        if len(left) < min(keep, len(sound)):
-            self.fail(f"retention leaves {len(left)} of {len(sound)}, keep_last is {keep}")
-        self.durable -= set(doomed)
-
-
-def retention(rng: Random) -> Retention:
-    """A policy for one seed."""
-    return Retention(keep_last=rng.choice((1, 1, 2, 3)))
+    def find(self, keeper: Keeper, rank: int, *, epoch: int | None = None) -> Trainer | None:
+        """The trainer an instruction means: by epoch, or of the keeper's incarnation."""
+        for trainer in self.trainers:
+            if trainer.rank == rank and trainer.node == keeper.node:
+                if epoch is not None and trainer.epoch == epoch:
+                    return trainer
+                if epoch is None and trainer.incarnation == keeper.machine.incarnation:
+                    return trainer
+        return None

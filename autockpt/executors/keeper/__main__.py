@@ -7,10 +7,14 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 
 from autockpt.executors.keeper.launch import socket_path
 from autockpt.executors.keeper.server import Keeper
+
+PREDECESSOR_S = 0.9
+"""A keeper that has decided to leave is gone within milliseconds."""
 
 
 def main() -> int:
@@ -28,9 +32,7 @@ def main() -> int:
     _settle()
     path = socket_path(options.run_directory, options.node)
     with open(os.path.join(os.path.dirname(path), "keeper.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(lock.fileno()):
             return 0  # another keeper was faster
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -50,6 +52,19 @@ def main() -> int:
             sys.stderr.flush()
             return 1
     return 0
+
+
+def _locked(fd: int) -> bool:
+    """Whether we are the keeper; waits a moment for one that is leaving."""
+    deadline = time.monotonic() + PREDECESSOR_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(0.005)
 
 
 def _settle() -> None:

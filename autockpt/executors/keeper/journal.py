@@ -48,7 +48,18 @@ class Journal:
         self._write_s: dict[Generation, float] = {}
         self._bytes: dict[Generation, tuple[int, int]] = {}
         self.outage = _unfinished_run(run_directory)
-        self._resumed: TrainerResumed | None = None
+        if self.outage is not None:
+            self._tell_inherited(self.outage)
+
+    def _tell_inherited(self, outage: Outage) -> None:
+        """Trainers and keeper died together: nobody was left to say so."""
+        self._writer.emit(
+            t.FailureObserved(
+                at_s=outage.began_s, rank=KEEPER, what="+".join(sorted(outage.what)),
+                failed_rank=-1, pid=0, step=outage.step,
+                detail="found by the next keeper: training had not ended",
+            )
+        )  # fmt: skip
 
     def snapshot_began(self, generation: Generation, step: int, at_s: float) -> None:
         """Remembers when a generation began on this node, for latencies."""

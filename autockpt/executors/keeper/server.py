@@ -22,6 +22,7 @@ from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
 from autockpt.executors.image import ImageIndex
 from autockpt.executors.keeper.disk import DiskWorker
 from autockpt.executors.keeper.journal import Journal
+from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.keeper.slots import CELL_COPIED, MemoryTable
 from autockpt.executors.memory import Arena
@@ -37,6 +38,8 @@ TICK_S = 0.5
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
 FIRST_TRAINER_S = 300.0
+OTHERS_PATIENCE_S = 10.0
+"""A keeper that does not coordinate waits so long for the others when it has nothing left to do."""
 
 
 @dataclass(slots=True)
@@ -95,6 +98,15 @@ class Keeper:
             self._directory, self._run_id, self.post, self._disk_answered, self._retired
         )
         retention = _goal(run_directory).retention
+        self._peers = Peers(
+            self._directory.path,
+            self._run_id,
+            node,
+            received=lambda sender, message: self.post(lambda: self._from_node(sender, message)),
+            lost=lambda gone: self.post(lambda: self._both(p.NodeLost(node=gone))),
+            trouble=lambda what: self.post(lambda: self._degrade("control plane", what)),
+            log=self._log,
+        )
         self._protocol = NodeProtocol(node=node)
         self._coordinator = CoordinatorProtocol(retention=retention)
         self._leave_when_drained = False
@@ -128,9 +140,12 @@ class Keeper:
             if now >= next_tick:
                 next_tick = now + TICK_S
                 self._both(p.TimePassed(now_s=now))
-            if now >= next_heartbeat and self._s.epoch:
+                self._peers.stand("settled" if self._settled() else "busy")
+            # Without trainers it is not held: a launch on other machines may take over.
+            if now >= next_heartbeat and self._s.epoch and self._s.trainers:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
+        self._peers.close()
         self._log("keeper leaves")
 
     def _finished(self) -> bool:
@@ -142,9 +157,26 @@ class Keeper:
         lonely = time.monotonic() - self._lonely_since
         if not os.path.isdir(self._directory.path):
             return True  # somebody removed the run under us
-        if self._leave_when_drained or self._all_finished:
-            return self._disk.idle and not self._protocol.unsettled and lonely > 0.05
+        leaving = self._leave_when_drained or self._all_finished
+        if leaving and self._settled() and lonely > 0.05 and not self._needed(lonely):
+            return True
         return lonely > (LINGER_S if self._had_trainers else FIRST_TRAINER_S)
+
+    def _settled(self) -> bool:
+        """Nobody here waits for anything, on this node or another one."""
+        node, saves = self._protocol, self._coordinator.saves.values()
+        if self._s.trainers or node.unsettled or not self._disk.idle:
+            return False
+        if len(set(node.nodes)) < 2:
+            return True
+        return not node.votes and not node.persists and all(save.finished for save in saves)
+
+    def _needed(self, lonely_s: float) -> bool:
+        """The keepers of other nodes still need this one; most of all if it coordinates."""
+        if not self._peers.needed:
+            return False
+        nodes = self._protocol.nodes
+        return (nodes and self._node == min(nodes)) or lonely_s < OTHERS_PATIENCE_S
 
     def _woken(self, sock: Any) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -239,14 +271,23 @@ class Keeper:
             rank=hello.rank, pid=hello.pid, attach=hello.attach, connection=connection
         )
         if former is not None:
-            self._refuse_second(trainer, former)
+            self._refuse_second(trainer, former, hello.control_host)
             return
         self._s.trainers[hello.rank] = trainer
         self._had_trainers = True
         self._give_slots(trainer)
-        self._node_event(replace(hello.attach, slots=len(memory.slots)))
+        self._attached(trainer, hello.control_host)
 
-    def _refuse_second(self, trainer: Trainer, former: Trainer) -> None:
+    def _attached(self, trainer: Trainer, control_host: str) -> None:
+        """The protocol decides whether it is admitted; if so, its nodes are the job."""
+        attach = trainer.attach
+        self._leave_when_drained = False
+        slots = len(self._memory.of(trainer.rank).slots)
+        self._node_event(replace(attach, slots=slots))
+        if control_host and self._protocol.incarnation == attach.incarnation:
+            self._peers.expect(attach.incarnation, attach.nodes, control_host)
+
+    def _refuse_second(self, trainer: Trainer, former: Trainer, control_host: str) -> None:
         """Two live processes claim one rank: the older incarnation is fenced or the new refused."""
         mine, theirs = trainer.attach.incarnation, former.attach.incarnation
         if mine.launch_id != theirs.launch_id and not trainer.attach.previous_launcher_dead:
@@ -263,10 +304,9 @@ class Keeper:
         )
         self._send(former, fence)
         self._closed(former.connection)
-        memory = self._memory.of(trainer.rank)
         self._s.trainers[trainer.rank] = trainer
         self._give_slots(trainer)
-        self._node_event(replace(trainer.attach, slots=len(memory.slots)))
+        self._attached(trainer, control_host)
 
     def _adopted(self, rank: int) -> None:
         memory = self._memory.of(rank)
@@ -300,8 +340,6 @@ class Keeper:
             self._journal.resumed(message)
         elif isinstance(message, wire.TrainerLeaving):
             trainer.leaving = message.reason
-        elif isinstance(message, wire.ControlAddress):
-            self._log(f"control addresses: {message.addresses}")
         else:
             self._node_event(message)
 
@@ -529,12 +567,21 @@ class Keeper:
         for instruction in instructions:
             self._execute(instruction)
         while self._local:
-            message = self._local.popleft()
-            event = p.MessageReceived(from_node=self._node, message=message)
-            if isinstance(message, p.TO_COORDINATOR):
-                self._coordinator_event(event)
-            else:
-                self._node_event(event)
+            self._deliver(self._node, self._local.popleft())
+
+    def _deliver(self, from_node: int, message: p.WireMessage) -> None:
+        event = p.MessageReceived(from_node=from_node, message=message)
+        if isinstance(message, p.TO_COORDINATOR):
+            self._coordinator_event(event)
+        else:
+            self._node_event(event)
+
+    def _from_node(self, node: int, message: p.WireMessage) -> None:
+        """A keeper speaks for the ranks of its node, and the coordinator's for the job."""
+        if _may_say(node, message, self._coordinator.nodes, self._protocol.nodes):
+            self._deliver(node, message)
+        else:
+            self._log(f"ignored of node {node}: {wire.describe(message)}")
 
     def _execute(self, instruction: p.Instruction) -> None:
         match instruction:
@@ -578,7 +625,7 @@ class Keeper:
         if send.to_node == self._node:
             self._local.append(send.message)
         else:
-            self._log(f"no connection to node {send.to_node}: {type(send.message).__name__}")
+            self._peers.send(send.to_node, send.message)
 
     def _grant(self, grant: p.GrantSlot) -> None:
         for (rank, generation), shard in list(self._s.shards.items()):
@@ -640,6 +687,7 @@ class Keeper:
             draining=self._leave_when_drained,
             slots_bytes=self._memory.total_bytes,
             degraded=self._s.degraded,
+            peers=self._peers.connected,
         )
         with contextlib.suppress(OSError):
             connection.send(status)
@@ -655,6 +703,23 @@ class Keeper:
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         print(f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True)
+
+
+def _may_say(
+    node: int, message: p.WireMessage, ranks: tuple[int, ...], nodes: tuple[int, ...]
+) -> bool:
+    """Whether a message may come from `node`; `ranks`: node of every rank, at the coordinator."""
+    if not isinstance(message, p.TO_COORDINATOR):
+        return bool(nodes) and node == min(nodes)
+    if isinstance(message, p.RankAttached):
+        rank, ranks = message.attach.rank, message.attach.nodes
+    elif isinstance(message, p.RankSealed):
+        rank = message.shard.rank
+    elif hasattr(message, "rank"):
+        rank = message.rank
+    else:
+        return True
+    return not ranks or (0 <= rank < len(ranks) and ranks[rank] == node)
 
 
 def _shard_name(rank: int, attempt: int) -> str:

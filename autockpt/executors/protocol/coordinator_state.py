@@ -16,6 +16,7 @@ from autockpt.executors.protocol.messages import (
     Send,
     ToNode,
     TrainerAttached,
+    brief,
 )
 from autockpt.executors.protocol.selection import Choice, Strike
 from autockpt.executors.protocol.transitions import (
@@ -150,7 +151,7 @@ class CoordinatorState:
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""
-        self.emit(Report(kind="stale", detail=f"coordinator: ignored {what}"))
+        self.emit(Report(kind="stale", detail=f"coordinator: ignored {brief(what)}"))
 
     def go(self, phase: CoordinatorPhase) -> None:
         """Change phase, if the table has it; its deadline starts now."""

@@ -1018,3 +1018,12 @@ def message_from_data(data: Any) -> WireMessage:
         raise ProtocolError(f"no wire message of this version: {str(data)[:80]!r}")
     message: WireMessage = record_io.from_data(kind, data["body"], where=kind.__name__)
     return message
+
+
+def brief(what: object) -> str:
+    """A short name of an event or message for a report, e.g. `RankSealed rank 3 e2s40`."""
+    parts = [type(what).__name__ if not isinstance(what, str) else what]
+    rank, generation = getattr(what, "rank", None), getattr(what, "generation", None)
+    parts += [f"rank {rank}"] if rank is not None else []
+    parts += [str(generation)] if generation is not None else []
+    return " ".join(parts)

@@ -20,6 +20,7 @@ from autockpt.executors.protocol.messages import (
     Send,
     ToCoordinator,
     TrainerAttached,
+    brief,
 )
 from autockpt.executors.protocol.slots import Slots
 from autockpt.executors.protocol.transitions import NodePhase, moved
@@ -111,7 +112,7 @@ class NodeState:
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""
-        self.emit(Report(kind="stale", detail=f"node {self.node}: ignored {what}"))
+        self.emit(Report(kind="stale", detail=f"node {self.node}: ignored {brief(what)}"))
 
     def go(self, phase: NodePhase) -> None:
         """Change phase, if the table has it."""

@@ -402,6 +402,8 @@ class Restoring(Saving):
             if shard.generation.epoch == self.epoch:
                 self.rebuild(shard)
         self._tell_opened()
+        for rank in sorted(self.attaches):
+            self.rank_interrupted(rank)
 
     def rebuild(self, shard: HeldShard) -> None:
         """Count a seal that the previous coordinator may have counted already."""

@@ -69,10 +69,19 @@ class Saving(CoordinatorState):
     # ------------------------------------------------------------------ what ranks report
 
     def rank_began(self, from_node: int, message: RankBegan) -> None:
-        """A slot was granted: the save exists."""
+        """A slot was granted: the save exists, and this rank seals nothing older any more."""
         save = self._save(from_node, message.generation, message.step)
         if save is not None and message.disk:
             self._open_disk(save)
+        if self.accepts(message.generation):
+            self._give_up_before(message.rank, message.generation)
+
+    def _give_up_before(self, rank: int, generation: Generation) -> None:
+        """A rank whose keeper was away skipped saves without a word; the others hold theirs."""
+        for older in list(self.saves.values()):
+            missing = older.memory == "open" and rank not in older.sealed
+            if missing and older.generation < generation:
+                self.drop_memory(older, f"rank {rank} went on to {generation}")
 
     def rank_sealed(self, from_node: int, message: RankSealed) -> None:
         """One more rank holds it; the last one makes it memory-committed."""
@@ -307,7 +316,7 @@ class Saving(CoordinatorState):
     def persist_newest(self) -> None:
         """Ask for the newest memory commit on disk, unless it is on its way."""
         save = self.saves.get(self.memory_committed) if self.memory_committed else None
-        if save is not None and save.disk == "none":
+        if save is not None and save.disk == "none" and save.generation not in self.catalogue:
             self._open_disk(save)
             self.broadcast(PersistWanted(generation=save.generation))
 

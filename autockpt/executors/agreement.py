@@ -1,0 +1,113 @@
+"""Which incarnation the ranks of several nodes are: agreed through the rendezvous store.
+
+Launchers name their starts and count their restarts each for itself: two launchers of one job have
+two names, and only the one whose rank died counts a restart.  So rank 0 says for all.  Its word is
+kept in the checkpoint directory, because a round must be higher than every earlier one: a start
+that shares a launcher with the newest one continues its launch, any other is a launch of its own.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.keeper.control import (
+    network_of,
+    open_secret,
+    read_record,
+    write_record,
+)
+from autockpt.executors.protocol.messages import Incarnation
+from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.record import from_json, to_json
+
+_RECORD = "round.json"
+_calls = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """control/round.json: the newest incarnation."""
+
+    schema_version: int = 1
+    incarnation: Incarnation
+    launchers: tuple[str, ...]
+    """Names that the launchers of its nodes gave their starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all ranks of this start have in common."""
+
+    schema_version: int = 1
+    incarnation: Incarnation
+    one_host: bool
+    """All nodes share one machine's loopback (a test, or several launchers on one machine)."""
+
+
+def agree(checkpoints: str, launch_id: str, rank: int, nodes: tuple[int, ...]) -> Agreement:
+    """The agreement of all ranks; waits for the first rank of every node.
+
+    `nodes`: node of every rank.  Every rank calls it, equally often, after `init_process_group`.
+    Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
+    """
+    global _calls
+    store = _store()
+    _calls += 1
+    prefix = f"autockpt/{_calls}"
+    if rank == nodes.index(nodes[rank]):
+        said = json.dumps({"launcher": launch_id, "network": network_of()})
+        store.set(f"{prefix}/node/{nodes[rank]}", said)
+    if rank == 0:
+        every = [json.loads(store.get(f"{prefix}/node/{node}")) for node in sorted(set(nodes))]
+        store.set(f"{prefix}/agreed", _decide(checkpoints, every))
+    text = bytes(store.get(f"{prefix}/agreed")).decode()
+    if text.startswith("error "):
+        raise StorageError(text.removeprefix("error "))
+    return from_json(Agreement, text, where="agreement of rank 0")
+
+
+def _decide(checkpoints: str, every: list[dict[str, str]]) -> str:
+    """The agreement as JSON, or why there is none: the other ranks wait for an answer."""
+    launchers = tuple(sorted({said["launcher"] for said in every}))
+    try:
+        os.makedirs(checkpoints, exist_ok=True)
+        open_secret(checkpoints)
+        incarnation = next_incarnation(_newest(checkpoints), every[0]["launcher"], launchers)
+        record = Round(incarnation=incarnation, launchers=launchers)
+        write_record(checkpoints, _RECORD, to_json(record).encode())
+    except (StorageError, OSError) as error:
+        return f"error {checkpoints}: rank 0 cannot write down the incarnation: {error}"
+    one_host = len({said["network"] for said in every}) == 1
+    return to_json(Agreement(incarnation=incarnation, one_host=one_host))
+
+
+def next_incarnation(
+    newest: Round | None, launch_id: str, launchers: tuple[str, ...]
+) -> Incarnation:
+    """What the start of these launchers is called; `launch_id` is rank 0's."""
+    if newest is None or not set(newest.launchers) & set(launchers):
+        return Incarnation(launch_id=launch_id, restart_round=0)
+    former = newest.incarnation
+    return Incarnation(launch_id=former.launch_id, restart_round=former.restart_round + 1)
+
+
+def _newest(checkpoints: str) -> Round | None:
+    text = read_record(checkpoints, _RECORD)
+    if text is None:
+        return None
+    try:
+        return from_json(Round, text)
+    except ConfigError:
+        return None
+
+
+def _store() -> Any:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError(
+            "attach() on several nodes needs the process group, by which the ranks agree who they "
+            "are: call torch.distributed.init_process_group() before attach()"
+        )
+    return dist.distributed_c10d._get_default_store()

@@ -1,0 +1,166 @@
+"""Jobs that autockpt cannot protect, or not now: a clear sentence, and the training goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal, Limits
+from autockpt.values.telemetry import Degraded, SaveSkipped
+from tests.conftest import end_keeper
+from tests.executors.states import Holder
+from tests.fakes import trainings
+from tests.kill.zygote import ROOT, environment
+from tests.points.live import SPEC, Live
+
+PLAN = trainings.plan(memory=4, disk=4)
+
+
+def test_too_little_memory_for_the_slots_degrades_and_changes_nothing(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The policy allows one page; the training ends as if nobody had attached."""
+    whole = trainings.bare(trainings.build(SPEC))
+    job, ckpt = live.attach(SPEC, PLAN, Goal(limits=Limits(host_memory_bytes=4096)))
+    for step, batch in ckpt.batches(SPEC.steps):
+        trainings.train_step(job, step, batch)
+        if step == 1:
+            assert ckpt._link.wait_until(lambda: bool(ckpt._link.slots_refused), 30)
+    assert trainings.digest(job) == whole
+    told = live.events(Degraded)
+    assert {"memory tier", "final checkpoint"} <= {event.what for event in told}
+    said = "the policy allows 4.1 kB; raise limits.host_memory or lower memory.slots"
+    assert all(said in event.reason for event in told), told
+    assert {event.step for event in live.events(SaveSkipped)} == {4, 8, 12}
+    assert said in capfd.readouterr().err
+    assert live.durable_steps() == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"ema": Holder({"decay": 0.9, "hook": print})},
+            r"ema\.hook: a builtins\.builtin_function_or_method cannot be saved safely; "
+            r"give its owner a state_dict\(\)/load_state_dict\(\) of tensors",
+        ),
+        (
+            {"ema": Holder({"weights": [1, {"deep": {2, 3}}]})},
+            r"ema\.weights\.1\.deep: a builtins\.set cannot be saved safely",
+        ),
+        ({"ema": object()}, r"attach\(ema=\.\.\.\): a object has no state_dict/load_state_dict"),
+        ({"model": "net"}, r"attach\(model=\.\.\.\): expected a torch\S+Module, got str"),
+    ],
+    ids=["function", "set", "no-state-dict", "no-module"],
+)
+def test_what_cannot_be_saved_is_said_at_attach(
+    more: dict[str, Any], said: str, live: Live
+) -> None:
+    """With its key and the way out, before any keeper is started."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        live.attach(SPEC, PLAN, **more)
+    assert caught.value.exit_code == 78
+    assert not Path(live.checkpoints).exists()
+
+
+def test_an_object_that_turns_bad_later_degrades_and_ends_nothing(live: Live) -> None:
+    """Older checkpoints stay what a restart resumes."""
+    whole = trainings.bare(trainings.build(SPEC))
+    holder = Holder({"decay": 0.9})
+    job, ckpt = live.attach(SPEC, PLAN, ema=holder)
+    from tests.points.live import granted
+
+    for step, batch in ckpt.batches(SPEC.steps):
+        trainings.train_step(job, step, batch)
+        granted(ckpt)
+        if step == 5:
+            assert ckpt.wait_durable(30) > 0
+            holder.state = {"decay": print}
+    assert trainings.digest(job) == whole
+    assert any("ema.decay: a builtins." in event.reason for event in live.events(Degraded))
+    live.leave()
+    assert set(live.durable_steps()) == {4}
+    _, ckpt = live.attach(SPEC, ema=Holder({"decay": 0.1}))
+    assert ckpt.step_count == 4
+
+
+TWO_RANKS = """
+import sys, time
+import autockpt
+from tests.fakes import trainings
+rank, run_dir = int(sys.argv[1]), sys.argv[2]
+job = trainings.build(trainings.JobSpec(steps=9), rank=rank)
+ckpt = autockpt.attach(**job.attached, run_dir=run_dir)
+print("from", ckpt.step_count, flush=True)
+batches = iter([(b[0], b[1]) for _ in range(3) for b in job.loader])
+def one():
+    trainings.train_step(job, ckpt.step_count, next(batches))
+    ckpt.step()
+def save():
+    ckpt._link.wait_until(lambda: bool(ckpt._link.slots), 60)
+    ckpt.save()
+    ckpt._ask(ckpt._generation(ckpt.step_count + 1), ckpt.step_count + 1, disk=True)
+    generation = ckpt._generation(ckpt.step_count + 1)
+    link = ckpt._link
+    link.wait_until(lambda: generation in link.grants or generation in link.refused, 60)
+    one()
+    ckpt.fence()
+    return generation
+if ckpt.step_count == 0:
+    one(); one()
+    good = save()
+    print("durable", ckpt.wait_durable(60) > 0, flush=True)
+    if rank == 1:
+        ckpt.step()
+    bad = save()
+    link = ckpt._link
+    link.wait_until(lambda: bad in link.dropped, 5)
+    one(); one()
+    print("dropped", bad in link.dropped, link.durable == good, flush=True)
+ckpt.close(final_checkpoint=False)
+print("trained on", flush=True)
+"""
+
+
+def test_ranks_that_disagree_on_the_step_lose_that_generation_and_train_on(tmp_path: Path) -> None:
+    """Rank 1 counts one step too many before both save; what both had before is what loads."""
+    (tmp_path / "job.py").write_text(TWO_RANKS)
+    run_dir = trainings.prepare(tmp_path / "run", trainings.plan(memory=0, disk=1000))
+
+    def launch(name: str) -> list[str]:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(tmp_path / "job.py"), str(rank), run_dir], cwd=ROOT,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env={
+                    **environment(), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": "2", "AUTOCKPT_LAUNCH_ID": name,
+                },
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        said = []
+        for process in processes:
+            with process:
+                try:
+                    said.append(process.communicate(timeout=100)[0])
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    raise
+            assert process.returncode == 0, said
+        return said
+
+    try:
+        first = launch("first")
+        assert all("durable True" in text and "trained on" in text for text in first), first
+        end_keeper(run_dir)
+        again = launch("again")
+    finally:
+        end_keeper(run_dir)
+    assert all("from 3" in text for text in again), (first, again)
+    assert sorted(path.parent.name for path in tmp_path.glob("run/checkpoints/gen-*/COMMIT")) == [
+        "gen-e000001-s000000003"
+    ]

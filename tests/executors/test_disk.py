@@ -1,0 +1,203 @@
+"""The keeper's disk thread: instructions in order, fenced, and alive for ever."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.keeper.disk import SCRUB_BYTES_PER_S, DiskWorker
+from autockpt.executors.memory import Arena
+from autockpt.executors.protocol import messages as p
+from autockpt.values.errors import GuardError, StorageError
+from autockpt.values.generation import Generation
+from tests.executors.checkpoints import CHUNK, PATIENCE_S, commit_images
+
+WHO = p.Incarnation(launch_id="launch", restart_round=0)
+
+
+def g(seq: int) -> Generation:
+    """One generation of epoch 1."""
+    return Generation(epoch=1, seq=seq)
+
+
+class Bench:
+    """A worker on a directory, and what it answered."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory = CheckpointDirectory(str(path))
+        self.run_id = self.directory.open()
+        self.answers: list[Any] = []
+        self.deleted: list[Generation] = []
+        self._answered = threading.Semaphore(0)
+        self.worker = DiskWorker(
+            self.directory, self.run_id, self._post, self.answers.append,
+            lambda generation, step, freed: self.deleted.append(generation),
+        )  # fmt: skip
+
+    def _post(self, work: Callable[[], None]) -> None:
+        work()
+        self._answered.release()
+
+    def order(self, instruction: Any) -> Any:
+        """Gives an instruction and returns its answer."""
+        self.worker.execute(instruction)
+        return self.answered()
+
+    def answered(self) -> Any:
+        """The oldest answer that was not looked at."""
+        assert self._answered.acquire(timeout=PATIENCE_S)
+        return self.answers.pop(0)
+
+    def done(self, *instructions: Any) -> None:
+        """Gives instructions without an answer and waits for their end."""
+        for instruction in instructions:
+            self.worker.execute(instruction)
+        ended = threading.Event()
+        self.worker.submit(ended.set)
+        assert ended.wait(PATIENCE_S)
+
+    def claim(self, *, epoch: int | None = None) -> Any:
+        """Asks for the directory."""
+        return self.order(p.ClaimEpoch(incarnation=WHO, epoch=epoch, previous_launcher_dead=False))
+
+    def commit(self, *seqs: int) -> None:
+        """Committed and verified generations."""
+        for seq in seqs:
+            image = Arena.anonymous(CHUNK + 4096).view
+            commit_images(self.directory, self.run_id, g(seq), [image], step=seq)
+            self.directory.mark(g(seq), "VERIFIED")
+
+    def listed(self) -> list[Generation]:
+        return [entry.generation for entry in self.directory.catalogue(self.run_id)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """A worker on an empty directory."""
+    return Bench(tmp_path / "checkpoints")
+
+
+def test_a_claim_comes_with_everything_that_was_decided_before(bench: Bench) -> None:
+    """Catalogue and lineage, read after the claim stood."""
+    assert bench.claim().epoch == 1
+    bench.commit(1)
+    bench.done(p.MarkEverCommitted(epoch=1))
+    assert isinstance(
+        bench.order(p.WriteDecision(epoch=1, attempt=1, generation=None, reason="new")),
+        p.DecisionWritten,
+    )
+    answer = bench.claim()
+    assert answer.epoch == 2
+    assert [entry.generation for entry in answer.committed] == [g(1)]
+    assert answer.committed[0].verified
+    assert [(one.epoch, one.parent) for one in answer.parents] == [(1, None)]
+    assert answer.ever_committed
+
+
+def test_a_replaced_epoch_is_refused_again(bench: Bench) -> None:
+    """A running trainer that comes back names the epoch it trains in."""
+    assert bench.claim().epoch == 1
+    assert bench.claim(epoch=1).epoch == 1
+    assert bench.claim().epoch == 2
+    refused = bench.claim(epoch=1)
+    assert isinstance(refused, p.EpochRefused)
+    assert "epoch 1 is fenced by a newer incarnation" in refused.reason
+
+
+def test_an_older_epoch_neither_commits_nor_decides_nor_deletes(bench: Bench) -> None:
+    """Each answer says that it was the fence; nothing changed on disk."""
+    bench.claim()
+    bench.commit(1, 2, 3)
+    bench.claim()
+    failed = bench.order(p.WriteDecision(epoch=1, attempt=1, generation=None, reason="late"))
+    assert (type(failed), failed.fenced) == (p.DecisionFailed, True)
+    bench.directory.create_generation(g(4))
+    failed = bench.order(
+        p.WriteCommit(
+            generation=g(4), step=4, world_size=1, parent=None, records=({},), health="good",
+            layout_digests=("",),
+        )
+    )  # fmt: skip
+    assert (type(failed), failed.fenced) == (p.CommitFailed, True)
+    bench.done(p.DeleteGenerations(epoch=1, generations=(g(1), g(2))))
+    assert bench.listed() == [g(1), g(2), g(3)]
+    assert bench.deleted == []
+    bench.done(p.DeleteGenerations(epoch=2, generations=(g(1), g(2), g(9))))
+    assert bench.listed() == [g(3)]
+    assert bench.deleted == [g(1), g(2)]
+
+
+def test_the_guard_stands_before_every_delete(bench: Bench) -> None:
+    """A confused plan cannot remove the last good checkpoint; the keeper is told."""
+    bench.claim()
+    bench.commit(1, 2)
+    answer = bench.order(p.DeleteGenerations(epoch=1, generations=(g(1), g(2))))
+    assert isinstance(answer, GuardError)
+    assert bench.listed() == [g(1), g(2)]
+
+
+def test_trash_takes_what_has_no_commit_only(bench: Bench) -> None:
+    """No answer either way."""
+    bench.claim()
+    bench.commit(1)
+    bench.directory.create_generation(g(2))
+    bench.done(
+        p.TrashGeneration(generation=g(1), reason="aborted"),
+        p.TrashGeneration(generation=g(2), reason="aborted"),
+    )
+    assert bench.listed() == [g(1)]
+    assert not Path(bench.directory.generation_path(g(2))).exists()
+
+
+def test_verification_marks_what_it_found(bench: Bench) -> None:
+    """VERIFIED, or CORRUPT with the first problems."""
+    bench.claim()
+    bench.commit(1, 2)
+    shard = Path(bench.directory.generation_path(g(2))) / "shard-00000-a1.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[5] ^= 1
+    shard.write_bytes(data)
+    assert bench.order(p.VerifyGeneration(generation=g(1))).ok
+    bad = bench.order(p.VerifyGeneration(generation=g(2)))
+    assert not bad.ok
+    assert "chunk 0" in bad.detail
+    first, second = bench.directory.catalogue(bench.run_id)
+    assert (first.verified, first.corrupt, second.corrupt) == (True, False, True)
+
+
+def test_storage_that_does_not_answer_condemns_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper degrades; the generation keeps its state."""
+    bench.claim()
+    bench.commit(1)
+
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.preadv", fail)
+        answer = bench.order(p.VerifyGeneration(generation=g(1)))
+    assert isinstance(answer, StorageError)
+    (entry,) = bench.directory.catalogue(bench.run_id)
+    assert not entry.corrupt
+
+
+def test_a_job_that_fails_unexpectedly_does_not_end_the_thread(bench: Bench) -> None:
+    """Every later commit runs on it."""
+
+    def explode() -> None:
+        raise RuntimeError("a bug of ours")
+
+    bench.worker.submit(explode)
+    told, claimed = bench.claim(), bench.answered()
+    assert isinstance(told, RuntimeError)
+    assert claimed.epoch == 1
+
+
+def test_the_scrub_is_paced() -> None:
+    """Slower than any disk that a checkpoint is worth writing to at full speed."""
+    assert 1e8 <= SCRUB_BYTES_PER_S <= 1e9

@@ -1,0 +1,236 @@
+"""Resuming in the middle of an epoch gives exactly the batches that would have come."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from autockpt.executors.loaders import DataPosition
+from autockpt.executors.state import rng_state, set_rng_state
+from autockpt.values.errors import ConfigError
+
+ITEMS = 23
+DATA = TensorDataset(torch.arange(ITEMS))
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Items that draw from the global generator, as augmentation does."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+def seeded() -> torch.Generator:
+    """A loader's own generator."""
+    return torch.Generator().manual_seed(11)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": lambda: DataLoader(DATA, batch_size=4),
+    "shuffled": lambda: DataLoader(DATA, batch_size=4, shuffle=True),
+    "short last batch dropped": lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True),
+    "own generator": lambda: DataLoader(DATA, 4, shuffle=True, generator=seeded()),
+    "sampler with generator": lambda: DataLoader(
+        DATA, 4, sampler=RandomSampler(DATA, generator=seeded())
+    ),
+    "with replacement": lambda: DataLoader(
+        DATA, 4, sampler=RandomSampler(DATA, replacement=True, num_samples=40)
+    ),
+    "weighted": lambda: DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * ITEMS, 20)),
+    "subset": lambda: DataLoader(DATA, 4, sampler=SubsetRandomSampler(range(5, 20))),
+    "distributed": lambda: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=1, seed=3)
+    ),
+    "batch sampler": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 5, drop_last=False)
+    ),
+    "no batches": lambda: DataLoader(DATA, batch_size=None, shuffle=True),
+    "augmented": lambda: DataLoader(Augmented(), 4, shuffle=True),
+}
+SHORT_EPOCH = 5
+WORKERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "workers": lambda: DataLoader(DATA, 4, shuffle=True, num_workers=1),
+    "persistent workers": lambda: DataLoader(
+        DATA, 4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+}
+
+
+def flat(batch: Any) -> list[float]:
+    """The items of a batch."""
+    tensor = batch[0] if isinstance(batch, list | tuple) else batch
+    return [float(x) for x in tensor.reshape(-1)]
+
+
+def take(batches: Iterator[Any], count: int) -> list[list[float]]:
+    """Some batches, with a draw of the training between any two of them."""
+    taken = []
+    for batch in itertools.islice(batches, count):
+        taken.append([*flat(batch), torch.rand(()).item()])
+    return taken
+
+
+def run_and_resume(make: Callable[[], Any], before: int, after: int) -> None:
+    """A run of before + after batches, and one that is cut and goes on in a new process."""
+    torch.manual_seed(5)
+    whole = DataPosition(make())
+    batches = whole.batches()
+    take(batches, before)
+    saved, rng = whole.state(), rng_state()
+    expected = take(batches, after)
+
+    torch.manual_seed(999)  # the new process: other generators, a new loader
+    resumed = DataPosition(make())
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    assert take(resumed.batches(), after) == expected
+    assert (resumed.epoch, resumed.index) == (whole.epoch, whole.index)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("before", [0, 1, 3, 5, 6, 8])
+def test_the_same_batches_come_after_a_resume(name: str, before: int) -> None:
+    """Anywhere in the epoch, at its end and in the next one; and in the epochs that follow."""
+    run_and_resume(LOADERS[name], before, 14)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize("before", [2, 6])
+def test_workers_give_the_same_batches_after_a_resume(name: str, before: int) -> None:
+    """Prefetching and seeds of workers are repeated as well."""
+    run_and_resume(WORKERS[name], before, 6)
+
+
+def test_augmentation_in_workers_draws_anew_until_the_epoch_ends() -> None:
+    """Skipping by index does not repeat what workers drew for skipped items: the items are right,
+    their augmentation is another one, and from the next epoch on everything is equal again."""
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Augmented(), 4, shuffle=True, num_workers=2)
+
+    torch.manual_seed(5)
+    whole = DataPosition(make())
+    batches = whole.batches()
+    take(batches, 2)
+    saved, rng = whole.state(), rng_state()
+    expected = take(batches, 7)
+    resumed = DataPosition(make())
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    got = take(resumed.batches(), 7)
+    assert [batch[:-1:2] for batch in got] == [batch[:-1:2] for batch in expected]
+    assert got[4:] == expected[4:]
+
+
+def test_nothing_is_loaded_to_be_skipped() -> None:
+    """Skipping is by index."""
+
+    class Counting(Dataset[torch.Tensor]):
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        def __len__(self) -> int:
+            return ITEMS
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            self.read.append(index)
+            return torch.tensor(index)
+
+    first = DataPosition(DataLoader(Counting(), 4))
+    take(first.batches(), 4)
+    data = Counting()
+    second = DataPosition(DataLoader(data, 4))
+    second.load(first.state())
+    second.prepare()
+    take(second.batches(), 1)
+    assert data.read == [16, 17, 18, 19]
+
+
+def test_the_sampler_is_told_the_epoch_by_nobody_else() -> None:
+    """DistributedSampler repeats its order unless somebody calls set_epoch: each epoch differs."""
+    position = DataPosition(LOADERS["distributed"]())
+    batches = position.batches()
+    first, second = take(batches, 6), take(batches, 6)
+    assert [b[:-1] for b in first] != [b[:-1] for b in second]
+    assert position.loader.sampler.epoch == position.epoch == 1
+
+
+class Stateful:
+    """A loader that says itself where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.at < 7:
+            self.at += 1
+            yield torch.tensor([float(self.at)])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("before", [0, 3, 7, 9])
+def test_a_stateful_loader_is_asked(before: int) -> None:
+    """Its own position is what counts."""
+    run_and_resume(Stateful, before, 10)
+
+
+def test_another_kind_of_loader_is_refused() -> None:
+    """Both ways; nothing is guessed."""
+    plain, stateful = DataPosition(DataLoader(DATA)), DataPosition(Stateful())
+    with pytest.raises(ConfigError, match="made with another kind of loader"):
+        plain.load(stateful.state())
+    with pytest.raises(ConfigError, match="made with another kind of loader"):
+        stateful.load(plain.state())
+
+
+class Endless(IterableDataset[int]):
+    """A stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([1, 2, 3], "a list can neither say where it is"),
+        (iter([1]), "a list_iterator can neither"),
+        (DataLoader(Endless()), "over an IterableDataset cannot be skipped by index"),
+    ],
+    ids=["list", "iterator", "stream"],
+)
+def test_what_cannot_be_resumed_is_refused_at_attach(loader: Any, message: str) -> None:
+    """With what to do instead."""
+    with pytest.raises(ConfigError, match=message):
+        DataPosition(loader)
+
+
+def test_an_empty_loader_is_an_error_and_no_endless_loop() -> None:
+    """An epoch without a batch."""
+    with pytest.raises(ConfigError, match="gave no batch in a whole epoch"):
+        next(DataPosition(DataLoader(TensorDataset(torch.zeros(0)))).batches())

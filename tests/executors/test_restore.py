@@ -1,0 +1,329 @@
+"""Slot or file -> live state: bit-exact, or refused before a byte is written where it can be."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autockpt.executors.directory import CheckpointDirectory, read_commit
+from autockpt.executors.image import ImageIndex, chunk_digest, header_bytes
+from autockpt.executors.memory import Arena
+from autockpt.executors.restore import SlotChunks, apply_state, open_disk, restore_tensors
+from autockpt.executors.state import LiveState
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from autockpt.values.generation import Generation
+from tests.executors.checkpoints import CHUNK, commit_state
+from tests.executors.states import (
+    DTYPES,
+    Holder,
+    Module,
+    bytes_of,
+    random_tensor,
+    snapshot,
+    step,
+    trained,
+)
+
+G = Generation(epoch=1, seq=1)
+
+
+def sealed(arena: Arena, image_bytes: int, chunk_bytes: int = CHUNK) -> SlotChunks:
+    """An image in memory with the digests of what it holds now."""
+    image = arena.view[:image_bytes]
+    digests = tuple(
+        chunk_digest(image[i : i + chunk_bytes]) for i in range(0, image_bytes, chunk_bytes)
+    )
+    index = ImageIndex(
+        run_id="run", generation=G, step=1, rank=0, world_size=1, layout_digest="",
+        image_bytes=image_bytes, chunk_bytes=chunk_bytes, digests=digests,
+    )  # fmt: skip
+    return SlotChunks(arena, index)
+
+
+def in_memory(state: LiveState, **how: Any) -> SlotChunks:
+    """A snapshot of a state, sealed."""
+    arena, shooter = snapshot(state)
+    shooter.close()
+    assert shooter.layout is not None
+    return sealed(arena, shooter.layout.image_bytes, **how)
+
+
+def contents(state: LiveState) -> dict[str, bytes]:
+    """Every tensor's bytes."""
+    return {name: bytes_of(tensor) for name, tensor in state.tensors.items()}
+
+
+@pytest.mark.parametrize("source", ["memory", "small chunks", "none", "zstd"])
+def test_a_trained_job_goes_on_bit_for_bit(source: str, tmp_path: Path) -> None:
+    """Restored into a new process's objects, it trains exactly as the one that was not killed."""
+    model, optimizer = trained()
+    other = Holder({"best": torch.randn(3), "epochs": [1, (2, None)], "name": "x"})
+    state = LiveState.of(model=model, optimizer=optimizer, other=other)
+    if source in ("none", "zstd"):
+        directory = CheckpointDirectory(str(tmp_path))
+        run_id = directory.open()
+        directory.claim(run_id, "launch", 0, force=False)
+        folder = commit_state(directory, run_id, G, state, codec=source)
+        chunks: Any = open_disk(folder, read_commit(f"{folder}/COMMIT").records[0])
+    else:
+        chunks = in_memory(state, chunk_bytes=4096 if source == "small chunks" else CHUNK)
+
+    torch.manual_seed(99)
+    twin, twin_optimizer = trained()
+    holder = Holder(None)
+    fresh = LiveState.of(model=twin, optimizer=twin_optimizer, other=holder)
+    restored = restore_tensors(chunks, fresh)
+    apply_state(restored, fresh)
+    chunks.close()
+    assert contents(fresh) == contents(state)
+    assert holder.state["epochs"] == [1, (2, None)]
+    assert bytes_of(holder.state["best"]) == bytes_of(other.state["best"])
+    for one in ((model, optimizer), (twin, twin_optimizer)):
+        torch.manual_seed(1)
+        step(*one)
+        step(*one)
+    assert contents(fresh) == contents(state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.RMSprop, {"centered": True}),
+        (torch.optim.AdamW, {"amsgrad": True, "fused": True}),
+        (torch.optim.Adafactor, {}),
+        (torch.optim.LBFGS, {"max_iter": 2}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.Rprop, {}),
+    ],
+)
+def test_every_kind_of_optimizer_goes_on_bit_for_bit(kind: Any, options: dict[str, Any]) -> None:
+    """State that exists from the start (Adagrad), lists (LBFGS), scalars, none at all (SGD)."""
+
+    def job() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Linear(6, 3)
+        return model, kind(model.parameters(), lr=0.05, **options)
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        data = torch.linspace(0, 1, 24).view(4, 6)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(data).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+    torch.manual_seed(2)
+    model, optimizer = job()
+    train(model, optimizer)
+    train(model, optimizer)
+    state = LiveState.of(model=model, optimizer=optimizer)
+    chunks = in_memory(state)
+    twin, twin_optimizer = job()
+    fresh = LiveState.of(model=twin, optimizer=twin_optimizer)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    assert contents(fresh) == contents(state)
+    train(model, optimizer)
+    train(twin, twin_optimizer)
+    assert contents(fresh) == contents(state)
+
+
+def test_an_object_that_shows_the_models_own_tensors_comes_back() -> None:
+    """`state_dict()` of a trainer object often returns references: stored once, restored twice."""
+
+    def job(value: float) -> tuple[torch.nn.Module, Holder, LiveState]:
+        model = Module([("w", torch.full((5,), value))])
+        model.register_buffer("b", torch.full((3,), value))
+        holder = Holder({"model": dict(model.state_dict())})
+        return model, holder, LiveState.of(model=model, trainer=holder)
+
+    chunks = in_memory(job(3.0)[2])
+    model, holder, fresh = job(0.0)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    assert (model.w.tolist(), model.b.tolist()) == ([3.0] * 5, [3.0] * 3)
+    assert holder.state["model"]["w"].tolist() == [3.0] * 5
+    assert holder.state["model"]["b"].tolist() == [3.0] * 3
+
+
+def test_weights_that_are_tied_no_more_are_both_restored() -> None:
+    """Each name gets its bytes."""
+    tied, untied = torch.nn.Module(), torch.nn.Module()
+    tied.one = tied.two = torch.nn.Parameter(torch.full((4,), 2.0))
+    untied.one = torch.nn.Parameter(torch.zeros(4))
+    untied.two = torch.nn.Parameter(torch.zeros(4))
+    fresh = LiveState.of(model=untied)
+    apply_state(restore_tensors(in_memory(LiveState.of(model=tied)), fresh), fresh)
+    assert untied.one.tolist() == untied.two.tolist() == [2.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_comes_back(dtype: str) -> None:
+    """Into live tensors and, for stateful objects, into new ones."""
+    state = LiveState.of(
+        model=Module([("w", random_tensor(dtype, (17, 6), 1)), ("s", random_tensor(dtype, (), 2))]),
+        other=Holder({"t": random_tensor(dtype, (5,), 3), "e": random_tensor(dtype, (0,))}),
+    )
+    holder = Holder(None)
+    model = Module([("w", random_tensor(dtype, (17, 6), 8)), ("s", random_tensor(dtype, (), 9))])
+    fresh = LiveState.of(model=model, other=holder)
+    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    assert contents(fresh) == contents(state)
+    assert bytes_of(holder.state["t"]) == bytes_of(random_tensor(dtype, (5,), 3))
+    assert (holder.state["e"].shape, holder.state["e"].dtype) == ((0,), getattr(torch, dtype))
+
+
+def test_restored_tensors_do_not_live_in_the_slot() -> None:
+    """It is overwritten by the next snapshot."""
+    state = LiveState.of(model=Module([("w", torch.ones(9))]), other=Holder({"t": torch.ones(4)}))
+    chunks = in_memory(state)
+    holder = Holder(None)
+    fresh = LiveState.of(model=Module([("w", torch.zeros(9))]), other=holder)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    chunks._arena.view[:] = bytes(chunks._arena.nbytes)
+    assert holder.state["t"].tolist() == [1] * 4
+    assert fresh.tensors["model.w"].tolist() == [1] * 9
+
+
+class Extra(torch.nn.Module):
+    """A module with state of its own."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.value = value
+
+    def get_extra_state(self) -> int:
+        return self.value
+
+    def set_extra_state(self, value: int) -> None:
+        self.value = value
+
+
+def test_extra_state_of_modules_comes_back_under_wrappers_too() -> None:
+    """torch.compile puts `_orig_mod` into the names; a checkpoint fits with and without it."""
+    saved, compiled = torch.nn.Module(), torch.nn.Module()
+    saved.block = torch.nn.Sequential(Extra(7))
+    compiled._orig_mod = torch.nn.Module()
+    compiled._orig_mod.block = torch.nn.Sequential(Extra(0))
+    fresh = LiveState.of(model=compiled)
+    apply_state(restore_tensors(in_memory(LiveState.of(model=saved)), fresh), fresh)
+    assert compiled._orig_mod.block[0].value == 7
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ([("w", torch.zeros(5))], r"model.w: is \(5,\) torch.float32 now, \(4,\)"),
+        ([("w", torch.zeros(4, dtype=torch.float64))], r"model.w: is \(4,\) torch.float64 now"),
+        ([("w", torch.zeros(4)), ("x", torch.zeros(1))], "not in the checkpoint, first 'model.x'"),
+        ([("v", torch.zeros(4))], "not in the checkpoint, first 'model.v'"),
+    ],
+)
+def test_a_changed_model_is_refused_before_a_byte_is_written(
+    model: list[tuple[str, torch.Tensor]], message: str
+) -> None:
+    """ConfigError: no other source would help."""
+    chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
+    fresh = LiveState.of(model=Module(model))
+    with pytest.raises(ConfigError, match=message):
+        restore_tensors(chunks, fresh)
+    assert not any(tensor.any() for tensor in fresh.tensors.values())
+
+
+def test_a_tensor_that_the_model_lost_is_refused() -> None:
+    """Weights that nobody reads would be forgotten silently."""
+    chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4)), ("x", torch.ones(1))])))
+    with pytest.raises(ConfigError, match=r"1 tensors the model has not, first 'model.x'"):
+        restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(4))])))
+
+
+def test_an_object_attached_later_is_named() -> None:
+    """It has no state to take back."""
+    chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
+    fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=Holder({}))
+    with pytest.raises(ConfigError, match="ema: is not in the checkpoint; it was attached later"):
+        apply_state(restore_tensors(chunks, fresh), fresh)
+
+
+# --- hostile images ------------------------------------------------------------------------------
+
+
+def rewritten(change: Callable[[dict[str, Any]], None]) -> SlotChunks:
+    """An image whose header somebody rewrote, with right digests."""
+    state = LiveState.of(
+        model=Module([("w", torch.ones(64, 40))]), other=Holder({"t": torch.ones(9)})
+    )
+    arena, shooter = snapshot(state)
+    shooter.close()
+    assert shooter.layout is not None
+    image_bytes = shooter.layout.image_bytes
+    length = header_bytes(arena.view, image_bytes)
+    table = json.loads(bytes(arena.view[8:length]))
+    change(table)
+    text = json.dumps(table).encode()
+    assert len(text) <= length - 8
+    arena.view[8:length] = text.ljust(length - 8)
+    return sealed(arena, image_bytes)
+
+
+def skeleton(text: bytes) -> SlotChunks:
+    """An image with another skeleton."""
+    chunks = rewritten(lambda table: None)
+    length = header_bytes(chunks._arena.view, chunks.index.image_bytes)
+    start, stop = json.loads(bytes(chunks._arena.view[8:length]))["__extra"]["data_offsets"]
+    chunks._arena.view[length + start : length + stop] = text.ljust(stop - start)
+    return sealed(chunks._arena, chunks.index.image_bytes)
+
+
+def view(name: str, dtype: str) -> Callable[[dict[str, Any]], None]:
+    """Claims another true dtype."""
+    return lambda table: table["__metadata__"].update({f"view:{name}": dtype})
+
+
+HOSTILE: dict[str, Callable[[], SlotChunks]] = {
+    "fewer bytes than copied, live": lambda: rewritten(view("model.w", "int8")),
+    "fewer bytes than copied, new": lambda: rewritten(view("other.t", "int8")),
+    "more bytes than there are": lambda: rewritten(view("other.t", "complex64")),
+    "a pair of nothing": lambda: rewritten(view("other.t", "complex128")),
+    "no skeleton": lambda: rewritten(lambda table: table.pop("__extra")),
+    "skeleton of floats": lambda: rewritten(view("__extra", "float32")),
+    "no JSON": lambda: skeleton(b"{"),
+    "deep": lambda: skeleton(b"[" * 3000),
+    "a list": lambda: skeleton(b"[]"),
+    "a part missing": lambda: skeleton(b'{"progress":{},"rng":{},"others":{},"modules":{}}'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_image_is_corrupt_and_writes_nowhere(name: str) -> None:
+    """Its digests are right; lengths that lie would write beyond a tensor's memory."""
+    fresh = LiveState.of(model=Module([("w", torch.zeros(64, 40))]), other=Holder(None))
+    with pytest.raises(CorruptCheckpointError, match=r"image|cannot be"):
+        restore_tensors(HOSTILE[name](), fresh)
+
+
+def test_a_dtype_that_this_torch_lacks_is_named() -> None:
+    """A newer torch wrote it, or somebody made it up; `torch.load` is no dtype."""
+    for dtype in ("float3", "load", ""):
+        with pytest.raises(ConfigError, match=f"this torch has no dtype '{dtype}'"):
+            restore_tensors(
+                rewritten(view("other.t", dtype)),
+                LiveState.of(model=Module([("w", torch.zeros(64, 40))]), other=Holder(None)),
+            )
+
+
+def test_a_chunk_that_changed_is_corrupt() -> None:
+    """Named by its number."""
+    state = LiveState.of(model=Module([("w", torch.ones(64, 400))]))
+    chunks = in_memory(state)
+    chunks._arena.view[CHUNK + 9] ^= 1
+    with pytest.raises(CorruptCheckpointError, match="memory: rank 0, chunk 1 of generation e1s1"):
+        restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(64, 400))])))

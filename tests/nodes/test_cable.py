@@ -1,0 +1,129 @@
+"""Two network namespaces with a cable between them: what only a real network shows."""
+
+import contextlib
+import json
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nodes.test_two_nodes import environment
+
+HOSTS = ("10.213.7.1", "10.213.7.2")
+PATIENCE_S = 30.0
+
+
+class Cable:
+    """Two namespaces and the pair of interfaces between them."""
+
+    def __init__(self) -> None:
+        word = secrets.token_hex(3)
+        self.names = [f"ck{word}{node}" for node in range(2)]
+        for name in self.names:
+            _ip("netns", "add", name)
+        zero, one = self.names
+        _ip("link", "add", zero, "netns", zero, "type", "veth", "peer", "name", one, "netns", one)
+        for name, host in zip(self.names, HOSTS, strict=True):
+            _ip("-n", name, "addr", "add", f"{host}/24", "dev", name)
+            _ip("-n", name, "link", "set", name, "up")
+
+    def plug(self, state: str) -> None:
+        """up or down, at one end: nobody is told."""
+        _ip("-n", self.names[1], "link", "set", self.names[1], state)
+
+    def remove(self) -> None:
+        """Removes both namespaces, and with them the interfaces."""
+        for name in self.names:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+class Endpoint:
+    """An `endpoint.py` in one namespace."""
+
+    def __init__(self, cable: Cable, folder: Path, node: int) -> None:
+        command = ["ip", "netns", "exec", cable.names[node], sys.executable, "-m",
+                   "tests.nodes.endpoint", str(folder), str(node), HOSTS[node]]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
+        )
+        self.said: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.put(json.loads(line))
+
+    def hears(self, what: str) -> dict[str, Any]:
+        """The next fact of this kind, from now on."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            fact = self.said.get(timeout=max(0.0, deadline - time.monotonic()))
+            if what in fact:
+                return fact
+
+    def forget(self) -> None:
+        """What was said until now does not count."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.said.get_nowait()
+
+    def end(self) -> None:
+        """Lets it go."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=20)
+        self._reader.join(timeout=20)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    """A new pair of namespaces."""
+    try:
+        made = Cable()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    yield made
+    made.remove()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_cut_cable_is_noticed_and_a_mended_one_is_used(cable: Cable, tmp_path: Path) -> None:
+    """No packet says that it is cut: silence of 3 s, then 5 s of grace."""
+    ends = [Endpoint(cable, tmp_path, node) for node in range(2)]
+    try:
+        for end in ends:
+            end.hears("heard")
+        cable.plug("down")
+        cut_s = time.monotonic()
+        assert ends[0].hears("lost") == {"lost": 1}
+        assert ends[1].hears("lost") == {"lost": 0}
+        took = time.monotonic() - cut_s
+        assert 5.0 <= took < 15.0, f"noticed after {took:.1f} s"
+        cable.plug("up")
+        for end in ends:
+            end.forget()
+        mended_s = time.monotonic()
+        for end in ends:
+            end.hears("heard")
+        assert time.monotonic() - mended_s < 10.0
+        print(f"noticed after {took:.1f} s, mended after {time.monotonic() - mended_s:.1f} s")
+    finally:
+        for end in ends:
+            end.end()

@@ -1,0 +1,47 @@
+"""Point 3: the copy runs under the next forward (schedule: lazy) or inside the boundary."""
+
+import threading
+
+import pytest
+
+from autockpt.executors import snapshot
+from tests.fakes import trainings
+from tests.points.live import PATIENCE_S, SPEC, Live, granted
+
+NEVER_S = 0.3
+"""A boundary that copies inside itself cannot be left, however long the copy waits for that."""
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "blocking"])
+def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
+    schedule: str, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first piece of the copy waits for the next forward; only a lazy one sees it begin."""
+    whole = trainings.bare(trainings.build(SPEC))
+    forward_began = threading.Event()
+    saw_forward: list[bool] = []
+    memcpy = snapshot._memcpy
+
+    def throttled(job: snapshot.CopyJob, publish: snapshot.ProgressCounter) -> None:
+        if not saw_forward:
+            lazy = schedule == "lazy"
+            saw_forward.append(forward_began.wait(PATIENCE_S if lazy else NEVER_S))
+        memcpy(job, publish)
+
+    job, ckpt = live.attach(plan=trainings.plan(memory=4, disk=4, schedule=schedule))
+    monkeypatch.setattr(snapshot, "_memcpy", throttled)
+    copying: list[bool] = []
+
+    def forward(*_: object) -> None:
+        assert ckpt._snapshotter is not None
+        if ckpt.step_count == 4:
+            copying.append(ckpt._snapshotter.engine.busy)
+            forward_began.set()
+
+    job.model.register_forward_pre_hook(forward)
+    for step, batch in ckpt.batches(SPEC.steps):
+        trainings.train_step(job, step, batch)
+        granted(ckpt)
+    assert saw_forward == [schedule == "lazy"]
+    assert copying == [schedule == "lazy"]
+    assert trainings.digest(job) == whole

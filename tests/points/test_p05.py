@@ -1,0 +1,63 @@
+"""Point 5: chunks are written while later ones are still copied (streaming: true) or after all."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from autockpt.executors.keeper import pipeline as pipelines
+from autockpt.executors.memory import Arena
+from tests.executors.checkpoints import CHUNK, PATIENCE_S, Persisted, pipeline, target
+
+CHUNKS = 6
+POLLS = 50
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_first_byte_is_written_before_the_last_is_copied_only_if_streaming(
+    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the last chunk are copied; the writer looks many times, then the rest arrives."""
+    arena = Arena.anonymous(CHUNKS * CHUNK)
+    arena.view[:] = bytes(range(256)) * (arena.nbytes // 256)
+    copied, written = [0], []
+    looked, wrote = threading.Semaphore(0), threading.Semaphore(0)
+    pwrite = os.pwrite
+
+    def recorded(fd: int, data: memoryview, at: int) -> int:
+        written.append((at // CHUNK, copied[0]))
+        done = pwrite(fd, data, at)
+        wrote.release()
+        return done
+
+    def looks_again(seconds: float) -> None:
+        looked.release()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    clock = SimpleNamespace(sleep=looks_again, monotonic=time.monotonic)
+    monkeypatch.setattr(pipelines, "time", clock)
+    result = Persisted()
+    shard = pipeline(
+        arena.view, target(str(tmp_path / "shard"), writers=1), result,
+        available=lambda: copied[0], streaming=streaming,
+    )  # fmt: skip
+    shard.start()
+    copied[0] = (CHUNKS - 1) * CHUNK
+    for _ in range(POLLS):
+        assert looked.acquire(timeout=PATIENCE_S)
+    for _ in range(CHUNKS - 2 if streaming else 0):
+        assert wrote.acquire(timeout=PATIENCE_S)
+    early = [chunk for chunk, _ in written]
+    copied[0] = arena.nbytes
+    shard.sealed()
+    assert result.ended.wait(PATIENCE_S)
+    shard.cancel()
+    assert result.error is None
+    # The chunk with the header always comes last, so that a cut file is no image.
+    assert sorted(early) == (list(range(1, CHUNKS - 1)) if streaming else [])
+    assert all(seen == arena.nbytes for _, seen in written[len(early) :])
+    assert (tmp_path / "shard").read_bytes() == arena.view

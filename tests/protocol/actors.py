@@ -1,0 +1,142 @@
+"""Who is in the simulated world: processes, memory, the shared directory, the rules played."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator import CoordinatorProtocol
+from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.executors.protocol.node import NodeProtocol
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
+
+DEADLINES = Deadlines(
+    resend_s=4.0,
+    attach_s=200.0,
+    knock_s=15.0,
+    inventory_s=40.0,
+    restore_s=120.0,
+    seal_s=30.0,
+    commit_s=60.0,
+    plan_s=15.0,
+    plan_margin_steps=2,
+    persist_attempts=2,
+)
+
+
+@dataclass(slots=True)
+class Content:
+    """Bytes of one shard: which state, of which rank, and where they came from."""
+
+    generation: Generation
+    history: int
+    rank: int
+    step: int = 0
+    sealed: bool = False
+    corrupt: bool = False
+    writer: "Trainer | None" = None
+    shard: m.HeldShard | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Trainer:
+    """One trainer process."""
+
+    rank: int
+    node: int
+    incarnation: m.Incarnation
+    alive: bool = True
+    running: bool = False
+    refused: bool = False
+    final: bool = False
+    """Refused, and trying again will not help."""
+    epoch: int | None = None
+    seq: int = 0
+    step: int = 0
+    history: int = 0
+    loaded: Content | None = None
+    order: m.RestoreShard | None = None
+    writing: tuple[Generation, int] | None = None
+    """(generation, slot) of the snapshot in flight."""
+    told_discard: bool = False
+    held: int = 0
+    """Plan version prepared and without a verdict."""
+    hold_step: int = 0
+    """Last step it may stand at without a verdict."""
+    decided: dict[int, int] = field(default_factory=dict)
+    """Apply step by plan version."""
+    plans: dict[int, int] = field(default_factory=dict)
+    """Step at which each version was applied."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One machine: its memory and, while it lives, its keeper."""
+
+    index: int
+    slots: dict[tuple[int, int], Content | None] = field(default_factory=dict)
+    """(rank, slot) -> content; survives while keeper or any trainer lives."""
+    keeper: "Keeper | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class Keeper:
+    """One keeper process: the two machines and the work its runtime has in hand."""
+
+    node: int
+    machine: NodeProtocol
+    coordinator: CoordinatorProtocol
+    jobs: list[list[Any]] = field(default_factory=list)
+    """[kind, stage, payload]: storage work, one small stage per action."""
+    inbox: deque[m.NodeEvent] = field(default_factory=deque)
+    """Events from local trainers, in order."""
+    names: set[tuple[int, Generation, int]] = field(default_factory=set)
+    """Shard file names this keeper has asked for."""
+
+
+@dataclass(slots=True)
+class Commit:
+    """One COMMIT on disk."""
+
+    entry: m.CatalogueEntry
+    synced: bool = False
+
+
+@dataclass(slots=True)
+class Disk:
+    """The shared directory."""
+
+    epoch: int = 0
+    decisions: dict[int, Generation | None] = field(default_factory=dict)
+    commits: dict[Generation, Commit] = field(default_factory=dict)
+    files: dict[str, Content] = field(default_factory=dict)
+    trashed: set[str] = field(default_factory=set)
+    marked: bool = False
+
+
+class Runtime:
+    """Storage habits of a keeper that the rules rely on; mutants break them."""
+
+    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+        """The check before COMMIT is linked."""
+        return disk.epoch != epoch
+
+    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+        """The check before anybody is told."""
+        return disk.epoch != epoch
+
+
+@dataclass(slots=True)
+class Rules:
+    """Which machines play; the mutants swap one."""
+
+    node: type[NodeProtocol] = NodeProtocol
+    coordinator: type[CoordinatorProtocol] = CoordinatorProtocol
+    runtime: type[Runtime] = Runtime
+
+
+def retention(rng: Random) -> Retention:
+    """A policy for one seed."""
+    return Retention(keep_last=rng.choice((1, 1, 2, 3)))

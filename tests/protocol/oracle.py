@@ -1,0 +1,119 @@
+"""What must hold in every run, checked against what really happened.
+
+The oracle knows the truth the machines cannot know: which training history every generation had,
+which promises (memory-committed, durable) were given and which of them a loss beyond tolerance has
+lifted.  It computes the lineage by itself.
+"""
+
+from autockpt.executors.protocol import messages as m
+from autockpt.values.generation import Generation
+from tests.protocol.actors import Content, Disk, Trainer
+
+
+class Violation(AssertionError):
+    """An oracle was broken."""
+
+
+class Oracle:
+    """What must hold; the world tells it what really happened."""
+
+    def __init__(self) -> None:
+        self.history: dict[Generation, int] = {}
+        self.durable: set[Generation] = set()
+        self.memory: set[Generation] = set()
+        self.announced: set[Generation] = set()
+        """Called memory-committed at least once."""
+        self.ever = False
+        self.decided: dict[int, Generation | None] = {}
+        self.basis: dict[int, dict[int, int | None]] = {}
+        """What each claimed epoch could continue when it read the directory."""
+        self.applied: dict[tuple[m.Incarnation, int], int] = {}
+        self.resumed = 0
+        self.commits = 0
+
+    def fail(self, text: str) -> None:
+        """An oracle is broken."""
+        raise Violation(text)
+
+    def lineage(self, tip: int) -> dict[int, int | None]:
+        """Newest eligible seq by epoch, from the decisions as they were really written."""
+        limits: dict[int, int | None] = {tip: None}
+        while self.decided.get(tip) is not None:
+            parent = self.decided[tip]
+            assert parent is not None
+            limits[parent.epoch], tip = parent.seq, parent.epoch
+        return limits
+
+    def eligible(self, before: int) -> dict[int, int | None]:
+        """The lineage that epoch `before` may continue."""
+        tips = [epoch for epoch in self.decided if epoch < before]
+        return self.lineage(max(tips)) if tips else {}
+
+    @staticmethod
+    def on(generation: Generation, limits: dict[int, int | None]) -> bool:
+        """`generation` lies on that lineage."""
+        if generation.epoch not in limits:
+            return False
+        limit = limits[generation.epoch]
+        return limit is None or generation.seq <= limit
+
+    def trained(self, generation: Generation, history: int) -> None:
+        """A trainer reached this boundary: all must get there with the same past."""
+        if self.history.setdefault(generation, history) != history:
+            self.fail(f"{generation} has two histories: timelines were mixed")
+
+    def decision(self, epoch: int, parent: Generation | None, *, asked: bool) -> None:
+        """The decision of `epoch` stands on disk."""
+        if not asked:
+            self._check_parent(epoch, parent)
+        if parent is not None and not self.on(parent, self.basis[epoch]):
+            self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
+        self.decided[epoch] = parent
+
+    def _check_parent(self, epoch: int, parent: Generation | None) -> None:
+        limits = self.basis[epoch]
+        for name, promised in (("durable", self.durable), ("memory-committed", self.memory)):
+            due = max((g for g in promised if self.on(g, limits)), default=None)
+            if due is not None and (parent is None or parent < due):
+                self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")
+        if parent is None and self.ever:
+            self.fail(f"epoch {epoch} starts from scratch although something was committed")
+
+    def loaded(self, epoch: int, generation: Generation, content: Content | None) -> None:
+        """A rank was told to train on with this content."""
+        if self.decided.get(epoch) != generation:
+            self.fail(f"rank resumed {generation}, decided was {self.decided.get(epoch)}")
+        if content is None or content.generation != generation:
+            self.fail(f"rank resumed {generation} but holds {content}")
+        assert content is not None
+        if content.history != self.history[generation]:
+            self.fail(f"{generation} was restored with another past")
+        self.resumed += 1
+
+    def plan(self, trainer: Trainer, version: int) -> None:
+        """A trainer switched plan at its present step."""
+        key = (trainer.incarnation, version)
+        if self.applied.setdefault(key, trainer.step) != trainer.step:
+            self.fail(f"plan {version} applied at {self.applied[key]} and {trainer.step}")
+
+    def passed(self, trainer: Trainer) -> None:
+        """A trainer passes its present step: it must have made every switch others made here."""
+        for (incarnation, version), step in self.applied.items():
+            mine = incarnation == trainer.incarnation and step <= trainer.step
+            if mine and version not in trainer.plans:
+                self.fail(f"rank {trainer.rank} passed step {step} without plan {version}")
+
+    def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
+        """Commits are about to be deleted."""
+        limits = self.lineage(max(self.decided)) if self.decided else {}
+        sound = [
+            g
+            for g, commit in disk.commits.items()
+            if commit.synced and commit.entry.health == "good" and self.on(g, limits)
+        ]
+        left = [g for g in sound if g not in doomed]
+        if sound and max(sound) in doomed:
+            self.fail(f"retention deletes the last durable {max(sound)}")
+        if len(left) < min(keep, len(sound)):
+            self.fail(f"retention leaves {len(left)} of {len(sound)}, keep_last is {keep}")
+        self.durable -= set(doomed)

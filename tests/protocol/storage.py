@@ -1,0 +1,240 @@
+"""A keeper's storage work: one small step per action, so that anything may come between."""
+
+from dataclasses import replace
+from typing import Any
+
+from autockpt.executors.protocol import messages as m
+from tests.protocol.actors import Commit, Content, Keeper
+from tests.protocol.trainers import Trainers
+
+
+class Storage(Trainers):
+    """Shard files, commits, claims, decisions, deletions."""
+
+    def do_StartPersist(self, keeper: Keeper, do: m.StartPersist) -> None:
+        name = (do.rank, do.generation, do.attempt)
+        if name in keeper.names:
+            self.oracle.fail(f"shard file name {name} used twice")
+        keeper.names.add(name)
+        keeper.jobs.append(["persist", 0, do])
+
+    def do_AbortPersist(self, keeper: Keeper, do: m.AbortPersist) -> None:
+        keeper.jobs = [
+            job
+            for job in keeper.jobs
+            if job[0] != "persist" or (job[2].rank, job[2].generation) != (do.rank, do.generation)
+        ]
+
+    def do_AnnounceDurable(self, keeper: Keeper, do: m.AnnounceDurable) -> None:
+        if do.generation not in self.disk.commits and do.generation in self.oracle.durable:
+            self.oracle.fail(f"{do.generation} called durable, no COMMIT on disk")
+
+    def do_ClaimEpoch(self, keeper: Keeper, do: m.ClaimEpoch) -> None:
+        keeper.jobs.append(["claim", 0, do])
+
+    def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
+        for _, generation, _ in keeper.coordinator.struck:
+            self.oracle.durable.discard(generation)
+            self.oracle.memory.clear()
+        keeper.jobs.append(["decide", 0, do, keeper.coordinator.attaches[0].fresh])
+
+    def do_WriteCommit(self, keeper: Keeper, do: m.WriteCommit) -> None:
+        keeper.jobs.append(["commit", 0, do])
+
+    def do_VerifyGeneration(self, keeper: Keeper, do: m.VerifyGeneration) -> None:
+        keeper.jobs.append(["verify", 0, do])
+
+    def do_DeleteGenerations(self, keeper: Keeper, do: m.DeleteGenerations) -> None:
+        keeper.jobs.append(["delete", 0, do])
+
+    def do_TrashGeneration(self, keeper: Keeper, do: m.TrashGeneration) -> None:
+        if do.generation not in self.disk.commits:
+            for name in [n for n, c in self.disk.files.items() if c.generation == do.generation]:
+                del self.disk.files[name]
+
+    def do_MarkEverCommitted(self, keeper: Keeper, do: m.MarkEverCommitted) -> None:
+        self.disk.marked = True
+
+    def do_Report(self, keeper: Keeper, do: m.Report) -> None:
+        if do.kind == "violation":
+            self.oracle.fail(do.detail)
+        if "report no memory" in do.detail:
+            self.oracle.memory.clear()
+
+    def work(self) -> None:
+        """Some storage job takes its next small step."""
+        keepers = [keeper for keeper in self.keepers() if keeper.jobs]
+        if keepers:
+            keeper = keepers[int(self.rng.random() * len(keepers))]
+            self.step_job(keeper, keeper.jobs[int(self.rng.random() * len(keeper.jobs))])
+
+    def step_job(self, keeper: Keeper, job: list[Any]) -> None:
+        """One step; a finished job leaves the list before its answer is handled."""
+        if all(job is not other for other in keeper.jobs):
+            return
+        answer = getattr(self, "job_" + job[0])(keeper, job)
+        job[1] += 1
+        if answer is not None:
+            keeper.jobs.remove(job)
+            if answer and job[0] == "persist":
+                self.to_node(keeper, answer)
+            elif answer:
+                self.to_coordinator(keeper, answer)
+
+    def job_persist(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.StartPersist = job[2]
+        content = self.nodes[keeper.node].slots.get((do.rank, do.slot))
+        if content is None or content.generation != do.generation:
+            self.oracle.fail(f"slot of {do.generation} rank {do.rank} overwritten while persisted")
+        assert content is not None
+        if not content.sealed or (not self.peace and self.rng.random() < 0.4):
+            return None
+        name = f"{do.generation}-{do.rank}-{do.attempt}"
+        if content.corrupt:  # digests of chunks are compared on the way out
+            return m.PersistFailed(
+                rank=do.rank,
+                generation=do.generation,
+                attempt=do.attempt,
+                reason="digest differs",
+                retryable=False,
+            )
+        failed = not self.peace and self.rng.random() < self.flaky
+        if failed or name in self.disk.files:
+            return m.PersistFailed(
+                rank=do.rank,
+                generation=do.generation,
+                attempt=do.attempt,
+                reason="no space",
+                retryable=self.rng.random() < 0.8,
+            )
+        self.disk.files[name] = Content(
+            generation=do.generation,
+            history=content.history,
+            rank=do.rank,
+            sealed=True,
+        )
+        record = {"file": name, "root": f"{content.history}:{do.rank}"}
+        return m.ShardPersisted(
+            rank=do.rank, generation=do.generation, attempt=do.attempt, record=record
+        )
+
+    def job_commit(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.WriteCommit = job[2]
+        epoch = do.generation.epoch
+        if job[1] == 0 and self.runtime.fenced_before_commit(self.disk, epoch):
+            return m.CommitFailed(generation=do.generation, reason="newer epoch", fenced=True)
+        if job[1] == 1:
+            return self.link(do)
+        if job[1] == 2:
+            gone = do.generation not in self.disk.commits  # a newer epoch's retention was here
+            if gone or (not self.peace and self.rng.random() < self.flaky):
+                return m.CommitFailed(generation=do.generation, reason="fsync failed")
+            self.disk.commits[do.generation].synced = True
+        if job[1] == 3:
+            if self.runtime.fenced_after_commit(self.disk, epoch):
+                return m.CommitFailed(generation=do.generation, reason="newer epoch", fenced=True)
+            self.promise_durable(do)
+            return m.CommitWritten(generation=do.generation, created_s=self.now_s)
+        return None
+
+    def link(self, do: m.WriteCommit) -> Any:
+        """COMMIT appears, if its directory is still there."""
+        contents = [self.disk.files.get(record["file"]) for record in do.records]
+        if do.generation in self.disk.commits or any(c is None for c in contents):
+            return m.CommitFailed(generation=do.generation, reason="directory is gone")
+        whole = [(c.generation, c.rank) for c in contents if c is not None]
+        if whole != [(do.generation, rank) for rank in range(self.world)]:
+            self.oracle.fail(f"{do.generation} committed with shards {whole}")
+        entry = m.CatalogueEntry(
+            generation=do.generation,
+            step=do.step,
+            world_size=do.world_size,
+            parent=do.parent,
+            records=do.records,
+            layout_digests=do.layout_digests,
+            created_s=self.now_s,
+            health=do.health,
+        )
+        self.disk.commits[do.generation] = Commit(entry=entry)
+        return None
+
+    def promise_durable(self, do: m.WriteCommit) -> None:
+        """From now on it must not be lost."""
+        self.oracle.commits += 1
+        self.oracle.ever = self.disk.marked = True
+        files = [self.disk.files.get(record["file"]) for record in do.records]
+        if do.health != "good" or any(f is None or f.corrupt for f in files):
+            return  # nobody promised anything about rotten bytes
+        limits = self.oracle.lineage(max(self.oracle.decided))
+        if not self.oracle.on(do.generation, limits):
+            self.oracle.fail(f"{do.generation} called durable after it was abandoned")
+        self.oracle.durable.add(do.generation)
+
+    def job_claim(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.ClaimEpoch = job[2]
+        if job[1] == 0 and do.epoch is None:
+            launches = {t.incarnation.launch_id for t in self.trainers if t.running}
+            if launches - {do.incarnation.launch_id} and not do.previous_launcher_dead:
+                return m.EpochRefused(incarnation=do.incarnation, reason="held by another launch")
+            self.disk.epoch += 1
+            job.append(self.disk.epoch)
+            return None
+        if do.epoch is not None:
+            if do.epoch != self.disk.epoch:
+                return m.EpochRefused(incarnation=do.incarnation, reason="newer epoch")
+            job.append(do.epoch)
+        return self.read_catalogue(do, job[3])
+
+    def read_catalogue(self, do: m.ClaimEpoch, epoch: int) -> m.EpochClaimed:
+        """What the claimer sees; reading makes it durable."""
+        for commit in self.disk.commits.values():
+            commit.synced = True
+        self.oracle.basis[epoch] = self.oracle.eligible(epoch)
+        parents = tuple(
+            m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.oracle.decided.items())
+        )
+        return m.EpochClaimed(
+            incarnation=do.incarnation,
+            epoch=epoch,
+            committed=tuple(commit.entry for commit in self.disk.commits.values()),
+            parents=parents,
+            ever_committed=self.disk.marked,
+        )
+
+    def job_decide(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.WriteDecision = job[2]
+        if job[1] == 0:
+            if self.disk.epoch != do.epoch:
+                return m.DecisionFailed(
+                    epoch=do.epoch, attempt=do.attempt, reason="newer epoch", fenced=True
+                )
+            if not self.peace and self.rng.random() < self.flaky / 4:
+                return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
+            return None
+        if self.disk.epoch != do.epoch:
+            return m.DecisionFailed(
+                epoch=do.epoch, attempt=do.attempt, reason="newer epoch", fenced=True
+            )
+        self.oracle.decision(do.epoch, do.generation, asked=job[3])
+        return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
+
+    def job_verify(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.VerifyGeneration = job[2]
+        commit = self.disk.commits.get(do.generation)
+        if commit is None:
+            return False
+        files = [self.disk.files.get(record["file"]) for record in commit.entry.records]
+        ok = all(f is not None and not f.corrupt for f in files)
+        commit.entry = replace(commit.entry, verified=ok, corrupt=not ok)
+        return m.GenerationVerified(generation=do.generation, ok=ok)
+
+    def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.DeleteGenerations = job[2]
+        if self.disk.epoch != do.epoch:
+            return False
+        if job[1] == 0:
+            return None
+        self.oracle.deleted(self.disk, do.generations, self.retention.keep_last)
+        for generation in do.generations:
+            self.disk.commits.pop(generation, None)
+        return False

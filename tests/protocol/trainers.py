@@ -1,0 +1,221 @@
+"""How trainers behave: synchronous training, snapshots, restore, plans; and what they are told."""
+
+from autockpt.executors.protocol import messages as m
+from autockpt.values.generation import Generation
+from tests.protocol.actors import Content, Keeper, Trainer
+from tests.protocol.world import World
+
+
+class Trainers(World):
+    """The trainer processes of a run."""
+
+    def train(self) -> None:
+        """Some trainer does something."""
+        if self.trainers:
+            self.step_trainer(self.trainers[int(self.rng.random() * len(self.trainers))])
+
+    def step_trainer(self, trainer: Trainer) -> None:
+        """Restore, write a snapshot, or take the next training step."""
+        if not trainer.running:
+            if trainer.order is not None and not trainer.refused:
+                self.restore(trainer, trainer.order)
+            return
+        if trainer.writing is not None and self.rng.random() < 0.6:
+            self.finish_snapshot(trainer)
+            return
+        if self.may_advance(trainer):
+            self.advance(trainer)
+
+    def may_advance(self, trainer: Trainer) -> bool:
+        """Training is synchronous: nobody is more than a step ahead, nobody goes on alone."""
+        if trainer.held and trainer.step >= trainer.hold_step:
+            return False
+        peers = 0
+        for other in self.trainers:
+            if other.incarnation is trainer.incarnation:
+                if not other.running or other.seq < trainer.seq:
+                    return False
+                peers += 1
+        return peers == self.world
+
+    def advance(self, trainer: Trainer) -> None:
+        """One iteration, then the boundary."""
+        assert trainer.epoch is not None
+        self.oracle.passed(trainer)
+        trainer.seq += 1
+        trainer.step += 1
+        trainer.history = hash((trainer.history, trainer.epoch, trainer.seq))
+        generation = Generation(epoch=trainer.epoch, seq=trainer.seq)
+        self.oracle.trained(generation, trainer.history)
+        self.switch_plan(trainer)
+        keeper = self.nodes[trainer.node].keeper
+        if trainer.seq % self.interval or keeper is None:
+            return
+        disk = (trainer.seq // self.interval) % self.disk_every == 0
+        request = m.SaveRequested(
+            rank=trainer.rank, generation=generation, step=trainer.step, disk=disk
+        )
+        keeper.inbox.append(request)
+        self.flush(keeper)
+
+    def switch_plan(self, trainer: Trainer) -> None:
+        """At the boundary of its apply step the new plan is in force."""
+        for version, step in trainer.decided.items():
+            if trainer.step == step and version not in trainer.plans:
+                trainer.plans[version] = trainer.step
+                self.oracle.plan(trainer, version)
+
+    def finish_snapshot(self, trainer: Trainer) -> None:
+        """The copy ends: sealed, or torn."""
+        assert trainer.writing is not None
+        generation, slot = trainer.writing
+        content = self.nodes[trainer.node].slots.get((trainer.rank, slot))
+        if content is None or content.writer is not trainer or content.generation != generation:
+            self.oracle.fail(f"rank {trainer.rank}: slot {slot} was given away while written")
+        assert content is not None
+        trainer.writing = None
+        content.writer = None
+        torn = trainer.told_discard or (not self.peace and self.rng.random() < self.torn)
+        if torn:
+            content.history = 0
+            self.local(
+                trainer,
+                m.ShardDiscarded(rank=trainer.rank, generation=generation, reason="torn"),
+            )
+            return
+        sick = not self.peace and self.rng.random() < self.sick
+        health: m.Health = "suspect" if sick else "good"
+        root = f"{content.history}:{trainer.rank}"
+        content.sealed = True
+        content.shard = m.HeldShard(
+            rank=trainer.rank,
+            slot=slot,
+            generation=generation,
+            step=content.step,
+            world_size=self.world,
+            root=root,
+            health=health,
+        )
+        sealed = m.ShardSealed(rank=trainer.rank, generation=generation, root=root, health=health)
+        self.local(trainer, sealed)
+
+    def restore(self, trainer: Trainer, order: m.RestoreShard) -> None:
+        """Load and verify one shard."""
+        trainer.order = None
+        content = self.source(trainer, order)
+        flaky = not self.peace and self.rng.random() < self.flaky
+        if content is None or content.corrupt or not content.sealed or flaky:
+            self.oracle.memory.clear()
+            bad = m.ShardBad(
+                rank=trainer.rank, epoch=order.epoch, attempt=order.attempt, detail="bad"
+            )
+            self.local(trainer, bad)
+            return
+        trainer.loaded, trainer.step = content, order.step
+        self.local(
+            trainer,
+            m.ShardVerified(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt),
+        )
+
+    def source(self, trainer: Trainer, order: m.RestoreShard) -> Content | None:
+        """The bytes the order points at."""
+        if order.source.kind == "memory":
+            key = (trainer.rank, order.source.slot or 0)
+            content = self.nodes[trainer.node].slots.get(key)
+        else:
+            content = self.disk.files.get(order.source.records[0]["file"])
+            if content is None and order.generation in self.oracle.durable:
+                self.oracle.fail(f"a file of durable {order.generation} is gone")
+        if content is not None and content.generation != order.generation:
+            self.oracle.fail(f"asked for {order.generation}, found {content.generation}")
+        return content
+
+    def do_GrantSlot(self, keeper: Keeper, do: m.GrantSlot) -> None:
+        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        if trainer is None:
+            return
+        slots = self.nodes[keeper.node].slots
+        old = slots.get((do.rank, do.slot))
+        if trainer.writing is not None or (old is not None and old.writer is not None):
+            self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
+        slots[do.rank, do.slot] = Content(
+            generation=do.generation,
+            history=trainer.history,
+            rank=do.rank,
+            step=trainer.step,
+            writer=trainer,
+        )
+        trainer.writing, trainer.told_discard = (do.generation, do.slot), False
+
+    def do_DiscardSnapshot(self, keeper: Keeper, do: m.DiscardSnapshot) -> None:
+        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        if trainer is not None and trainer.writing and trainer.writing[0] == do.generation:
+            trainer.told_discard = True
+
+    def do_AttachRefused(self, keeper: Keeper, do: m.AttachRefused) -> None:
+        self._refuse(do.rank, do.incarnation)
+
+    def do_FenceTrainer(self, keeper: Keeper, do: m.FenceTrainer) -> None:
+        now = keeper.machine.incarnation
+        for trainer in self.trainers:
+            if (trainer.rank, trainer.incarnation) == (do.rank, do.incarnation):
+                same = now is not None and now.launch_id == do.incarnation.launch_id
+                older = now is not None and now.restart_round < do.incarnation.restart_round
+                if same and older and trainer.running and trainer.epoch == self.disk.epoch:
+                    self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
+
+    def do_RestoreRefused(self, keeper: Keeper, do: m.RestoreRefused) -> None:
+        self._refuse(do.rank, do.incarnation, final=not do.retryable)
+
+    def _refuse(self, rank: int, incarnation: m.Incarnation, *, final: bool = False) -> None:
+        for trainer in self.trainers:
+            if (trainer.rank, trainer.incarnation) == (rank, incarnation):
+                trainer.refused, trainer.final = True, final
+
+    def do_RestoreShard(self, keeper: Keeper, do: m.RestoreShard) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is not None:
+            trainer.order = do
+
+    def do_StartFresh(self, keeper: Keeper, do: m.StartFresh) -> None:
+        trainer = self.find(keeper, do.rank)
+        if self.oracle.decided.get(do.epoch, do) is not None:
+            self.oracle.fail(f"epoch {do.epoch} started from scratch without a decision")
+        if trainer is not None:
+            trainer.running, trainer.epoch = True, do.epoch
+            trainer.history = hash((0, do.epoch))
+
+    def do_Resume(self, keeper: Keeper, do: m.Resume) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is None:
+            return
+        self.oracle.loaded(do.epoch, do.generation, trainer.loaded)
+        assert trainer.loaded is not None
+        trainer.running, trainer.epoch = True, do.epoch
+        trainer.history, trainer.step = trainer.loaded.history, do.step
+
+    def do_PreparePlan(self, keeper: Keeper, do: m.PreparePlan) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is not None:
+            trainer.held, trainer.hold_step = do.version, trainer.step + do.margin_steps
+            prepared = m.PlanPrepared(rank=do.rank, version=do.version, step=trainer.step)
+            self.local(trainer, prepared)
+
+    def do_ApplyPlan(self, keeper: Keeper, do: m.ApplyPlan) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is None:
+            return
+        if trainer.held == do.version:
+            trainer.held = 0
+        if do.version in trainer.plans:
+            return
+        if trainer.step > do.apply_step:
+            self.local(trainer, m.PlanLate(rank=do.rank, version=do.version, step=trainer.step))
+            return
+        trainer.decided[do.version] = do.apply_step
+        self.switch_plan(trainer)
+
+    def do_AbortPlan(self, keeper: Keeper, do: m.AbortPlan) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is not None and trainer.held == do.version:
+            trainer.held = 0

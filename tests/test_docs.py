@@ -1,0 +1,295 @@
+"""What documents say is so: their commands run, their links lead somewhere, nothing is missing.
+
+Commands are the `$` lines of ```console blocks.  Those that only read or decide are run, against a
+profile made here; those that train are parsed by the real command line; `make` targets are checked
+with `make -n`.
+"""
+
+import inspect
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+import pytest
+
+from autockpt.cli import app
+from autockpt.policies.policy_file.model import keys
+from autockpt.policies.registry import presets
+from autockpt.run_directory import RunDirectory
+from tests.fakes.profiles import example_profile
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+RUNS_JOBS = ("run", "profile", "doctor")
+"""Commands that take longer than a test may: their command lines are parsed, not run."""
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of one language in a document."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), re.M | re.S)
+
+
+def console_commands() -> Iterator[tuple[str, str]]:
+    """(document, command) of every `$` line."""
+    for path in DOCUMENTS:
+        for block in blocks(path, "console"):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    yield path.relative_to(ROOT).as_posix(), line[2:]
+
+
+COMMANDS = list(console_commands())
+
+
+def named(program: str) -> list[str]:
+    """The documented command lines that start with a program."""
+    return sorted({line for _, line in COMMANDS if line.split()[0] == program})
+
+
+def all_commands(group: click.Group, prefix: str = "autockpt") -> Iterator[str]:
+    """Every command of the command line and of its groups, as one types it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield f"{prefix} {name}"
+        if isinstance(command, click.Group):
+            yield from all_commands(command, f"{prefix} {name}")
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with what the documented commands name: profiles, a policy, the examples."""
+    for name in sorted(set(re.findall(r"runs/[\w-]+-\d{8}-\d{6}", TEXT))):
+        RunDirectory.create(tmp_path / name).write_profile(example_profile())
+    (tmp_path / "policy.yaml").write_text(blocks(README, "yaml")[0])
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("AUTOCKPT_")]:
+        monkeypatch.delenv(variable)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize("path", sorted({path for path, _ in COMMANDS}))
+def test_documented_commands_work(path: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every `$ autockpt` line of a document, in its order: run it, or parse it if it trains."""
+    for line in [line for where, line in COMMANDS if where == path]:
+        program, *argv = shlex.split(line)
+        if program != "autockpt":
+            continue
+        if argv[0] in RUNS_JOBS:
+            parses(argv)
+        else:
+            assert app.run(argv) == 0, f"{path}: $ {line}\n{capfd.readouterr().err}"
+
+
+def parses(argv: list[str]) -> None:
+    """Fails with click's own message if the command line would be refused."""
+    command = app.cli.get_command(click.Context(app.cli), argv[0])
+    assert command is not None
+    command.make_context(argv[0], argv[1:])
+
+
+@pytest.mark.usefixtures("workplace")
+def test_outputs_of_quick_commands_are_what_the_readme_shows(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The line below `autockpt policy check` in the README is what it prints."""
+    shown = [block for block in blocks(README, "console") if "$ autockpt policy check" in block]
+    assert app.run(["policy", "check", "policy.yaml"]) == 0
+    assert capfd.readouterr().out.strip() == shown[0].splitlines()[1]
+
+
+def test_there_are_commands_to_check() -> None:
+    """The search for `$` lines finds what a reader sees."""
+    assert len(named("autockpt")) >= 8
+    assert {"make demo", "make test", "make check", "make bench-overhead"} <= set(named("make"))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+@pytest.mark.parametrize("line", named("make"))
+def test_documented_make_targets_exist(line: str) -> None:
+    """`make -n` knows what to do."""
+    make_knows(line.split()[1])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        path.stem
+        for path in ROOT.glob("benchmarks/[a-z]*.py")
+        if "__main__" in path.read_text(encoding="utf-8")
+    ),
+)
+def test_every_benchmark_has_a_make_target(name: str) -> None:
+    """`make bench-NAME` runs benchmarks/NAME.py."""
+    assert f"-m benchmarks.{name}" in make_knows(f"bench-{name.replace('_', '-')}")
+
+
+def make_knows(target: str) -> str:
+    """What make would do for a target, without doing it."""
+    argv = ["make", "-n", "-C", str(ROOT), target]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 0, f"make -n {target}: {result.stderr}"
+    return result.stdout
+
+
+def test_programs_in_documents_are_ours_or_everybodys() -> None:
+    """A `$` line starts with a program that the reader has after the installation."""
+    allowed = {"autockpt", "make", "python", "python3", "pip", "torchrun"}
+    assert {line.split()[0] for _, line in COMMANDS} <= allowed
+
+
+def test_example_scripts_of_documents_exist() -> None:
+    """Every script that a document names is there."""
+    scripts = set(re.findall(r"\bexamples/[\w/]+\.py\b", TEXT))
+    assert scripts
+    assert [name for name in sorted(scripts) if not (ROOT / name).is_file()] == []
+
+
+def test_demo_says_how_it_is_used() -> None:
+    """`examples/demo.py --help` works from a checkout without an installation."""
+    argv = [sys.executable, str(ROOT / "examples" / "demo.py"), "--help"]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "--seed" in result.stdout
+
+
+# --- nothing is left out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted(set(all_commands(app.cli))))
+def test_every_command_is_documented(command: str) -> None:
+    """README or docs name it, as one types it."""
+    *group, name = command.split()[1:]
+    said = f"`{command}" in TEXT or f"$ {command}" in TEXT
+    if group:  # a table may list the commands of a group in one row
+        said = said or re.search(rf"`autockpt {group[0]}`.*`{name}`", TEXT) is not None
+    assert said, f"no document says what `{command}` does"
+
+
+@pytest.mark.parametrize("preset", sorted(presets()))
+def test_every_preset_is_documented(preset: str) -> None:
+    """README or docs say what it switches on."""
+    assert f"`builtin:{preset}`" in TEXT
+
+
+@pytest.mark.parametrize("key", [*keys(), "interval"])
+def test_every_policy_key_is_documented(key: str) -> None:
+    """The table of keys has a row for it."""
+    assert re.search(rf"^\| `{re.escape(key)}` \|", TEXT, re.M), f"no row for {key}"
+
+
+def test_every_documented_key_exists() -> None:
+    """The table of keys has no row for a key that is gone."""
+    rows = re.findall(r"^\| `([a-z_.]+)` \|", (ROOT / "docs/policy_files.md").read_text(), re.M)
+    assert sorted(set(rows) - {*keys(), "interval"}) == []
+
+
+def test_every_room_is_on_the_map() -> None:
+    """The README's table has every package of `autockpt/` that is a room, and so has the design."""
+    edges = {"cli", "profiling", "integrations"}
+    rooms = {path.parent.name for path in ROOT.glob("autockpt/*/__init__.py")} - edges
+    for path in (README, ROOT / "docs" / "design.md"):
+        text = path.read_text(encoding="utf-8")
+        missing = [room for room in sorted(rooms) if not re.search(rf"^\| `{room}/?`", text, re.M)]
+        assert missing == [], f"{path.name} does not show {missing}"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """docs/decisions/README.md lists each record once, in order."""
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
+# --- what is shown is true --------------------------------------------------------------------
+
+
+def test_two_lines_of_the_readme_are_python_that_attach_takes() -> None:
+    """The snippet compiles, and its arguments are those of `attach`."""
+    import autockpt
+
+    snippet = blocks(README, "python")[0]
+    compile(snippet, "README.md", "exec")
+    call = re.search(r"attach\((.*)\)", snippet)
+    assert call is not None
+    arguments = {part.split("=")[0].strip(): None for part in call.group(1).split(",")}
+    inspect.signature(autockpt.attach).bind(**arguments)
+
+
+def test_tests_named_in_documents_exist() -> None:
+    """A document that says where something is tested names a file that is there."""
+    named_files = set(re.findall(r"\btests/[\w/]+\.py\b", TEXT))
+    assert [name for name in sorted(named_files) if not (ROOT / name).is_file()] == []
+
+
+def test_package_shows_the_readme() -> None:
+    """The index page of the package is the README; the changelog has a place for the next entry."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["readme"] == "README.md"
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_resolve(path: Path) -> None:
+    """Relative links lead to files, and anchors to headings."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = unquote(link).partition("#")
+        file = (path.parent / target) if target else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(link)
+    assert broken == []
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings of a document, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_no_file_names_a_place_on_somebodys_machine() -> None:
+    """Tracked files hold neither this checkout's path nor anybody's home directory."""
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8", errors="ignore")
+        except FileNotFoundError:
+            continue  # somebody's scratch file
+        if any(place in text for place in machine_paths()):
+            found.append(path.relative_to(ROOT).as_posix())
+    assert found == []
+
+
+def tracked_files() -> list[Path]:
+    """What git tracks or would track; everything but caches where there is no git."""
+    argv = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listing.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def machine_paths() -> set[str]:
+    """This checkout and this user's home, where they are more than a top-level directory."""
+    return {f"{place}/" for place in (ROOT, Path.home()) if str(place).count("/") > 1}
