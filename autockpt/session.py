@@ -46,6 +46,9 @@ from autockpt.values.record import from_data, to_data
 
 GRANT_WAIT_S = 0.02
 """A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
+SLOT_SLACK_BYTES = 4 * 4096
+"""A tensor that moves to the boundary group shifts what follows by a page or two; new slots for
+that would cost a checkpoint and what the old ones hold."""
 PLAN_HOLD_S = 10.0
 """How long a boundary waits for the second phase of a plan change before it goes on."""
 FINAL_WAIT_S = 900.0
@@ -351,7 +354,8 @@ class Session:
             return
         self._asked_slots = layout.image_bytes
         self._link.want_slots(
-            image_bytes=layout.image_bytes, chunk_bytes=self._plan.staging.chunk_bytes,
+            image_bytes=layout.image_bytes + SLOT_SLACK_BYTES,
+            chunk_bytes=self._plan.staging.chunk_bytes,
             slots=max(2, self._plan.slots), limit_bytes=self._job.goal.limits.host_memory_bytes,
         )  # fmt: skip
 

@@ -553,6 +553,7 @@ def main() -> int:
     folder = ROOT / "runs" / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
     story = Story()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     story.say("autockpt demo: a training job that is killed twice and ends as if it had not been.")
     story.fact("written to", shown(folder))
     story.fact("seed of the kills", f"{seed}   (python examples/demo.py --seed {seed})")

@@ -200,7 +200,8 @@ def _require_same_settings(
         raise ConfigError(
             f"{prefix}: a {type(optimizer).__qualname__} with {', '.join(sorted(now - saved))} "
             f"cannot go on from the checkpoint, whose optimizer has "
-            f"{', '.join(sorted(saved - now))}; use --fresh to start over, or the code that wrote it"
+            f"{', '.join(sorted(saved - now))}; use --fresh to start over, or the code that wrote "
+            "it"
         )
 
 

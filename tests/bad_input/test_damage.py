@@ -1,6 +1,7 @@
 """Checkpoints that were damaged after their commit: found, named, and passed over."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +63,6 @@ def test_the_newest_damaged_generation_is_named_and_the_one_before_is_resumed(
     damage: Callable[[Path], None], named: str, live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """By `verify` and by a restart, which ends in the digest of an undisturbed run all the same."""
-    import re
-
     whole = trainings.bare(trainings.build(SPEC))
     assert live.train(SPEC, PLAN) == whole
     live.leave()

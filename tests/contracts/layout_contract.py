@@ -242,6 +242,7 @@ class LayoutContract:
 
 def _follow(box: Box, shape: tuple[int, ...], at: int) -> int:
     """End of a box that must be contiguous in flat order and begin at `at`."""
+    assert all(n >= 1 for n in box.shape), "an empty box"
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     assert sum(o * s for o, s in zip(box.offset, strides, strict=True)) == at
     assert all(o + n <= full for o, n, full in zip(box.offset, box.shape, shape, strict=True))

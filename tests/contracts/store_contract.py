@@ -71,6 +71,17 @@ class StoreContract:
         read_image(str(path), back, readers=writers, chunk_bytes=CHUNK, direct=self.direct)
         assert back == image
 
+    def test_a_file_is_made_durable_once(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After its last byte and its last length."""
+        order: list[str] = []
+        for name in ("pwrite", "ftruncate", "fsync"):
+            monkeypatch.setattr(os, name, Counted(getattr(os, name), log=order))
+        self.write(folder / "a")
+        assert order[-2:] == ["ftruncate", "fsync"]
+        assert order.count("fsync") == 1
+
     def test_the_timing_adds_up(self, folder: Path) -> None:
         """Phases are measured, none is negative."""
         timing = write_image(
@@ -299,8 +310,16 @@ class StoreContract:
 class Counted:
     """A call that is counted and, at number `fail_at`, fails."""
 
-    def __init__(self, real: Any, *, fail_at: int = 0, error: OSError | None = None) -> None:
+    def __init__(
+        self,
+        real: Any,
+        *,
+        fail_at: int = 0,
+        error: OSError | None = None,
+        log: list[str] | None = None,
+    ) -> None:
         self.real = real
+        self.log = log
         self.fail_at = fail_at
         self.error = error
         self.calls = 0
@@ -309,6 +328,8 @@ class Counted:
     def __call__(self, *args: Any) -> Any:
         with self._lock:
             self.calls += 1
+            if self.log is not None:
+                self.log.append(self.real.__name__)
             if self.calls == self.fail_at and self.error is not None:
                 raise self.error
         return self.real(*args)

@@ -1,10 +1,25 @@
 """Both gates keep the gate contract; the paced one keeps its rate."""
 
+import threading
+
 import pytest
 
 from autockpt.executors.gate import Gate, OpenGate, PacedGate
 from autockpt.values.errors import ConfigError
 from tests.contracts.gate_contract import FakeClock, GateContract
+
+
+class Meddling(float):
+    """A rate during whose first use another thread comes in, if nothing keeps it out."""
+
+    during: threading.Thread | None = None
+
+    def __rtruediv__(self, count: float) -> float:
+        thread, Meddling.during = Meddling.during, None
+        if thread is not None:
+            thread.start()
+            thread.join(timeout=0.1)
+        return count / float(self)
 
 
 def open_gate(clock: FakeClock) -> Gate:
@@ -60,6 +75,17 @@ class TestPaced(GateContract):
         waits = [gate.wait(1000) for _ in range(4)]
         assert waits[0] == 0.5
         assert waits[1:] == pytest.approx([0.001] * 3)
+
+    def test_two_threads_never_pay_for_each_others_bytes(self) -> None:
+        """One asks between the other's look at the clock and its turn: they still take turns."""
+        clock = FakeClock()
+        gate = PacedGate(Meddling(1e6), now_s=clock.now, sleep=clock.sleep)
+        blocked: list[float] = []
+        other = threading.Thread(target=lambda: blocked.append(gate.wait(1000)))
+        Meddling.during = other
+        blocked.append(gate.wait(1000))
+        other.join()
+        assert sum(blocked) == pytest.approx(0.001)
 
     @pytest.mark.parametrize(("rate", "longest"), [(0, 1), (-1, 1), (float("nan"), 1), (1, -1)])
     def test_a_gate_that_never_opens_is_refused(self, rate: float, longest: float) -> None:

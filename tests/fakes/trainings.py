@@ -48,6 +48,8 @@ class JobSpec:
     two_optimizers: bool = False
     grow_at: int | None = None
     """The step at which a parameter group is added; 0: before the training (and attach)."""
+    propose_at: int | None = None
+    """The step at which rank 0 proposes a plan with twice the intervals."""
     width: int = 32
     pace_s: float = 0.0
     """Slept in every step: gives kills something to hit."""
@@ -415,6 +417,8 @@ def run(spec: JobSpec, run_dir: str, out: str, *, attach: bool = True) -> None:
     for step, batch in ckpt.batches(spec.steps):
         cell.set(step + 1)
         train_step(job, step, batch)
+        if step == spec.propose_at and rank == 0:
+            ckpt._propose(plan(memory=4, disk=4, version=2))
     say(folder, event="finished", rank=rank, digest=digest(job))
 
 

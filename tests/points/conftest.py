@@ -1,15 +1,5 @@
-"""A live run that leaves nothing behind."""
+"""The zygote of the kill tests, for points that show only with several ranks."""
 
-from collections.abc import Callable, Iterator
+from tests.kill.conftest import zygote
 
-import pytest
-
-from tests.points.live import Live
-
-
-@pytest.fixture
-def live(new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    """A run directory, and trainings in this process on it."""
-    run = Live(new_run(), monkeypatch)
-    yield run
-    run.leave()
+__all__ = ["zygote"]
