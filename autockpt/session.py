@@ -53,6 +53,9 @@ PLAN_HOLD_S = 10.0
 """How long a boundary waits for the second phase of a plan change before it goes on."""
 FINAL_WAIT_S = 900.0
 FINAL_ATTEMPTS = 200
+FINAL_FAILURES = 5
+"""Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
+full disk needs none."""
 BLOCK_S = 1.0
 """Iterations are reported in blocks of about this time."""
 
@@ -304,6 +307,9 @@ class Session:
             self._change_plan(step)
             if self._due(step):
                 self._snapshot(step, self._generation(step), disk=self._disk_due(step), rng=rng)
+            elif self._asked == self._generation(step):
+                # Asked for under the plan before this one; a grant nobody uses blocks all others.
+                self._withdraw(self._asked, "the plan changed")
             self._ask_ahead(step + 1)
         except Exception as error:
             self._flight = None
@@ -415,17 +421,18 @@ class Session:
             self._skip(step, link.slots_refused or "the slots are still being allocated")
             return None
         self._ask(generation, step, disk=disk)
-        if generation not in link.grants and generation not in link.refused:
-            link.wait_until(
-                lambda: generation in link.grants or generation in link.refused, patience_s
-            )
+        answers = (link.grants, link.refused, link.dropped)
+        if not any(generation in answer for answer in answers):
+            link.wait_until(lambda: any(generation in answer for answer in answers), patience_s)
         slot = link.grants.pop(generation, None)
         if slot is None:
-            self._skip(step, link.refused.pop(generation, "the keeper did not answer in time"))
+            dropped = link.dropped.get(generation, "the keeper did not answer in time")
+            self._skip(step, link.refused.pop(generation, dropped))
             self._withdraw(generation, "not granted in time")
         return slot
 
     def _withdraw(self, generation: Generation, reason: str) -> None:
+        self._link.grants.pop(generation, None)
         self._link.send(
             wire.SnapshotTorn(rank=self._job.rank, generation=generation, reason=reason)
         )
@@ -579,7 +586,8 @@ class Session:
             # Asked for ahead, of a step that will not come.
             self._withdraw(self._asked, "the training ended before it")
             attempt += 1
-        while attempt < FINAL_ATTEMPTS:
+        failures, reason = 0, "no slot became free"
+        while attempt < FINAL_ATTEMPTS and failures < FINAL_FAILURES:
             if attempt:
                 generation = self._generation(self._step, attempt)
                 if not self._snapshot(self._step, generation, disk=True, patience_s=5.0):
@@ -589,8 +597,9 @@ class Session:
                 self._fence()
             if self._wait_durable(generation, FINAL_WAIT_S):
                 return
-            attempt += 1
-        self._degraded("final checkpoint", "no slot became free; the last checkpoint is older")
+            attempt, failures = attempt + 1, failures + 1
+            reason = link.dropped.get(generation, reason)
+        self._degraded("final checkpoint", f"{reason}; the last durable checkpoint is older")
 
     def _wait_durable(self, generation: Generation, timeout_s: float) -> bool:
         """False when the generation was dropped: the others could not save it."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bad_input.live import Live
 from tests.kill.zygote import Zygote
-from tests.points.live import Live
 
 
 @pytest.fixture

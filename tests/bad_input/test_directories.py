@@ -11,10 +11,10 @@ from autockpt.executors.catalogue import verify_generation
 from autockpt.values.errors import DirectoryBusyError, StorageError
 from autockpt.values.goal import Goal
 from autockpt.values.telemetry import Degraded, PersistFailed
+from tests.bad_input.live import Live, granted
 from tests.conftest import end_keeper
 from tests.fakes import trainings
 from tests.kill.zygote import Zygote
-from tests.points.live import Live, granted
 
 SPEC = trainings.JobSpec(steps=14, width=128)
 """About 0.4 MB of state."""

@@ -11,11 +11,11 @@ import pytest
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits
 from autockpt.values.telemetry import Degraded, SaveSkipped
+from tests.bad_input.live import SPEC, Live, granted
 from tests.conftest import end_keeper
 from tests.executors.states import Holder
 from tests.fakes import trainings
 from tests.kill.zygote import ROOT, Zygote, environment
-from tests.points.live import SPEC, Live, granted
 
 PLAN = trainings.plan(memory=4, disk=4)
 
@@ -104,7 +104,8 @@ def save():
     ckpt._ask(ckpt._generation(ckpt.step_count + 1), ckpt.step_count + 1, disk=True)
     generation = ckpt._generation(ckpt.step_count + 1)
     link = ckpt._link
-    link.wait_until(lambda: generation in link.grants or generation in link.refused, 60)
+    answers = (link.grants, link.refused, link.dropped)
+    link.wait_until(lambda: any(generation in answer for answer in answers), 60)
     one()
     ckpt.fence()
     return generation

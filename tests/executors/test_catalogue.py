@@ -70,7 +70,7 @@ def test_a_whole_generation_verifies(
     assert (result.ok, result.problems, result.shards, result.damaged) == (True, (), 2, False)
     assert result.bytes == sum(gate.asked) == 2 * (3 * CHUNK + 4096)
     assert max(gate.asked) == CHUNK
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("generation", [G1, G2])

@@ -40,7 +40,7 @@ def pair() -> Iterator[tuple[Connection, Connection]]:
     yield ends
     for end in ends:
         end.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def frame(body: bytes) -> bytes:
@@ -230,7 +230,7 @@ def test_descriptors_of_a_malformed_message_are_closed(
             os.close(fd)
         with pytest.raises(ProtocolError, match="malformed"):
             receiver.receive()
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
 
 
 def test_descriptors_without_a_message_are_bounded(

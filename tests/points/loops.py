@@ -62,11 +62,10 @@ class Loop:
                     found.append(event)
         return found
 
-    def durable(self) -> int:
-        """Waits until the newest generation asked for is durable; how many there are."""
-        link = self.ckpt._link
-        assert link.wait_until(lambda: link.durable == self.ckpt._asked, PATIENCE_S)
-        return len(self.events("PersistCommitted"))
+    def durable(self) -> None:
+        """Waits until the checkpoint that was begun last is durable."""
+        self.ckpt.fence()
+        assert self.ckpt._link.wait_until(lambda: not self.ckpt._background(), PATIENCE_S)
 
 
 def prepared(new_run: Callable[..., str], name: str = "run", **choices: Any) -> str:

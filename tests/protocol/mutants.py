@@ -205,13 +205,6 @@ class GrantWhileWritten(NodeProtocol):
                     slot.clear()
 
 
-class AcceptDroppedSeal(NodeProtocol):
-    """A seal counts although the generation was dropped meanwhile; the drop is forgotten."""
-
-    def _drop_memory(self, generation: Generation, reason: str) -> bool:
-        return False
-
-
 class InventoryTooEarly(NodeProtocol):
     """A new keeper answers before its trainers are back with what they know."""
 
@@ -270,7 +263,7 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
-    "overwrite-restored": Mutant(OverwriteRestored, "2", 2500),
+    "overwrite-restored": Mutant(OverwriteRestored, "2", 4000),
     "keep-discarded": Mutant(KeepDiscarded, "3", 100),
     "reuse-names": Mutant(ReuseNames, "12", 100),
     "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),
@@ -279,14 +272,13 @@ MUTANTS: dict[str, Mutant] = {
     "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 4000),
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
     "identity-by-step": Mutant(IdentityByStep, "5", 1000),
-    "ignore-lineage": Mutant(IgnoreLineage, "5", 1500),
+    "ignore-lineage": Mutant(IgnoreLineage, "5", 2000),
     "restore-mixed": Mutant(RestoreMixed, "6", 100),
     "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 600),
     "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 200),
     "assume-fresh": Mutant(AssumeFresh, "8", 50),
     "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),
     "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
-    "drop-frees-nothing": Mutant(AcceptDroppedSeal, "3", 600),
     "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
     "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),

@@ -158,12 +158,14 @@ class ShardPipeline:
                 return
             start = index * self._chunk_bytes
             stop = min(start + self._chunk_bytes, len(self._image))
-            if not self._wait_for(stop):
+            if not self._wait_for(stop) or (not index and not self._wait_for_others()):
                 return
             try:
                 self._handle(index, start, stop)
             except Exception as error:
                 self._fail(error)
+            with self._lock:
+                self._left -= 1
 
     def _wait_for(self, stop: int) -> bool:
         while not self._cancelled:
@@ -171,6 +173,12 @@ class ShardPipeline:
                 return not self._cancelled
             time.sleep(POLL_S)
         return False
+
+    def _wait_for_others(self) -> bool:
+        """The header comes last; another writer may still wait for its chunk."""
+        while self._left > 1 and not self._cancelled:
+            time.sleep(POLL_S)
+        return not self._cancelled
 
     def _handle(self, index: int, start: int, stop: int) -> None:
         data = self._image[start:stop]

@@ -139,6 +139,9 @@ class Saving(CoordinatorState):
         if save is None:
             save = Save(generation=generation, step=step, began_s=self.now_s)
             self.saves[generation] = save
+        if step and save.step and step != save.step:
+            # A rank counts differently: its shard is of another moment of the training.
+            self.drop_memory(save, f"ranks disagree on its step: {save.step} and {step}")
         if save.memory == "dropped":
             self._answer_dropped(from_node, save)
             return None

@@ -1,0 +1,128 @@
+"""Which commits are deleted: worked examples, then properties."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent
+from autockpt.executors.protocol.retention import counts, deletions
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
+
+CHAIN = (
+    EpochParent(epoch=2, parent=Generation(epoch=1, seq=5)),
+    EpochParent(epoch=1, parent=None),
+)
+
+
+def entry(epoch: int, seq: int, **more: object) -> CatalogueEntry:
+    """A good commit; one second and one step per seq."""
+    base = CatalogueEntry(
+        generation=Generation(epoch=epoch, seq=seq),
+        step=seq + 10 * epoch,
+        world_size=1,
+        created_s=seq + 100.0 * epoch,
+        verified=True,
+    )
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def gone(entries: list[CatalogueEntry], keep_last: int, **more: object) -> list[str]:
+    """Names of what is deleted."""
+    retention = Retention(keep_last=keep_last, **more)  # type: ignore[arg-type]
+    return [str(g) for g in deletions(entries, retention, chain=CHAIN)]
+
+
+def test_the_newest_stay_and_the_rest_goes() -> None:
+    """Keep two of four."""
+    assert gone([entry(1, s) for s in (1, 2, 3, 4)], 2) == ["e1s1", "e1s2"]
+
+
+def test_what_was_not_read_back_pushes_nothing_out() -> None:
+    """The two newest are unverified: the two before them are the last known good ones."""
+    new = [entry(1, s, verified=False) for s in (3, 4)]
+    assert gone([entry(1, 1), entry(1, 2), *new], 2) == []
+
+
+def test_suspect_saves_cannot_expire_the_last_good_one() -> None:
+    """NaN for hours: the good one stays."""
+    nan = [entry(1, s, health="suspect") for s in (2, 3, 4, 5)]
+    assert gone([entry(1, 1), *nan], 1) == []
+
+
+def test_abandoned_commits_do_not_count_and_go_when_newer_ones_stand() -> None:
+    """e1s9 was left behind at e1s5; it counts for nothing, and e2s1 lets it go."""
+    assert gone([entry(1, 5), entry(1, 9)], 1) == []
+    assert gone([entry(1, 5), entry(1, 9), entry(2, 1)], 1) == ["e1s5", "e1s9"]
+
+
+def test_quarantined_and_pinned_ones_stay() -> None:
+    """A person, or a delta, still needs them."""
+    entries = [entry(1, 1, quarantined=True), entry(1, 2), entry(1, 3), entry(1, 4)]
+    assert gone(entries, 1) == ["e1s2", "e1s3"]
+    pinned = frozenset({Generation(epoch=1, seq=2)})
+    kept = deletions(entries, Retention(keep_last=1), chain=CHAIN, pinned=pinned)
+    assert [str(g) for g in kept] == ["e1s3"]
+
+
+def test_one_per_interval_is_kept_from_the_oldest_on() -> None:
+    """Every third second of six, and the newest."""
+    entries = [entry(1, s) for s in (0, 1, 2, 3, 4, 5)]
+    assert gone(entries, 1, keep_every_s=3.0) == ["e1s1", "e1s2", "e1s4"]
+    assert gone(entries, 1, keep_every_steps=4) == ["e1s1", "e1s2", "e1s3"]
+
+
+entries_strategy = st.lists(
+    st.builds(
+        entry,
+        st.integers(1, 2),
+        st.integers(0, 9),
+        verified=st.booleans(),
+        corrupt=st.booleans(),
+        quarantined=st.booleans(),
+        health=st.sampled_from(("good", "suspect", "bad")),
+        created_s=st.floats(0, 100),
+    ),
+    max_size=14,
+    unique_by=lambda e: e.generation,
+)
+retentions = st.builds(
+    Retention,
+    keep_last=st.integers(0, 4),
+    keep_every_s=st.one_of(st.none(), st.floats(1, 50)),
+    keep_every_steps=st.one_of(st.none(), st.integers(1, 5)),
+)
+
+
+@given(entries_strategy, retentions)
+def test_enough_counted_ones_are_left_and_the_newest_among_them(
+    entries: list[CatalogueEntry], retention: Retention
+) -> None:
+    """Never below keep_last counted ones, never the newest of anything."""
+    doomed = set(deletions(entries, retention, chain=CHAIN))
+    counted = [e.generation for e in entries if counts(e, CHAIN)]
+    left = [g for g in counted if g not in doomed]
+    assert len(left) >= min(max(1, retention.keep_last), len(counted))
+    assert not counted or max(counted) in left
+    assert not entries or max(e.generation for e in entries) not in doomed
+
+
+@given(entries_strategy, retentions)
+def test_deleting_again_deletes_nothing_more(
+    entries: list[CatalogueEntry], retention: Retention
+) -> None:
+    """Idempotent, so a repeated instruction or a restart is harmless."""
+    doomed = set(deletions(entries, retention, chain=CHAIN))
+    rest = [e for e in entries if e.generation not in doomed]
+    assert deletions(rest, retention, chain=CHAIN) == ()
+
+
+@given(entries_strategy, retentions, st.integers(10, 20))
+def test_a_newer_commit_never_saves_an_older_one(
+    entries: list[CatalogueEntry], retention: Retention, seq: int
+) -> None:
+    """What is deleted today would be deleted after the next save as well."""
+    before = set(deletions(entries, retention, chain=CHAIN))
+    after = set(deletions([*entries, entry(2, seq)], retention, chain=CHAIN))
+    assert before <= after

@@ -1,0 +1,274 @@
+"""Saves, step by step: slots, seals, votes, commits, drops, breakpoints."""
+
+from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.node import NodeProtocol
+from tests.protocol.cluster import LAUNCH, Cluster, gen
+
+
+def running(**more: object) -> Cluster:
+    """Two ranks on two nodes that train from scratch in epoch 1."""
+    cluster = Cluster(**more)  # type: ignore[arg-type]
+    cluster.start()
+    cluster.done = []
+    return cluster
+
+
+def test_memory_is_committed_when_the_last_rank_has_sealed() -> None:
+    """One seal is nothing; two are a promise."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1))
+    cluster.seal(0, gen(1, 1))
+    assert cluster.take(m.AnnounceMemoryCommitted) == []
+    cluster.seal(1, gen(1, 1))
+    assert len(cluster.take(m.AnnounceMemoryCommitted)) == 2
+
+
+def test_a_slot_is_kept_until_all_ranks_hold_something_newer() -> None:
+    """Rank 0 holds e1s1 and e1s2; while rank 1 has not sealed e1s2, rank 0 skips e1s3."""
+    cluster = running()
+    cluster.save(gen(1, 1))
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 2))
+    cluster.seal(0, gen(1, 2))
+    cluster.done = []
+    cluster.request(0, gen(1, 3))
+    (skip,) = cluster.take(m.SkipSave)
+    assert skip.reason == "no slot may be overwritten"
+    cluster.seal(1, gen(1, 2))
+    cluster.request(0, gen(1, 4))
+    assert [grant.slot for grant in cluster.take(m.GrantSlot)] == [0]
+
+
+def test_a_skip_drops_the_generation_everywhere() -> None:
+    """Rank 1 skips e1s2, so what rank 0 writes is pointless and its slot becomes free again."""
+    cluster = running(slots=1)
+    cluster.request(0, gen(1, 1))
+    cluster.request(1, gen(1, 1))
+    cluster.seal(1, gen(1, 1))
+    cluster.done = []
+    cluster.request(1, gen(1, 2))
+    cluster.tell_node(0, m.ShardDiscarded(rank=0, generation=gen(1, 1), reason="torn"))
+    assert cluster.held(1) == []
+    cluster.save(gen(1, 3))
+    assert cluster.held(0) == cluster.held(1) == ["e1s3"]
+
+
+def test_a_torn_snapshot_stops_the_writers_of_that_generation() -> None:
+    """Rank 0 is torn: rank 1 is told to stop, and its file is given up."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+    cluster.done = []
+    cluster.tell_node(0, m.ShardDiscarded(rank=0, generation=gen(1, 1), reason="canary"))
+    done = cluster.done
+    assert [d.rank for d in done if isinstance(d, m.DiscardSnapshot)] == [1]
+    assert sorted(d.rank for d in done if isinstance(d, m.AbortPersist)) == [0, 1]
+    assert [d.generation for d in done if isinstance(d, m.TrashGeneration)] == [gen(1, 1)]
+    cluster.seal(1, gen(1, 1))
+    assert cluster.held(1) == []
+
+
+def test_commit_is_written_with_all_votes_in_rank_order() -> None:
+    """Votes arrive in any order; the record lists ranks in theirs."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+        cluster.seal(rank, gen(1, 1))
+    cluster.persisted(1, gen(1, 1))
+    assert cluster.take(m.WriteCommit) == []
+    cluster.persisted(0, gen(1, 1))
+    (write,) = cluster.take(m.WriteCommit)
+    assert [record["root"] for record in write.records] == ["e1s1:0", "e1s1:1"]
+    cluster.tell(m.CommitWritten(generation=gen(1, 1)))
+    assert len(cluster.take(m.AnnounceDurable)) == 2
+
+
+def test_a_file_before_the_seal_is_no_vote() -> None:
+    """The vote says sealed and persisted."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+    cluster.seal(0, gen(1, 1))
+    cluster.persisted(0, gen(1, 1))
+    cluster.persisted(1, gen(1, 1))
+    assert cluster.take(m.WriteCommit) == []
+    cluster.seal(1, gen(1, 1))
+    assert len(cluster.take(m.WriteCommit)) == 1
+
+
+def test_a_failed_file_is_tried_again_under_a_new_name_and_then_given_up() -> None:
+    """Three attempts, then the generation stays in memory only."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+        cluster.seal(rank, gen(1, 1))
+    for attempt in (1, 2, 3):
+        cluster.done = []
+        failed = m.PersistFailed(rank=0, generation=gen(1, 1), attempt=attempt, reason="EIO")
+        cluster.tell_node(0, failed)
+        expected = [attempt + 1] if attempt < 3 else []
+        assert [d.attempt for d in cluster.done if isinstance(d, m.StartPersist)] == expected
+    assert cluster.take(m.AnnounceDropped) != []
+    assert cluster.held(0) == ["e1s1"]
+
+
+def test_a_slot_under_way_to_storage_is_busy() -> None:
+    """e1s1 is superseded in memory, but its bytes are still being written."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+    for rank in (0, 1):
+        cluster.seal(rank, gen(1, 1))
+    cluster.save(gen(1, 2))
+    cluster.done = []
+    cluster.request(0, gen(1, 3))
+    assert cluster.take(m.GrantSlot) == []
+
+
+def test_a_late_vote_is_a_no() -> None:
+    """At the deadline the durable save is dropped, the memory commit stays."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+        cluster.seal(rank, gen(1, 1))
+    cluster.persisted(0, gen(1, 1))
+    cluster.done = []
+    cluster.tick(1800)
+    assert [d.generation for d in cluster.take(m.TrashGeneration)] == [gen(1, 1)]
+    assert cluster.held(1) == ["e1s1"]
+    cluster.persisted(1, gen(1, 1))
+    assert cluster.take(m.WriteCommit) == []
+
+
+def test_a_lost_message_is_repeated_until_there_is_a_verdict() -> None:
+    """Node 1 cannot be heard for a while: its seal counts all the same, later."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1))
+    cluster.cut = {1}
+    cluster.seal(0, gen(1, 1))
+    cluster.seal(1, gen(1, 1))
+    assert cluster.take(m.AnnounceMemoryCommitted) == []
+    cluster.cut = set()
+    cluster.tick(6)
+    assert len(cluster.take(m.AnnounceMemoryCommitted)) == 2
+
+
+def test_a_lost_rank_makes_the_newest_memory_commit_durable() -> None:
+    """The breakpoint save needs keepers only."""
+    cluster = running()
+    cluster.save(gen(1, 1))
+    cluster.done = []
+    cluster.tell_node(1, m.TrainerLost(rank=1, incarnation=LAUNCH))
+    assert sorted(d.rank for d in cluster.take(m.StartPersist)) == [0, 1]
+    cluster.tell_node(0, m.TrainerLost(rank=0, incarnation=LAUNCH))
+    for rank in (0, 1):
+        cluster.persisted(rank, gen(1, 1))
+    (write,) = cluster.take(m.WriteCommit)
+    assert write.generation == gen(1, 1)
+
+
+def test_a_notice_of_the_end_does_the_same() -> None:
+    """SIGTERM: everybody is alive, the save goes to disk all the same."""
+    cluster = running()
+    cluster.save(gen(1, 1))
+    cluster.done = []
+    cluster.tell_node(1, m.BreakpointRequested(reason="SIGTERM"))
+    assert sorted(d.rank for d in cluster.take(m.StartPersist)) == [0, 1]
+
+
+def test_a_suspect_state_protects_nothing_and_is_not_protected() -> None:
+    """NaN everywhere is memory-committed, but the good one before it keeps its slot."""
+    cluster = running()
+    cluster.save(gen(1, 1))
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 2))
+    for rank in (0, 1):
+        cluster.seal(rank, gen(1, 2), health="suspect")
+    cluster.save(gen(1, 3))
+    assert cluster.held(0) == ["e1s1", "e1s3"]
+
+
+def test_a_failed_commit_is_not_durable_and_a_fenced_one_ends_the_epoch() -> None:
+    """The record may stand: it is trashed only if it does not; nobody is told it is durable."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+        cluster.seal(rank, gen(1, 1))
+        cluster.persisted(rank, gen(1, 1))
+    cluster.done = []
+    cluster.tell(m.CommitFailed(generation=gen(1, 1), reason="epoch 2 exists", fenced=True))
+    done = cluster.done
+    assert [d for d in done if isinstance(d, m.AnnounceDurable)] == []
+    assert sorted(d.rank for d in done if isinstance(d, m.FenceTrainer)) == [0, 1]
+    cluster.request(0, gen(1, 2))
+    assert len(cluster.take(m.SkipSave)) == 1
+
+
+def test_retention_waits_for_the_commit_to_be_read_back() -> None:
+    """keep_last 1: e1s1 goes when e1s2 is verified, not when it is written."""
+    cluster = running()
+    cluster.save(gen(1, 1), disk=True)
+    cluster.tell(m.GenerationVerified(generation=gen(1, 1), ok=True))
+    cluster.save(gen(1, 2), disk=True)
+    assert cluster.take(m.DeleteGenerations) == []
+    cluster.tell(m.GenerationVerified(generation=gen(1, 2), ok=True))
+    (delete,) = cluster.take(m.DeleteGenerations)
+    assert delete.generations == (gen(1, 1),)
+
+
+def test_a_shard_written_twice_stops_when_it_is_durable() -> None:
+    """A new keeper writes what the old one had voted for; the old vote completes the commit.
+
+    Found by simulation seed 16413: without the abort the slot counted as free while it was read.
+    """
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+        cluster.seal(rank, gen(1, 1))
+    cluster.persisted(1, gen(1, 1))
+    shard = cluster.nodes[1].ranks[1].slots.held()[0]
+    cluster.nodes[1] = NodeProtocol(node=1)
+    cluster.tell_node(1, m.SlotsAdopted(rank=1, slots=2, held=(shard,)))
+    cluster.attach(1, epoch=1)
+    cluster.tell_node(
+        1, m.MessageReceived(from_node=0, message=m.PersistWanted(generation=gen(1, 1)))
+    )
+    cluster.done = []
+    cluster.persisted(0, gen(1, 1))
+    cluster.tell(m.CommitWritten(generation=gen(1, 1)))
+    assert [d.rank for d in cluster.take(m.AbortPersist)] == [1]
+
+
+def test_a_single_slot_is_reused_only_after_the_commit() -> None:
+    """With one slot the disk holds the second copy."""
+    cluster = running(slots=1)
+    cluster.save(gen(1, 1))
+    cluster.request(0, gen(1, 2))
+    assert len(cluster.take(m.SkipSave)) == 1
+    other = running(slots=1)
+    other.save(gen(1, 1), disk=True)
+    other.save(gen(1, 2))
+    assert other.held(0) == ["e1s2"]
+
+
+def test_a_save_of_another_epoch_is_refused() -> None:
+    """A zombie keeps asking; nobody grants."""
+    cluster = running()
+    cluster.request(0, gen(2, 1))
+    (skip,) = cluster.take(m.SkipSave)
+    assert skip.reason.startswith("fenced")
+
+
+def test_a_forgotten_generation_is_answered_by_rule() -> None:
+    """Long after its record is gone, a late report of e1s1 gets a verdict."""
+    cluster = running()
+    for seq in range(1, 60):
+        cluster.save(gen(1, seq))
+    assert len(cluster.coordinator.saves) < 40
+    late = m.RankDropped(rank=0, generation=gen(1, 1), reason="late", memory=True)
+    answer = cluster.coordinator.handle(m.MessageReceived(from_node=0, message=late))
+    assert [type(a.message).__name__ for a in answer if isinstance(a, m.Send)] == [
+        "GenerationDropped"
+    ]
