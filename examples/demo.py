@@ -41,9 +41,9 @@ R = TypeVar("R")
 SCRIPT = "examples/gpt/train.py"
 JOB = ("--size", "1m", "--batch", "2", "--accumulation", "1", "--threads", "1")
 RANKS = 2
-TRAINING_S = 32.0
+TRAINING_S = 26.0
 """The training is as many steps as fit into this time by the profile: twice that is trained."""
-STEPS = (240, 1600)
+STEPS = (240, 1000)
 FIRST_KILL = (0.25, 0.45)
 SECOND_KILL = (0.60, 0.80)
 """Parts of the training in which the instants are drawn."""

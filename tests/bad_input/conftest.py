@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.live import Live
+from tests.fakes.live import Live
 from tests.kill.zygote import Zygote
 
 

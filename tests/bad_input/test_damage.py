@@ -11,9 +11,9 @@ import pytest
 from autockpt.executors.catalogue import verify_generation
 from autockpt.values.errors import ConfigError, NoCheckpointError
 from autockpt.values.telemetry import Restored
-from tests.bad_input.live import SPEC, Live
 from tests.executors.checkpoints import CHUNK
 from tests.fakes import trainings
+from tests.fakes.live import SPEC, Live
 
 PLAN = trainings.plan(memory=4, disk=4)
 

@@ -11,9 +11,9 @@ from autockpt.executors.catalogue import verify_generation
 from autockpt.values.errors import DirectoryBusyError, StorageError
 from autockpt.values.goal import Goal
 from autockpt.values.telemetry import Degraded, PersistFailed
-from tests.bad_input.live import Live, granted
 from tests.conftest import end_keeper
 from tests.fakes import trainings
+from tests.fakes.live import Live, granted
 from tests.kill.zygote import Zygote
 
 SPEC = trainings.JobSpec(steps=14, width=128)

@@ -11,10 +11,10 @@ import pytest
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits
 from autockpt.values.telemetry import Degraded, SaveSkipped
-from tests.bad_input.live import SPEC, Live, granted
 from tests.conftest import end_keeper
 from tests.executors.states import Holder
 from tests.fakes import trainings
+from tests.fakes.live import SPEC, Live, granted
 from tests.kill.zygote import ROOT, Zygote, environment
 
 PLAN = trainings.plan(memory=4, disk=4)

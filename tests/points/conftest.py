@@ -1,5 +1,18 @@
-"""The zygote of the kill tests, for points that show only with several ranks."""
+"""A live run that leaves nothing behind, and a zygote for what shows only with several ranks."""
 
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.fakes.live import Live
 from tests.kill.conftest import zygote
 
-__all__ = ["zygote"]
+__all__ = ["live", "zygote"]
+
+
+@pytest.fixture
+def live(new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    """A run directory, and trainings in this process on it."""
+    run = Live(new_run(), monkeypatch)
+    yield run
+    run.leave()

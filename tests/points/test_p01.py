@@ -1,39 +1,52 @@
-"""Point 1, asynchronous persistence: the next step ends before the checkpoint is durable."""
+"""Point 1: the persist runs beside the training (persist: async) or in its way (sync)."""
 
-import time
-from collections.abc import Callable
-from typing import Any
+import os
+import signal
+import threading
 
 import pytest
 
-from tests.points.loops import Loop, prepared
-
-STATE_BYTES = 24 * 2**20
-ROUNDS = 4
+from tests.fakes import trainings
+from tests.fakes.live import PATIENCE_S, Live, durable, granted
 
 
 @pytest.mark.parametrize("persist", ["async", "sync"])
-def test_the_next_step_ends_before_the_persist_only_when_asynchronous(
-    persist: str, attach: Callable[..., Any], new_run: Callable[..., str]
+def test_the_next_step_ends_before_the_persist_only_if_it_is_asynchronous(
+    persist: str, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random numbers under zstd keep the keeper busy for many steps."""
-    run_dir = prepared(new_run, persist=persist, codec={"parameters": "zstd"})
-    loop = Loop(attach, run_dir, STATE_BYTES)
-    loop.warm_up()
-    next_step_ended_s = []
-    for _ in range(ROUNDS):
-        loop.train()
-        loop.ckpt.step()  # the checkpoint is due here
-        loop.train()
-        next_step_ended_s.append(time.monotonic())
-        loop.durable()
-        loop.ckpt.step()
-    durable_s = [event["at_s"] for event in loop.events("PersistCommitted")]
-    assert len(durable_s) == ROUNDS
-    overlapped = [
-        ended < durable for ended, durable in zip(next_step_ended_s, durable_s, strict=True)
-    ]
-    if persist == "async":
-        assert any(overlapped), (next_step_ended_s, durable_s)
-    else:
-        assert not any(overlapped), (next_step_ended_s, durable_s)
+    """The keeper is stopped at the boundary of step 4, so that its persist cannot end by chance."""
+    job, ckpt = live.attach(plan=trainings.plan(memory=4, disk=4, persist=persist))
+    keeper, fourth = ckpt.keeper_pid, ckpt._generation(4)
+    assert keeper is not None
+    waits, durable_at_release = threading.Event(), []
+    wait_durable = ckpt._wait_durable
+
+    def wait_watched(generation: object, timeout_s: float) -> bool:
+        waits.set()
+        return wait_durable(generation, timeout_s)  # type: ignore[arg-type]
+
+    def release() -> None:
+        if waits.wait(PATIENCE_S):
+            durable_at_release.append(durable(ckpt, fourth))
+            os.kill(keeper, signal.SIGCONT)
+
+    monkeypatch.setattr(ckpt, "_wait_durable", wait_watched)
+    releaser = threading.Thread(target=release, daemon=True)
+    at_next_step = None
+    try:
+        for step, batch in ckpt.batches(6):
+            trainings.train_step(job, step, batch)
+            if step == 3:
+                granted(ckpt)
+                os.kill(keeper, signal.SIGSTOP)
+                if persist == "sync":
+                    releaser.start()
+            elif step == 4:
+                at_next_step = durable(ckpt, fourth)
+                assert waits.is_set() == (persist == "sync")
+                os.kill(keeper, signal.SIGCONT)
+                assert ckpt.wait_durable(PATIENCE_S) > 0
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert at_next_step == (persist == "sync")
+    assert durable_at_release == ([False] if persist == "sync" else [])

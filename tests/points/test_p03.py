@@ -1,52 +1,47 @@
-"""Point 3, lazy copies: the forward starts before the copy has ended, the update never does."""
+"""Point 3: the copy runs under the next forward (schedule: lazy) or inside the boundary."""
 
-import time
-from collections.abc import Callable
-from typing import Any
+import threading
 
 import pytest
 
-from autockpt.executors import snapshot as snapshots
-from tests.points.loops import Loop, prepared
+from autockpt.executors import snapshot
+from tests.fakes import trainings
+from tests.fakes.live import PATIENCE_S, SPEC, Live, granted
 
-STATE_BYTES = 2**20
-PIECE_BYTES = 2**16
+NEVER_S = 0.3
+"""A boundary that copies inside itself cannot be left, however long the copy waits for that."""
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "blocking"])
-def test_the_forward_starts_before_the_copy_ends_only_when_lazy(
-    schedule: str, attach: Callable[..., Any], new_run: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """A copy slowed to 2 ms per piece; observed at the forward and right after the update."""
-    monkeypatch.setattr(snapshots, "PIECE_BYTES", PIECE_BYTES)
-    memcpy = snapshots.ctypes.memmove
+def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
+    schedule: str, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first piece of the copy waits for the next forward; only a lazy one sees it begin."""
+    whole = trainings.bare(trainings.build(SPEC))
+    forward_began = threading.Event()
+    saw_forward: list[bool] = []
+    memcpy = snapshot._memcpy
 
-    class Slow:
-        """ctypes with a slow memmove."""
+    def throttled(job: snapshot.CopyJob, publish: snapshot.ProgressCounter) -> None:
+        if not saw_forward:
+            lazy = schedule == "lazy"
+            saw_forward.append(forward_began.wait(PATIENCE_S if lazy else NEVER_S))
+        memcpy(job, publish)
 
-        @staticmethod
-        def memmove(*arguments: int) -> None:
-            time.sleep(0.002)
-            memcpy(*arguments)
+    job, ckpt = live.attach(plan=trainings.plan(memory=4, disk=4, schedule=schedule))
+    monkeypatch.setattr(snapshot, "_memcpy", throttled)
+    copying: list[bool] = []
 
-    monkeypatch.setattr(snapshots, "ctypes", Slow)
-    loop = Loop(attach, prepared(new_run, schedule=schedule), STATE_BYTES)
-    loop.warm_up()
-    engine = loop.ckpt._snapshotter.engine
-    at_forward: list[bool] = []
-    at_update: list[bool] = []
-    loop.model.register_forward_pre_hook(lambda *_: at_forward.append(engine.busy))
-    loop.optimizer.register_step_post_hook(lambda *_: at_update.append(engine.busy))
-    for _ in range(6):
-        loop.train()
-        loop.ckpt.step()
-    sealed = loop.events("SnapshotSealed")
-    assert len(sealed) >= 2
-    assert not any(at_update)
-    if schedule == "lazy":
-        assert any(at_forward)
-        assert all(event["boundary_stall_s"] < event["copy_s"] for event in sealed)
-    else:
-        assert not any(at_forward)
-        assert all(event["boundary_stall_s"] > 0.02 for event in sealed)
+    def forward(*_: object) -> None:
+        assert ckpt._snapshotter is not None
+        if ckpt.step_count == 4:
+            copying.append(ckpt._snapshotter.engine.busy)
+            forward_began.set()
+
+    job.model.register_forward_pre_hook(forward)
+    for step, batch in ckpt.batches(SPEC.steps):
+        trainings.train_step(job, step, batch)
+        granted(ckpt)
+    assert saw_forward == [schedule == "lazy"]
+    assert copying == [schedule == "lazy"]
+    assert trainings.digest(job) == whole

@@ -1,114 +1,63 @@
-"""Point 5, streaming writes: the first byte is written before the last one is copied."""
+"""Point 5: chunks are written while later ones are still copied (streaming: true) or after all."""
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autockpt.executors.keeper import pipeline as pipelines
-from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.memory import Arena
+from tests.executors.checkpoints import CHUNK, PATIENCE_S, Persisted, pipeline, target
 
-CHUNK = 2**16
-CHUNKS = 8
-PATIENCE_S = 30.0
-
-
-class Shard:
-    """A pipeline over an image whose copied prefix the test decides."""
-
-    def __init__(self, folder: Path, *, streaming: bool) -> None:
-        self.image = Arena.anonymous(CHUNK * CHUNKS)
-        self.copied = 0
-        self.written: list[int] = []
-        self.ended = threading.Event()
-        self.outcomes: list[ShardOutcome] = []
-        self.path = folder / "shard.safetensors"
-        self.pipeline = ShardPipeline(
-            self.image.view, chunk_bytes=CHUNK, available=lambda: self.copied,
-            streaming=streaming, known=None,
-            target=PersistTarget(
-                path=str(self.path), prepare=lambda: None, writers=2, direct_io=True,
-                codec="none", codec_ranges=(),
-            ),
-            on_digested=lambda digests: None, on_persisted=self._persisted,
-            on_failed=lambda error: self.ended.set(),
-        )  # fmt: skip
-
-    def _persisted(self, outcome: ShardOutcome) -> None:
-        self.outcomes.append(outcome)
-        self.ended.set()
-
-    def copy(self, chunk: int) -> None:
-        """The trainer's next piece."""
-        start = chunk * CHUNK
-        self.image.view[start : start + CHUNK] = bytes([chunk + 1]) * CHUNK
-        self.copied = start + CHUNK
+CHUNKS = 6
+POLLS = 50
 
 
-@pytest.fixture
-def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], Shard]]:
-    """Makes a running Shard whose writes are noted."""
-    made: list[Shard] = []
-    write_at = pipelines.ImageFile.write_at
-
-    def noted(file: pipelines.ImageFile, offset: int, data: memoryview) -> None:
-        write_at(file, offset, data)
-        made[0].written.append(offset)
-
-    monkeypatch.setattr(pipelines.ImageFile, "write_at", noted)
-
-    def make(streaming: bool) -> Shard:
-        made.append(Shard(tmp_path, streaming=streaming))
-        made[0].pipeline.start()
-        return made[0]
-
-    yield make
-    made[0].pipeline.cancel()
-
-
-def until(done: Callable[[], bool], what: str) -> None:
-    """Polls with a deadline."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.001)
-
-
-def finish(shard: Shard) -> None:
-    """Copies what is missing, seals, and reads the file back."""
-    for chunk in range(shard.copied // CHUNK, CHUNKS):
-        shard.copy(chunk)
-    shard.pipeline.sealed()
-    assert shard.ended.wait(PATIENCE_S)
-    assert shard.outcomes[0].stored_bytes == CHUNK * CHUNKS
-    assert shard.path.read_bytes() == bytes(shard.image.view)
-
-
-def test_with_streaming_chunks_are_written_while_others_are_not_copied_yet(
-    shard: Callable[[bool], Shard],
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_first_byte_is_written_before_the_last_is_copied_only_if_streaming(
+    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each chunk goes out as soon as it is there, the header's chunk last."""
-    it = shard(True)
-    for chunk in range(CHUNKS - 1):
-        it.copy(chunk)
-        until(lambda n=chunk: len(it.written) >= n, f"chunk {chunk} is not written")  # type: ignore[misc]
-    assert it.copied < CHUNK * CHUNKS
-    assert 0 not in it.written
-    finish(it)
-    assert it.written[-1] == 0
+    """All but the last chunk are copied; the writer looks many times, then the rest arrives."""
+    arena = Arena.anonymous(CHUNKS * CHUNK)
+    arena.view[:] = bytes(range(256)) * (arena.nbytes // 256)
+    copied, written = [0], []
+    looked, wrote = threading.Semaphore(0), threading.Semaphore(0)
+    pwrite = os.pwrite
 
+    def recorded(fd: int, data: memoryview, at: int) -> int:
+        written.append((at // CHUNK, copied[0]))
+        done = pwrite(fd, data, at)
+        wrote.release()
+        return done
 
-def test_without_streaming_nothing_is_written_before_the_last_byte_is_copied(
-    shard: Callable[[bool], Shard],
-) -> None:
-    """Not a byte, however long it takes."""
-    it = shard(False)
-    for chunk in range(CHUNKS):
-        it.copy(chunk)
-        deadline = time.monotonic() + 0.02
-        while time.monotonic() < deadline:
-            assert not it.written
-    finish(it)
+    def looks_again(seconds: float) -> None:
+        looked.release()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    clock = SimpleNamespace(sleep=looks_again, monotonic=time.monotonic)
+    monkeypatch.setattr(pipelines, "time", clock)
+    result = Persisted()
+    shard = pipeline(
+        arena.view, target(str(tmp_path / "shard"), writers=1), result,
+        available=lambda: copied[0], streaming=streaming,
+    )  # fmt: skip
+    shard.start()
+    copied[0] = (CHUNKS - 1) * CHUNK
+    for _ in range(POLLS):
+        assert looked.acquire(timeout=PATIENCE_S)
+    for _ in range(CHUNKS - 2 if streaming else 0):
+        assert wrote.acquire(timeout=PATIENCE_S)
+    early = [chunk for chunk, _ in written]
+    copied[0] = arena.nbytes
+    shard.sealed()
+    assert result.ended.wait(PATIENCE_S)
+    shard.cancel()
+    assert result.error is None
+    # The chunk with the header always comes last, so that a cut file is no image.
+    assert sorted(early) == (list(range(1, CHUNKS - 1)) if streaming else [])
+    assert all(seen == arena.nbytes for _, seen in written[len(early) :])
+    assert (tmp_path / "shard").read_bytes() == arena.view

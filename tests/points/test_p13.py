@@ -1,126 +1,108 @@
-"""Point 13, adaptive frequency: the interval follows the measured cost, up and down, online."""
+"""Point 13: the interval follows the measured cost while the job runs (retune: true) or stays."""
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from autockpt import session as sessions
 from autockpt.tuner.controller import Controller
-from autockpt.tuner.proposals import intervals_of
-from autockpt.values.goal import FailureDeclaration, Goal, Pins
-from autockpt.values.plan import CheckpointPlan, TierPlan
-from tests.conftest import end_keeper
+from autockpt.tuner.proposals import intervals_of, with_intervals
+from autockpt.values.goal import FailureDeclaration, Goal
+from autockpt.values.telemetry import PlanChanged, SnapshotBegan
 from tests.fakes import trainings
 from tests.fakes.jobs import FakeJob
+from tests.fakes.live import PATIENCE_S, Live, granted
 from tests.fakes.profiles import example_failures, example_recovery
-from tests.kill.ordeal import read_events
-from tests.kill.zygote import Zygote
-from tests.points.loops import Loop, prepared
 
 HOUR = 3600.0
+GOAL = Goal(failures=FailureDeclaration(mtbf_s=2 * HOUR, process_share=0.8))
+CHEAP_S, DEAR_S = 0.01, 8.0
+"""Stall of a checkpoint whose best interval is far below, far above 60 iterations of a second."""
 
 
-def controller(memory: int, disk: int, *, retune: bool | None = None) -> Controller:
-    """A controller of a running job."""
-    plan = CheckpointPlan(
-        plan_id="p13", version=1, fingerprint="",
-        tiers=(
-            TierPlan(tier="memory", interval_steps=memory),
-            TierPlan(tier="disk", interval_steps=disk),
-        ),
+def test_the_interval_follows_the_cost_in_both_directions() -> None:
+    """One running job: checkpoints become dearer, then cheap; the interval grows, then shrinks."""
+    job = FakeJob(stall_s=1.0, noise=0.1, seed=13)
+    tuned = Controller(
+        plan=trainings.plan(memory=60, disk=600, retune=True), goal=GOAL,
+        failures=example_failures(mtbf_s=2 * HOUR, process_share=0.8), recovery=example_recovery(),
     )  # fmt: skip
-    return Controller(
-        plan=plan,
-        goal=Goal(
-            failures=FailureDeclaration(mtbf_s=2 * HOUR, process_share=0.8),
-            pins=Pins(retune=retune),
-        ),
-        failures=example_failures(mtbf_s=2 * HOUR, process_share=0.8),
-        recovery=example_recovery(),
-    )
-
-
-@pytest.mark.parametrize("factor", [8.0, 1 / 8.0], ids=["dearer", "cheaper"])
-def test_the_interval_follows_the_measured_cost_in_both_directions(factor: float) -> None:
-    """A job settles; then every stall costs 8 times more, or less, and the interval follows."""
-    job = FakeJob(iteration_s=1.0, stall_s=1.0)
-    tuned = controller(60, 600)
-    job.run(tuned, until_s=12 * HOUR)
-    before = intervals_of(tuned.plan)
-    settled = len(job.proposals)
-    job.stall_s *= factor
+    job.run(tuned, until_s=4 * HOUR)
+    settled = intervals_of(tuned.plan)[0]
+    job.stall_s = DEAR_S
+    job.run(tuned, until_s=20 * HOUR)
+    longer = intervals_of(tuned.plan)[0]
+    job.stall_s = CHEAP_S
     job.run(tuned, until_s=36 * HOUR)
-    after = intervals_of(tuned.plan)
-    assert len(job.proposals) > settled
-    assert (after[0] > before[0]) == (factor > 1), (before, after)
-    assert after[0] != before[0]
-    assert "steps -> " in job.proposals[-1].reason
+    shorter = intervals_of(tuned.plan)[0]
+    assert longer > 1.5 * settled
+    assert shorter < settled / 1.5
 
 
-def test_with_re_tuning_off_the_interval_stays() -> None:
-    """The same job, the same change, `retune: false`."""
-    job = FakeJob(iteration_s=1.0, stall_s=1.0)
-    tuned = controller(60, 600, retune=False)
-    job.run(tuned, until_s=12 * HOUR)
-    job.stall_s *= 8.0
-    job.run(tuned, until_s=36 * HOUR)
-    assert not job.proposals
-    assert intervals_of(tuned.plan) == (60, 600)
+def seeded(stall_s: float, version: int) -> FakeJob:
+    """Two hours of telemetry of a job that ends now, without any change of its plan."""
+    now = time.monotonic()
+    job = FakeJob(stall_s=stall_s, now_s=now - 2 * HOUR, seed=13)
+    watched = Controller(
+        plan=trainings.plan(memory=60, disk=600, version=version), goal=GOAL,
+        failures=example_failures(), recovery=example_recovery(),
+    )  # fmt: skip
+    job.run(watched, until_s=now, apply=False)
+    return job
 
 
-def test_a_running_session_takes_a_new_interval(
-    attach: Callable[..., Any], new_run: Callable[..., str]
+@pytest.mark.parametrize("retune", [True, False])
+@pytest.mark.parametrize("stall_s", [CHEAP_S, DEAR_S], ids=["cheap", "dear"])
+def test_an_attached_run_changes_its_plan_at_one_step_only_if_it_is_retuned(
+    stall_s: float, retune: bool, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer, then shorter; from the step that PlanChanged names, saves come at the new pace."""
-    loop = Loop(attach, prepared(new_run), 2**12)
-    loop.warm_up()
-    for version, interval in ((2, 5), (3, 1)):
-        plan = trainings.plan(memory=interval, disk=interval, version=version)
-        loop.ckpt._propose(plan)
-        deadline = time.monotonic() + 60
-        while loop.ckpt._plan.version < version:
-            assert time.monotonic() < deadline, "the plan was not applied"
-            loop.train()
-            loop.ckpt.step()
-        (changed,) = [e for e in loop.events("PlanChanged") if e["plan_version"] == version]
-        assert changed["disk_interval_steps"] == interval
-        start = loop.ckpt.step_count
-        for _ in range(12):
-            loop.train()
-            loop.ckpt.step()
-            loop.durable()
-        loop.ckpt.fence()
-        began = {e["step"] for e in loop.events("SnapshotBegan") if e["step"] > start}
-        assert began == {s for s in range(start + 1, start + 13) if s % interval == 0}
+    """From what rank 0's planner hears to the PlanChanged event, through the real keeper."""
+    monkeypatch.setattr(sessions, "BLOCK_S", 1e9)  # the seeded blocks only
+    start = trainings.plan(memory=60, disk=600, retune=retune)
+    job, ckpt = live.attach(plan=start, goal=GOAL)
+    mind = ckpt._mind
+    assert mind is not None
+    thoughts = 0
+    consider = mind._consider
+
+    def counted() -> None:
+        nonlocal thoughts
+        consider()
+        thoughts += 1
+
+    monkeypatch.setattr(mind, "_consider", counted)
+    for event in seeded(stall_s, start.version).log:
+        mind.observe(event)
+    deadline = time.monotonic() + PATIENCE_S
+    for step, batch in ckpt.batches(100_000):
+        trainings.train_step(job, step, batch)
+        assert time.monotonic() < deadline
+        if ckpt._plan.version > start.version or (not retune and thoughts >= 4):
+            break
+    changes = live.events(PlanChanged)
+    if not retune:
+        assert changes == []
+        assert ckpt._plan == start
+        return
+    (change,) = changes
+    assert (change.memory_interval_steps < 60) == (stall_s == CHEAP_S)
+    assert change.memory_interval_steps != 60
+    assert change.reason
+    assert ckpt._plan.tier("memory").interval_steps == change.memory_interval_steps
 
 
-def test_two_ranks_change_at_one_step(zygote: Zygote, tmp_path: Path) -> None:
-    """Proposed by rank 0 in the middle of the training, applied by both before the same step."""
-    chosen = replace(trainings.plan(memory=2, disk=2), plan_id="p13")
-    run_dir = trainings.prepare(tmp_path / "run", chosen)
-    spec = trainings.JobSpec(steps=60, pace_s=0.004, propose_at=10)
-    pids = []
-    try:
-        for rank in range(2):
-            out = tmp_path / f"rank-{rank}"
-            out.mkdir()
-            pids.append(
-                zygote.start(
-                    trainings.spec_data(spec), run_dir, out, RANK=str(rank), WORLD_SIZE="2",
-                    LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", AUTOCKPT_LAUNCH_ID="p13",
-                )
-            )  # fmt: skip
-        for rank, pid in enumerate(pids):
-            log = tmp_path / f"rank-{rank}" / "log"
-            assert zygote.finish(pid, log) == 0, log.read_text()
-    finally:
-        end_keeper(run_dir)
-    steps = []
-    for rank in range(2):
-        events = read_events(Path(run_dir) / "telemetry" / f"rank-{rank:05d}.jsonl")
-        steps += [event["step"] for event in events if event["event"] == "PlanChanged"]
-    assert len(steps) == 2
-    assert steps[0] == steps[1] > 10
+def test_a_plan_is_followed_from_the_step_of_its_event(live: Live) -> None:
+    """No snapshot of the old interval after it, every one of the new."""
+    start = trainings.plan(memory=4, disk=4)
+    job, ckpt = live.attach(plan=start)
+    for step, batch in ckpt.batches(60):
+        trainings.train_step(job, step, batch)
+        if step == 5:
+            ckpt._propose(with_intervals(start, 7, 7))
+        granted(ckpt)
+    (change,) = live.events(PlanChanged)
+    began = [event.step for event in live.events(SnapshotBegan)]
+    assert 5 < change.step < 40
+    assert {step for step in began if step < change.step} == set(range(4, change.step, 4))
+    after = {step for step in range(1, 60) if step % 7 == 0 and step >= change.step}
+    assert {step for step in began if step >= change.step} == after | {60}
