@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from autockpt.profiling import PassThroughSession
-    from autockpt.profiling import PassThroughSession
     from autockpt.session import Session
 
 

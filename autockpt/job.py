@@ -87,7 +87,9 @@ def current_job(
     local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
     launch_id, launcher_pid = _launcher()
     restart_count = _number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0)
-    resume_from = environment.get("AUTOCKPT_RESUME_FROM")
+    # What the launch asked for is done by its first start; a restart goes on from what it has.
+    first = restart_count == 0
+    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first else None
     checkpoints = str(files.checkpoints(goal))
     nodes = tuple(r // max(1, local_size) for r in range(world_size))
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
@@ -109,7 +111,7 @@ def current_job(
         launcher_pid=launcher_pid,
         restart_count=restart_count,
         resume_from=Generation.from_name(resume_from) if resume_from else None,
-        fresh=fresh or environment.get("AUTOCKPT_FRESH") == "1",
+        fresh=first and (fresh or environment.get("AUTOCKPT_FRESH") == "1"),
         goal=goal,
         plan=_first_plan(goal, decision, files.read_plan(), in_place=in_place),
         decision=decision,

@@ -53,9 +53,7 @@ def measure(segments: int, iterations: int, folder: Path) -> tuple[list[float], 
         model=job.model,
         optimizer=job.optimizer,
         run_dir=str(folder / "run"),
-        goal=Goal(
-            pins=Pins(memory_interval_steps=never, disk_interval_steps=never, retune=False)
-        ),
+        goal=Goal(pins=Pins(memory_interval_steps=never, disk_interval_steps=never, retune=False)),
     )
     for _ in range(10):
         job.iterate()

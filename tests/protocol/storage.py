@@ -203,20 +203,18 @@ class Storage(Trainers):
 
     def job_decide(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteDecision = job[2]
-        if job[1] == 0:
-            if self.disk.epoch != do.epoch:
-                return m.DecisionFailed(
-                    epoch=do.epoch, attempt=do.attempt, reason="newer epoch", fenced=True
-                )
-            if not self.peace and self.rng.random() < self.flaky / 4:
-                return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
-            return None
-        if self.disk.epoch != do.epoch:
+        newer = self.disk.epoch != do.epoch
+        if newer and job[1] in (0, 2):
             return m.DecisionFailed(
                 epoch=do.epoch, attempt=do.attempt, reason="newer epoch", fenced=True
             )
-        self.oracle.decision(do.epoch, do.generation, asked=job[3])
-        return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
+        if job[1] == 0 and not self.peace and self.rng.random() < self.flaky / 4:
+            return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
+        if job[1] == 1:
+            self.oracle.decision(do.epoch, do.generation, asked=job[3])
+        if job[1] == 2:
+            return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
+        return None
 
     def job_verify(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.VerifyGeneration = job[2]

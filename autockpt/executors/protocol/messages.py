@@ -580,7 +580,7 @@ class ClaimEpoch:
 class WriteDecision:
     """Write decisions/e-<epoch> (replacing an older attempt), fsync.  Answer: Decision*.
 
-    Refuse (`fenced`) if a newer epoch file exists.
+    Check for a newer epoch file before *and* after, and answer `fenced` if there is one.
     """
 
     epoch: int
