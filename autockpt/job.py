@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from autockpt.executors.agreement import agree
-from autockpt.executors.directory import pid_start
+from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.policies.unmeasured import plan_without_profile
@@ -87,9 +87,6 @@ def current_job(
     local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
     launch_id, launcher_pid = _launcher()
     restart_count = _number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0)
-    # What the launch asked for is done by its first start; a restart goes on from what it has.
-    first = restart_count == 0
-    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first else None
     checkpoints = str(files.checkpoints(goal))
     nodes = tuple(r // max(1, local_size) for r in range(world_size))
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
@@ -98,6 +95,10 @@ def current_job(
         agreed = agree(checkpoints, launch_id, rank, nodes)
         incarnation = agreed.incarnation
         control_host = listen_host(environment, one_host=agreed.one_host)
+    # What the launch asked for is done once; its restarts go on from what they have by then.
+    claimed = CheckpointDirectory(checkpoints).highest_epoch()
+    first = claimed is None or claimed.launch_id != incarnation.launch_id
+    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first else None
     return Job(
         run_directory=os.path.abspath(path),
         checkpoints=checkpoints,

@@ -44,7 +44,7 @@ class Reader(HTMLParser):
             self.open.append(name)
 
     def handle_endtag(self, name: str) -> None:
-        assert self.open and self.open[-1] == name, f"</{name}> closes {self.open[-3:]}"
+        assert self.open[-1:] == [name], f"</{name}> closes {self.open[-3:]}"
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
