@@ -63,6 +63,8 @@ class Mind:
         self._decision = job.decision
         self._proposed_s = 0.0
         self._step = 0
+        self.total: int | None = None
+        """Steps of the whole run, where the loop says so."""
         self._closed = threading.Event()
         failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
         self._controller = Controller(
@@ -79,6 +81,10 @@ class Mind:
 
     def observe(self, event: t.Event) -> None:
         """An event of this rank; called on the training thread."""
+        if isinstance(event, t.SnapshotBegan):
+            self._began[event.generation] = (event.at_s, event.step)
+            while len(self._began) > 64:
+                self._began.pop(next(iter(self._began)))
         self._queue.append(event)
 
     def committed(self, message: AnnounceMemoryCommitted | AnnounceDurable) -> None:
@@ -128,14 +134,18 @@ class Mind:
             self._write_down(self._applied.popleft())
         while self._queue:
             event = self._queue.popleft()
-            if isinstance(event, t.SnapshotBegan):
-                self._began[event.generation] = (event.at_s, event.step)
-                while len(self._began) > 64:
-                    self._began.pop(next(iter(self._began)))
             if isinstance(event, t.Iterated):
                 self._step = event.step
+                self._expect_end(event)
             self._samples.observe(event)
             self._controller.observe(event)
+
+    def _expect_end(self, event: t.Iterated) -> None:
+        """A run of known length dwells on a plan for a part of it, not for an hour."""
+        if self.total is None or not event.count:
+            return
+        run_s = self.total * (event.total_s + event.checkpoint_s) / event.count
+        self._controller.settings = replace(self._controller.settings, run_s=run_s)
 
     def _consider(self) -> None:
         now = time.monotonic()

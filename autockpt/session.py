@@ -25,6 +25,7 @@ from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
+    CELL_STARTED_STEP,
     CELL_STEP,
     CELL_STEP_NS,
 )
@@ -138,7 +139,7 @@ class Session:
         """
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
-        self._owns_boundary, self._total = True, total
+        self._owns(total)
         source = self._data.batches()
         while self._step < total:
             step = self._step
@@ -146,9 +147,15 @@ class Session:
             self._boundary(step + 1)
         self.close()
 
+    def _owns(self, total: int) -> None:
+        """The loop is ours and its end is known."""
+        self._owns_boundary, self._total = True, total
+        if self._mind is not None:
+            self._mind.total = total
+
     def steps(self, total: int) -> Iterator[int]:
         """The steps not yet trained, for a loop that makes its own batches."""
-        self._owns_boundary, self._total = True, total
+        self._owns(total)
         while self._step < total:
             step = self._step
             yield step
@@ -657,7 +664,7 @@ class Session:
         cells = self._link.board.view[:64].cast("Q")
         now = time.monotonic_ns()
         if first:
-            cells[CELL_STARTED_NS] = now
+            cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now, self._step
         cells[CELL_STEP] = self._step
         cells[CELL_STEP_NS] = now
 

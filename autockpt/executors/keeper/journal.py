@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
+    CELL_STARTED_STEP,
     CELL_STEP,
     CELL_STEP_NS,
     RankMemory,
@@ -31,6 +32,8 @@ class Outage:
     step_s: float
     """When the newest step ended, monotonic; 0 unknown."""
     exposure_s: float
+    steps: int
+    """Trained within the exposure."""
     what: set[str] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
 
@@ -48,8 +51,13 @@ class Journal:
         self._write_s: dict[Generation, float] = {}
         self._bytes: dict[Generation, tuple[int, int]] = {}
         self.outage = _unfinished_run(run_directory)
-        if self.outage is not None:
-            self._tell_inherited(self.outage)
+        self._inherited = self.outage is not None
+        """The outage was found at birth and nobody has confirmed it yet."""
+
+    def trainers_live(self) -> None:
+        """Running trainers came back: only the former keeper had died."""
+        if self._inherited:
+            self.outage, self._inherited = None, False
 
     def _tell_inherited(self, outage: Outage) -> None:
         """Trainers and keeper died together: nobody was left to say so."""
@@ -133,8 +141,9 @@ class Journal:
         if self.outage is None:
             exposure = (step_ns - started_ns) / 1e9 if started_ns and step_ns else 0.0
             self.outage = Outage(
-                began_s=_now(), step=step, step_s=step_ns / 1e9, exposure_s=max(0.0, exposure)
-            )
+                began_s=_now(), step=step, step_s=step_ns / 1e9, exposure_s=max(0.0, exposure),
+                steps=step - memory.cell(CELL_STARTED_STEP),
+            )  # fmt: skip
         self.outage.what.add("trainer")
         self.outage.ranks.add(memory.rank)
         if step > self.outage.step:
@@ -145,8 +154,11 @@ class Journal:
         outage = self.outage
         if message.generation is None and outage is None:
             return  # the first start
+        if outage is not None and self._inherited:
+            self._inherited = False
+            self._tell_inherited(outage)
         lost_steps = max(0, outage.step - message.step) if outage else 0
-        pace = outage.exposure_s / outage.step if outage and outage.step else 0.0
+        pace = outage.exposure_s / outage.steps if outage and outage.steps else 0.0
         down_s = _now() - outage.began_s if outage else 0.0
         self._writer.emit(
             t.Restored(
@@ -192,27 +204,43 @@ def _now() -> float:
 def _unfinished_run(run_directory: str) -> Outage | None:
     """The outage that a new keeper was born into: trainers that never said they ended."""
     folder = os.path.join(run_directory, "telemetry")
-    newest: tuple[float, int, float] | None = None
+    newest: _Progress | None = None
+    last_s = 0.0
     try:
         names = sorted(name for name in os.listdir(folder) if name.startswith("rank-"))
     except OSError:
         return None
     for name in names:
         last = _last_progress(os.path.join(folder, name))
-        if last is not None and (newest is None or last[1] > newest[1]):
+        if last is None:
+            continue
+        last_s = max(last_s, last.at_s)
+        if newest is None or last.step > newest.step:
             newest = last
     if newest is None:
         return None
-    at_s, step, started_s = newest
-    outage = Outage(began_s=at_s, step=step, step_s=at_s, exposure_s=max(0.0, at_s - started_s))
+    # Just after the last thing that anybody said: nobody was left to see the failure itself.
+    outage = Outage(
+        began_s=last_s + 1e-6, step=newest.step, step_s=newest.at_s,
+        exposure_s=max(0.0, newest.at_s - newest.started_s), steps=newest.steps,
+    )  # fmt: skip
     outage.what |= {"trainer", "keeper"}
     return outage
 
 
-def _last_progress(path: str) -> tuple[float, int, float] | None:
-    """(time, step, start) of the newest step in a telemetry file that has no end, else None."""
-    result: tuple[float, int, float] | None = None
-    started = 0.0
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    at_s: float
+    step: int
+    started_s: float
+    steps: int
+    """Trained since `started_s`, as far as blocks of iterations were reported."""
+
+
+def _last_progress(path: str) -> _Progress | None:
+    """The newest step in a telemetry file that has no end, else None."""
+    result: _Progress | None = None
+    started, steps = 0.0, 0
     try:
         with open(path, "rb") as file:
             lines = file.readlines()
@@ -223,13 +251,14 @@ def _last_progress(path: str) -> tuple[float, int, float] | None:
             data = json.loads(line)
             kind = data["event"]
             if kind == "RunStarted":
-                started = float(data["at_s"])
+                started, steps = float(data["at_s"]), 0
             elif kind == "RunEnded":
                 result = None
             elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
-                result = (float(data["at_s"]), int(data["step"]), started)
+                steps += int(data.get("count", 0)) if kind == "Iterated" else 0
+                result = _Progress(float(data["at_s"]), int(data["step"]), started, steps)
         except (ValueError, KeyError, TypeError):
             continue  # a torn line, or somebody else's
-    if result is not None and result[0] > time.monotonic():
+    if result is not None and result.at_s > time.monotonic():
         return None  # another boot's clock
     return result

@@ -282,6 +282,8 @@ class Keeper:
         """The protocol decides whether it is admitted; if so, its nodes are the job."""
         attach = trainer.attach
         self._leave_when_drained = False
+        if attach.epoch is not None:
+            self._journal.trainers_live()
         slots = len(self._memory.of(trainer.rank).slots)
         self._node_event(replace(attach, slots=slots))
         if control_host and self._protocol.incarnation == attach.incarnation:

@@ -16,9 +16,9 @@ from autockpt.values.units import format_bytes
 
 BOARD_BYTES = 4096
 BOARD_CELLS = 8
-CELL_COPIED, CELL_STEP, CELL_STEP_NS, CELL_STARTED_NS = 0, 2, 3, 4
+CELL_COPIED, CELL_STEP, CELL_STEP_NS, CELL_STARTED_NS, CELL_STARTED_STEP = 0, 2, 3, 4, 5
 """Cells of the board, 64 bits each: copied prefix of the image, step of the newest boundary, its
-CLOCK_MONOTONIC in ns, and when the first boundary of this process was."""
+CLOCK_MONOTONIC in ns, and when and at which step this process began."""
 
 
 @dataclass(slots=True)
