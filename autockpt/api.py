@@ -40,8 +40,8 @@ def attach(
 
         return profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
     from autockpt.executors.state import LiveState
-    from autockpt.job import current_job
     from autockpt.session import Session
+    from autockpt.session.job import current_job
 
     state = LiveState.of(model=model, optimizer=optimizer, **others)
     job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)

@@ -165,8 +165,6 @@ ROOMS = (
     ),
     Room(name="api", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="session", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
-    Room(name="job", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
-    Room(name="mind", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="profiling", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="cli", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="integrations", rooms=ANY, libraries=ANY, reason=EDGE_REASON),

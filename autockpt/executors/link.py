@@ -77,6 +77,8 @@ class KeeperLink:
         self.durable_s = 0.0
         """When `durable` was announced, CLOCK_MONOTONIC."""
         self.dropped: dict[Generation, str] = {}
+        self._persisting: Generation | None = None
+        """The newest generation begun for disk."""
         self.news = threading.Condition()
         """Notified after every message."""
         self.restore_orders: queue.Queue[Any] = queue.Queue()
@@ -174,6 +176,22 @@ class KeeperLink:
         )  # fmt: skip
         self.send(self._wanted)
 
+    @property
+    def connected(self) -> bool:
+        """Somebody hears what is sent."""
+        return self._connection is not None
+
+    def take_grant(self, generation: Generation, *, disk: bool) -> int | None:
+        """The slot granted to a generation, None when there is none (any more).
+
+        A generation for disk counts as dropped when the keeper dies before it is durable.
+        """
+        with self.news:
+            slot = self.grants.pop(generation, None)
+            if slot is not None and disk:
+                self._persisting = generation
+        return slot
+
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for news until `done()`; its last value."""
         deadline = time.monotonic() + timeout_s
@@ -213,6 +231,8 @@ class KeeperLink:
         connection.close()
         with self.news:
             self.grants.clear()
+            if self._persisting is not None and self._persisting != self.durable:
+                self.dropped[self._persisting] = "its keeper died"
             self.news.notify_all()
         if self.fenced:
             return
@@ -241,6 +261,8 @@ class KeeperLink:
             time.sleep(RECONNECT_PAUSE_S * self._refusals)
             with contextlib.suppress(AutockptError, OSError):
                 self._connect()
+                with self.news:
+                    self.news.notify_all()
                 return True
             time.sleep(RECONNECT_PAUSE_S)
         return False

@@ -103,12 +103,17 @@ def main() -> None:
 
     torch.set_num_threads(1)
     import autockpt.api
-    import autockpt.job
-    import autockpt.mind
-    import autockpt.session
+    import autockpt.session.job
+    import autockpt.session.mind
+    import autockpt.session.training
     from tests.fakes import trainings
 
-    for module in (autockpt.api, autockpt.job, autockpt.mind, autockpt.session):
+    for module in (
+        autockpt.api,
+        autockpt.session.job,
+        autockpt.session.mind,
+        autockpt.session.training,
+    ):
         assert module
     _warm(trainings)
     children: set[int] = set()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from autockpt import session as sessions
+from autockpt.session import clock
 from autockpt.tuner.controller import Controller
 from autockpt.tuner.proposals import intervals_of, with_intervals
 from autockpt.values.goal import FailureDeclaration, Goal
@@ -57,7 +57,7 @@ def test_an_attached_run_changes_its_plan_at_one_step_only_if_it_is_retuned(
     stall_s: float, retune: bool, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From what rank 0's planner hears to the PlanChanged event, through the real keeper."""
-    monkeypatch.setattr(sessions, "BLOCK_S", 1e9)  # the seeded blocks only
+    monkeypatch.setattr(clock, "BLOCK_S", 1e9)  # the seeded blocks only
     start = trainings.plan(memory=60, disk=600, retune=retune)
     job, ckpt = live.attach(plan=start, goal=GOAL)
     mind = ckpt._mind

@@ -15,7 +15,6 @@ from typing import Any
 from autockpt.executors.layout import Layout
 from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemoryCommitted
 from autockpt.executors.state import LiveState
-from autockpt.job import Job
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.decide import decide
 from autockpt.policies.policy_file import plan_to_yaml
@@ -25,6 +24,7 @@ from autockpt.profiles.samples import RunSamples
 from autockpt.profiling.facts import host_facts, state_inventory
 from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory
+from autockpt.session.job import Job
 from autockpt.tuner.controller import Controller
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan, Choice

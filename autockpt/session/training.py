@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -37,28 +36,26 @@ from autockpt.executors.signals import TerminationWatch
 from autockpt.executors.snapshot import Snapshotter, register_with_cuda
 from autockpt.executors.state import LiveState, rng_state, set_rng_state
 from autockpt.executors.telemetry import TelemetryWriter
-from autockpt.job import Job
-from autockpt.mind import Mind
+from autockpt.session.clock import IterationClock
+from autockpt.session.job import Job
+from autockpt.session.mind import Mind
+from autockpt.session.plan_switch import PlanSwitch
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.record import from_data, to_data
+from autockpt.values.record import to_data
 
 GRANT_WAIT_S = 0.02
 """A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
 SLOT_SLACK_BYTES = 4 * 4096
 """A tensor that moves to the boundary group shifts what follows by a page or two; new slots for
 that would cost a checkpoint and what the old ones hold."""
-PLAN_HOLD_S = 10.0
-"""How long a boundary waits for the second phase of a plan change before it goes on."""
 FINAL_WAIT_S = 900.0
 FINAL_ATTEMPTS = 200
 FINAL_FAILURES = 5
 """Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
 full disk needs none."""
-BLOCK_S = 1.0
-"""Iterations are reported in blocks of about this time."""
 
 _attached: list["Session"] = []
 
@@ -77,9 +74,6 @@ class Session:
         self._data = None if data is None else DataPosition(data)
         state.dry_encode()
         self._plan: CheckpointPlan = job.plan
-        self._pending: tuple[int, CheckpointPlan, int | None] | None = None
-        self._hold_after: int | None = None
-        self._plan_lock = threading.Lock()
         self._telemetry = TelemetryWriter(job.telemetry_path)
         self._step = 0
         self._start_step = 0
@@ -99,7 +93,7 @@ class Session:
         self._owns_boundary = False
         self._auto_pending = False
         self._auto_rng: Any = None
-        self._clock = _Clock()
+        self._clock = IterationClock()
         self._disk_busy: Generation | None = None
         self._disk_newest: Generation | None = None
         self._fence_stall_s = 0.0
@@ -116,6 +110,7 @@ class Session:
             control_host=job.control_host,
             on_lost=lambda reason: self._degraded("keeper", reason),
         )
+        self._switch = PlanSwitch(job.rank, self._link.send, self._link.wait_until)
         self._watch = TerminationWatch(self._on_signal)
         try:
             self._begin()
@@ -521,46 +516,17 @@ class Session:
 
     def _on_message(self, message: Any) -> None:
         """On the listening thread."""
-        if isinstance(message, p.PreparePlan):
-            self._prepare_plan(message)
-        elif isinstance(message, p.ApplyPlan):
-            with self._plan_lock:
-                if self._pending is not None and self._pending[0] == message.version:
-                    version, plan, _ = self._pending
-                    self._pending = (version, plan, message.apply_step)
-                    if self._step >= message.apply_step and self._hold_after is None:
-                        late = p.PlanLate(rank=self._job.rank, version=version, step=self._step)
-                        self._link.send(late)
-                self._hold_after = None
-            self._link.running_as(self._epoch, message.version, message.apply_step)
-        elif isinstance(message, p.AbortPlan):
-            with self._plan_lock:
-                if self._pending is not None and self._pending[0] == message.version:
-                    self._pending = None
-                self._hold_after = None
-        elif isinstance(message, p.AnnounceDurable | p.AnnounceMemoryCommitted) and self._mind:
+        applied = self._switch.heard(message, self._step)
+        if applied is not None:
+            self._link.running_as(self._epoch, *applied)
+        if isinstance(message, p.AnnounceDurable | p.AnnounceMemoryCommitted) and self._mind:
             self._mind.committed(message)
 
-    def _prepare_plan(self, message: p.PreparePlan) -> None:
-        plan = from_data(CheckpointPlan, message.payload, where="plan change")
-        with self._plan_lock:
-            self._pending = (message.version, plan, None)
-            self._hold_after = self._step + message.margin_steps
-        self._link.send(
-            p.PlanPrepared(rank=self._job.rank, version=message.version, step=self._step)
-        )
-
     def _change_plan(self, step: int) -> None:
-        hold = self._hold_after
-        if hold is not None and step >= hold:
-            self._link.wait_until(lambda: self._hold_after is None, PLAN_HOLD_S)
-            self._hold_after = None
-        pending = self._pending
-        if pending is None or pending[2] is None or step < pending[2]:
+        plan = self._switch.due(step)
+        if plan is None:
             return
-        with self._plan_lock:
-            self._pending = None
-        self._plan = pending[1]
+        self._plan = plan
         memory = self._plan.tier("memory").interval_steps
         disk = self._plan.tier("disk").interval_steps
         reason = self._mind.reason(self._plan.version) if self._mind else "by rank 0"
@@ -699,52 +665,3 @@ class Session:
     def _say(self, text: str, *, always: bool = False) -> None:
         if self._job.rank == 0 or always:
             print(f"autockpt: {text}", file=sys.stderr, flush=True)
-
-
-class _Clock:
-    """Times iterations in blocks: with and without background work, stalls apart."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._stall = 0.0
-        self._skip_first = True
-        self._reset()
-
-    def _reset(self) -> None:
-        self._count = 0
-        self._total = 0.0
-        self._stall_total = 0.0
-        self._quiet: list[float] = []
-        self._busy: list[float] = []
-
-    def boundary(self, background: bool) -> float:
-        """An iteration ended; the time now."""
-        now = time.monotonic()
-        took = now - self._last - self._stall
-        if not self._skip_first:
-            self._count += 1
-            self._total += took
-            (self._busy if background else self._quiet).append(took)
-        self._skip_first = False
-        self._stall_total += self._stall
-        self._stall = 0.0
-        self._last = now
-        return now
-
-    def stalled(self, seconds: float) -> None:
-        """Part of the coming iteration is our doing."""
-        self._stall += seconds
-
-    def block(self, *, force: bool) -> tuple[int, float, float, float, float] | None:
-        """(count, seconds, stall, mean quiet, mean busy) when a block is full."""
-        if not self._count or (self._total + self._stall_total < BLOCK_S and not force):
-            return None
-        block = (
-            self._count, self._total, self._stall_total, _mean(self._quiet), _mean(self._busy),
-        )  # fmt: skip
-        self._reset()
-        return block
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,12 @@
+"""What a training script holds: attach(), the loop, and the wires between the rooms.
+
+training      the Session: boundaries, fences, the loop's face
+plan_switch   a change of the plan, prepared on the listening thread and applied at one step
+clock         times iterations in blocks, stalls apart
+job           this process's place in the job, read once from its environment
+mind          rank 0's planner: profile of the first iterations, decision, online control
+"""
+
+from autockpt.session.training import Session, attached
+
+__all__ = ["Session", "attached"]

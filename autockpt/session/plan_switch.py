@@ -1,0 +1,90 @@
+"""A change of the plan in two phases, so that all ranks apply it before the same step.
+
+The listening thread prepares a plan and answers with the step the loop stands at; the loop promises
+not to pass that step by more than a margin before the second phase.  A boundary that reaches the
+margin waits, bounded: a change of the plan may cost a moment and never the training.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autockpt.executors.protocol import messages as p
+from autockpt.values.plan import CheckpointPlan
+from autockpt.values.record import from_data
+
+HOLD_S = 10.0
+"""How long a boundary waits for the second phase before it goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    version: int
+    plan: CheckpointPlan
+    apply_step: int | None = None
+
+
+class PlanSwitch:
+    """Between the listening thread (`heard`) and the training thread (`due`)."""
+
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[Any], object],
+        wait_until: Callable[[Callable[[], bool], float], bool],
+    ) -> None:
+        self._rank = rank
+        self._send = send
+        self._wait_until = wait_until
+        self._lock = threading.Lock()
+        self._pending: _Pending | None = None
+        self._hold_after: int | None = None
+
+    def heard(self, message: Any, step: int) -> tuple[int, int] | None:
+        """A message of the keeper while the loop stands at `step`; (version, step) once decided."""
+        match message:
+            case p.PreparePlan():
+                self._prepare(message, step)
+            case p.ApplyPlan():
+                self._decide(message, step)
+                return message.version, message.apply_step
+            case p.AbortPlan():
+                self._abort(message.version)
+        return None
+
+    def due(self, step: int) -> CheckpointPlan | None:
+        """The plan that applies from the boundary of `step` on, if one does; may hold the loop."""
+        hold = self._hold_after
+        if hold is not None and step >= hold:
+            self._wait_until(lambda: self._hold_after is None, HOLD_S)
+            self._hold_after = None
+        pending = self._pending
+        if pending is None or pending.apply_step is None or step < pending.apply_step:
+            return None
+        with self._lock:
+            self._pending = None
+        return pending.plan
+
+    def _prepare(self, message: p.PreparePlan, step: int) -> None:
+        plan = from_data(CheckpointPlan, message.payload, where="plan change")
+        with self._lock:
+            self._pending = _Pending(version=message.version, plan=plan)
+            self._hold_after = step + message.margin_steps
+        self._send(p.PlanPrepared(rank=self._rank, version=message.version, step=step))
+
+    def _decide(self, message: p.ApplyPlan, step: int) -> None:
+        with self._lock:
+            pending = self._pending
+            if pending is not None and pending.version == message.version:
+                self._pending = replace(pending, apply_step=message.apply_step)
+                if step >= message.apply_step and self._hold_after is None:
+                    late = p.PlanLate(rank=self._rank, version=message.version, step=step)
+                    self._send(late)
+            self._hold_after = None
+
+    def _abort(self, version: int) -> None:
+        with self._lock:
+            if self._pending is not None and self._pending.version == version:
+                self._pending = None
+            self._hold_after = None
