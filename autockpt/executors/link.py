@@ -85,6 +85,8 @@ class KeeperLink:
         """RestoreShard, Resume, StartFresh, RestoreRefused, AttachRefused for the main thread."""
         self.on_message: Callable[[Any], None] = lambda message: None
         """Sees every message first, on the listening thread."""
+        self.plan_held: Callable[[], int] = lambda: 0
+        """Version of a plan that is prepared and undecided, for a new keeper; 0: none."""
         self.fenced = ""
         self._thread = threading.Thread(target=self._listen, name="autockpt-link", daemon=True)
 
@@ -119,7 +121,7 @@ class KeeperLink:
             wire_version=wire.WIRE_VERSION,
             pid=os.getpid(),
             rank=self.rank,
-            attach=self._attach,
+            attach=replace(self._attach, plan_held=self.plan_held()),
             launcher_pid=self._launcher_pid,
             slots_held=len(held),
             slot_chunk_bytes=self.chunk_bytes,

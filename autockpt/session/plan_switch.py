@@ -41,6 +41,12 @@ class PlanSwitch:
         self._pending: _Pending | None = None
         self._hold_after: int | None = None
 
+    @property
+    def held(self) -> int:
+        """Version that is prepared and undecided, 0 if none: a new keeper has to settle it."""
+        pending = self._pending
+        return pending.version if pending is not None and pending.apply_step is None else 0
+
     def heard(self, message: Any, step: int) -> tuple[int, int] | None:
         """A message of the keeper while the loop stands at `step`; (version, step) once decided."""
         match message:

@@ -111,6 +111,7 @@ class Session:
             on_lost=lambda reason: self._degraded("keeper", reason),
         )
         self._switch = PlanSwitch(job.rank, self._link.send, self._link.wait_until)
+        self._link.plan_held = lambda: self._switch.held
         self._watch = TerminationWatch(self._on_signal)
         try:
             self._begin()
