@@ -285,13 +285,15 @@ class KeeperLink:
         if (
             self.slots
             and len(self.slots) == len(descriptors)
-            and given.image_bytes == (self.image_bytes)
+            and given.image_bytes == self.image_bytes
             and _same_memory(self.slots, descriptors)
         ):
             for fd in descriptors:
                 os.close(fd)
             return
         slots = [Arena.attach(fd) for fd in descriptors]
+        for arena in self.slots:
+            arena.let_go()
         self.image_bytes = given.image_bytes
         self.slots = slots
         self.slots_changed += 1

@@ -93,6 +93,12 @@ class Arena:
         """Gives the pages of a memfd back to the system; the next touch allocates again."""
         _libc.madvise(ctypes.c_void_p(self.address), self.nbytes, _MADV_REMOVE)
 
+    def let_go(self) -> None:
+        """Closes the descriptor; the mapping lives as long as somebody still copies into it."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
     def close(self) -> None:
         """Unmaps and closes; a view still held elsewhere keeps the mapping alive."""
         with contextlib.suppress(BufferError):
