@@ -52,6 +52,8 @@ SLOT_SLACK_BYTES = 4 * 4096
 """A tensor that moves to the boundary group shifts what follows by a page or two; new slots for
 that would cost a checkpoint and what the old ones hold."""
 FINAL_WAIT_S = 900.0
+RECONNECT_WAIT_S = 10.0
+"""The last checkpoint waits so long for a keeper that is being started."""
 FINAL_ATTEMPTS = 200
 FINAL_FAILURES = 5
 """Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
@@ -427,7 +429,7 @@ class Session:
         answers = (link.grants, link.refused, link.dropped)
         if not any(generation in answer for answer in answers):
             link.wait_until(lambda: any(generation in answer for answer in answers), patience_s)
-        slot = link.grants.pop(generation, None)
+        slot = link.take_grant(generation, disk=self._asked_disk)
         if slot is None:
             dropped = link.dropped.get(generation, "the keeper did not answer in time")
             self._skip(step, link.refused.pop(generation, dropped))
@@ -563,6 +565,7 @@ class Session:
         failures, reason = 0, "no slot became free"
         while attempt < FINAL_ATTEMPTS and failures < FINAL_FAILURES:
             if attempt:
+                link.wait_until(lambda: link.connected, RECONNECT_WAIT_S)
                 generation = self._generation(self._step, attempt)
                 if not self._snapshot(self._step, generation, disk=True, patience_s=5.0):
                     attempt += 1
