@@ -116,7 +116,7 @@ def persist_failed(facts: Facts) -> Finding | None:
     return Finding(
         id="persist-failed",
         severity="high",
-        title=f"{saves.failed} checkpoints did not become durable",
+        title=f"{saves.failed} checkpoint{'s' * (saves.failed > 1)} did not become durable",
         evidence=f"{saves.disk_committed} others did. {_reason(saves)}",
         fix="check free space and the health of the checkpoint directory",
     )

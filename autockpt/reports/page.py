@@ -78,7 +78,8 @@ pre{background:var(--panel);border-radius:8px;padding:14px 18px;overflow-x:auto;
   white-space:pre-wrap;overflow-wrap:anywhere}
 code{font:.92em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .command{padding:8px 16px;margin:0;background:none;border:1px solid var(--line)}
-.copyable{position:relative} .copyable button{position:absolute;right:6px;top:5px}
+.copyable{position:relative} .copyable pre{padding-right:76px}
+.copyable button{position:absolute;right:6px;top:5px}
 button{font:inherit;font-size:13px;color:var(--ink);background:var(--paper);
   border:1px solid var(--line);border-radius:6px;padding:3px 12px;cursor:pointer}
 button:hover{border-color:var(--accent)} .js-only{display:none} .js .js-only{display:block}
