@@ -272,3 +272,13 @@ def test_a_forgotten_generation_is_answered_by_rule() -> None:
     assert [type(a.message).__name__ for a in answer if isinstance(a, m.Send)] == [
         "GenerationDropped"
     ]
+
+
+def test_a_save_that_another_rank_has_passed_is_dropped_in_either_order_of_the_news() -> None:
+    """Rank 1 went on to e1s5 without e1s4; rank 0's e1s4, heard of later, must not hold a slot."""
+    cluster = running()
+    cluster.request(1, gen(1, 5))
+    cluster.done = []
+    cluster.request(0, gen(1, 4))
+    dropped = [drop.generation for drop in cluster.take(m.DiscardSnapshot)]
+    assert dropped == [gen(1, 4)]

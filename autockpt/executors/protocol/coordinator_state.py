@@ -117,6 +117,8 @@ class CoordinatorState:
         self.memory_committed: Generation | None = None
         """Newest healthy one that all ranks hold."""
         self.saves: dict[Generation, Save] = {}
+        self.begun: dict[int, Generation] = {}
+        """Newest generation each rank has begun; it seals nothing older any more."""
         self.floor: Generation | None = None
         """Saves up to here are settled and forgotten."""
         self.breakpoint = False

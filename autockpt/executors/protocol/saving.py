@@ -74,7 +74,11 @@ class Saving(CoordinatorState):
         if save is not None and message.disk:
             self._open_disk(save)
         if self.accepts(message.generation):
+            newest = self.begun.get(message.rank, message.generation)
+            self.begun[message.rank] = max(message.generation, newest)
             self._give_up_before(message.rank, message.generation)
+        if save is not None:
+            self._give_up_if_passed(save)
 
     def _give_up_before(self, rank: int, generation: Generation) -> None:
         """A rank whose keeper was away skipped saves without a word; the others hold theirs."""
@@ -82,6 +86,12 @@ class Saving(CoordinatorState):
             missing = older.memory == "open" and rank not in older.sealed
             if missing and older.generation < generation:
                 self.drop_memory(older, f"rank {rank} went on to {generation}")
+
+    def _give_up_if_passed(self, save: Save) -> None:
+        """The same when the news of the rank that went on came before the news of this save."""
+        for rank, newest in self.begun.items():
+            if save.memory == "open" and newest > save.generation and rank not in save.sealed:
+                self.drop_memory(save, f"rank {rank} went on to {newest}")
 
     def rank_sealed(self, from_node: int, message: RankSealed) -> None:
         """One more rank holds it; the last one makes it memory-committed."""
