@@ -1,0 +1,167 @@
+"""The keeper dies at the worst moments of a trainer that lives: it starts another one and goes on.
+
+The random kills hit these instants now and then; here they are hit every time.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autockpt.executors.keeper import launch
+from autockpt.values.goal import Goal, Limits
+from tests.conftest import keeper_pids
+from tests.fakes import trainings
+from tests.kill.loops import PATIENCE_S, Large, Loop, prepared
+
+
+def kill_keeper(run_dir: str) -> None:
+    """SIGKILL; returns when it is dead."""
+    (pid,) = keeper_pids(run_dir)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while pid in keeper_pids(run_dir):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def durable_steps(run_dir: str) -> set[int]:
+    """Steps of the committed generations."""
+    from autockpt.executors.catalogue import list_generations
+
+    return {record.step for record in list_generations(f"{run_dir}/checkpoints") if record.step > 0}
+
+
+def test_before_it_gave_slots(attach: Callable[..., Any], new_run: Callable[..., str]) -> None:
+    """The question is asked again; without slots nothing would ever be saved."""
+    run_dir = prepared(new_run)
+    loop = Loop(attach, run_dir, 2**16)
+    kill_keeper(run_dir)
+    loop.train()
+    loop.ckpt.step()
+    assert loop.ckpt._link.wait_until(lambda: bool(loop.ckpt._link.slots), PATIENCE_S)
+    loop.train()
+    loop.ckpt.close()
+    assert durable_steps(run_dir) == {1}
+
+
+def test_while_it_writes(attach: Callable[..., Any], new_run: Callable[..., str]) -> None:
+    """What was in flight counts as dropped at once; nobody waits for it, the next one is good."""
+    run_dir = prepared(new_run, codec={"parameters": "zstd"})
+    loop = Loop(attach, run_dir, 16 * 2**20)
+    loop.warm_up()
+    loop.train()
+    loop.ckpt.step()
+    loop.ckpt.fence()
+    kill_keeper(run_dir)
+    began = time.monotonic()
+    assert loop.ckpt.wait_durable(10 * PATIENCE_S) == 0.0 or durable_steps(run_dir) == {2}
+    loop.train()
+    loop.ckpt.step()
+    loop.train()
+    loop.ckpt.close()
+    assert time.monotonic() - began < PATIENCE_S
+    assert 3 in durable_steps(run_dir)
+
+
+def test_of_a_trainer_that_was_restarted(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """It never asked for slots, it got those of its predecessor, and hands them on."""
+    run_dir = prepared(new_run)
+    loop = Loop(attach, run_dir, 2**16)
+    loop.warm_up()
+    loop.train()
+    loop.ckpt.step()
+    loop.durable()
+    loop.ckpt._end("signal")
+    again = Loop(attach, run_dir, 2**16)
+    assert again.ckpt.step_count == 2
+    kill_keeper(run_dir)
+    for _ in range(2):
+        again.train()
+        again.ckpt.step()
+    again.train()
+    again.ckpt.close()
+    assert 4 in durable_steps(run_dir)
+    assert torch.equal(again.model.large, loop.model.large)
+
+
+def test_while_it_starts(
+    attach: Callable[..., Any], new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that dies before it answers is followed by another one, within seconds."""
+    spawn = launch._spawn
+    spawned: list[str] = []
+
+    def first_one_dies(run_directory: str, node: int, checkpoints: str) -> str:
+        path = "nowhere.log" if not spawned else spawn(run_directory, node, checkpoints)
+        spawned.append(path)
+        return path
+
+    monkeypatch.setattr(launch, "_spawn", first_one_dies)
+    began = time.monotonic()
+    Loop(attach, prepared(new_run), 2**12)
+    assert len(spawned) >= 2
+    assert time.monotonic() - began < launch.START_TIMEOUT_S
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 2 * 2**20], ids=["room", "no-room"])
+def test_a_state_that_outgrows_its_slots_ends_nothing(
+    limit_bytes: int | None, attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """It gets larger ones; without room for them the memory tier is off, and the keeper lives."""
+    run_dir = prepared(new_run)
+    goal = Goal(limits=Limits(host_memory_bytes=limit_bytes))
+    loop = Loop(attach, run_dir, 2**16, goal=goal)
+    loop.warm_up()
+    loop.train()
+    loop.ckpt.step()
+    loop.durable()
+    late = nn.Parameter(torch.randn(2**18))
+    loop.model.register_parameter("late", late)
+    loop.optimizer.add_param_group({"params": [late]})
+    keepers = keeper_pids(run_dir)
+    link = loop.ckpt._link
+    slots = link.slots_changed
+    for _ in range(6):
+        loop.train()
+        late.grad = torch.ones_like(late)
+        loop.ckpt.step()
+        if loop.ckpt.step_count == 4:
+            link.wait_until(lambda: link.slots_changed > slots or link.slots_refused, PATIENCE_S)
+        loop.durable()
+    loop.ckpt.close()
+    assert keeper_pids(run_dir) in (keepers, [])
+    assert "Traceback" not in Path(run_dir, "logs", "keeper-000.log").read_text()
+    if limit_bytes is None:
+        assert {2, 8} <= durable_steps(run_dir)
+    else:
+        assert durable_steps(run_dir) == {2}
+        assert any("the policy allows" in e["reason"] for e in loop.events("Degraded"))
+
+
+def test_the_large_part_is_restored(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """The loops above prove little if a restore left the parameter as it was made."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1))
+    loop = Loop(attach, run_dir, 2**16)
+    loop.warm_up()
+    loop.train()
+    loop.ckpt.close()
+    other = Large(2**16)
+    assert not torch.equal(other.large, loop.model.large)
+    ckpt = attach(
+        model=other,
+        optimizer=torch.optim.SGD(other.small.parameters(), lr=0.1, momentum=0.9),
+        run_dir=run_dir,
+    )
+    assert ckpt.step_count == 1
+    assert torch.equal(other.large, loop.model.large)
