@@ -32,6 +32,7 @@ class Launch:
     """One `autockpt run` and what it reports."""
 
     def __init__(self, folder: Path) -> None:
+        self.memory_lost_s = 0.0
         self.run_dir, self.log, self.steps = folder / "run", folder / "out", folder / "steps"
         options = ["--nproc-per-node", "2", "--run-dir", str(self.run_dir), "--no-profile"]
         for setting in ("memory.interval=4steps", "disk.interval=12steps", "retune=false"):
@@ -49,9 +50,10 @@ class Launch:
         path = self.run_dir / "telemetry" / f"{name}.jsonl"
         return [event for event in read_events(path) if event["event"] == kind]
 
-    def newest(self, kind: str) -> int:
+    def newest(self, kind: str, since_s: float = 0.0) -> int:
         """Newest step that the keeper reported as PersistCommitted or MemoryCommitted."""
-        return max((event["step"] for event in self.events("keeper-000", kind)), default=0)
+        events = self.events("keeper-000", kind)
+        return max((event["step"] for event in events if event["at_s"] > since_s), default=0)
 
     def trainer(self, rank: int) -> int:
         """Process of a rank."""
@@ -87,7 +89,9 @@ class Launch:
         when = time.monotonic()
         promised = self.newest("PersistCommitted")
         if held:
-            promised = max(promised, self.newest("MemoryCommitted"))
+            promised = max(promised, self.newest("MemoryCommitted", self.memory_lost_s))
+        elif victim != "keeper":
+            self.memory_lost_s = when
         if victim == "keeper":
             self.wait(lambda: set(keeper_pids(str(self.run_dir))) - set(keepers), "new keeper")
             return
