@@ -195,10 +195,6 @@ class RunDirectory:
         """Event file of one rank."""
         return self.telemetry / f"rank-{rank:05d}.jsonl"
 
-    def keeper_telemetry(self, node: int) -> Path:
-        """Event file of one node's keeper."""
-        return self.telemetry / f"keeper-{node:03d}.jsonl"
-
     def node(self, node: int) -> Path:
         """Directory of one node's keeper; the keeper creates it, private to its user."""
         return self.path / f"node-{node:03d}"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autockpt.executors.memory import PAGE_BYTES, Arena, page_align
+from autockpt.executors.memory import PAGE_BYTES, page_align
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 
 
@@ -229,11 +229,6 @@ def run_parallel(starts: range, work: Callable[[int], None], *, workers: int) ->
         thread.join()
     if failures:
         raise failures[0]
-
-
-def staging_buffer(chunk_bytes: int) -> Arena:
-    """Page-aligned private memory for one chunk (torch tensors are aligned to 64 bytes only)."""
-    return Arena.anonymous(chunk_bytes)
 
 
 def _open_direct(path: str, flags: int, *, direct: bool) -> int:

@@ -91,11 +91,6 @@ class LiveState:
         return found
 
     @property
-    def class_of(self) -> dict[str, str]:
-        """Tensor class (parameters, moments, other) by name."""
-        return {name: self.tensor_class(name, tensor) for name, tensor in self.tensors.items()}
-
-    @property
     def lazy(self) -> set[str]:
         """Names of the tensors that are copied lazily."""
         return set(self.lazy_tensors()) - self.not_lazy
