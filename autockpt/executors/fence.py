@@ -7,13 +7,16 @@ each with those taken at the boundary, and the bytes of a rotating sample with t
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from autockpt.executors.device import DeviceRead
 
 CANARIES = 4
 """Elements of each tensor compared bit by bit; any update of a whole tensor changes them."""
@@ -22,53 +25,106 @@ SAMPLE_BYTES = 2 * 2**20
 """Bytes of the rotating sample compared with the slot at each fence (about 0.2 ms)."""
 
 
-class StateProof:
-    """What the lazy tensors looked like at the boundary."""
+class Reader(Protocol):
+    """How values of a device come to the host without a wait (device.DeviceCopier)."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._names = list(tensors)
-        self._marks = [_mark(tensor) for tensor in tensors.values()]
-        self._views = _canary_views(tensors)
-        self._canaries = _take(self._views)
+    def read(self, values: torch.Tensor) -> DeviceRead:
+        """Issues the transfer."""
 
-    def changed(self, tensors: dict[str, torch.Tensor]) -> list[str]:
-        """Names of tensors that moved, were replaced or changed since the boundary."""
-        if list(tensors) != self._names:
-            return sorted(set(tensors) ^ set(self._names)) or ["(order of the parameters)"]
-        names = [
-            name
-            for name, mark, tensor in zip(self._names, self._marks, tensors.values(), strict=True)
-            if _mark(tensor) != mark
-        ]
-        return names or self._canary_changes()
 
-    def _canary_changes(self) -> list[str]:
-        """Tensors whose canaries differ; one comparison for all of them as long as none does."""
+@dataclass(slots=True)
+class CanaryGroup:
+    """Canaries of one dtype and device."""
+
+    names: list[str]
+    views: list[torch.Tensor]
+
+    def take(self) -> torch.Tensor:
+        """Their bytes as of now."""
+        with torch.no_grad():
+            return torch.cat(self.views).view(torch.uint8)
+
+    def differing(self, before: torch.Tensor, after: torch.Tensor) -> list[str]:
+        """Names whose canaries differ; one comparison for all of them as long as none does."""
+        if torch.equal(before, after):
+            return []
         names = []
-        groups = zip(self._views.values(), self._canaries, _take(self._views), strict=True)
-        for views, before, after in groups:
-            if torch.equal(before, after):
-                continue
-            start = 0
-            for name, view in views:
-                stop = start + view.nbytes
-                if not torch.equal(before[start:stop], after[start:stop]):
-                    names.append(name)
-                start = stop
+        start = 0
+        for name, view in zip(self.names, self.views, strict=True):
+            stop = start + view.nbytes
+            if not torch.equal(before[start:stop], after[start:stop]):
+                names.append(name)
+            start = stop
         return names
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._version, tensor.data_ptr()
+class StateProof:
+    """What some tensors looked like at the boundary.
+
+    `groups` are their canaries, where they are known already.  With a `reader` the canaries of a
+    device are compared by `late_changes`, once the device has come so far.
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, torch.Tensor],
+        *,
+        groups: list[CanaryGroup] | None = None,
+        reader: Reader | None = None,
+    ) -> None:
+        self._tensors = tensors
+        self._versions, self._places = _marks(tensors)
+        groups = canary_groups(tensors) if groups is None else groups
+        self._reader = reader
+        on_device = [reader is not None and group.views[0].is_cuda for group in groups]
+        self._groups = [g for g, device in zip(groups, on_device, strict=True) if not device]
+        self._device_groups = [g for g, device in zip(groups, on_device, strict=True) if device]
+        self._before = [group.take() for group in self._groups]
+        self._reads_before = self._read()
+        self._reads_after: list[DeviceRead] = []
+
+    def changed(self, tensors: dict[str, torch.Tensor] | None = None) -> list[str]:
+        """Names of tensors that moved, were replaced or changed since the boundary.
+
+        `tensors`: those that stand there now, when they may be others.
+        """
+        names = list(self._tensors)
+        if tensors is None:
+            tensors = self._tensors
+        elif list(tensors) != names:
+            return sorted(set(tensors) ^ set(names)) or ["(order of the parameters)"]
+        self._reads_after = self._read()
+        versions, places = _marks(tensors)
+        if versions != self._versions or places != self._places:
+            marks = zip(names, self._versions, versions, self._places, places, strict=True)
+            return [name for name, v, now, p, place in marks if v != now or p != place]
+        groups = zip(self._groups, self._before, strict=True)
+        return [name for group, before in groups for name in group.differing(before, group.take())]
+
+    def late_changes(self) -> list[str]:
+        """As `changed`, for canaries of a device; waits for it, so never on the training thread."""
+        reads = zip(self._device_groups, self._reads_before, self._reads_after, strict=True)
+        return [
+            name
+            for group, before, after in reads
+            for name in group.differing(before.wait(), after.wait())
+        ]
+
+    def _read(self) -> list[DeviceRead]:
+        if self._reader is None:
+            return []
+        return [self._reader.read(group.take()) for group in self._device_groups]
 
 
-_Views = dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]]
+def _marks(tensors: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
+    values = tensors.values()
+    return [tensor._version for tensor in values], [tensor.data_ptr() for tensor in values]
 
 
-def _canary_views(tensors: dict[str, torch.Tensor]) -> _Views:
+def canary_groups(tensors: dict[str, torch.Tensor]) -> list[CanaryGroup]:
     """A few neighbouring elements from the middle of each tensor: contiguous views are 20 times
     faster to gather than strided ones, and an update of a whole tensor changes any of them."""
-    views: _Views = {}
+    groups: dict[tuple[torch.dtype, torch.device], CanaryGroup] = {}
     with torch.no_grad():
         for name, tensor in tensors.items():
             count = tensor.numel()
@@ -83,25 +139,23 @@ def _canary_views(tensors: dict[str, torch.Tensor]) -> _Views:
                 view = flat.narrow(0, middle, min(CANARIES, count - middle))
             else:
                 view = tensor[(0,) * tensor.dim()].view(1)
-            views.setdefault((tensor.dtype, tensor.device), []).append((name, view))
-    return views
-
-
-def _take(views: _Views) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return [
-            torch.cat([view for _, view in group]).view(torch.uint8) for group in views.values()
-        ]
+            group = groups.setdefault((tensor.dtype, tensor.device), CanaryGroup([], []))
+            group.names.append(name)
+            group.views.append(view)
+    return list(groups.values())
 
 
 class OptimizerHooks:
-    """Calls `before` ahead of every optimizer step of `optimizers`, and `after` behind it."""
+    """Calls `before(optimizer)` ahead of every step of `optimizers`, and `after(optimizer)` behind.
+
+    `before(None)`: anything may change now (`load_state_dict`).
+    """
 
     def __init__(
         self,
         optimizers: list[torch.optim.Optimizer],
-        before: Callable[[], None],
-        after: Callable[[], None],
+        before: Callable[[torch.optim.Optimizer | None], None],
+        after: Callable[[torch.optim.Optimizer], None],
     ) -> None:
         self._ids = {id(optimizer) for optimizer in optimizers}
         self._before = before
@@ -112,11 +166,11 @@ class OptimizerHooks:
         ]
         for optimizer in optimizers:
             hook = optimizer.register_load_state_dict_pre_hook
-            self._handles.append(hook(lambda *_: self._before()))
+            self._handles.append(hook(lambda *_: self._before(None)))
 
     def guard_module(self, module: torch.nn.Module) -> None:
         """Also fences `load_state_dict` of a module, which writes parameters in place."""
-        handle = module.register_load_state_dict_pre_hook(lambda *_: self._before())
+        handle = module.register_load_state_dict_pre_hook(lambda *_: self._before(None))
         self._handles.append(handle)
 
     def remove(self) -> None:
@@ -127,8 +181,8 @@ class OptimizerHooks:
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._ids:
-            self._before()
+            self._before(optimizer)
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._ids:
-            self._after()
+            self._after(optimizer)

@@ -53,6 +53,8 @@ class TensorSpec:
     global_shape: tuple[int, ...] | None = None
     """None: this rank holds the tensor whole."""
     boxes: tuple[Box, ...] = ()
+    part: str = ""
+    """Optimizer that changes it; tensors of one part stand together."""
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +130,7 @@ def plan_layout(specs: list[TensorSpec], *, aliases: dict[str, str], extra_bytes
         tensor_class="other",
     )  # fmt: skip
     boundary = _ordered([extra, *(spec for spec in specs if not spec.lazy)])
-    lazy = _ordered([spec for spec in specs if spec.lazy])
+    lazy = _in_parts([spec for spec in specs if spec.lazy])
     pads_bound = 2 * (len(boundary) + len(lazy)) + 2
     header_bytes = _header_capacity([*boundary, *lazy], pads_bound, aliases)
     entries, table, end = _place(boundary, header_bytes, [], 0)
@@ -202,6 +204,14 @@ def _require_text(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"state: the name {name!r} is no Unicode text; rename it") from None
+
+
+def _in_parts(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """Part after part, so that an optimizer waits for a prefix of the image only."""
+    parts: dict[str, list[TensorSpec]] = {}
+    for spec in specs:
+        parts.setdefault(spec.part, []).append(spec)
+    return [spec for part in parts.values() for spec in _ordered(part)]
 
 
 def _ordered(specs: list[TensorSpec]) -> list[TensorSpec]:

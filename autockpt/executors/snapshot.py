@@ -1,142 +1,71 @@
 """Live state -> slot: boundary tensors inside the stall, the rest under forward and backward.
 
-One copy thread of plain priority, memcpy in pieces of 4 MiB for contiguous host tensors (the GIL is
-released, Python is re-entered 180 times for 0.7 GB), `copy_` for the rest; on a GPU a side stream
-into the CUDA-registered slot.  Nothing faster was found that survives in a whole pipeline; a copy
-thread of low priority stalls the fence instead.  Progress is one 64-bit counter, a prefix of the
-image, that the keeper polls.
+What to copy from where is worked out once and kept as long as the state consists of the same
+tensors at the same places; a snapshot then costs a comparison of those, the small tensors of the
+boundary and a start of the copy thread.  The state is copied part by part in the order in which
+optimizers step, so that each step waits only for what it is about to change.
 """
 
 import contextlib
 import ctypes
 import json
-import threading
+import math
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from autockpt.executors.copying import (
+    CopyEngine,
+    CopyJob,
+    CopyTask,
+    ProgressCounter,
+    copy_tensors,
+)
+from autockpt.executors.device import DeviceCopier
 from autockpt.executors.dtypes import true_dtype
-from autockpt.executors.fence import SAMPLE_BYTES, StateProof
-from autockpt.executors.layout import EXTRA, Entry, Layout, plan_layout
+from autockpt.executors.fence import SAMPLE_BYTES, CanaryGroup, StateProof, canary_groups
+from autockpt.executors.inventory import Geometry, Inventory, geometry
+from autockpt.executors.layout import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
 from autockpt.executors.memory import Arena
 from autockpt.executors.state import LiveState, describe, local_part
-from autockpt.values.errors import AutockptError, ConfigError
-
-PIECE_BYTES = 4 * 2**20
-"""Bytes per memcpy call: small enough to publish progress, large enough for full bandwidth."""
+from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
 """The skeleton of the state may grow to this multiple before the layout is planned again."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyJob:
-    """One contiguous copy: host address to host address, or tensor to tensor."""
+@dataclass(slots=True)
+class Part:
+    """What one optimizer changes."""
 
+    names: tuple[str, ...]
     end: int
-    """Prefix of the image that is complete after this job."""
-    destination: int
-    source: int
-    nbytes: int
-    tensors: tuple[torch.Tensor, torch.Tensor] | None = None
-    """(destination view, source) when a plain memcpy cannot do it."""
-    event: Any = None
-    """CUDA event behind a copy that was issued to the device already."""
+    """Prefix of the image that holds it."""
+    canaries: list[CanaryGroup]
 
 
-class CopyEngine:
-    """A thread that works through copy jobs and publishes how far it came."""
+@dataclass(slots=True)
+class Recipe:
+    """How a state is copied, for as long as its tensors stay where they are."""
 
-    def __init__(self, publish: "ProgressCounter") -> None:
-        self._publish = publish
-        self._jobs: list[CopyJob] = []
-        self._wake = threading.Semaphore(0)
-        self._done = threading.Event()
-        self._done.set()
-        self._stopping = False
-        self.error: BaseException | None = None
-        self.ended_s = 0.0
-        self._thread = threading.Thread(target=self._work, name="autockpt-copy", daemon=True)
-        self._thread.start()
-
-    def start(self, jobs: list[CopyJob]) -> None:
-        """Begins copying in the background; the former jobs must have ended."""
-        self.wait()
-        self.error = None
-        self._jobs = jobs
-        self._done.clear()
-        self._wake.release()
-
-    @property
-    def busy(self) -> bool:
-        """True while a copy is under way."""
-        return not self._done.is_set()
-
-    def wait(self) -> float:
-        """Blocks until the jobs are done; seconds waited."""
-        if self._done.is_set():
-            return 0.0
-        began = time.monotonic()
-        self._done.wait()
-        return time.monotonic() - began
-
-    def close(self) -> None:
-        """Ends the thread after the jobs under way."""
-        self._stopping = True
-        self._wake.release()
-        self._thread.join(timeout=30)
-
-    def _work(self) -> None:
-        while True:
-            self._wake.acquire()
-            if self._stopping:
-                return
-            try:
-                run_jobs(self._jobs, self._publish)
-            except BaseException as error:  # reported at the fence, the training goes on
-                self.error = error
-            self.ended_s = time.monotonic()
-            self._jobs = []
-            self._done.set()
-
-
-def run_jobs(jobs: list[CopyJob], publish: "ProgressCounter") -> None:
-    """Copies in order; what a device copies by itself is only waited for."""
-    for job in jobs:
-        if job.event is not None:
-            job.event.synchronize()
-        elif job.tensors is not None:
-            job.tensors[0].copy_(job.tensors[1].detach())
-        else:
-            _memcpy(job, publish)
-        publish.set(job.end)
-
-
-def _memcpy(job: CopyJob, publish: "ProgressCounter") -> None:
-    start = job.end - job.nbytes
-    for done in range(0, job.nbytes, PIECE_BYTES):
-        count = min(PIECE_BYTES, job.nbytes - done)
-        ctypes.memmove(job.destination + done, job.source + done, count)
-        publish.set(start + done + count)
-
-
-class ProgressCounter:
-    """A 64-bit counter in memory shared with the keeper; one aligned store, no lock."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._cells = view[:16].cast("Q")
-
-    def set(self, copied: int) -> None:
-        """Publishes the copied prefix of the image."""
-        self._cells[0] = copied
-
-    def get(self) -> int:
-        """The copied prefix."""
-        return self._cells[0]
+    inventory: Inventory
+    places: Geometry
+    layout: Layout
+    boundary: Any
+    """Fingerprint of the boundary tensors."""
+    tensors: dict[str, torch.Tensor]
+    """Lazy tensors, local parts."""
+    entries: list[Entry]
+    """Their places, without empty ones."""
+    parts: dict[str, Part]
+    on_device: bool
+    jobs: weakref.WeakKeyDictionary[Arena, list[CopyJob]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
 
 @dataclass(slots=True)
@@ -145,8 +74,19 @@ class Snapshot:
 
     layout: Layout
     arena: Arena
-    proof: StateProof | None
+    recipe: Recipe
     began_s: float
+    task: CopyTask
+    proofs: dict[str, StateProof] = field(default_factory=dict)
+    """By part, those not yet fenced."""
+    events: list[tuple[int, Any]] = field(default_factory=list)
+    """(end in the image, event behind it) of what a device copies out of the live tensors."""
+    late: list[Callable[[], list[str]]] = field(default_factory=list)
+    """Comparisons that wait for a device."""
+    completed: Callable[["Snapshot"], None] | None = None
+    changed: list[str] = field(default_factory=list)
+    """Names of tensors that changed behind the fence, [] if the snapshot is good."""
+    error: BaseException | None = None
     boundary_stall_s: float = 0.0
     fence_stall_s: float = 0.0
     copy_s: float = 0.0
@@ -156,54 +96,79 @@ class Snapshot:
 class Snapshotter:
     """Takes snapshots of a LiveState into slots; used from the training thread only."""
 
-    def __init__(self, state: LiveState, counter: memoryview) -> None:
+    def __init__(
+        self, state: LiveState, counters: memoryview, *, device: DeviceCopier | None = None
+    ) -> None:
         self.state = state
-        self.counter = ProgressCounter(counter)
-        self.engine = CopyEngine(self.counter)
+        self.counters = ProgressCounter(counters)
+        self.engine = CopyEngine()
         self.layout: Layout | None = None
-        self._key: Any = None
+        self._recipe: Recipe | None = None
         self._extra_bytes = 0
         self._rotation = 0
         self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
         """The header that stands in each slot; by object, because ids and digests recur."""
-        self._views: dict[int, tuple[str, torch.Tensor]] = {}
-        self._stream: Any = None
+        self._device = device
+        self.device_clone = True
+        """Clone on the device first when its memory allows."""
         self.current: Snapshot | None = None
 
+    # ------------------------------------------------------------------ what to copy
+
     def plan(self, progress: dict[str, Any]) -> Layout:
-        """The layout of the state as it is now, cached until its structure changes."""
-        lazy, boundary, text = self._gather(progress, None)
-        return self._plan(lazy, boundary, len(text))
+        """The layout of the state as it is now, kept until its structure changes."""
+        inventory = self.state.inventory()
+        boundary, text = self._gather(inventory, progress, None)
+        return self._planned(inventory, boundary, text).layout
 
     def _gather(
-        self, progress: dict[str, Any], rng: Any
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], bytes]:
-        skeleton, boundary = self.state.extra(progress, rng=rng)
-        text = json.dumps(skeleton, separators=(",", ":")).encode()
-        lazy = self.state.lazy_tensors()
-        for name in self.state.not_lazy & set(lazy):
-            boundary[name] = lazy.pop(name)
-        return lazy, boundary, text
+        self, inventory: Inventory, progress: dict[str, Any], rng: Any
+    ) -> tuple[dict[str, torch.Tensor], bytes]:
+        """(boundary tensors, skeleton as text)."""
+        skeleton, boundary = self.state.extra(progress, rng=rng, inventory=inventory)
+        for name in self.state.not_lazy:
+            if name in inventory.lazy:
+                boundary[name] = inventory.lazy[name]
+        return boundary, json.dumps(skeleton, separators=(",", ":")).encode()
 
-    def _plan(
-        self, lazy: dict[str, torch.Tensor], boundary: dict[str, torch.Tensor], text_bytes: int
+    def _planned(
+        self, inventory: Inventory, boundary: dict[str, torch.Tensor], text: bytes
+    ) -> Recipe:
+        kept = self._recipe
+        places = geometry(list(inventory.locals.values()))
+        shape = _boundary_key(boundary, dict.fromkeys(places[0]))
+        if (
+            kept is not None
+            and kept.inventory is inventory
+            and kept.places == places
+            and kept.boundary == shape
+            and len(text) <= kept.layout.extra_bytes
+        ):
+            return kept
+        layout = self._laid_out(inventory, boundary, text)
+        tensors = {n: t for n, t in inventory.locals.items() if n not in self.state.not_lazy}
+        self._recipe = Recipe(
+            inventory=inventory, places=places, layout=layout, boundary=shape, tensors=tensors,
+            entries=[e for e in layout.entries if e.spec.lazy and e.spec.nbytes],
+            parts=_parts(inventory, layout, tensors),
+            on_device=any(tensor.is_cuda for tensor in tensors.values()),
+        )  # fmt: skip
+        return self._recipe
+
+    def _laid_out(
+        self, inventory: Inventory, boundary: dict[str, torch.Tensor], text: bytes
     ) -> Layout:
-        owners: dict[int, str] = {}
-        key = (
-            [(name, t.shape, t.dtype, t.data_ptr()) for name, t in lazy.items()],
-            # Which of them share memory: a tensor that stops doing so must not stay an alias.
-            [
-                (name, t.shape, t.dtype, owners.setdefault(local_part(t).data_ptr(), name))
-                for name, t in (*lazy.items(), *boundary.items())
-            ],
-        )
-        if self.layout is None or key != self._key or text_bytes > self.layout.extra_bytes:
-            if text_bytes > self._extra_bytes:
-                self._extra_bytes = -(-text_bytes * EXTRA_SLACK // 4096) * 4096
-            specs, aliases = describe(lazy, boundary, self.state)
-            self.layout = plan_layout(specs, aliases=aliases, extra_bytes=self._extra_bytes)
-            self._key = key
+        if len(text) > self._extra_bytes:
+            self._extra_bytes = -(-len(text) * EXTRA_SLACK // PAGE_BYTES) * PAGE_BYTES
+        lazy = {n: t for n, t in inventory.lazy.items() if n not in self.state.not_lazy}
+        owners = {name: part for part, names in inventory.parts.items() for name in names}
+        specs, aliases = describe(lazy, boundary, self.state, owners)
+        layout = plan_layout(specs, aliases=aliases, extra_bytes=self._extra_bytes)
+        if self.layout is None or layout.digest != self.layout.digest or layout != self.layout:
+            self.layout = layout
         return self.layout
+
+    # ------------------------------------------------------------------ the boundary
 
     def begin(
         self,
@@ -211,20 +176,26 @@ class Snapshotter:
         progress: dict[str, Any],
         *,
         lazy: bool,
+        slot: int = 0,
         capacity: int | None = None,
         began: Callable[[Layout], None] = lambda layout: None,
+        completed: Callable[[Snapshot], None] | None = None,
         rng: Any = None,
     ) -> Snapshot:
         """Copies the boundary group now and starts (or, not `lazy`, completes) the rest.
 
-        `began` is called when the layout is known and nothing is copied yet; `rng` replaces the
-        random state of now.  Raises ConfigError when the state grew beyond `capacity` bytes: a new
-        layout needs new slots.
+        `began` is called when the layout is known and nothing is copied yet; `completed` once, when
+        every byte is there and proven or the copy failed: by `fence`, or from the copy thread when
+        a device has to come so far first.  `rng` replaces the random state of now.  Raises
+        ConfigError when the state grew beyond `capacity` bytes: a new layout needs new slots.
         """
         start = time.monotonic()
-        self.counter.set(0)
-        tensors, boundary, text = self._gather(progress, rng)
-        layout = self._plan(tensors, boundary, len(text))
+        counter = self.counters.of(slot)
+        counter.set(0)
+        inventory = self.state.inventory()
+        boundary, text = self._gather(inventory, progress, rng)
+        recipe = self._planned(inventory, boundary, text)
+        layout = recipe.layout
         capacity = arena.nbytes if capacity is None else capacity
         if layout.image_bytes > capacity:
             raise ConfigError(
@@ -233,47 +204,30 @@ class Snapshotter:
             )
         began(layout)
         self._write_boundary(arena, layout, boundary, text)
-        self.counter.set(layout.boundary_end)
-        locals_ = {name: local_part(tensor) for name, tensor in tensors.items()}
-        proof = StateProof(locals_) if lazy else None
-        snapshot = Snapshot(layout=layout, arena=arena, proof=proof, began_s=start)
-        self._start(self._jobs(layout, locals_, arena))
-        if not lazy:
-            self.engine.wait()
+        counter.set(layout.boundary_end)
+        snapshot = Snapshot(
+            layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
+            task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter),
+        )  # fmt: skip
+        self._start(snapshot, lazy=lazy)
         self.current = snapshot
         snapshot.boundary_stall_s = time.monotonic() - start
         return snapshot
 
-    def fence(self) -> list[str]:
-        """Waits for the copy in flight and proves it; names of changed tensors, [] if it is good.
-
-        Raises AutockptError when the copy itself failed.
-        """
-        snapshot = self.current
-        assert snapshot is not None
-        began = time.monotonic()
-        self.engine.wait()
-        self.current = None
-        if self.engine.error is not None:
-            raise AutockptError(f"copy into the slot failed: {self.engine.error!r}")
-        changed: list[str] = []
-        if snapshot.proof is not None:
-            now = {n: local_part(t) for n, t in self._lazy_now().items()}
-            changed = snapshot.proof.changed(now) or self._sample_changes(snapshot, now)
-            if changed:
-                changed = sorted({*changed, *self._name_changes(snapshot, now)})
-        self.counter.set(snapshot.layout.image_bytes)
-        snapshot.fence_stall_s = time.monotonic() - began
-        snapshot.copy_s = max(0.0, self.engine.ended_s - snapshot.began_s)
-        return changed
-
-    def _lazy_now(self) -> dict[str, torch.Tensor]:
-        lazy = self.state.lazy_tensors()
-        return {name: t for name, t in lazy.items() if name not in self.state.not_lazy}
-
-    def close(self) -> None:
-        """Ends the copy thread."""
-        self.engine.close()
+    def _start(self, snapshot: Snapshot, *, lazy: bool) -> None:
+        """Hands the copies out, and remembers what the tensors look like if they may change."""
+        recipe = snapshot.recipe
+        if recipe.on_device:
+            self._issue(snapshot)
+        if lazy:
+            for name, part in recipe.parts.items():
+                tensors = {n: recipe.tensors[n] for n in part.names}
+                snapshot.proofs[name] = StateProof(
+                    tensors, groups=part.canaries, reader=self._device
+                )
+        self.engine.start(snapshot.task)
+        if not lazy:
+            self.engine.wait()
 
     def _write_boundary(
         self, arena: Arena, layout: Layout, boundary: dict[str, torch.Tensor], text: bytes
@@ -281,6 +235,7 @@ class Snapshotter:
         if self._headers.get(arena) != layout.header:
             arena.view[: len(layout.header)] = layout.header
             self._headers[arena] = layout.header
+        targets, sources = [], []
         for entry in layout.entries:
             if entry.spec.lazy:
                 break
@@ -288,76 +243,229 @@ class Snapshotter:
                 padded = text + b" " * (layout.extra_bytes - len(text))
                 arena.view[entry.offset : entry.end] = padded
             elif entry.spec.nbytes:
-                slot_tensor(arena, entry).copy_(local_part(boundary[entry.spec.name]).detach())
+                targets.append(slot_tensor(arena, entry))
+                sources.append(local_part(boundary[entry.spec.name]).detach())
+        if targets:
+            copy_tensors(targets, sources)
 
-    def _jobs(
-        self, layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena
-    ) -> list[CopyJob]:
-        return [
-            copy_job(entry, tensors[entry.spec.name], arena)
-            for entry in layout.entries
-            if entry.spec.lazy and entry.spec.nbytes
-        ]
+    def _jobs(self, recipe: Recipe, arena: Arena) -> list[CopyJob]:
+        jobs = recipe.jobs.get(arena)
+        if jobs is None:
+            jobs = recipe.jobs[arena] = copy_jobs(recipe.layout, recipe.tensors, arena)
+        return jobs
 
-    def _start(self, jobs: list[CopyJob]) -> None:
-        if any(job.tensors is not None and job.tensors[1].is_cuda for job in jobs):
-            jobs = self._issue(jobs)
-        self.engine.start(jobs)
+    def _issue(self, snapshot: Snapshot) -> None:
+        """Gives the device its copies; a clone of the live tensors is safe from the next step."""
+        recipe, task = snapshot.recipe, snapshot.task
+        if self._device is None:
+            self._device = DeviceCopier(
+                next(t for t in recipe.tensors.values() if t.is_cuda).device
+            )
+        device, jobs = self._device, task.jobs
+        sources = [job.tensors[1][0] for job in jobs if _is_device(job) and job.tensors]
+        cloned = self.device_clone and device.has_room(sum(source.nbytes for source in sources))
+        if cloned:
+            sources = device.clone(sources)
+        device.follow()
+        rest, task.jobs = iter(sources), []
+        for job in jobs:
+            if not _is_device(job) or job.tensors is None:
+                task.first.append(job)
+                task.jobs.append(CopyJob(job.end, 0, 0, 0))
+                continue
+            target, source = job.tensors[0][0], next(rest)
+            event = device.copy(target, source)
+            # The job holds the source: a clone lives until it is copied.
+            task.jobs.append(replace(job, tensors=([target], [source]), event=event))
+            if not cloned:
+                snapshot.events.append((job.end, event))
 
-    def _issue(self, jobs: list[CopyJob]) -> list[CopyJob]:
-        """Hands all device copies to a side stream that follows the compute stream."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        issued = []
-        with torch.cuda.stream(self._stream):
-            for job in jobs:
-                if job.tensors is not None and job.tensors[1].is_cuda:
-                    job.tensors[0].copy_(job.tensors[1].detach(), non_blocking=True)
-                    event = torch.cuda.Event()
-                    event.record()
-                    job = replace(job, event=event)
-                issued.append(job)
-        return issued
+    # ------------------------------------------------------------------ the fence
 
-    def _sample_changes(self, snapshot: Snapshot, now: dict[str, torch.Tensor]) -> list[str]:
+    def fence(self, optimizer: torch.optim.Optimizer | None = None) -> list[str]:
+        """Makes it safe to change what `optimizer` changes (None: everything).
+
+        Waits for host copies that are not done, makes a device wait for its own.  When nothing of
+        the snapshot is left to change it is completed, `current` is None, and the names of changed
+        tensors are returned; [] if it is good or goes on.
+        """
+        snapshot = self.current
+        assert snapshot is not None
+        began = time.monotonic()
+        inventory = self.state.inventory()
+        for name in self._wanted(snapshot, optimizer):
+            self._fence_part(snapshot, name, inventory)
+        if set(snapshot.proofs) <= {""}:
+            if snapshot.proofs:
+                self._fence_part(snapshot, "", inventory)
+            self._finish(snapshot)
+        snapshot.fence_stall_s += time.monotonic() - began
+        if self.current is None and not snapshot.recipe.on_device:
+            self._complete(snapshot)
+        return snapshot.changed if self.current is None else []
+
+    def _wanted(self, snapshot: Snapshot, optimizer: torch.optim.Optimizer | None) -> list[str]:
+        needs = snapshot.recipe.inventory.needs
+        for prefix, known in self.state.optimizers.items():
+            if known is optimizer and prefix in needs:
+                return [name for name in needs[prefix] if name in snapshot.proofs]
+        return list(snapshot.proofs)
+
+    def _fence_part(self, snapshot: Snapshot, name: str, inventory: Inventory) -> None:
+        part, task = snapshot.recipe.parts[name], snapshot.task
+        if snapshot.recipe.on_device:
+            self.engine.wait_for(lambda: task.first_done)
+            event = next((e for end, e in snapshot.events if end >= part.end), None)
+            if event is None and snapshot.events:
+                event = snapshot.events[-1][1]
+            if event is not None and self._device is not None:
+                self._device.order(event)
+        else:
+            self.engine.wait_for(lambda: task.copied >= part.end)
+        proof = snapshot.proofs.pop(name)
+        snapshot.changed += proof.changed(self._tensors_now(snapshot.recipe, part, inventory))
+        snapshot.late.append(proof.late_changes)
+
+    def _tensors_now(
+        self, recipe: Recipe, part: Part, inventory: Inventory
+    ) -> dict[str, torch.Tensor] | None:
+        """The tensors that stand where those of a part stood; None when it is the same ones."""
+        if inventory is recipe.inventory:
+            return None
+        if set(inventory.lazy) != set(recipe.inventory.lazy):
+            return dict(inventory.locals)  # tells what came and what went
+        return {name: inventory.locals[name] for name in part.names}
+
+    def _finish(self, snapshot: Snapshot) -> None:
+        """Nothing may change any more without harm; what a device still does is waited for
+        elsewhere."""
+        self.current = None
+        task = snapshot.task
+        if not snapshot.recipe.on_device:
+            self.engine.wait_for(lambda: task.copied == math.inf)
+            return
+        last = CopyTask(jobs=[], publish=ProgressCounter(memoryview(bytearray(8))))
+        last.last = lambda _: self._complete(snapshot)
+        self.engine.start(last)
+
+    def _complete(self, snapshot: Snapshot) -> None:
+        """The verdict: on the training thread, or on the copy thread after a device."""
+        task = snapshot.task
+        snapshot.error = task.error
+        if snapshot.error is None:
+            try:
+                self._compare(snapshot)
+            except Exception as error:
+                snapshot.error = error
+        task.publish.set(snapshot.layout.image_bytes)
+        snapshot.copy_s = max(0.0, task.ended_s - snapshot.began_s)
+        if snapshot.completed is not None:
+            snapshot.completed(snapshot)
+
+    def _compare(self, snapshot: Snapshot) -> None:
+        changed = list(snapshot.changed)
+        for late in snapshot.late:
+            changed += late()
+        if not snapshot.recipe.on_device and snapshot.late:
+            changed = changed or self._sample_changes(snapshot)
+            if changed:
+                changed += self._name_changes(snapshot)
+        snapshot.changed = sorted(set(changed))
+
+    def close(self) -> None:
+        """Ends the copy thread."""
+        self.engine.close()
+
+    def _sample_changes(self, snapshot: Snapshot) -> list[str]:
         """Compares a rotating sample of the source with the slot, byte for byte."""
-        entries = [e for e in snapshot.layout.entries if e.spec.lazy and e.spec.nbytes]
+        entries, tensors = snapshot.recipe.entries, snapshot.recipe.tensors
         budget = SAMPLE_BYTES
         for _ in range(len(entries)):
-            if budget <= 0:
-                break
             entry = entries[self._rotation % len(entries)]
+            if budget < SAMPLE_BYTES and entry.spec.nbytes > budget:
+                break
             self._rotation += 1
-            if entry.spec.nbytes > SAMPLE_BYTES and budget < SAMPLE_BYTES:
-                continue
             budget -= entry.spec.nbytes
-            if not _same_bytes(snapshot.arena, entry, now[entry.spec.name], limit=SAMPLE_BYTES):
+            if not _same_bytes(snapshot.arena, entry, tensors[entry.spec.name], SAMPLE_BYTES):
                 return [entry.spec.name]
         return []
 
-    def _name_changes(self, snapshot: Snapshot, now: dict[str, torch.Tensor]) -> list[str]:
+    def _name_changes(self, snapshot: Snapshot) -> list[str]:
         """Full comparison, only after a change was noticed: which tensors are they?"""
+        now = self.state.inventory().locals
         return [
             entry.spec.name
-            for entry in snapshot.layout.entries
-            if entry.spec.lazy
-            and entry.spec.name in now
+            for entry in snapshot.recipe.entries
+            if entry.spec.name in now
             and tuple(now[entry.spec.name].shape) == true_shape(entry)
-            and not _same_bytes(snapshot.arena, entry, now[entry.spec.name], limit=None)
+            and not _same_bytes(snapshot.arena, entry, now[entry.spec.name], None)
         ]
 
 
-def copy_job(entry: Entry, source: torch.Tensor, arena: Arena) -> CopyJob:
-    """The job that brings one tensor to its place."""
-    plain = source.device.type == "cpu" and source.is_contiguous()
-    return CopyJob(
-        end=entry.end,
-        destination=arena.address + entry.offset,
-        source=source.data_ptr() if plain else 0,
-        nbytes=entry.spec.nbytes,
-        tensors=None if plain else (slot_tensor(arena, entry), source),
-    )
+def _boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:
+    """What the layout depends on: forms, and which of them share memory with what.
+
+    A tensor that stops sharing memory must not stay an alias.
+    """
+    owners: dict[int, str] = {}
+    key = []
+    for name, tensor in boundary.items():
+        place = local_part(tensor).data_ptr()
+        shared = "lazy" if place in lazy_places else owners.setdefault(place, name)
+        key.append((name, tensor.shape, tensor.dtype, shared))
+    return key
+
+
+def _parts(
+    inventory: Inventory, layout: Layout, tensors: dict[str, torch.Tensor]
+) -> dict[str, Part]:
+    ends = {entry.spec.name: entry.end for entry in layout.entries}
+    ends |= {alias: ends[name] for alias, name in layout.aliases if name in ends}
+    parts = {}
+    for part, all_names in inventory.parts.items():
+        names = tuple(name for name in all_names if name in tensors)
+        parts[part] = Part(
+            names=names,
+            end=max((ends[name] for name in names), default=0),
+            canaries=canary_groups({name: tensors[name] for name in names}),
+        )
+    return parts
+
+
+def copy_jobs(layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena) -> list[CopyJob]:
+    """The jobs that bring every lazy tensor to its place, in the order of the image."""
+    jobs: list[CopyJob] = []
+    batch: list[tuple[Entry, torch.Tensor]] = []
+    for entry in layout.entries:
+        if not entry.spec.lazy or not entry.spec.nbytes:
+            continue
+        source = tensors[entry.spec.name]
+        if source.device.type == "cpu" and entry.spec.nbytes < PAGE_BYTES:
+            batch.append((entry, source))
+            continue
+        jobs += _batched(batch, arena)
+        batch = []
+        plain = source.device.type == "cpu" and source.is_contiguous()
+        jobs += [_plain_job(entry, source, arena)] if plain else _batched([(entry, source)], arena)
+    return jobs + _batched(batch, arena)
+
+
+def _plain_job(entry: Entry, source: torch.Tensor, arena: Arena) -> CopyJob:
+    destination = arena.address + entry.offset
+    return CopyJob(entry.end, destination, source.data_ptr(), entry.spec.nbytes)
+
+
+def _batched(batch: list[tuple[Entry, torch.Tensor]], arena: Arena) -> list[CopyJob]:
+    if not batch:
+        return []
+    targets = [slot_tensor(arena, entry) for entry, _ in batch]
+    tensors = (targets, [source.data for _, source in batch])  # `.data`: see canary_groups
+    nbytes = sum(entry.spec.nbytes for entry, _ in batch)
+    return [CopyJob(batch[-1][0].end, 0, 0, nbytes, tensors)]
+
+
+def _is_device(job: CopyJob) -> bool:
+    return job.tensors is not None and job.tensors[1][0].is_cuda
 
 
 def slot_tensor(arena: Arena, entry: Entry) -> torch.Tensor:
@@ -375,15 +483,18 @@ def true_shape(entry: Entry) -> tuple[int, ...]:
     return entry.spec.shape
 
 
-def _same_bytes(arena: Arena, entry: Entry, source: torch.Tensor, *, limit: int | None) -> bool:
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _same_bytes(arena: Arena, entry: Entry, source: torch.Tensor, limit: int | None) -> bool:
     if source.device.type != "cpu" or not source.is_contiguous():
         return torch.equal(
             slot_tensor(arena, entry).contiguous().view(-1).view(torch.uint8),
             source.detach().cpu().contiguous().view(-1).view(torch.uint8),
         )
     count = entry.spec.nbytes if limit is None else min(limit, entry.spec.nbytes)
-    slot = torch.frombuffer(arena.view, dtype=torch.uint8, count=count, offset=entry.offset)
-    return torch.equal(slot, source.detach().view(-1).view(torch.uint8)[:count])
+    return bool(_libc.memcmp(arena.address + entry.offset, source.data_ptr(), count) == 0)
 
 
 def register_with_cuda(arena: Arena) -> bool:

@@ -8,6 +8,7 @@ next and may be copied under compute; everything else is small and copied at the
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,10 +16,11 @@ import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.dtypes import dtype_name, stored_form
+from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
+from autockpt.executors.inventory import local_part as local_part
+from autockpt.executors.inventory import plain_name as plain_name
 from autockpt.executors.layout import Box, TensorSpec
 from autockpt.values.errors import ConfigError
-
-_WRAPPERS = ("_orig_mod.", "module.")
 
 
 @runtime_checkable
@@ -46,6 +48,9 @@ class LiveState:
         self.others = others
         self.not_lazy: set[str] = set()
         """Tensors that were seen to change behind the fence; copied at the boundary since."""
+        self.step_order: list[str] = []
+        """Optimizers in the order in which they step, as far as seen."""
+        self._inventory: Inventory | None = None
         self._names = self._parameter_names()
 
     @classmethod
@@ -83,12 +88,27 @@ class LiveState:
                     names.setdefault(id(parameter), f"{prefix}.group{g}.param{i}")
         return names
 
+    def inventory(self) -> Inventory:
+        """What there is now; walked again only when something was added, replaced or removed.
+
+        Raises ConfigError for optimizer state that cannot be saved or named.
+        """
+        kept = self._inventory
+        if kept is None or not kept.holds():
+            self._names = self._parameter_names()
+            order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
+            kept = self._inventory = take_inventory(
+                self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of
+            )
+        elif kept.distributed:
+            kept.renew_locals()
+        return kept
+
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by name, in the order of the optimizer; aliases not resolved."""
-        found = self.lazy_tensors()
-        found.update(self.buffers())
-        return found
+        inventory = self.inventory()
+        return {**inventory.lazy, **inventory.buffers}
 
     @property
     def lazy(self) -> set[str]:
@@ -97,12 +117,7 @@ class LiveState:
 
     def lazy_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and optimizer state tensors, themselves and not detached, by name."""
-        found = self.parameters()
-        for prefix, optimizer in self.optimizers.items():
-            for parameter, state in optimizer.state.items():
-                if isinstance(parameter, torch.Tensor):
-                    _collect(f"{prefix}.{self.name_of(parameter)}", state, found)
-        return found
+        return dict(self.inventory().lazy)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Parameters of the models, and those that only an optimizer knows."""
@@ -120,11 +135,15 @@ class LiveState:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Module buffers (running statistics change in the forward)."""
-        return {
-            f"{prefix}.{plain_name(name)}": buffer
-            for prefix, module in self.models.items()
-            for name, buffer in module.named_buffers(remove_duplicate=False)
-        }
+        return dict(self.inventory().buffers)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Notes the order in which optimizers step: what changes first is copied first."""
+        if len(self.step_order) < len(self.optimizers):
+            for prefix, known in self.optimizers.items():
+                if known is optimizer and prefix not in self.step_order:
+                    self.step_order.append(prefix)
+                    self._inventory = None
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Name of a parameter.  Raises ConfigError when nobody attached owns it."""
@@ -146,7 +165,11 @@ class LiveState:
         return "moments" if tensor.numel() > 1 else "other"
 
     def extra(
-        self, progress: dict[str, Any], *, rng: Any = None
+        self,
+        progress: dict[str, Any],
+        *,
+        rng: Any = None,
+        inventory: Inventory | None = None,
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """(skeleton, boundary tensors) of everything that is not a lazy tensor, as of now.
 
@@ -154,63 +177,27 @@ class LiveState:
         random state of now.  Raises ConfigError naming the entry that cannot be saved.
         """
         tensors: dict[str, torch.Tensor] = {}
+        inventory = inventory or self.inventory()
         skeleton = {
             "progress": statetree.encode(progress, "progress", tensors),
             "rng": statetree.encode(rng or rng_state(), "rng", tensors),
             "optimizers": {
-                prefix: self._optimizer_skeleton(prefix, optimizer, tensors)
+                prefix: _optimizer_skeleton(
+                    prefix, optimizer, inventory.optimizers[prefix], tensors
+                )
                 for prefix, optimizer in self.optimizers.items()
             },
-            "modules": self._module_extras(tensors),
+            "modules": {
+                path: statetree.encode(module.get_extra_state(), path, tensors)
+                for path, module in inventory.extras
+            },
             "others": {
                 name: statetree.encode(value.state_dict(), name, tensors)
                 for name, value in self.others.items()
             },
         }
-        tensors.update(self.buffers())
+        tensors.update(inventory.buffers)
         return skeleton, tensors
-
-    def _optimizer_skeleton(
-        self, prefix: str, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-    ) -> Any:
-        """Which state belongs to which parameter (its tensors are lazy), and the groups' values.
-
-        Parameters with the same keys are listed together as [group, index]: a few kilobytes for
-        any model, written in well under a millisecond.
-        """
-        regular: dict[str, list[list[int]]] = {}
-        irregular: dict[str, Any] = {}
-        groups = []
-        seen: set[int] = set()
-        for g, group in enumerate(optimizer.param_groups):
-            names = [self.name_of(parameter) for parameter in group["params"]]
-            for i, parameter in enumerate(group["params"]):
-                values = optimizer.state.get(parameter)
-                seen.add(id(parameter))
-                if not values:
-                    continue
-                keys = _tensor_keys(values)
-                if keys is not None:
-                    regular.setdefault(keys, []).append([g, i])
-                else:
-                    path = f"{prefix}.{names[i]}"
-                    irregular[names[i]] = statetree.encode(values, path, {})
-            plain = {key: value for key, value in group.items() if key != "params"}
-            encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
-            groups.append({"params": "\n".join(names), "values": encoded})
-        for parameter in optimizer.state:
-            if id(parameter) not in seen:
-                raise ConfigError(f"{prefix}: holds state of a parameter that is in no group")
-        return {"regular": regular, "irregular": irregular, "groups": groups}
-
-    def _module_extras(self, tensors: dict[str, torch.Tensor]) -> Any:
-        extras: dict[str, Any] = {}
-        for prefix, module in self.models.items():
-            for name, child in module.named_modules():
-                if type(child).get_extra_state is not torch.nn.Module.get_extra_state:
-                    path = f"{prefix}.{plain_name(name)}._extra_state"
-                    extras[path] = statetree.encode(child.get_extra_state(), path, tensors)
-        return extras
 
     def dry_encode(self) -> None:
         """Encodes everything once and throws it away.  Raises ConfigError naming a bad entry."""
@@ -222,34 +209,40 @@ class LiveState:
                 raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
 
 
-def _collect(path: str, values: Any, found: dict[str, torch.Tensor]) -> None:
-    """Adds the tensors of one parameter's optimizer state; plain dicts of tensors are fast."""
-    if type(values) is dict:
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor) and type(key) is str:
-                found[f"{path}.{key}"] = value
-            elif not isinstance(value, bool | int | float | str | None):
-                statetree.encode(value, f"{path}.{key}", found)
-    else:
-        statetree.encode(values, path, found)
+def _optimizer_skeleton(
+    prefix: str,
+    optimizer: torch.optim.Optimizer,
+    parts: OptimizerParts,
+    tensors: dict[str, torch.Tensor],
+) -> Any:
+    """Which state belongs to which parameter (its tensors are lazy), and the groups' values.
 
-
-def _tensor_keys(values: Any) -> str | None:
-    """`key:mark` of a dict of nothing but tensors, joined; None for anything else."""
-    if type(values) is not dict:
-        return None
-    marks = []
-    for key, value in values.items():
-        if not isinstance(value, torch.Tensor) or type(key) is not str or set(": ") & set(key):
-            return None
-        marks.append(key + (":h" if value.device.type == "cpu" else ":d"))
-    return " ".join(marks)
+    Parameters with the same keys are listed together as [group, index]: a few kilobytes for any
+    model, written in well under a millisecond.
+    """
+    irregular = {
+        name: statetree.encode(values, f"{prefix}.{name}", {})
+        for name, values in parts.irregular.items()
+    }
+    groups = []
+    for g, group in enumerate(optimizer.param_groups):
+        plain = {key: value for key, value in group.items() if key != "params"}
+        encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
+        groups.append({"params": parts.names[g], "values": encoded})
+    return {"regular": parts.regular, "irregular": irregular, "groups": groups}
 
 
 def describe(
-    lazy: dict[str, torch.Tensor], boundary: dict[str, torch.Tensor], classes: LiveState
+    lazy: dict[str, torch.Tensor],
+    boundary: dict[str, torch.Tensor],
+    classes: LiveState,
+    parts: Mapping[str, str] | None = None,
 ) -> tuple[list[TensorSpec], dict[str, str]]:
-    """(specs, aliases): tensors on the same bytes are stored once, the first name wins."""
+    """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
+
+    `parts`: by name the optimizer that changes a tensor.
+    """
+    parts = parts or {}
     specs: list[TensorSpec] = []
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -264,7 +257,8 @@ def describe(
                 aliases[name] = seen[key]
                 continue
             seen[key] = name
-            specs.append(_spec(name, tensor, local, is_lazy, classes.tensor_class(name, tensor)))
+            spec = _spec(name, tensor, local, is_lazy, classes.tensor_class(name, tensor))
+            specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases
 
 
@@ -293,12 +287,6 @@ def _distributed_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[Box, 
     return tuple(tensor.shape), (Box(offset=tuple(offset), shape=tuple(shape)),)
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes that this rank holds: a DTensor's local tensor, else the tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local is not None else tensor
-
-
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module inside DDP; everything else as it is."""
     from torch.nn.parallel import DistributedDataParallel
@@ -306,17 +294,6 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     while isinstance(module, DistributedDataParallel):
         module = module.module
     return module
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of DDP and torch.compile."""
-    changed = True
-    while changed:
-        changed = False
-        for wrapper in _WRAPPERS:
-            if name.startswith(wrapper):
-                name, changed = name[len(wrapper) :], True
-    return name.replace("._orig_mod.", ".")
 
 
 def rng_state() -> dict[str, Any]:

@@ -8,23 +8,18 @@ from typing import Any, Literal
 import torch
 
 from autockpt.executors.codecs import codec
+from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.layout import Layout, TensorSpec
 from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
-from autockpt.executors.snapshot import (
-    CopyJob,
-    ProgressCounter,
-    Snapshot,
-    Snapshotter,
-    register_with_cuda,
-    run_jobs,
-)
+from autockpt.executors.snapshot import Snapshot, Snapshotter, register_with_cuda
 from autockpt.executors.state import LiveState, describe, local_part
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
 from autockpt.profiles.probes.proof import raw_bytes
 from autockpt.profiles.samples import TensorFacts
+from autockpt.values.errors import AutockptError
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 
 TensorClass = Literal["parameters", "moments", "other"]
@@ -90,6 +85,8 @@ class LiveSnapshot:
         """Before the optimizer step: waits for the rest and checks it; seconds blocked."""
         snapshot = self._snapshotter.current
         changed = {name for name in self._snapshotter.fence() if not name.startswith("(")}
+        if snapshot is not None and snapshot.error is not None:
+            raise AutockptError(f"copy into the slot failed: {snapshot.error!r}")
         self.changed |= changed
         self.state.not_lazy |= changed
         self.layout = self._snapshotter.layout or self.layout

@@ -23,6 +23,7 @@ from autockpt.executors import wire
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
+    CELL_COPIED,
     CELL_STARTED_NS,
     CELL_STARTED_STEP,
     CELL_STEP,
@@ -33,7 +34,7 @@ from autockpt.executors.loaders import DataPosition
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.signals import TerminationWatch
-from autockpt.executors.snapshot import Snapshotter, register_with_cuda
+from autockpt.executors.snapshot import Snapshot, Snapshotter, register_with_cuda
 from autockpt.executors.state import LiveState, rng_state, set_rng_state
 from autockpt.executors.telemetry import TelemetryWriter
 from autockpt.session.clock import IterationClock
@@ -228,7 +229,7 @@ class Session:
         self._step = self._start_step = resumed.step
         self._take_progress(resumed)
         self._tell_started(resumed, began)
-        self._snapshotter = Snapshotter(self._state, self._link.board.view)
+        self._snapshotter = Snapshotter(self._state, self._link.board.view[8 * CELL_COPIED :])
         optimizers = list(self._state.optimizers.values())
         self._hooks = OptimizerHooks(optimizers, self._fence, self._after_optimizer)
         for module in self._state.models.values():
@@ -294,7 +295,8 @@ class Session:
 
     # ------------------------------------------------------------------ the boundary
 
-    def _after_optimizer(self) -> None:
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._state.stepped(optimizer)
         if not self._owns_boundary and not self._closed:
             self._auto_pending = True
             self._auto_rng = rng_state() if self._due(self._step + 1) else None
@@ -400,15 +402,20 @@ class Session:
         lazy = staging.schedule == "lazy"
         try:
             self._snapshotter.begin(
-                arena, self._progress(), lazy=lazy, rng=rng, capacity=self._link.image_bytes,
+                arena, self._progress(), lazy=lazy, slot=slot, rng=rng,
+                capacity=self._link.image_bytes,
                 began=lambda layout: self._tell_began(generation, step, slot, disk, layout),
+                completed=lambda snapshot: self._copied(generation, step, snapshot),
             )  # fmt: skip
         except AutockptError as error:
-            self._withdraw(generation, str(error))
+            self._abandon(generation, str(error))
             self._asked_slots = 0
             self._ask_slots()
             self._skip(step, str(error))
             return False
+        except Exception as error:
+            self._abandon(generation, repr(error))
+            raise
         self._flight = (generation, step, disk)
         if disk:
             self._disk_busy = self._disk_newest = generation
@@ -435,6 +442,13 @@ class Session:
             self._skip(step, link.refused.pop(generation, dropped))
             self._withdraw(generation, "not granted in time")
         return slot
+
+    def _abandon(self, generation: Generation, reason: str) -> None:
+        """Gives a slot back that may be half filled, once nobody writes into it any more."""
+        assert self._snapshotter is not None
+        self._snapshotter.engine.wait()
+        self._snapshotter.current = self._flight = None
+        self._withdraw(generation, reason)
 
     def _withdraw(self, generation: Generation, reason: str) -> None:
         self._link.grants.pop(generation, None)
@@ -470,24 +484,35 @@ class Session:
 
     # ------------------------------------------------------------------ the fence
 
-    def _fence(self) -> None:
-        """Waits for the copy in flight and proves it; never raises."""
-        flight, self._flight = self._flight, None
-        if flight is None or self._snapshotter is None:
+    def _fence(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Makes it safe to change what `optimizer` changes (None: everything); never raises."""
+        if self._flight is None or self._snapshotter is None:
             return
-        generation, step, _ = flight
         snapshot = self._snapshotter.current
-        try:
-            changed = self._snapshotter.fence()
-        except Exception as error:
-            self._withdraw(generation, repr(error))
-            self._degraded("snapshot", repr(error))
+        if snapshot is None:
+            self._flight = None
             return
-        assert snapshot is not None
-        self._clock.stalled(snapshot.fence_stall_s)
-        self._fence_stall_s += snapshot.fence_stall_s
-        if changed:
-            self._discard(generation, step, changed)
+        (generation, _, _), stalled = self._flight, snapshot.fence_stall_s
+        try:
+            self._snapshotter.fence(optimizer)
+            if self._snapshotter.current is None:
+                self._flight = None
+                self._ask_ahead(self._step + 1)
+        except Exception as error:
+            self._abandon(generation, repr(error))
+            self._degraded("snapshot", repr(error))
+        self._clock.stalled(snapshot.fence_stall_s - stalled)
+        self._fence_stall_s += snapshot.fence_stall_s - stalled
+
+    def _copied(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
+        """Every byte is in the slot and proven, or is not; on the copy thread after a device."""
+        if snapshot.error is not None:
+            reason = f"copy into the slot failed: {snapshot.error!r}"
+            self._withdraw(generation, reason)
+            self._degraded("snapshot", reason)
+            return
+        if snapshot.changed:
+            self._discard(generation, step, snapshot.changed)
             return
         self._link.send(wire.SnapshotCopied(rank=self._job.rank, generation=generation))
         self._emit(

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from autockpt.executors import snapshot as snapshots
+from autockpt.executors import copying as snapshots
 from tests.fakes import trainings
 
 PATIENCE_S = 30.0
@@ -38,17 +38,17 @@ class Gate:
                 assert self.opened.wait(PATIENCE_S)
 
         monkeypatch.setattr(snapshots.ProgressCounter, "set", set_and_wait)
-        waited = snapshots.CopyEngine.wait
+        waited = snapshots.CopyEngine.wait_for
 
-        def wait_and_open(engine: Any) -> float:
-            if engine.busy:
-                self.fenced.append(engine.busy)
+        def wait_and_open(engine: Any, done: Any) -> float:
+            if not done():
+                self.fenced.append(True)
                 self.opened.set()
-            return waited(engine)
+            return waited(engine, done)
 
         self.fenced: list[bool] = []
         """One entry for every time that somebody waited for a copy under way."""
-        monkeypatch.setattr(snapshots.CopyEngine, "wait", wait_and_open)
+        monkeypatch.setattr(snapshots.CopyEngine, "wait_for", wait_and_open)
 
     def close(self) -> None:
         """The next copy stops after its first piece."""

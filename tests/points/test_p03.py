@@ -1,41 +1,44 @@
-"""Point 3: the copy runs under the next forward (schedule: lazy) or inside the boundary."""
+"""Point 3: the copy runs under the next forward (builtin:easyckpt) or inside the boundary."""
 
 import threading
 
 import pytest
 
-from autockpt.executors import snapshot
+from autockpt.executors import copying
 from tests.fakes import trainings
 from tests.fakes.live import PATIENCE_S, SPEC, Live, granted
+from tests.points.presets import preset_plan
 
 NEVER_S = 0.3
 """A boundary that copies inside itself cannot be left, however long the copy waits for that."""
 
 
-@pytest.mark.parametrize("schedule", ["lazy", "blocking"])
+@pytest.mark.parametrize(
+    ("preset", "schedule"), [("easyckpt", "lazy"), ("dlrover", "blocking")], ids=str
+)
 def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
-    schedule: str, live: Live, monkeypatch: pytest.MonkeyPatch
+    preset: str, schedule: str, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first piece of the copy waits for the next forward; only a lazy one sees it begin."""
     whole = trainings.bare(trainings.build(SPEC))
     forward_began = threading.Event()
     saw_forward: list[bool] = []
-    memcpy = snapshot._memcpy
+    memcpy = copying._memcpy
 
-    def throttled(job: snapshot.CopyJob, publish: snapshot.ProgressCounter) -> None:
+    def throttled(job: copying.CopyJob, publish: copying.ProgressCounter | None) -> None:
         if not saw_forward:
             lazy = schedule == "lazy"
             saw_forward.append(forward_began.wait(PATIENCE_S if lazy else NEVER_S))
         memcpy(job, publish)
 
-    job, ckpt = live.attach(plan=trainings.plan(memory=4, disk=4, schedule=schedule))
-    monkeypatch.setattr(snapshot, "_memcpy", throttled)
-    copying: list[bool] = []
+    job, ckpt = live.attach(plan=preset_plan(preset, memory=4, disk=4))
+    monkeypatch.setattr(copying, "_memcpy", throttled)
+    busy: list[bool] = []
 
     def forward(*_: object) -> None:
         assert ckpt._snapshotter is not None
         if ckpt.step_count == 4:
-            copying.append(ckpt._snapshotter.engine.busy)
+            busy.append(ckpt._snapshotter.engine.busy)
             forward_began.set()
 
     job.model.register_forward_pre_hook(forward)
@@ -43,5 +46,5 @@ def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
         trainings.train_step(job, step, batch)
         granted(ckpt)
     assert saw_forward == [schedule == "lazy"]
-    assert copying == [schedule == "lazy"]
+    assert busy == [schedule == "lazy"]
     assert trainings.digest(job) == whole

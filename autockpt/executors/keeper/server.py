@@ -24,7 +24,7 @@ from autockpt.executors.keeper.disk import DiskWorker
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
-from autockpt.executors.keeper.slots import CELL_COPIED, MemoryTable
+from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
@@ -427,7 +427,7 @@ class Keeper:
         shard.pipeline = ShardPipeline(
             memory.image(shard.slot, image_bytes),
             chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
-            available=lambda: memory.cell(CELL_COPIED),
+            available=lambda: memory.copied(shard.slot),
             streaming=began is None or began.streaming,
             known=index,
             target=target,

@@ -12,13 +12,16 @@ from autockpt.executors.image import (
 )
 from autockpt.executors.memory import Arena, page_align, require_headroom
 from autockpt.executors.protocol.messages import HeldShard
+from autockpt.values.errors import GuardError
 from autockpt.values.units import format_bytes
 
 BOARD_BYTES = 4096
-BOARD_CELLS = 8
-CELL_COPIED, CELL_STEP, CELL_STEP_NS, CELL_STARTED_NS, CELL_STARTED_STEP = 0, 2, 3, 4, 5
-"""Cells of the board, 64 bits each: copied prefix of the image, step of the newest boundary, its
-CLOCK_MONOTONIC in ns, and when and at which step this process began."""
+CELL_STEP, CELL_STEP_NS, CELL_STARTED_NS, CELL_STARTED_STEP = 2, 3, 4, 5
+"""Cells of the board, 64 bits each: step of the newest boundary, its CLOCK_MONOTONIC in ns, and
+when and at which step this process began."""
+CELL_COPIED = 64
+"""From here on one cell a slot: the copied prefix of its image."""
+MAX_SLOTS = BOARD_BYTES // 8 - CELL_COPIED
 
 
 @dataclass(slots=True)
@@ -40,7 +43,11 @@ class RankMemory:
         """A number on the board, 0 without a board."""
         if self.board is None:
             return 0
-        return int(self.board.view[: 8 * BOARD_CELLS].cast("Q")[index])
+        return int(self.board.view.cast("Q")[index])
+
+    def copied(self, slot: int) -> int:
+        """Copied prefix of the image in a slot."""
+        return self.cell(CELL_COPIED + slot)
 
     def image(self, slot: int, image_bytes: int) -> memoryview:
         """The image in a slot."""
@@ -124,6 +131,8 @@ class MemoryTable:
         trailer = trailer_capacity(image_bytes, chunk_bytes)
         size = page_align(image_bytes) + trailer
         others = self.total_bytes
+        if slots > MAX_SLOTS:
+            raise GuardError(f"{slots} slots: at most {MAX_SLOTS} per rank; lower memory.slots")
         require_headroom(
             slots * size,
             what=f"{slots} slots of {format_bytes(size)} for rank {rank}",
