@@ -5,6 +5,7 @@
     gen-e000007-s000000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
     decisions/e-000007        what an incarnation resumed from: the lineage
     trash/                    renamed here before anything is removed
+    spare/                    shard files of retired generations, kept for their blocks
 
 Truth is the listing of valid COMMITs, each written last: temporary file, fsync, read back, link
 (which never replaces), fsync of the directory.  An operation either happened or did not; nothing is
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
+from autockpt.executors.spares import SpareFiles
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -105,6 +107,7 @@ class CheckpointDirectory:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._verified: set[Generation] = set()
+        self.spares = SpareFiles(self.path)
 
     # ------------------------------------------------------------------ identity and lease
 
@@ -362,7 +365,7 @@ class CheckpointDirectory:
         Only the files that its COMMIT lists and our own are removed; foreign ones stay in place.
         """
         path = self.generation_path(generation)
-        listed = _listed(os.path.join(path, "COMMIT"))
+        shards, listed = _listed(os.path.join(path, "COMMIT"))
         freed = sum(_bytes(os.path.join(path, name)) for name in _ours(path, listed))
         try:
             os.unlink(os.path.join(path, "COMMIT"))
@@ -371,6 +374,8 @@ class CheckpointDirectory:
             return 0
         except OSError as error:
             raise StorageError(f"{path}: cannot delete: {error.strerror}") from error
+        for rank, name in enumerate(shards):
+            self.spares.keep(rank, os.path.join(path, name))
         self._remove(path, listed)
         return freed
 
@@ -393,6 +398,7 @@ class CheckpointDirectory:
         directory = os.path.join(self.path, "trash")
         for name in _names(directory):
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+        self.spares.clear()
 
     # ------------------------------------------------------------------ files
 
@@ -508,12 +514,18 @@ def _fsync_directory(path: str) -> None:
         os.close(fd)
 
 
-def _listed(path: str) -> frozenset[str]:
-    """Files that a COMMIT lists; none when it cannot be read."""
+def _listed(path: str) -> tuple[list[str], frozenset[str]]:
+    """(shard files by rank, all files) that a COMMIT lists; none when it cannot be read."""
     with contextlib.suppress(AutockptError, OSError):
         records = read_commit(path).records
-        return frozenset(str(record.get(key)) for record in records for key in ("file", "index"))
-    return frozenset()
+        names = (str(record.get(key)) for record in records for key in ("file", "index"))
+        return [_plain(str(record.get("file"))) for record in records], frozenset(names)
+    return [], frozenset()
+
+
+def _plain(name: str) -> str:
+    """A name in the generation's folder, whatever a COMMIT says."""
+    return os.path.basename(name) or "none"
 
 
 def _ours(path: str, listed: frozenset[str]) -> list[str]:

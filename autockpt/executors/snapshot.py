@@ -112,6 +112,8 @@ class Snapshotter:
         self.device_clone = True
         """Clone on the device first when its memory allows."""
         self.current: Snapshot | None = None
+        self._tasks: dict[int, CopyTask] = {}
+        """The newest copy into each slot."""
 
     # ------------------------------------------------------------------ what to copy
 
@@ -191,6 +193,9 @@ class Snapshotter:
         """
         start = time.monotonic()
         counter = self.counters.of(slot)
+        former = self._tasks.get(slot)
+        if former is not None and former.copied != math.inf:
+            self.engine.wait()  # withdrawn, and a device still copies into this slot
         counter.set(0)
         inventory = self.state.inventory()
         boundary, text = self._gather(inventory, progress, rng)
@@ -209,6 +214,7 @@ class Snapshotter:
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
             task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter),
         )  # fmt: skip
+        self._tasks[slot] = snapshot.task
         self._start(snapshot, lazy=lazy)
         self.current = snapshot
         snapshot.boundary_stall_s = time.monotonic() - start

@@ -224,10 +224,11 @@ def test_chunks_are_written_before_the_last_one_is_copied(
     one.start()
     progress.copied = 2 * CHUNK
     assert written.wait(PATIENCE_S)
-    assert order == [CHUNK]
+    assert order[0] == 4096
     one.sealed()
     assert result.ended.wait(PATIENCE_S)
     assert order[-1] == 0
+    assert order[:-1] == sorted(order[:-1])
     assert (tmp_path / "s").read_bytes() == image
 
 

@@ -58,9 +58,9 @@ class Trainer:
     history: int = 0
     loaded: Content | None = None
     order: m.RestoreShard | None = None
-    writing: tuple[Generation, int] | None = None
-    """(generation, slot) of the snapshot in flight."""
-    told_discard: bool = False
+    writing: list[tuple[Generation, int]] = field(default_factory=list)
+    """(generation, slot) of the snapshots in flight."""
+    told_discard: set[Generation] = field(default_factory=set)
     held: int = 0
     """Plan version prepared and without a verdict."""
     hold_step: int = 0

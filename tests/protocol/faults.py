@@ -34,7 +34,7 @@ class Faults(Storage):
         node.keeper = keeper
         for trainer in self.trainers:
             if trainer.node == node.index:
-                trainer.writing = trainer.order = None
+                trainer.writing, trainer.order = [], None
         for content in node.slots.values():
             if content is not None:
                 content.writer = None

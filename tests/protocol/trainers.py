@@ -20,7 +20,7 @@ class Trainers(World):
             if trainer.order is not None and not trainer.refused:
                 self.restore(trainer, trainer.order)
             return
-        if trainer.writing is not None and self.rng.random() < 0.6:
+        if trainer.writing and self.rng.random() < 0.6:
             self.finish_snapshot(trainer)
             return
         if self.may_advance(trainer):
@@ -66,16 +66,14 @@ class Trainers(World):
                 self.oracle.plan(trainer, version)
 
     def finish_snapshot(self, trainer: Trainer) -> None:
-        """The copy ends: sealed, or torn."""
-        assert trainer.writing is not None
-        generation, slot = trainer.writing
+        """A copy ends: sealed, or torn.  In any order, although trainers copy in turn."""
+        generation, slot = trainer.writing.pop(self.rng.randrange(len(trainer.writing)))
         content = self.nodes[trainer.node].slots.get((trainer.rank, slot))
         if content is None or content.writer is not trainer or content.generation != generation:
             self.oracle.fail(f"rank {trainer.rank}: slot {slot} was given away while written")
         assert content is not None
-        trainer.writing = None
         content.writer = None
-        torn = trainer.told_discard or (not self.peace and self.rng.random() < self.torn)
+        torn = generation in trainer.told_discard or (not self.peace and self.rng.random() < self.torn)
         if torn:
             content.history = 0
             self.local(
@@ -136,7 +134,7 @@ class Trainers(World):
             return
         slots = self.nodes[keeper.node].slots
         old = slots.get((do.rank, do.slot))
-        if trainer.writing is not None or (old is not None and old.writer is not None):
+        if old is not None and old.writer is not None:
             self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
         slots[do.rank, do.slot] = Content(
             generation=do.generation,
@@ -145,12 +143,12 @@ class Trainers(World):
             step=trainer.step,
             writer=trainer,
         )
-        trainer.writing, trainer.told_discard = (do.generation, do.slot), False
+        trainer.writing.append((do.generation, do.slot))
 
     def do_DiscardSnapshot(self, keeper: Keeper, do: m.DiscardSnapshot) -> None:
         trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
-        if trainer is not None and trainer.writing and trainer.writing[0] == do.generation:
-            trainer.told_discard = True
+        if trainer is not None:
+            trainer.told_discard.add(do.generation)
 
     def do_AttachRefused(self, keeper: Keeper, do: m.AttachRefused) -> None:
         self._refuse(do.rank, do.incarnation)

@@ -1,12 +1,15 @@
-"""One shard on its way: copied -> digest -> (encode) -> write, chunk by chunk.
+"""One shard on its way: copied -> digest -> (encode) -> write, all stages at once.
 
 Chunks flow as soon as the trainer's counter says that they are in the slot, long before the
-snapshot is sealed; nothing is reported before it is.  The digest is taken once, right before the
-write, while the chunk is still in cache.  The chunk with the header is written last, so that a file
+snapshot is sealed; nothing is reported before it is.  The slot is the buffer between all stages, so
+nothing is ever copied again and no stage can run out of room.  The digest is taken once, while the
+chunk is still in cache from the copy, and apart from the writes: the memory tier is complete when
+the digests are, however slow the storage.  The page with the header is written last, so that a file
 that was cut short is no valid image.
 """
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from autockpt.executors.memory import PAGE_BYTES, page_align
 from autockpt.executors.persist import ImageFile
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 
-POLL_S = 0.0005
+POLL_S = 0.001
 """How often the trainer's progress counter is read while a snapshot is under way."""
 
 
@@ -29,6 +32,8 @@ class PersistTarget:
     path: str
     prepare: Callable[[], object]
     """Makes the directory; called on a worker thread before the file is created."""
+    spare: Callable[[], str | None] = lambda: None
+    """Path of a retired shard file whose blocks may be written over, None when there is none."""
     writers: int
     direct_io: bool
     codec: str
@@ -56,9 +61,9 @@ class _Encoded:
 class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
-    `on_digested(digests)` once after `sealed()`; `on_persisted(outcome)` or `on_failed(error)` once
-    when there is a target.  After `cancel()` returns no thread touches the slot and nothing more is
-    called.
+    `on_digested(digests)` once after `sealed()`, and not before the digests of the image `after`;
+    `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
+    returns no thread touches the slot and nothing more is called.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class ShardPipeline:
         on_digested: Callable[[tuple[str, ...]], None],
         on_persisted: Callable[[ShardOutcome], None],
         on_failed: Callable[[Exception], None],
+        after: "ShardPipeline | None" = None,
     ) -> None:
         self._image = image
         self._chunk_bytes = chunk_bytes
@@ -85,28 +91,31 @@ class ShardPipeline:
         self._on_failed = on_failed
         self._chunks = -(-len(image) // chunk_bytes)
         self._digests: list[str] = [""] * self._chunks
+        self._ready: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        """Chunks for the writers."""
         self._lock = threading.Lock()
-        self._order = iter([*range(1, self._chunks), 0])
-        self._left = self._chunks
         self._cancelled = False
         self._sealed = threading.Event()
+        self.settled = threading.Event()
+        """The digests were announced, or never will be."""
+        self._after: threading.Event | None = None if after is None else after.settled
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
         self._failure: Exception | None = None
-        self._finished = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts the workers; creates the file first (errors arrive by `on_failed`)."""
-        count = 1 if self._target is None else self._target.writers
+        """Starts all stages; errors arrive by `on_failed`."""
+        stages = [("digest", self._digest)]
+        if self._target is not None:
+            stages.append(("persist", self._persist))
         self._threads = [
-            threading.Thread(target=self._work, name=f"autockpt-shard-{i}", daemon=True)
-            for i in range(min(count, self._chunks))
+            threading.Thread(target=work, name=f"autockpt-{name}", daemon=True)
+            for name, work in stages
         ]
-        opener = threading.Thread(target=self._open_and_go, name="autockpt-shard-open", daemon=True)
-        self._threads.append(opener)
-        opener.start()
+        for thread in self._threads:
+            thread.start()
 
     def sealed(self) -> None:
         """The trainer proved that every byte is in the slot."""
@@ -119,22 +128,84 @@ class ShardPipeline:
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
+        self.settled.set()
         with self._lock:
             if self._file is not None:
                 self._file.discard()
                 self._file = None
 
-    def _open_and_go(self) -> None:
+    # ------------------------------------------------------------------ digest
+
+    def _digest(self) -> None:
+        """First stage: follows the copy, hands every chunk on."""
         try:
-            if self._target is not None:
-                self._open(self._target)
+            for index in range(self._chunks):
+                start = index * self._chunk_bytes
+                stop = min(start + self._chunk_bytes, len(self._image))
+                if not self._wait_for(stop):
+                    return
+                self._take_digest(index, start, stop)
+                if self._streaming:
+                    self._ready.put(index)
+            self._hand_over()
         except Exception as error:
             self._fail(error)
-        for thread in self._threads[:-1]:
+        finally:
+            self.settled.set()
+            for _ in range(self._writers):
+                self._ready.put(None)
+
+    def _wait_for(self, stop: int) -> bool:
+        while not self._cancelled:
+            if self._sealed.is_set() or (self._streaming and self._available() >= stop):
+                return not self._cancelled
+            time.sleep(POLL_S)
+        return False
+
+    def _take_digest(self, index: int, start: int, stop: int) -> None:
+        digest = chunk_digest(self._image[start:stop])
+        if self._known is not None and digest != self._known.digests[index]:
+            raise CorruptCheckpointError(
+                f"slot: chunk {index} of generation {self._known.generation} changed since it "
+                "was sealed"
+            )
+        self._digests[index] = digest
+
+    def _hand_over(self) -> None:
+        """All chunks are digested: announced when sealed, in the order of the snapshots."""
+        if not self._streaming:
+            for index in range(self._chunks):
+                self._ready.put(index)
+        self._sealed.wait()
+        while self._after is not None and not self._cancelled and not self._after.wait(0.05):
+            pass
+        if not self._cancelled and self._known is None:
+            self._on_digested(tuple(self._digests))
+
+    # ------------------------------------------------------------------ write
+
+    @property
+    def _writers(self) -> int:
+        return 0 if self._target is None else min(self._target.writers, self._chunks)
+
+    def _persist(self) -> None:
+        """Opens the file, lets the writers work, makes the file durable."""
+        assert self._target is not None
+        try:
+            self._open(self._target)
+        except Exception as error:
+            self._fail(error)
+        writers = [
+            threading.Thread(target=self._write, name=f"autockpt-write-{i}", daemon=True)
+            for i in range(self._writers - 1)
+        ]
+        for thread in writers:
             thread.start()
-        for thread in self._threads[:-1]:
+        self._write()
+        for thread in writers:
             thread.join()
-        if not self._cancelled:
+        self.settled.wait()
+        if not self._is_cancelled():
             self._finish()
 
     def _open(self, target: PersistTarget) -> None:
@@ -145,62 +216,33 @@ class ShardPipeline:
             target.path,
             allocate_bytes=0 if encoded else len(self._image),
             direct=target.direct_io,
+            reuse=target.spare(),
         )
         if encoded:
             header = _align_header(self._chunks)
             self._encoded = _Encoded(next_offset=header)
 
-    def _work(self) -> None:
-        while not self._cancelled:
-            with self._lock:
-                index = next(self._order, None)
-            if index is None:
-                return
+    def _write(self) -> None:
+        """A writer: until there are no more chunks."""
+        while (index := self._ready.get()) is not None:
+            if self._cancelled or self._failure is not None or self._file is None:
+                continue
             start = index * self._chunk_bytes
             stop = min(start + self._chunk_bytes, len(self._image))
-            if not self._wait_for(stop) or (not index and not self._wait_for_others()):
-                return
             try:
-                self._handle(index, start, stop)
+                if self._encoded is not None:
+                    self._write_encoded(index, start, stop)
+                else:
+                    start = max(start, PAGE_BYTES)  # the page with the header comes last
+                    self._file.write_at(start, self._image[start:stop])
             except Exception as error:
                 self._fail(error)
-            with self._lock:
-                self._left -= 1
 
-    def _wait_for(self, stop: int) -> bool:
-        while not self._cancelled:
-            if self._sealed.is_set() or (self._streaming and self._available() >= stop):
-                return not self._cancelled
-            time.sleep(POLL_S)
-        return False
-
-    def _wait_for_others(self) -> bool:
-        """The header comes last; another writer may still wait for its chunk."""
-        while self._left > 1 and not self._cancelled:
-            time.sleep(POLL_S)
-        return not self._cancelled
-
-    def _handle(self, index: int, start: int, stop: int) -> None:
-        data = self._image[start:stop]
-        digest = chunk_digest(data)
-        if self._known is not None and digest != self._known.digests[index]:
-            raise CorruptCheckpointError(
-                f"slot: chunk {index} of generation {self._known.generation} changed since it "
-                "was sealed"
-            )
-        self._digests[index] = digest
-        if self._file is not None and self._failure is None:
-            if self._encoded is None:
-                self._file.write_at(start, data)
-            else:
-                self._write_encoded(index, start, stop, data, digest)
-
-    def _write_encoded(
-        self, index: int, start: int, stop: int, data: memoryview, digest: str
-    ) -> None:
+    def _write_encoded(self, index: int, start: int, stop: int) -> None:
         assert self._target is not None
         assert self._encoded is not None
         assert self._file is not None
+        data, digest = self._image[start:stop], self._digests[index]
         frame = b""
         if _inside(start, stop, self._target.codec_ranges):
             frame = codec_of(self._target.codec).encode(data)
@@ -222,14 +264,7 @@ class ShardPipeline:
                 self._failure = error
 
     def _finish(self) -> None:
-        """After all chunks: seal, then make the file durable."""
-        self._sealed.wait()
-        if self._cancelled:
-            return
-        if all(self._digests) and self._known is None:
-            self._on_digested(tuple(self._digests))
-        if self._target is None:
-            return
+        """After all writers and all digests."""
         outcome: ShardOutcome | None = None
         if self._failure is None:
             try:
@@ -244,8 +279,7 @@ class ShardPipeline:
         if self._file is not None:
             self._file.discard()
             self._file = None
-        failure = self._failure or AutockptError("the shard was not written")
-        self._on_failed(failure)
+        self._on_failed(self._failure or AutockptError("the shard was not written"))
 
     def _is_cancelled(self) -> bool:
         """Set by the keeper's thread while ours worked."""
@@ -260,6 +294,8 @@ class ShardPipeline:
             length = self._encoded.next_offset
             header = encoded_header(stored, length, _align_header(self._chunks))
             self._file.write_at(0, _aligned(header))
+        else:
+            self._file.write_at(0, self._image[:PAGE_BYTES])
         file, self._file = self._file, None
         file.finish(length)
         return ShardOutcome(

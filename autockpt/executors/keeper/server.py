@@ -114,6 +114,8 @@ class Keeper:
         self._had_trainers = False
         self._all_finished = False
         """The last trainer ended by itself: nobody will come back."""
+        self._newest_pipeline: dict[int, ShardPipeline] = {}
+        """By rank: digests are announced in the order of the snapshots."""
         self._local: deque[p.WireMessage] = deque()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
@@ -146,6 +148,7 @@ class Keeper:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
         self._peers.close()
+        self._directory.spares.clear()
         self._log("keeper leaves")
 
     def _finished(self) -> bool:
@@ -431,6 +434,7 @@ class Keeper:
             streaming=began is None or began.streaming,
             known=index,
             target=target,
+            after=self._newest_pipeline.get(rank),
             on_digested=lambda digests: self.post(
                 lambda: self._digested(rank, generation, shard, digests)
             ),
@@ -441,21 +445,30 @@ class Keeper:
                 lambda: self._persist_failed(rank, generation, shard, error)
             ),
         )
+        self._newest_pipeline[rank] = shard.pipeline
         if shard.copied:
             shard.pipeline.sealed()
         shard.pipeline.start()
 
     def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
         folder = self._directory.generation_path(generation)
-        began = shard.began
+        began, attempt = shard.began, shard.persist_attempt
         return PersistTarget(
-            path=os.path.join(folder, _shard_name(rank, shard.persist_attempt)),
+            path=os.path.join(folder, _shard_name(rank, attempt)),
             prepare=lambda: self._directory.create_generation(generation),
+            spare=lambda: self._spare(rank, attempt),
             writers=began.writers if began else 2,
             direct_io=began.direct_io if began else True,
             codec=began.codec if began else "none",
             codec_ranges=began.class_ranges if began else (),
         )
+
+    def _spare(self, rank: int, attempt: int) -> str | None:
+        """A retired file to write over; not after a failure, which may have been a full disk."""
+        if attempt == 1:
+            return self._directory.spares.take(rank)
+        self._directory.spares.clear()
+        return None
 
     def _digested(
         self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]

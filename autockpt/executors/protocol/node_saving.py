@@ -74,9 +74,6 @@ class NodeSaving(NodeState):
             return f"fenced or not open: node is in epoch {self.epoch} ({self.phase})"
         if local.newest is not None and event.generation <= local.newest:
             return f"not newer than {local.newest}"
-        flying = local.slots.in_flight()
-        if flying is not None:
-            return f"the snapshot of {flying.generation} is still in flight"
         return None
 
     def choose_slot(self, local: LocalRank) -> Slot | None:

@@ -76,10 +76,6 @@ class Slots:
         """The slot that is being filled with `generation`."""
         return self._find(generation, "writing")
 
-    def in_flight(self) -> Slot | None:
-        """Any slot that is being filled."""
-        return next((slot for slot in self.slots if slot.state == "writing"), None)
-
     def held(self) -> tuple[HeldShard, ...]:
         """Everything a restore may use."""
         return tuple(s.shard for s in self.slots if s.shard is not None and not s.worthless)
