@@ -201,6 +201,7 @@ def test_nothing_is_reported_before_the_seal(image: memoryview, tmp_path: Path) 
     one.start()
     progress.copied = len(image)
     one.cancel()
+    one.join()
     assert (result.digests, result.outcome, result.error) == ((), None, None)
     assert not path.exists()
 
@@ -240,6 +241,7 @@ def test_without_streaming_nothing_is_written_before_the_seal(
     one = pipeline(image, target(str(tmp_path / "s")), result, streaming=False)
     one.start()
     one.cancel()
+    one.join()
     assert not (tmp_path / "s").exists()
     assert result.digests == ()
 
@@ -257,6 +259,7 @@ def test_a_cancelled_shard_leaves_no_file_and_says_nothing(
     middle.start()
     progress.copied = 3 * CHUNK
     middle.cancel()
+    middle.join()
     assert list(tmp_path.iterdir()) == []
     assert (result.digests, result.outcome, result.error) == ((), None, None)
 

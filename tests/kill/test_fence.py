@@ -18,6 +18,7 @@ from torch import nn
 
 from autockpt.executors import copying as snapshots
 from tests.fakes import trainings
+from tests.fakes.live import granted
 
 PATIENCE_S = 30.0
 
@@ -83,6 +84,7 @@ class Bench:
 
     def boundary(self) -> dict[str, torch.Tensor]:
         """Ends the iteration, with the copy held; the state that must be saved."""
+        granted(self.ckpt)
         self.gate.close()
         expected = self.state()
         self.ckpt.step()

@@ -1,5 +1,7 @@
 """How trainers behave: synchronous training, snapshots, restore, plans; and what they are told."""
 
+from dataclasses import replace
+
 from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
 from tests.protocol.actors import Content, Keeper, Trainer
@@ -55,6 +57,8 @@ class Trainers(World):
         request = m.SaveRequested(
             rank=trainer.rank, generation=generation, step=trainer.step, disk=disk
         )
+        if disk and self.rng.random() < 0.2:  # asked for memory ahead, for disk at the boundary
+            keeper.inbox.append(replace(request, disk=False))
         keeper.inbox.append(request)
         self.flush(keeper)
 
@@ -73,7 +77,9 @@ class Trainers(World):
             self.oracle.fail(f"rank {trainer.rank}: slot {slot} was given away while written")
         assert content is not None
         content.writer = None
-        torn = generation in trainer.told_discard or (not self.peace and self.rng.random() < self.torn)
+        torn = generation in trainer.told_discard or (
+            not self.peace and self.rng.random() < self.torn
+        )
         if torn:
             content.history = 0
             self.local(

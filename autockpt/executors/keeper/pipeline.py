@@ -103,6 +103,8 @@ class ShardPipeline:
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
         self._failure: Exception | None = None
+        self._apart = True
+        """The persisting thread does not read the slot: it creates the file, or waits for fsync."""
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -122,17 +124,25 @@ class ShardPipeline:
         self._sealed.set()
 
     def cancel(self) -> None:
-        """Stops reading the slot and removes a half-written file; returns when that is true."""
-        self._cancelled = True
-        self._sealed.set()
-        for thread in self._threads:
+        """Stops reading the slot; returns when that is true.
+
+        Never waits for the file system where that does not read the slot (creating, fsync): the
+        keeper's loop calls this.  A half-written file is removed by the thread that writes it.
+        """
+        with self._lock:
+            self._cancelled = True
+            self._sealed.set()
+            reading = self._threads[: 1 if self._apart else None]
+        for thread in reading:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
         self.settled.set()
-        with self._lock:
-            if self._file is not None:
-                self._file.discard()
-                self._file = None
+
+    def join(self) -> None:
+        """Waits until every thread has ended."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     # ------------------------------------------------------------------ digest
 
@@ -195,6 +205,8 @@ class ShardPipeline:
             self._open(self._target)
         except Exception as error:
             self._fail(error)
+        if self._leave_or_return(apart=False):
+            return
         writers = [
             threading.Thread(target=self._write, name=f"autockpt-write-{i}", daemon=True)
             for i in range(self._writers - 1)
@@ -205,8 +217,7 @@ class ShardPipeline:
         for thread in writers:
             thread.join()
         self.settled.wait()
-        if not self._is_cancelled():
-            self._finish()
+        self._finish()
 
     def _open(self, target: PersistTarget) -> None:
         self._began_s = time.monotonic()
@@ -266,20 +277,31 @@ class ShardPipeline:
     def _finish(self) -> None:
         """After all writers and all digests."""
         outcome: ShardOutcome | None = None
-        if self._failure is None:
+        if self._failure is None and not self._is_cancelled():
             try:
                 outcome = self._make_durable()
             except Exception as error:
                 self._failure = error
-        if self._is_cancelled():
+        if self._leave_or_return(apart=True):
             return
         if outcome is not None:
             self._on_persisted(outcome)
             return
-        if self._file is not None:
-            self._file.discard()
-            self._file = None
+        self._discard()
         self._on_failed(self._failure or AutockptError("the shard was not written"))
+
+    def _leave_or_return(self, *, apart: bool) -> bool:
+        """Says whether the slot is read from now on; True when there is nothing to go on with."""
+        with self._lock:
+            self._apart = apart
+        if self._is_cancelled():
+            self._discard()
+        return self._is_cancelled()
+
+    def _discard(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.discard()
 
     def _is_cancelled(self) -> bool:
         """Set by the keeper's thread while ours worked."""
@@ -296,6 +318,8 @@ class ShardPipeline:
             self._file.write_at(0, _aligned(header))
         else:
             self._file.write_at(0, self._image[:PAGE_BYTES])
+        if self._leave_or_return(apart=True):
+            raise AutockptError("cancelled")
         file, self._file = self._file, None
         file.finish(length)
         return ShardOutcome(

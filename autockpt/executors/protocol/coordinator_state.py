@@ -11,6 +11,7 @@ from autockpt.executors.protocol.messages import (
     HeldShard,
     Incarnation,
     InventoryReported,
+    RankBegan,
     Record,
     Report,
     Send,
@@ -117,8 +118,8 @@ class CoordinatorState:
         self.memory_committed: Generation | None = None
         """Newest healthy one that all ranks hold."""
         self.saves: dict[Generation, Save] = {}
-        self.begun: dict[int, Generation] = {}
-        """Newest generation each rank has begun; it seals nothing older any more."""
+        self.begun: dict[int, RankBegan] = {}
+        """News of the newest generation that each rank has begun."""
         self.floor: Generation | None = None
         """Saves up to here are settled and forgotten."""
         self.breakpoint = False

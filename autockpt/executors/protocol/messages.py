@@ -683,6 +683,8 @@ class RankBegan:
     generation: Generation
     step: int
     disk: bool
+    coming: tuple[Generation, ...] = ()
+    """Older ones that this rank still seals, or has sealed without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,8 +89,10 @@ class NodeSaving(NodeState):
 
     def save_requested(self, event: SaveRequested) -> None:
         """Grant a slot or skip the save; never wait."""
-        refusal = self.save_refusal(event)
         local = self.ranks.get(event.rank)
+        if local is not None and self._joins(local, event):
+            return
+        refusal = self.save_refusal(event)
         slot = self.choose_slot(local) if local is not None and refusal is None else None
         fresh = local is not None and self._is_new(local, event.generation)
         if local is not None and fresh:
@@ -103,6 +105,26 @@ class NodeSaving(NodeState):
         if fresh:  # a repeated request must not drop what was granted before
             self._drop(event.rank, event.generation, reason, memory=True)
 
+    def _joins(self, local: LocalRank, event: SaveRequested) -> bool:
+        """What was granted for memory alone goes to disk as well: the script asked for it since."""
+        slot = local.slots.writing(event.generation)
+        if slot is None or slot.doomed or not self.is_current(event.generation):
+            return False
+        rank, generation = event.rank, event.generation
+        if event.disk and (rank, generation) not in self.persists:
+            self._persist(local, slot, sealed=False)
+            self.tell(
+                RankBegan(
+                    rank=rank,
+                    generation=generation,
+                    step=event.step,
+                    disk=True,
+                    coming=self._coming(local, generation),
+                )
+            )
+            return True
+        return False
+
     def _is_new(self, local: LocalRank, generation: Generation) -> bool:
         later = local.newest is None or generation > local.newest
         return later and self.is_current(generation)
@@ -112,9 +134,20 @@ class NodeSaving(NodeState):
         slot.begin(event.generation, event.step, self.incarnation)
         rank, generation = event.rank, event.generation
         self.emit(GrantSlot(rank=rank, generation=generation, slot=slot.index))
-        self.tell(RankBegan(rank=rank, generation=generation, step=event.step, disk=event.disk))
+        self.tell(
+            RankBegan(
+                rank=rank, generation=generation, step=event.step, disk=event.disk,
+                coming=self._coming(local, generation),
+            )
+        )  # fmt: skip
         if event.disk:
             self._persist(local, slot, sealed=False)
+
+    def _coming(self, local: LocalRank, newest: Generation) -> tuple[Generation, ...]:
+        """Older snapshots that are under way, or sealed and not yet answered."""
+        writing = [s.generation for s in local.slots.slots if s.state == "writing" and not s.doomed]
+        unsettled = [generation for rank, generation in self.unsettled if rank == local.rank]
+        return tuple(sorted({g for g in (*writing, *unsettled) if g is not None and g < newest}))
 
     def shard_sealed(self, event: ShardSealed) -> None:
         """The slot is complete; tell the coordinator, and vote if the file is complete too."""

@@ -69,29 +69,26 @@ class Saving(CoordinatorState):
     # ------------------------------------------------------------------ what ranks report
 
     def rank_began(self, from_node: int, message: RankBegan) -> None:
-        """A slot was granted: the save exists, and this rank seals nothing older any more."""
+        """A slot was granted: the save exists, and of older ones this rank seals the named only."""
         save = self._save(from_node, message.generation, message.step)
         if save is not None and message.disk:
             self._open_disk(save)
         if self.accepts(message.generation):
-            newest = self.begun.get(message.rank, message.generation)
-            self.begun[message.rank] = max(message.generation, newest)
-            self._give_up_before(message.rank, message.generation)
-        if save is not None:
-            self._give_up_if_passed(save)
-
-    def _give_up_before(self, rank: int, generation: Generation) -> None:
-        """A rank whose keeper was away skipped saves without a word; the others hold theirs."""
-        for older in list(self.saves.values()):
-            missing = older.memory == "open" and rank not in older.sealed
-            if missing and older.generation < generation:
-                self.drop_memory(older, f"rank {rank} went on to {generation}")
+            newest = self.begun.get(message.rank)
+            if newest is None or message.generation > newest.generation:
+                self.begun[message.rank] = message
+            for older in list(self.saves.values()):
+                self._give_up_if_passed(older)
 
     def _give_up_if_passed(self, save: Save) -> None:
-        """The same when the news of the rank that went on came before the news of this save."""
+        """A rank whose keeper was away skipped saves without a word; the others hold theirs.
+
+        In either order of the news: of the save, and of the rank that went on.
+        """
         for rank, newest in self.begun.items():
-            if save.memory == "open" and newest > save.generation and rank not in save.sealed:
-                self.drop_memory(save, f"rank {rank} went on to {newest}")
+            passed = newest.generation > save.generation and save.generation not in newest.coming
+            if save.memory == "open" and passed and rank not in save.sealed:
+                self.drop_memory(save, f"rank {rank} went on to {newest.generation}")
 
     def rank_sealed(self, from_node: int, message: RankSealed) -> None:
         """One more rank holds it; the last one makes it memory-committed."""
