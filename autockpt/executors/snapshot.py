@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -109,8 +109,8 @@ class Snapshotter:
         self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
         """The header that stands in each slot; by object, because ids and digests recur."""
         self._device = device
-        self.device_clone = True
-        """Clone on the device first when its memory allows."""
+        self.device_clone: Literal["auto", "on", "off"] = "auto"
+        """Clone on the device first; auto: when its free memory allows."""
         self.current: Snapshot | None = None
         self._tasks: dict[int, CopyTask] = {}
         """The newest copy into each slot."""
@@ -269,9 +269,8 @@ class Snapshotter:
             )
         device, jobs = self._device, task.jobs
         sources = [job.tensors[1][0] for job in jobs if _is_device(job) and job.tensors]
-        cloned = self.device_clone and device.has_room(sum(source.nbytes for source in sources))
-        if cloned:
-            sources = device.clone(sources)
+        clones = self._clones(device, sources)
+        cloned, sources = clones is not None, clones or sources
         device.follow()
         rest, task.jobs = iter(sources), []
         for job in jobs:
@@ -285,6 +284,18 @@ class Snapshotter:
             task.jobs.append(replace(job, tensors=([target], [source]), event=event))
             if not cloned:
                 snapshot.events.append((job.end, event))
+
+    def _clones(
+        self, device: DeviceCopier, sources: list[torch.Tensor]
+    ) -> list[torch.Tensor] | None:
+        wanted = self.device_clone == "on" or (
+            self.device_clone == "auto"
+            and device.has_room(sum(source.nbytes for source in sources))
+        )
+        try:
+            return device.clone(sources) if wanted else None
+        except torch.OutOfMemoryError:
+            return None
 
     # ------------------------------------------------------------------ the fence
 

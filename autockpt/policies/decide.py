@@ -8,16 +8,12 @@ from dataclasses import replace
 
 from autockpt.policies.codec import CodecChoice, choose_codec
 from autockpt.policies.costs import Costs, profile_costs
+from autockpt.policies.device_clone import CloneChoice, choose_device_clone
 from autockpt.policies.expectation import expected_of, rates_of, todays_habit
+from autockpt.policies.explained import staging_choice
 from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
-from autockpt.policies.staging import (
-    SlotChoice,
-    WriteChoice,
-    choose_path,
-    choose_schedule,
-    choose_slots,
-    choose_write,
-)
+from autockpt.policies.slots import SlotChoice, choose_slots
+from autockpt.policies.staging import WriteChoice, choose_path, choose_schedule, choose_write
 from autockpt.policies.waste import ENVELOPE
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
@@ -44,7 +40,8 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     """
     write = choose_write(profile, goal.pins)
     codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
-    staging, _, schedule = choose_schedule(profile, goal, _base(goal, write), write.measure)
+    clone = choose_device_clone(profile, goal)
+    staging, _, schedule = choose_schedule(profile, goal, _base(goal, write, clone), write.measure)
     costs = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
     _check_stall(costs, goal, staging)
     slots = choose_slots(profile, goal)
@@ -57,7 +54,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     plan = _plan(profile, goal, staging, codec, slots, intervals, path=path.chosen)
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
-        _staging_choice(schedule, write),
+        staging_choice(schedule, write, clone, goal, costs),
         path,
         codec.choice,
         _retention_choice(profile, goal, intervals),
@@ -72,7 +69,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     )
 
 
-def _base(goal: Goal, write: WriteChoice) -> Staging:
+def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
     pins = goal.pins
     return Staging(
         persist=pins.persist or "async",
@@ -81,6 +78,8 @@ def _base(goal: Goal, write: WriteChoice) -> Staging:
         chunk_bytes=write.chunk_bytes,
         writers=write.writers,
         direct_io=write.direct_io,
+        in_flight=pins.in_flight or 0,
+        device_clone=clone.chosen,
     )
 
 
@@ -215,20 +214,6 @@ def _interval_choice(
     )
 
 
-def _staging_choice(schedule: Choice, write: WriteChoice) -> Choice:
-    """The schedule and the way of writing are one decision for the reader."""
-    size = f"{write.chunk_bytes / 2**20:g} MiB"
-    io = "O_DIRECT" if write.direct_io else "buffered"
-    return replace(
-        schedule,
-        chosen=f"{schedule.chosen}, {write.writers} x {size} {io}",
-        reason=f"{schedule.reason}. {write.reason[0].upper()}{write.reason[1:]}",
-        numbers={**schedule.numbers, **write.numbers},
-        runner_up="; ".join(filter(None, (schedule.runner_up, write.runner_up))),
-        binding=" and ".join(filter(None, (schedule.binding, write.binding))),
-    )
-
-
 def _retention_choice(profile: Profile, goal: Goal, intervals: Intervals) -> Choice:
     keep = goal.retention
     each = profile.state.total_bytes * profile.fingerprint.world_size
@@ -285,10 +270,13 @@ def _warnings(profile: Profile, goal: Goal, costs: Costs, intervals: Intervals) 
             "no failure of this job or machine is on record; the rate is a prior, and the band of "
             "the expected waste says how little that is"
         )
-    if goal.pins.persist != "sync" and intervals.disk_period_s < costs.persist_high_s:
+    least_s = costs.persist_high_s / (goal.pins.in_flight or 1)
+    if goal.pins.persist != "sync" and intervals.disk_period_s < least_s:
+        several = f" / {goal.pins.in_flight} in flight" if (goal.pins.in_flight or 1) > 1 else ""
         warnings.append(
             f"disk.interval of {format_duration(intervals.disk_period_s)} is shorter than the "
-            f"{format_duration(costs.persist_high_s)} until durable; saves will be skipped"
+            f"{format_duration(costs.persist_high_s)} until durable{several}; saves will be "
+            "skipped"
         )
     if intervals.waste.total > ENVELOPE:
         warnings.append(

@@ -78,15 +78,20 @@ def tiers_of(costs: Costs, rates: Rates, *, memory_on: bool) -> Tiers:
 def bounds_of(costs: Costs, goal: Goal, *, slots: int, sync: bool) -> Bounds:
     """Lower bounds from the machine, upper bounds from the limits.
 
-    One persist in flight: a period is at least the time until durable (95th percentile).  With
-    fewer than three slots a snapshot has to wait for the persist as well.
+    One persist in flight: a period is at least the time until durable (95th percentile), and with
+    N pinned in flight its N-th part (PCcheck).  The time until durable is what is observed under
+    them, so a storage that N share shows as a longer one.  With fewer than three slots a snapshot
+    has to wait for the persist as well.
     """
+    flying = goal.pins.in_flight or 1
+    said = "one" if flying == 1 else str(flying)
     memory_min = max(
         (costs.iteration_s, "one iteration"), (costs.copy_high_s, "snapshot time (one in flight)")
     )
     disk_min = (costs.iteration_s, "one iteration")
     if not sync:
-        disk_min = max(disk_min, (costs.persist_high_s, "time until durable (one in flight)"))
+        durable = (costs.persist_high_s / flying, f"time until durable ({said} in flight)")
+        disk_min = max(disk_min, durable)
         if slots < 3:
             memory_min = max(memory_min, (costs.persist_high_s, f"{slots} slots"))
     disk_max = (LONGEST_S, "one day")

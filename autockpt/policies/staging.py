@@ -1,10 +1,10 @@
-"""How bytes move: schedule, chunk, writers, O_DIRECT, path and slots, from what was measured.
+"""How bytes move: schedule, chunk, writers, O_DIRECT and path, from what was measured.
 
 Storage figures come from the profile's grid: the fewest writers, then O_DIRECT, then the smallest
 chunk within 5 % of the best, because a peak found among noisy cells is not worth more threads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.policies.costs import (
     Costs,
@@ -23,8 +23,6 @@ NEAR_BEST = 1.05
 """A configuration within 5 % of the fastest counts as equally fast."""
 ADVANTAGE = 0.97
 """A path must be 3 % faster than the default, else the default stays."""
-HEADROOM = 0.8
-"""Part of the available host memory for slots; the rest is page cache and data loading."""
 DIRECT_LINK = "device_to_storage"
 """Name of the link measure of the direct path (GPUDirect storage)."""
 
@@ -41,15 +39,6 @@ class WriteChoice:
     numbers: dict[str, float]
     runner_up: str = ""
     binding: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChoice:
-    """Images of the state in host memory, and whether the memory tier fits."""
-
-    slots: int
-    memory_on: bool
-    choice: Choice
 
 
 def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
@@ -92,10 +81,10 @@ def choose_schedule(
     profile: Profile, goal: Goal, base: Staging, write: StorageMeasure | None
 ) -> tuple[Staging, Costs, Choice]:
     """Lazy copying, unless its interference costs more than blocking for the whole copy."""
-    found = {}
-    for schedule in ("lazy", "blocking"):
-        staging = _with_schedule(base, schedule)
-        found[schedule] = (staging, profile_costs(profile, staging, write=write))
+    found: dict[str, tuple[Staging, Costs]] = {}
+    for staging in (replace(base, schedule="lazy"), replace(base, schedule="blocking")):
+        costs = profile_costs(profile, staging, write=write)
+        found[staging.schedule] = (staging, costs)
     cost = {name: costs.stall_s + costs.copy_slowdown_s for name, (_, costs) in found.items()}
     pinned = goal.pins.schedule
     blocking_wins = cost["blocking"] < ADVANTAGE * cost["lazy"] and goal.objective != "stall"
@@ -146,58 +135,6 @@ def choose_path(profile: Profile, goal: Goal, write: StorageMeasure | None) -> C
     return _measured_path(profile, direct, write)
 
 
-def choose_slots(profile: Profile, goal: Goal) -> SlotChoice:
-    """Three slots for memory and disk, two where only they fit, one and disk alone after that.
-
-    Three: the last sealed image, the one being persisted and the one being filled.  With two, a
-    snapshot waits for the persist before it.  With one there is no sealed image while the next is
-    copied, so the memory tier is off and failures are served from disk.
-    Raises ConfigError if not one fits, or if pins ask for more than fits.
-    """
-    each = slot_bytes(profile) * ranks_per_node(profile)
-    room, room_name = host_room_bytes(profile, goal)
-    fit = room // each
-    wanted = goal.pins.slots or (1 if goal.pins.memory_enabled is False else 3)
-    slots = min(wanted, fit)
-    if slots < 1 or (goal.pins.slots is not None and slots < wanted):
-        raise ConfigError(_too_little(wanted if goal.pins.slots else 1, each, room, room_name))
-    memory_on = slots >= 2 and goal.pins.memory_enabled is not False
-    pinned = goal.pins.memory_interval_steps or goal.pins.memory_interval_s
-    asked = "memory.interval" if pinned else "memory.enabled: true"
-    if (pinned or goal.pins.memory_enabled) and not memory_on:
-        raise ConfigError(_too_little(2, each, room, room_name, what=asked))
-    numbers = {"slot_bytes_per_node": float(each), "room_bytes": float(room)}
-    return SlotChoice(
-        slots=slots,
-        memory_on=memory_on,
-        choice=Choice(
-            name="slots",
-            chosen=str(slots) + ("" if memory_on else ", memory tier off"),
-            reason=_slot_reason(slots, fit, each, room, room_name, memory_on=memory_on),
-            numbers=numbers,
-            runner_up=str(slots - 1) if slots > 1 else "2",
-            binding=_slot_binding(goal, slots, wanted, room_name),
-        ),
-    )
-
-
-def slot_bytes(profile: Profile) -> int:
-    """Bytes of one slot of one rank: the state, 4 KiB alignment per tensor, 1 MiB of header."""
-    tensors = sum(group.tensors for group in profile.state.classes)
-    return profile.state.total_bytes + 4096 * tensors + 2**20
-
-
-def host_room_bytes(profile: Profile, goal: Goal) -> tuple[int, str]:
-    """Host memory of the node that slots may take, and what limits it."""
-    memory = profile.memory
-    rooms = [(int(memory.host_available_bytes * HEADROOM), "available host memory")]
-    if memory.cgroup_available_bytes is not None:
-        rooms.append((int(memory.cgroup_available_bytes * HEADROOM), "the cgroup's limit"))
-    if goal.limits.host_memory_bytes is not None:
-        rooms.append((goal.limits.host_memory_bytes, "limits.host_memory"))
-    return min(rooms)
-
-
 # --- parts ----------------------------------------------------------------------------------------
 
 
@@ -240,18 +177,6 @@ def _cell(measure: StorageMeasure) -> str:
     )
 
 
-def _with_schedule(base: Staging, schedule: str) -> Staging:
-    return Staging(
-        schedule="blocking" if schedule == "blocking" else "lazy",
-        persist=base.persist,
-        streaming=base.streaming,
-        preallocate=base.preallocate,
-        chunk_bytes=base.chunk_bytes,
-        writers=base.writers,
-        direct_io=base.direct_io,
-    )
-
-
 def _schedule_reason(profile: Profile, cost: dict[str, float], chosen: str) -> str:
     if profile.state.lazy_bytes == 0:
         return "no tensor was proven unchanged until the optimizer step, so nothing can be lazy"
@@ -263,13 +188,16 @@ def _schedule_reason(profile: Profile, cost: dict[str, float], chosen: str) -> s
 
 
 def _staging_words(staging: Staging) -> str:
-    return ", ".join(
-        (
-            staging.persist,
-            "streaming" if staging.streaming else "write after seal",
-            "preallocated" if staging.preallocate else "allocated at every save",
-        )
-    )
+    words = [
+        staging.persist,
+        "streaming" if staging.streaming else "write after seal",
+        "preallocated" if staging.preallocate else "allocated at every save",
+    ]
+    if staging.in_flight:
+        words.append(f"{staging.in_flight} in flight")
+    if staging.device_clone == "on":
+        words.append("cloned on the device")
+    return ", ".join(words)
 
 
 def _measured_path(profile: Profile, direct: LinkMeasure, write: StorageMeasure) -> Choice:
@@ -288,35 +216,3 @@ def _measured_path(profile: Profile, direct: LinkMeasure, write: StorageMeasure)
         numbers={"host_s": host_s, "direct_s": direct_s},
         runner_up="host" if chosen == "direct" else "direct",
     )
-
-
-def _too_little(slots: int, each: int, room: int, room_name: str, *, what: str = "") -> str:
-    return (
-        f"{what or f'{slots} slot(s)'} needs {slots} images of {format_bytes(each)} each = "
-        f"{slots * each} bytes on a node, and {room_name} leaves {room} bytes; "
-        f"nearest: {max(0, room // each)} slot(s), or limits.host_memory "
-        f"{-(-slots * each // 2**20)} MiB with that much available"
-    )
-
-
-def _slot_reason(
-    slots: int, fit: int, each: int, room: int, room_name: str, *, memory_on: bool
-) -> str:
-    uses = {
-        1: "one image, overwritten only after it is durable",
-        2: "two images: a snapshot waits until the one before it is durable",
-    }.get(slots, "one sealed, one being persisted, one being filled")
-    if slots >= 2 and not memory_on:
-        uses = "one being persisted, one being filled"
-    space = f"{format_bytes(slots * each)} of the {format_bytes(room)} that {room_name} leaves"
-    if slots == 1 and fit < 2:
-        uses += ", so no failure can be served from memory"
-    return f"{slots} slot(s) take {space}: {uses}"
-
-
-def _slot_binding(goal: Goal, slots: int, wanted: int, room_name: str) -> str:
-    if goal.pins.slots is not None:
-        return "memory.slots"
-    if slots < wanted:
-        return room_name
-    return "memory.enabled" if goal.pins.memory_enabled is False else ""

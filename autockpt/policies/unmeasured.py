@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from autockpt.policies.slots import slots_for
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
 
@@ -24,14 +25,14 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         disk = replace(disk, codec=dict.fromkeys(("parameters", "moments", "other"), pins.codec))
     names = (
         *("schedule", "persist", "streaming", "preallocate", "chunk_bytes", "writers"),
-        "direct_io",
+        *("direct_io", "in_flight", "device_clone"),
     )
     chosen = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
     return replace(
         plan,
         tiers=(memory, disk),
         staging=replace(plan.staging, **chosen),
-        slots=pins.slots or plan.slots,
+        slots=pins.slots or max(plan.slots, slots_for(pins)),
         retune=plan.retune if pins.retune is None else pins.retune,
         overhead_budget=goal.limits.overhead,
     )

@@ -81,7 +81,8 @@ class Outlook:
     def bounded(self, intervals: tuple[int, int]) -> tuple[int, int]:
         """The intervals, but not shorter than one save takes."""
         costs, (memory, disk) = self.costs, intervals
-        least = max(1, math.ceil(costs.persist_high_s / costs.iteration_s))
+        apart_s = costs.persist_high_s / (self.goal.pins.in_flight or 1)
+        least = max(1, math.ceil(apart_s / costs.iteration_s))
         if not memory:
             return 0, max(disk, least)
         memory = max(memory, math.ceil(costs.copy_high_s / costs.iteration_s))

@@ -34,6 +34,10 @@ class Pins:
     """False: the first byte is written only when the whole snapshot is in host memory."""
     preallocate: bool | None = None
     """False: slots are allocated at every save and freed after it (for comparison)."""
+    in_flight: int | None = None
+    """Checkpoints that may be on their way to storage at once, >= 1."""
+    device_clone: Literal["on", "off"] | None = None
+    """on: a snapshot is cloned in device memory before it is copied to the host."""
     path: Literal["host", "direct"] | None = None
     codec: Literal["none", "zstd"] | None = None
     chunk_bytes: int | None = None

@@ -10,6 +10,8 @@ CHUNK_BYTES = 8 * 2**20
 """Default chunk of the pipeline: within 10 % of the best size measured on NVMe and virtio."""
 WRITERS = 2
 """Default writer threads: one overlaps the digest of a chunk with the other's write."""
+MOST_IN_FLIGHT = 16
+"""As many as there may be slots: a checkpoint keeps its slot until it is durable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,12 @@ class Staging:
     writers: int = WRITERS
     direct_io: bool = True
     """O_DIRECT where the file system takes it."""
+    in_flight: int = 0
+    """Checkpoints that may be on their way to storage at once; one that comes due beyond that is
+    skipped.  0: as many as there are slots."""
+    device_clone: Literal["auto", "on", "off"] = "auto"
+    """Whether a snapshot is cloned in device memory first, and copied to the host from the clone.
+    auto: where the clone fits into free device memory; without a device it changes nothing."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 2**16 or self.chunk_bytes & (self.chunk_bytes - 1):
@@ -36,6 +44,10 @@ class Staging:
             )
         if not 1 <= self.writers <= 512:
             raise ConfigError(f"{self.writers} writers: must be between 1 and 512")
+        if not 0 <= self.in_flight <= MOST_IN_FLIGHT:
+            raise ConfigError(
+                f"{self.in_flight} checkpoints in flight: must be between 0 and {MOST_IN_FLIGHT}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     Staging: {
         "chunk_bytes": st.sampled_from([2**16, 2**23, 2**26]),
         "writers": st.integers(1, 512),
+        "in_flight": st.integers(0, 16),
     },
     TierPlan: {"interval_steps": st.integers(0, 10**9)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},

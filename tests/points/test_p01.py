@@ -1,4 +1,4 @@
-"""Point 1: the persist runs beside the training (persist: async) or in its way (sync)."""
+"""Point 1: the persist runs beside the training (builtin:async) or in its way (builtin:sync)."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes import trainings
 from tests.fakes.live import PATIENCE_S, Live, durable, granted
+from tests.points.presets import preset_plan
 
 
 @pytest.mark.parametrize("persist", ["async", "sync"])
@@ -15,7 +16,7 @@ def test_the_next_step_ends_before_the_persist_only_if_it_is_asynchronous(
     persist: str, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper is stopped at the boundary of step 4, so that its persist cannot end by chance."""
-    job, ckpt = live.attach(plan=trainings.plan(memory=4, disk=4, persist=persist))
+    job, ckpt = live.attach(plan=preset_plan(persist, memory=4, disk=4))
     keeper, fourth = ckpt.keeper_pid, ckpt._generation(4)
     assert keeper is not None
     waits, durable_at_release = threading.Event(), []

@@ -1,11 +1,13 @@
-"""Point 10: slots are faulted once (preallocate: true) or at every save."""
+"""Point 10: slots are faulted once (builtin:dlrover) or at every save (builtin:async)."""
 
 import resource
+from dataclasses import replace
 
 import pytest
 
 from tests.fakes import trainings
 from tests.fakes.live import Live, granted
+from tests.points.presets import preset_plan
 
 PAGE_BYTES = resource.getpagesize()
 SPEC = trainings.JobSpec(steps=13, width=512, optimizer="fused")
@@ -19,12 +21,12 @@ def faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-@pytest.mark.parametrize("preallocate", [True, False])
+@pytest.mark.parametrize(("preset", "preallocate"), [("dlrover", True), ("async", False)])
 def test_a_save_faults_no_page_only_if_slots_are_preallocated(
-    preallocate: bool, live: Live
+    preset: str, preallocate: bool, live: Live
 ) -> None:
     """Page faults of whole saves, from the boundary to the fence, after each slot was used once."""
-    plan = trainings.plan(memory=2, disk=0, slots=2, schedule="blocking", preallocate=preallocate)
+    plan = replace(preset_plan(preset, memory=2, disk=0), slots=2)
     job, ckpt = live.attach(SPEC, plan)
     source = iter(job.loader)
     counted = []

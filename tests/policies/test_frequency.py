@@ -106,6 +106,16 @@ def test_disk_is_never_faster_than_one_persist():
     assert found.binding == "time until durable (one in flight)"
 
 
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_several_in_flight_shorten_the_bound_by_their_number(in_flight):
+    """PCcheck: N checkpoints under way may come N times as often as one is durable."""
+    goal = Goal(pins=Pins(in_flight=in_flight))
+    found = choose(costs(persist_high_s=60.0), rates(5.0, 0.0), goal=goal, memory_on=False)
+    assert 60.0 / in_flight <= found.disk_period_s <= 60.0 / in_flight + 1.0
+    said = "one" if in_flight == 1 else in_flight
+    assert found.binding == f"time until durable ({said} in flight)"
+
+
 def test_two_slots_hold_snapshots_back_to_the_persist():
     """Without a third image a snapshot waits for the disk."""
     assert choose(slots=2, r=rates(10.0)).memory_period_s >= 5.0

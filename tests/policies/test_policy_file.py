@@ -111,7 +111,7 @@ def test_all_errors_at_once_to_the_character():
         ("version: 1\ndisk:\n", "disk: expected a mapping of keys to values, got None"),
         ("- 1\n", "p.yaml:1:1: error: expected a mapping of keys to values"),
         ("version: 1\nchunk: 8 MiB\n", "chunk: unknown field; did you mean 'disk.chunk'?"),
-        ("version: 1\nextends: builtin:autoo\n", "known: auto, .* did you mean 'auto'?"),
+        ("version: 1\nextends: builtin:autoo\n", "known: .*auto, .* did you mean 'auto'?"),
         ("version: 1\nextends: /nowhere.yaml\n", "p.yaml:2:10: error: extends: cannot be read"),
         ("version: 1\noverrides:\n  - set: {}\n", r"overrides\[0\].when: missing; an override has"),
         ("version: 1\nmemory: {enabled: false, interval: 5 s}\n", "memory.enabled is false"),
@@ -236,7 +236,7 @@ def test_options_beat_overrides():
 
 def test_a_missing_file_lists_what_there_is():
     """Typo in the path or the name of a preset."""
-    with pytest.raises(ConfigError, match="give a file or one of builtin:auto"):
+    with pytest.raises(ConfigError, match=r"give a file or one of .*builtin:auto"):
         load_policy("nowhere.yaml")
     with pytest.raises(ConfigError, match="did you mean 'checkfreq'"):
         load_policy("builtin:chekfreq")

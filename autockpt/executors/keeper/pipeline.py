@@ -9,6 +9,7 @@ that was cut short is no valid image.
 """
 
 import json
+import mmap
 import queue
 import threading
 import time
@@ -235,6 +236,7 @@ class ShardPipeline:
 
     def _write(self) -> None:
         """A writer: until there are no more chunks."""
+        frames = _FrameBuffer()
         while (index := self._ready.get()) is not None:
             if self._cancelled or self._failure is not None or self._file is None:
                 continue
@@ -242,14 +244,14 @@ class ShardPipeline:
             stop = min(start + self._chunk_bytes, len(self._image))
             try:
                 if self._encoded is not None:
-                    self._write_encoded(index, start, stop)
+                    self._write_encoded(index, start, stop, frames)
                 else:
                     start = max(start, PAGE_BYTES)  # the page with the header comes last
                     self._file.write_at(start, self._image[start:stop])
             except Exception as error:
                 self._fail(error)
 
-    def _write_encoded(self, index: int, start: int, stop: int) -> None:
+    def _write_encoded(self, index: int, start: int, stop: int, frames: "_FrameBuffer") -> None:
         assert self._target is not None
         assert self._encoded is not None
         assert self._file is not None
@@ -267,7 +269,7 @@ class ShardPipeline:
             self._encoded.chunks[index] = StoredChunk(
                 offset=offset, length=length, digest=stored_digest
             )
-        self._file.write_at(offset, _aligned(frame) if frame else data)
+        self._file.write_at(offset, frames.aligned(frame) if frame else data)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -315,7 +317,7 @@ class ShardPipeline:
             stored = tuple(self._encoded.chunks[i] for i in range(self._chunks))
             length = self._encoded.next_offset
             header = encoded_header(stored, length, _align_header(self._chunks))
-            self._file.write_at(0, _aligned(header))
+            self._file.write_at(0, _FrameBuffer().aligned(header))
         else:
             self._file.write_at(0, self._image[:PAGE_BYTES])
         if self._leave_or_return(apart=True):
@@ -355,10 +357,17 @@ def _inside(start: int, stop: int, ranges: tuple[tuple[int, ...], ...]) -> bool:
     return not ranges or any(low <= start and stop <= high for low, high in ranges)
 
 
-def _aligned(frame: bytes) -> memoryview:
-    """The frame padded to pages, in page-aligned memory (O_DIRECT)."""
-    import mmap
+class _FrameBuffer:
+    """Page-aligned memory for encoded frames, one a writer: fresh pages cost as much as zstd."""
 
-    buffer = mmap.mmap(-1, max(PAGE_BYTES, page_align(len(frame))))
-    buffer[: len(frame)] = frame
-    return memoryview(buffer)
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def aligned(self, frame: bytes) -> memoryview:
+        """The frame padded to pages; valid until the next call."""
+        size = max(PAGE_BYTES, page_align(len(frame)))
+        if len(self._memory) < size:
+            self._memory = memoryview(mmap.mmap(-1, size))
+        self._memory[: len(frame)] = frame
+        self._memory[len(frame) : size] = bytes(size - len(frame))
+        return self._memory[:size]

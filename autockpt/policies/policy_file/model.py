@@ -54,6 +54,7 @@ Switch = Annotated[
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "boolean"}]}),
 ]
 Slots = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
+InFlight = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
 Writers = Annotated[int | None, _reader(fields.count_reader(1, 512)), _counts(1, 512)]
 Kept = Annotated[int | None, _reader(fields.count_reader(1, 10**6)), _counts(1, 10**6)]
 Schedule = Annotated[
@@ -65,6 +66,11 @@ Persist = Annotated[
     Literal["async", "sync"] | None,
     _reader(fields.word_reader("async", "sync")),
     _words("async", "sync"),
+]
+Clone = Annotated[
+    Literal["on", "off"] | None,
+    _reader(fields.word_reader("on", "off")),
+    _words("on", "off"),
 ]
 Way = Annotated[
     Literal["host", "direct"] | None,
@@ -140,6 +146,8 @@ class Staging(Section):
     persist: Persist = None
     streaming: Switch = None
     preallocate: Switch = None
+    in_flight: InFlight = None
+    device_clone: Clone = None
     path: Way = None
 
 
@@ -247,6 +255,8 @@ def goal_of(settings: Settings, name: str) -> Goal:
             persist=staging.persist,
             streaming=staging.streaming,
             preallocate=staging.preallocate,
+            in_flight=staging.in_flight,
+            device_clone=staging.device_clone,
             path=staging.path,
             codec=disk.codec,
             chunk_bytes=disk.chunk,

@@ -1,0 +1,1 @@
+"""What each mechanism gains by itself; `benchmarks/ablations.py` runs and publishes it."""
