@@ -178,6 +178,10 @@ class KeeperLink:
         )  # fmt: skip
         self.send(self._wanted)
 
+    def is_durable(self, generation: Generation) -> bool:
+        """It is on disk, or a newer one is."""
+        return self.durable is not None and self.durable >= generation
+
     @property
     def connected(self) -> bool:
         """Somebody hears what is sent."""
@@ -233,7 +237,7 @@ class KeeperLink:
         connection.close()
         with self.news:
             self.grants.clear()
-            if self._persisting is not None and self._persisting != self.durable:
+            if self._persisting is not None and not self.is_durable(self._persisting):
                 self.dropped[self._persisting] = "its keeper died"
             self.news.notify_all()
         if self.fenced:
@@ -309,7 +313,8 @@ class KeeperLink:
             case p.AnnounceMemoryCommitted(generation=generation):
                 self.memory_committed = generation
             case p.AnnounceDurable(generation=generation):
-                self.durable, self.durable_s = generation, time.monotonic()
+                if self.durable is None or generation > self.durable:  # commits may overtake
+                    self.durable, self.durable_s = generation, time.monotonic()
                 self.dropped.pop(generation, None)
             case p.AnnounceDropped(generation=generation, reason=reason):
                 self.dropped[generation] = reason

@@ -15,6 +15,7 @@ from autockpt.executors.keeper.slots import (
     RankMemory,
 )
 from autockpt.executors.memory import Arena
+from autockpt.executors.telemetry import TelemetryWriter
 from autockpt.executors.wire import TrainerResumed
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
@@ -55,6 +56,18 @@ def back(
     return TrainerResumed(
         rank=rank, generation=G, step=step, source=source, bytes=100, restore_s=restore_s
     )
+
+
+@pytest.fixture(autouse=True)
+def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is in the file when `emit` returns."""
+    emit = TelemetryWriter.emit
+
+    def emit_and_flush(writer: TelemetryWriter, event: Event) -> None:
+        emit(writer, event)
+        writer.flush()
+
+    monkeypatch.setattr(TelemetryWriter, "emit", emit_and_flush)
 
 
 def failures(path: Path) -> list[FailureRecord]:

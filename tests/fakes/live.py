@@ -76,6 +76,8 @@ class Live:
 
     def events(self, kind: type[_E]) -> list[_E]:
         """What was told so far."""
+        for session in self._sessions:
+            session._telemetry.flush()
         return [e for e in RunDirectory.open(self.run_dir).events() if isinstance(e, kind)]
 
     def durable_steps(self) -> dict[int, str]:

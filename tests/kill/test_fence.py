@@ -127,6 +127,7 @@ class Bench:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Telemetry of this rank."""
+        self.ckpt._telemetry.flush()
         lines = (self.run_dir / "telemetry" / "rank-00000.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 

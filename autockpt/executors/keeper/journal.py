@@ -54,6 +54,10 @@ class Journal:
         self._inherited = self.outage is not None
         """The outage was found at birth and nobody has confirmed it yet."""
 
+    def close(self) -> None:
+        """Everything told is in the files."""
+        self._writer.close()
+
     def trainers_live(self) -> None:
         """Running trainers came back: only the former keeper had died."""
         if self._inherited:

@@ -149,6 +149,7 @@ class Keeper:
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
         self._peers.close()
         self._directory.spares.clear()
+        self._journal.close()
         self._log("keeper leaves")
 
     def _finished(self) -> bool:
