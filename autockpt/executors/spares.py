@@ -12,8 +12,8 @@ import os
 import secrets
 import shutil
 
-KEPT_PER_RANK = 2
-"""One that is being written while the next generation retires."""
+KEPT_PER_RANK = 3
+"""Where saves come faster than they are read back, as many retire at once."""
 
 
 class SpareFiles:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.keeper import disk
 from autockpt.executors.keeper.disk import SCRUB_BYTES_PER_S, DiskWorker
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
@@ -166,6 +167,30 @@ def test_verification_marks_what_it_found(bench: Bench) -> None:
     assert "chunk 0" in bad.detail
     first, second = bench.directory.catalogue(bench.run_id)
     assert (first.verified, first.corrupt, second.corrupt) == (True, False, True)
+
+
+def test_of_several_that_wait_only_the_newest_is_read_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that saves faster than it can read back must not fall behind without end."""
+    bench.claim()
+    bench.commit(1, 2, 3, 4)
+    real, reading, go_on = disk.verify_generation, threading.Event(), threading.Event()
+
+    def held(*args: Any, **more: Any) -> Any:
+        reading.set()
+        assert go_on.wait(PATIENCE_S)
+        return real(*args, **more)
+
+    monkeypatch.setattr(disk, "verify_generation", held)
+    bench.worker.execute(p.VerifyGeneration(generation=g(1)))
+    assert reading.wait(PATIENCE_S)
+    for seq in (2, 4, 3):
+        bench.worker.execute(p.VerifyGeneration(generation=g(seq)))
+    go_on.set()
+    assert [bench.answered().generation, bench.answered().generation] == [g(1), g(4)]
+    bench.worker.execute(p.VerifyGeneration(generation=g(2)))
+    assert bench.answered().generation == g(2)
 
 
 def test_storage_that_does_not_answer_condemns_nothing(

@@ -1,5 +1,6 @@
 """One thread for everything that may hang: the keeper's loop never touches the file system."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -19,7 +20,9 @@ SCRUB_BYTES_PER_S = 400e6
 class DiskWorker:
     """Carries out directory instructions in order and posts the answers.
 
-    Verification runs on a thread of its own: it is long and must not delay a commit.
+    Verification runs on a thread of its own: it is long and must not delay a commit.  Of several
+    generations that wait for it only the newest is read: once that is verified the others may go,
+    and a run that saves faster than it can read back must not fill the disk.
     """
 
     def __init__(
@@ -37,11 +40,11 @@ class DiskWorker:
         self._deleted = deleted
         self._scrub_gate: Gate = PacedGate(SCRUB_BYTES_PER_S)
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._scrubs: queue.Queue[Callable[[], None]] = queue.Queue()
-        for jobs, name in ((self._jobs, "disk"), (self._scrubs, "scrub")):
-            threading.Thread(
-                target=_drain, args=(jobs, self._tell), name=f"autockpt-{name}", daemon=True
-            ).start()
+        self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+        threading.Thread(
+            target=_drain, args=(self._jobs, self._tell), name="autockpt-disk", daemon=True
+        ).start()
+        threading.Thread(target=self._scrub, name="autockpt-scrub", daemon=True).start()
 
     @property
     def idle(self) -> bool:
@@ -55,8 +58,7 @@ class DiskWorker:
     def execute(self, instruction: p.Instruction) -> None:
         """Carries out one directory instruction."""
         if isinstance(instruction, p.VerifyGeneration):
-            generation = instruction.generation
-            self._scrubs.put(lambda: self._verify(generation))
+            self._scrubs.put(instruction.generation)
             return
         work: dict[type, Callable[..., None]] = {
             p.ClaimEpoch: self._claim,
@@ -146,6 +148,17 @@ class DiskWorker:
 
     def _mark_ever(self, _: p.MarkEverCommitted) -> None:
         self._directory.mark_ever_committed()
+
+    def _scrub(self) -> None:
+        while True:
+            newest = self._scrubs.get()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    newest = max(newest, self._scrubs.get_nowait())
+            try:
+                self._verify(newest)
+            except Exception as error:  # the thread must live
+                self._tell(error)
 
     def _verify(self, generation: Generation) -> None:
         result = verify_generation(self._directory.path, generation.name, gate=self._scrub_gate)
