@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autockpt.executors import birth
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
@@ -39,6 +40,7 @@ def attach(
         from autockpt import profiling
 
         return profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
+    birth.attach_begins()
     from autockpt.executors.state import LiveState
     from autockpt.session import Session
     from autockpt.session.job import current_job

@@ -2,16 +2,20 @@
 
 benchmarks/results/NAME.json = {machine, versions, commit, command, date, rows: [...]}
 row = {figure, value, unit, target, met, ...}; `value` is a median, `spread` and `n` beside it.
+A contestant's trap (what it leaves out, or does otherwise) stands in `notes`, the reason why a
+figure is missing in the row's `note`.
 """
 
 import json
+import math
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,8 @@ class Row:
     target: str = ""
     met: bool | None = None
     """None when there is no target."""
+    note: str = ""
+    """What the figure hides, or why there is none."""
 
 
 def row(
@@ -43,20 +49,57 @@ def row(
     unit: str,
     *,
     at_most: float | None = None,
+    at_least: float | None = None,
+    statistic: Callable[[Sequence[float]], float] = statistics.median,
+    note: str = "",
 ) -> Row:
-    """The median of `samples`, judged against an upper target."""
-    if not samples:
-        return Row(contestant=contestant, figure=figure, value=None, unit=unit, n=0)
-    value = statistics.median(samples)
+    """The median (or another statistic) of `samples`, judged against a target."""
+    value = statistic(samples) if samples else None
+    target, met = _judged(value, at_most, at_least)
     return Row(
         contestant=contestant,
         figure=figure,
         value=value,
         unit=unit,
-        spread=(min(samples), max(samples)),
+        spread=(min(samples), max(samples)) if samples else None,
         n=len(samples),
-        target="" if at_most is None else f"<= {at_most:g}",
-        met=None if at_most is None else value <= at_most,
+        target=target,
+        met=met,
+        note=note,
+    )
+
+
+def _judged(
+    value: float | None, at_most: float | None, at_least: float | None
+) -> tuple[str, bool | None]:
+    if at_most is not None:
+        return f"<= {at_most:g}", None if value is None else value <= at_most
+    if at_least is not None:
+        return f">= {at_least:g}", None if value is None else value >= at_least
+    return "", None
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """The smallest sample that a share `q` of all does not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(q * len(ordered)) - 1))]
+
+
+def bootstrap_upper(
+    samples: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 4000,
+    seed: int = 0,
+    statistic: Callable[[Sequence[float]], float] = statistics.median,
+) -> float:
+    """One-sided upper bound of a statistic: its `confidence` quantile over resamples.
+
+    Seeded: the same samples give the same bound.  Source: Efron 1979, percentile bootstrap.
+    """
+    draw = random.Random(seed).choices
+    return quantile(
+        [statistic(draw(samples, k=len(samples))) for _ in range(resamples)], confidence
     )
 
 
@@ -108,11 +151,19 @@ def commit() -> str:
     return name + ("-changed" if changed else "")
 
 
-def publish(name: str, rows: Sequence[Row], *, settings: dict[str, Any]) -> Path:
-    """Prints the table and writes the result file."""
+def publish(
+    name: str,
+    rows: Sequence[Row],
+    *,
+    settings: dict[str, Any],
+    notes: Mapping[str, str] | None = None,
+    variant: str = "",
+) -> Path:
+    """Prints the table and writes the result file; a `variant` has a file of its own."""
     print_table(rows)
+    print_notes(rows, notes or {})
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}{variant}.json"
     data = {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
@@ -121,6 +172,7 @@ def publish(name: str, rows: Sequence[Row], *, settings: dict[str, Any]) -> Path
         "commit": commit(),
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
         "settings": settings,
+        **({"notes": dict(notes)} if notes else {}),
         "rows": [asdict(one) for one in rows],
     }
     path.write_text(json.dumps(data, indent=1) + "\n")
@@ -128,17 +180,52 @@ def publish(name: str, rows: Sequence[Row], *, settings: dict[str, Any]) -> Path
     return path
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """Contestants down, figures across; `*` marks a missed target."""
-    figures = list(dict.fromkeys((one.figure, one.unit) for one in rows))
-    contestants = list(dict.fromkeys(one.contestant for one in rows))
+def print_table(rows: Sequence[Row], *, columns: int = 6) -> None:
+    """Contestants down, figures across, `columns` at a time; `*` marks a missed target.
+
+    Figures that only one contestant has stand below, one a line.
+    """
+    owners: dict[tuple[str, str], set[str]] = {}
+    for one in rows:
+        owners.setdefault((one.figure, one.unit), set()).add(one.contestant)
+    alone = len({one.contestant for one in rows}) == 1
+    shared = [key for key, names in owners.items() if alone or len(names) > 1]
+    for start in range(0, len(shared), columns):
+        if start:
+            print()
+        _print_block(rows, shared[start : start + columns])
+    single = [one for one in rows if (one.figure, one.unit) not in shared]
+    if single:
+        print()
+    for one in single:
+        target = f"   target {one.target}" if one.target else ""
+        print(f"{one.contestant}, {one.figure}: {_cell(one)} {one.unit}{target}")
+
+
+def _print_block(rows: Sequence[Row], figures: Sequence[tuple[str, str]]) -> None:
     by_key = {(one.contestant, one.figure): one for one in rows}
+    names = [figure for figure, _ in figures]
+    contestants = list(dict.fromkeys(one.contestant for one in rows if one.figure in names))
     heads = [f"{figure} [{unit}]" if unit else figure for figure, unit in figures]
-    width = max(len(name) for name in contestants) + 2
-    print(" " * width + "  ".join(f"{head:>22}" for head in heads))
+    widths = [max(22, len(head)) for head in heads]
+    first = max(len(name) for name in contestants) + 2
+    print(" " * first + "  ".join(f"{h:>{w}}" for h, w in zip(heads, widths, strict=True)))
     for contestant in contestants:
-        cells = [_cell(by_key.get((contestant, figure))) for figure, _ in figures]
-        print(f"{contestant:<{width}}" + "  ".join(f"{cell:>22}" for cell in cells))
+        cells = [_cell(by_key.get((contestant, figure))) for figure in names]
+        line = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        print(f"{contestant:<{first}}{line}")
+
+
+def print_notes(rows: Sequence[Row], notes: Mapping[str, str]) -> None:
+    """What stands beside the figures: targets missed, figures' notes, contestants' traps."""
+    for one in rows:
+        if one.met is False:
+            print(f"* {one.contestant}, {one.figure}: {one.value:.4g}, target {one.target}")
+    for one in rows:
+        if one.note:
+            print(f"{one.contestant}, {one.figure}: {one.note}")
+    for contestant, note in notes.items():
+        print(f"{contestant}: {note}")
 
 
 def _cell(one: Row | None) -> str:

@@ -13,59 +13,19 @@ its data files.
 
 import argparse
 import gc
-import importlib.util
 import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.harness import Row, publish, row
-
-EXAMPLE = Path(__file__).parent.parent / "examples" / "gpt" / "train.py"
-
-
-class Job:
-    """The example's model and optimizer with batches small enough for short iterations."""
-
-    def __init__(self, size: str, tokens: int) -> None:
-        spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
-        assert spec is not None
-        assert spec.loader is not None
-        example = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(example)
-        torch.manual_seed(0)
-        self.model = example.GPT(size, tokens, 0.0)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.batch = torch.randint(0, 256, (1, tokens + 1))
-        self.before_update: Callable[[], None] = lambda: None
-
-    def iterate(self) -> None:
-        """One iteration."""
-        self.model(self.batch[:, :-1], self.batch[:, 1:]).backward()
-        self.before_update()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
-
-    def state(self) -> dict[str, Any]:
-        """What a user saves by hand."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def tensors(self) -> list[torch.Tensor]:
-        """All tensors of the state."""
-        moments = [
-            value
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        return [*(p.detach() for p in self.model.parameters()), *moments]
+from benchmarks.job import Job
 
 
 class Contestant:

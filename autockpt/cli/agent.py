@@ -5,6 +5,7 @@ it; the ranks' logs are named by its own plug-in point.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autockpt.cli import environment
 from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import Attempt, CrashLoop
 from autockpt.cli.signals import second_signal_kills
@@ -37,6 +39,8 @@ class Watch:
         self._began_s = time.monotonic()
         self._reason = ""
         self._told: int | None = None
+        self._decided_s: float | None = None
+        """When the restart under way was decided."""
         self.restarts = 0
         self._loop = CrashLoop(
             step=run.newest_step(),
@@ -46,6 +50,11 @@ class Watch:
 
     def starting(self, node: int) -> None:
         """The agent is about to start the ranks of this node."""
+        # A restart that another node began was not decided here.
+        os.environ.pop(environment.RESTART_DECIDED, None)
+        if self._decided_s is not None:
+            os.environ[environment.RESTART_DECIDED] = repr(self._decided_s)
+            self._decided_s = None
         self._began_s = time.monotonic()
         if self._request.mode == "run" and not self._keeper.started:
             self._keeper.start(node)
@@ -73,6 +82,7 @@ class Watch:
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
         if verdict is None and left > 0:
             self.restarts += 1
+            self._decided_s = time.monotonic()
             self._console.say(f"{what}; restarting this node's ranks (restart {self.restarts})")
             return True
         self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from autockpt.cli import environment
+from autockpt.executors import birth
 
 if TYPE_CHECKING:
     from autockpt.run_directory import RunDirectory
@@ -67,6 +68,8 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
             from autockpt import profiling
 
             profiling.install(str(run.path))
+        elif run is not None:
+            birth.script_begins()
         exec(program.code, program.main.__dict__)
     except SystemExit as ending:
         code = _exit_status(ending)

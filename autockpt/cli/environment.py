@@ -7,11 +7,14 @@
     AUTOCKPT_RESUME_FROM    roll back to this generation (optional)
     AUTOCKPT_FRESH          1: start a new lineage (optional)
     AUTOCKPT_NO_PROFILE     1: do not measure during the first iterations (optional)
+    AUTOCKPT_RESTART_DECIDED_S  CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
 
 torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 """
 
 from collections.abc import Mapping
+
+from autockpt.executors import birth
 
 RUN_DIR = "AUTOCKPT_RUN_DIR"
 MODE = "AUTOCKPT_MODE"
@@ -20,8 +23,9 @@ LAUNCHER_PID = "AUTOCKPT_LAUNCHER_PID"
 RESUME_FROM = "AUTOCKPT_RESUME_FROM"
 FRESH = "AUTOCKPT_FRESH"
 NO_PROFILE = "AUTOCKPT_NO_PROFILE"
+RESTART_DECIDED = birth.DECIDED
 
-ALL = (RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, RESUME_FROM, FRESH, NO_PROFILE)
+ALL = (RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, RESUME_FROM, FRESH, NO_PROFILE, RESTART_DECIDED)
 
 
 def contract(

@@ -10,11 +10,13 @@ from autockpt.executors.codecs import codec as codec_of
 from autockpt.executors.directory import CommitFile, read_commit, read_small
 from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
-from autockpt.executors.memory import Arena, page_align
+from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
 from autockpt.executors.persist import ImageReader
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 
+READERS = 4
+"""Threads of a restore: while some digest and copy, the others keep the storage busy."""
 _NOW = OpenGate()
 
 
@@ -131,6 +133,8 @@ def _plain_file(name: str) -> str:
 class ChunkSource:
     """Reads and checks chunks of one shard file; buffers are reused, one per reader thread."""
 
+    workers = READERS
+
     def __init__(self, path: str, index: ImageIndex, *, direct: bool = True) -> None:
         self.index = index
         self.path = path
@@ -148,7 +152,8 @@ class ChunkSource:
 
     def buffer(self) -> Arena:
         """Memory for one chunk."""
-        return Arena.anonymous(min(self.index.chunk_bytes, self.index.image_bytes) + 4096)
+        size = min(self.index.chunk_bytes, self.index.image_bytes) + PAGE_BYTES
+        return Arena.huge(size) if size >= HUGE_BYTES else Arena.anonymous(size)
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""

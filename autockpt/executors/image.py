@@ -196,8 +196,9 @@ def read_header(data: bytes, image_bytes: int) -> ImageHeader:
 
 def _place(name: str, row: dict[str, Any], base: int, image_bytes: int) -> TensorPlace:
     (start, stop), sizes = row["data_offsets"], row["shape"]
-    if not all(type(number) is int and number >= 0 for number in (start, stop, *sizes)):
-        raise ValueError(f"{name}: offsets and sizes must be integers of at least 0")
+    for number in (start, stop, *sizes):  # thousands of tensors: a generator takes twice as long
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{name}: offsets and sizes must be integers of at least 0")
     if not isinstance(sizes, list) or len(sizes) > MAX_DIMENSIONS:
         raise ValueError(f"{name}: no shape of at most {MAX_DIMENSIONS} dimensions")
     width = ELEMENT_BYTES[row["dtype"]]

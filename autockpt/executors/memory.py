@@ -18,13 +18,17 @@ from autockpt.values.errors import GuardError
 from autockpt.values.units import format_bytes
 
 PAGE_BYTES = 4096
+HUGE_BYTES = 2 * 2**20
 
+MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _MADV_REMOVE = 9
 _F_ADD_SEALS = 1033
 _SEALS = 0x0001 | 0x0002 | 0x0004  # SEAL, SHRINK, GROW: nobody can truncate a mapped slot (SIGBUS)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Without these a length is cut to 32 bits: a slot of 4 GiB would be "faulted" with a length of 0.
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _FAULT_STEP_BYTES = 64 * 2**20
 """Faulted in steps so that a cgroup limit reached by others in between is noticed."""
@@ -41,20 +45,35 @@ def page_align(count: int) -> int:
 class Arena:
     """A mapping of private or shared memory with its address; `view` is writable bytes."""
 
-    def __init__(self, mapping: mmap.mmap, *, fd: int | None = None) -> None:
+    def __init__(self, mapping: mmap.mmap, *, fd: int | None = None, skip: int = 0) -> None:
         self._mapping = mapping
         self.fd = fd
         """Descriptor of the memfd behind it, None for private memory."""
-        self.view = memoryview(mapping)
-        self.nbytes = len(mapping)
-        anchor = ctypes.c_char.from_buffer(mapping)
-        self.address = ctypes.addressof(anchor)
-        del anchor
+        self.view = memoryview(mapping)[skip:]
+        self.nbytes = len(self.view)
+        self.address = _address_of(mapping) + skip
 
     @classmethod
     def anonymous(cls, nbytes: int) -> "Arena":
         """Private, page-aligned, faulted memory."""
         arena = cls(mmap.mmap(-1, max(PAGE_BYTES, page_align(nbytes)), flags=mmap.MAP_PRIVATE))
+        arena.fault()
+        return arena
+
+    @classmethod
+    def huge(cls, nbytes: int) -> "Arena":
+        """Private, faulted memory in huge pages where the system has them.
+
+        A direct read into them takes a few long requests; the same read into scattered small pages
+        ran at half the speed (measured: 1.3 against 2.6 GB/s, virtio disk, 8 MiB).
+        """
+        size = -(-nbytes // HUGE_BYTES) * HUGE_BYTES
+        mapping = mmap.mmap(-1, size + HUGE_BYTES, flags=mmap.MAP_PRIVATE)
+        arena = cls(mapping, skip=-_address_of(mapping) % HUGE_BYTES)
+        # A kernel without huge pages says no, and small ones do.
+        _libc.madvise(ctypes.c_void_p(arena.address), size, MADV_HUGEPAGE)
+        arena.nbytes = size
+        arena.view = arena.view[:size]
         arena.fault()
         return arena
 
@@ -107,6 +126,10 @@ class Arena:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+
+def _address_of(mapping: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

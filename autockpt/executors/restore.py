@@ -5,10 +5,7 @@ everything stands; what the live state expects and what the image holds must agr
 written.
 """
 
-import bisect
-import ctypes
 import json
-import math
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,21 +15,24 @@ import torch
 from autockpt.executors import statetree
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
-from autockpt.executors.dtypes import true_dtype
 from autockpt.executors.image import ImageHeader, ImageIndex, header_bytes, read_header
-from autockpt.executors.layout import EXTRA, NATURAL_DTYPE
+from autockpt.executors.layout import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
-from autockpt.executors.state import LiveState, local_part, plain_name
+from autockpt.executors.scatter import Scatter
+from autockpt.executors.state import LiveState, plain_name
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
-READERS = 2
+COPIERS = 2
+"""Threads that copy from memory: two saturate it where one does not."""
 
 
 class Chunks(Protocol):
     """Verified chunks of one image, from memory or storage."""
 
     index: ImageIndex
+    workers: int
+    """Threads that should read at the same time."""
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk.  Raises CorruptCheckpointError when they do not match."""
@@ -46,6 +46,8 @@ class Chunks(Protocol):
 
 class SlotChunks:
     """The image in a slot, checked against its trailer's digests."""
+
+    workers = COPIERS
 
     def __init__(self, arena: Arena, index: ImageIndex) -> None:
         self._arena = arena
@@ -88,30 +90,77 @@ def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
     Raises ConfigError when the state changed shape since the checkpoint (nothing is written then),
     CorruptCheckpointError when a chunk does not match.
     """
-    index = chunks.index
-    header = _header(chunks)
-    # Not the optimizer's state: it may exist already (Adagrad), and it is replaced as a whole.
-    live = {**state.parameters(), **state.buffers()}
-    places, fresh = _destinations(header, live)
-    scatter = _Scatter(places)
-    buffers = threading.local()
-    made: list[Arena] = []
-
-    def copy(chunk: int) -> None:
-        if not hasattr(buffers, "arena"):
-            buffers.arena = chunks.buffer()
-            made.append(buffers.arena)
-        start, _ = index.chunk_range(chunk)
-        scatter.put(start, chunks.read(chunk, buffers.arena))
-
+    restore = _Restore(chunks, state)
+    count = len(chunks.index.digests)
     try:
-        run_parallel(range(len(index.digests)), copy, workers=READERS)
+        run_parallel(range(count), restore.copy, workers=min(chunks.workers, count))
     finally:
-        for arena in made:
+        restore.close()
+    fresh = restore.scatter().finish()
+    return RestoredState(skeleton=_skeleton(fresh), tensors=fresh, bytes=chunks.index.image_bytes)
+
+
+class _Restore:
+    """One image on its way: readers run ahead while the first chunk, the header, is looked into."""
+
+    def __init__(self, chunks: Chunks, state: LiveState) -> None:
+        self._chunks = chunks
+        # Not the optimizer's state: it may exist already (Adagrad), and it is replaced as a whole.
+        self._live = {**state.parameters(), **state.buffers()}
+        self._scatter: Scatter | None = None
+        self._looked = threading.Event()
+        """The header was read, or refused."""
+        self._mine = threading.local()
+        self._buffers: list[Arena] = []
+
+    def copy(self, chunk: int) -> None:
+        """Verifies a chunk and copies it into place; chunk 0 is handed out before all others."""
+        start, _ = self._chunks.index.chunk_range(chunk)
+        try:
+            data = self._chunks.read(chunk, self._buffer())
+            if chunk == 0:
+                self._scatter = Scatter(_header(self._chunks, data), self._live)
+        finally:
+            if chunk == 0:
+                self._looked.set()
+        self._looked.wait()
+        if self._scatter is not None:  # else chunk 0 has failed and says why
+            self._scatter.put(start, data)
+
+    def _buffer(self) -> Arena:
+        """Memory of this thread."""
+        if not hasattr(self._mine, "arena"):
+            self._mine.arena = self._chunks.buffer()
+            self._buffers.append(self._mine.arena)
+        return self._mine.arena  # type: ignore[no-any-return]
+
+    def scatter(self) -> Scatter:
+        """After the last chunk."""
+        assert self._scatter is not None
+        return self._scatter
+
+    def close(self) -> None:
+        """Lets the buffers go."""
+        for arena in self._buffers:
             arena.close()
-    scatter.finish()
-    _resolve_aliases(header, live, fresh)
-    return RestoredState(skeleton=_skeleton(fresh), tensors=fresh, bytes=index.image_bytes)
+
+
+def _header(chunks: Chunks, first: memoryview) -> ImageHeader:
+    """The header, which may go on in the chunks behind the first."""
+    image_bytes = chunks.index.image_bytes
+    needed = header_bytes(first, image_bytes)
+    data = bytearray(first[:needed])
+    if len(data) == needed:
+        return read_header(bytes(data), image_bytes)
+    buffer = chunks.buffer()
+    try:
+        chunk = 1
+        while len(data) < needed:
+            data += chunks.read(chunk, buffer)[: needed - len(data)]
+            chunk += 1
+        return read_header(bytes(data), image_bytes)
+    finally:
+        buffer.close()
 
 
 def _skeleton(fresh: dict[str, torch.Tensor]) -> Any:
@@ -215,144 +264,3 @@ def _placed(
 
 def _device(parameters: list[torch.Tensor]) -> torch.device | None:
     return parameters[0].device if parameters else None
-
-
-def _header(chunks: Chunks) -> ImageHeader:
-    """The header, which may span several chunks."""
-    buffer = chunks.buffer()
-    try:
-        first = chunks.read(0, buffer)
-        needed = header_bytes(first, chunks.index.image_bytes)
-        data = bytearray(first[:needed])
-        chunk = 1
-        while len(data) < needed:
-            data += chunks.read(chunk, buffer)[: needed - len(data)]
-            chunk += 1
-        return read_header(bytes(data), chunks.index.image_bytes)
-    finally:
-        buffer.close()
-
-
-@dataclass(slots=True)
-class _Place:
-    start: int
-    stop: int
-    staging: torch.Tensor
-    """Contiguous host bytes that receive the data."""
-    target: torch.Tensor | None
-    """Live tensor to copy the staging into at the end, None when it is the staging."""
-
-
-def _destinations(
-    header: ImageHeader, live: dict[str, torch.Tensor]
-) -> tuple[list[_Place], dict[str, torch.Tensor]]:
-    """Where every tensor of the image goes; those without a live tensor go to new memory."""
-    _require_same_names(header, live)
-    places: list[_Place] = []
-    fresh: dict[str, torch.Tensor] = {}
-    for name, place in header.tensors.items():
-        dtype = true_dtype(header.true_dtypes.get(name, NATURAL_DTYPE[place.dtype]))
-        shape = place.shape
-        if header.true_dtypes.get(name) in ("complex128", "complex32"):
-            shape = shape[:-1]
-        # A header may lie: bytes are copied by the image's lengths into memory of this size.
-        if dtype.itemsize * math.prod(shape) != place.stop - place.start:
-            raise CorruptCheckpointError(
-                f"{name}: {place.stop - place.start} bytes cannot be {tuple(shape)} {dtype}"
-            )
-        tensor = live.get(name)
-        target = None
-        if tensor is None:
-            staging = fresh[name] = torch.empty(shape, dtype=dtype)
-        else:
-            local = local_part(tensor.detach())
-            _require_same_form(name, local, dtype, shape)
-            if local.device.type == "cpu" and local.is_contiguous():
-                staging = local
-            else:
-                staging, target = torch.empty(shape, dtype=dtype), local
-        if place.stop > place.start:
-            places.append(_Place(place.start, place.stop, staging, target))
-    return places, fresh
-
-
-def _resolve_aliases(
-    header: ImageHeader, live: dict[str, torch.Tensor], fresh: dict[str, torch.Tensor]
-) -> None:
-    """Gives every second name of stored bytes its tensor: what shared memory may not do so now."""
-    for alias, original in header.aliases.items():
-        if original in fresh:
-            source = fresh[original]
-        else:
-            source = local_part(live[original].detach())
-        if alias not in live:
-            fresh[alias] = source if original in fresh else source.to("cpu", copy=True)
-            continue
-        target = local_part(live[alias].detach())
-        if target.data_ptr() != source.data_ptr():
-            _require_same_form(alias, target, source.dtype, tuple(source.shape))
-            target.copy_(source)
-
-
-def _require_same_names(header: ImageHeader, live: dict[str, torch.Tensor]) -> None:
-    saved = set(header.tensors) | set(header.aliases)
-    missing = sorted(name for name in live if name not in saved)
-    if missing:
-        raise ConfigError(
-            f"state: {len(missing)} tensors are not in the checkpoint, first {missing[0]!r}; the "
-            "model or optimizer changed since; use --fresh to start over, or the code that wrote it"
-        )
-    expected = {name.split(".", 1)[0] for name in live if name.startswith("model")}
-    gone = sorted(name for name in saved if name.split(".", 1)[0] in expected and name not in live)
-    if gone:
-        raise ConfigError(
-            f"state: the checkpoint has {len(gone)} tensors the model has not, first {gone[0]!r}; "
-            "the model changed since; use --fresh to start over, or the code that wrote it"
-        )
-
-
-def _require_same_form(
-    name: str, local: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    if tuple(local.shape) != tuple(shape) or local.dtype != dtype:
-        raise ConfigError(
-            f"{name}: is {tuple(local.shape)} {local.dtype} now, {tuple(shape)} {dtype} in the "
-            "checkpoint; the state changed shape since; use --fresh to start over, or the code "
-            "that wrote it"
-        )
-
-
-class _Scatter:
-    """Brings pieces of chunks to the tensors they belong to."""
-
-    def __init__(self, places: list[_Place]) -> None:
-        self._places = sorted(places, key=lambda place: place.start)
-        self._starts = [place.start for place in self._places]
-
-    def put(self, start: int, data: memoryview) -> None:
-        """`data` stands at `start` of the image."""
-        stop = start + len(data)
-        address = _address(data)
-        i = max(0, bisect.bisect_right(self._starts, start) - 1)
-        while i < len(self._places) and self._places[i].start < stop:
-            place = self._places[i]
-            low, high = max(start, place.start), min(stop, place.stop)
-            if high > low:
-                ctypes.memmove(
-                    place.staging.data_ptr() + (low - place.start),
-                    address + (low - start),
-                    high - low,
-                )
-            i += 1
-
-    def finish(self) -> None:
-        """Copies what went through staging memory (device tensors) to its tensor."""
-        for place in self._places:
-            if place.target is not None:
-                place.target.copy_(place.staging)
-
-
-def _address(data: memoryview) -> int:
-    if data.readonly:
-        return ctypes.cast(ctypes.c_char_p(data.obj), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    return ctypes.addressof(ctypes.c_char.from_buffer(data))

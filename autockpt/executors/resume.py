@@ -5,6 +5,7 @@ out, and the decision is taken again for everybody.
 """
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,10 @@ class Resumed:
     bytes: int
     progress: dict[str, Any] | None
     rng: Any
+    read_s: float = 0.0
+    """Verifying and copying the bytes into place, bad sources included."""
+    apply_s: float = 0.0
+    """Putting optimizers and stateful objects together."""
 
 
 def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
@@ -59,6 +64,7 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
 
     restored: RestoredState | None = None
     order: p.RestoreShard | None = None
+    read_s = 0.0
     while True:
         try:
             message = link.restore_orders.get(timeout=ATTACH_TIMEOUT_S)
@@ -69,15 +75,16 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
             ) from None
         match message:
             case p.RestoreShard():
-                order = message
+                order, began = message, time.monotonic()
                 restored = _carry_out(link, state, checkpoints, message)
+                read_s += time.monotonic() - began
             case p.StartFresh(epoch=epoch):
                 return Resumed(
                     epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
                     rng=None,
                 )  # fmt: skip
             case p.Resume() if restored is not None and order is not None:
-                return _finish(state, message, order, restored)
+                return _finish(state, message, order, restored, read_s)
             case p.AttachRefused(reason=reason):
                 named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
                 raise DirectoryBusyError(named)
@@ -127,8 +134,13 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Chunks:
 
 
 def _finish(
-    state: LiveState, message: p.Resume, order: p.RestoreShard, restored: RestoredState
+    state: LiveState,
+    message: p.Resume,
+    order: p.RestoreShard,
+    restored: RestoredState,
+    read_s: float,
 ) -> Resumed:
+    began = time.monotonic()
     applied = apply_state(restored, state)
     step = int(applied["progress"]["step"])
     if step != message.step:
@@ -144,4 +156,6 @@ def _finish(
         bytes=restored.bytes,
         progress=applied["progress"],
         rng=applied["rng"],
+        read_s=read_s,
+        apply_s=time.monotonic() - began,
     )

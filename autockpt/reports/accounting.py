@@ -148,7 +148,7 @@ def account(
 
     `iteration_s` is the profile's quiet iteration, used where the run never had one.
     """
-    witness = _witness(events)
+    witness = witness_of(events)
     stream = [e for e in events if e.rank == witness or isinstance(e, FailureObserved | Restored)]
     start_s, end_s = span(events)
     blocks = [e for e in stream if isinstance(e, Iterated)]
@@ -181,7 +181,7 @@ def span(events: Sequence[Event]) -> tuple[float, float]:
     mine = [e for e in events if e.rank >= 0 or isinstance(e, FailureObserved)]
     if not mine:
         return 0.0, 0.0
-    witness = _witness(events)
+    witness = witness_of(events)
     start_s = min(e.at_s for e in mine)
     for event in mine:
         if isinstance(event, Iterated) and event.rank == witness:
@@ -190,7 +190,7 @@ def span(events: Sequence[Event]) -> tuple[float, float]:
     return start_s, max(e.at_s for e in mine)
 
 
-def _witness(events: Sequence[Event]) -> int | None:
+def witness_of(events: Sequence[Event]) -> int | None:
     """The lowest rank that trained, or else the lowest rank seen."""
     trained = [e.rank for e in events if isinstance(e, Iterated) and e.rank >= 0]
     return min(trained or [e.rank for e in events if e.rank >= 0], default=None)

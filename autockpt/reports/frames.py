@@ -80,7 +80,9 @@ def _event(cells: dict[str, str], where: str) -> Event:
     return event_from_data(data, where=where)
 
 
-def _scalar(kind: Any, cell: str) -> int | float:
+def _scalar(kind: Any, cell: str) -> int | float | None:
+    if kind == float | None:
+        return float(cell) if cell else None
     if kind is int:
         return int(cell)
     if kind is float:
@@ -101,5 +103,5 @@ def _kinds() -> dict[str, type]:
     kinds: dict[str, type] = {"event": str}
     for kind in EVENTS.values():
         for name, hint in typing.get_type_hints(kind).items():
-            kinds[name] = hint
+            kinds[name] = float if hint == float | None else hint
     return {name: kinds[name] for name in columns()}

@@ -7,11 +7,12 @@ JSON and back, so a report can be read again and compared.
 from dataclasses import dataclass
 from typing import Literal
 
-from autockpt.reports.accounting import Accounting, Restore, account, span
+from autockpt.reports.accounting import Accounting, Restore, account, span, witness_of
 from autockpt.reports.clock import align
 from autockpt.reports.data import RunData
 from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.promises import Promise, promises
+from autockpt.reports.restarts import Restart, restarts
 from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
 from autockpt.reports.timeline import Timeline, timeline
 from autockpt.reports.verdict import (
@@ -71,6 +72,7 @@ class ReportModel:
     accounting: Accounting | None = None
     saves: Saves | None = None
     restores: tuple[Restore, ...] = ()
+    restarts: tuple[Restart, ...] = ()
     promises: tuple[Promise, ...] = ()
     ages: tuple[Age, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -143,6 +145,7 @@ def _run_report(data: RunData) -> ReportModel:
         accounting=accounting,
         saves=saved,
         restores=restores,
+        restarts=restarts(events, witness_of(events), start_s),
         promises=compared,
         ages=aged,
         changes=changes(events, start_s),

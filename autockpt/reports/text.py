@@ -8,6 +8,7 @@ from autockpt.reports.escape import UNIT, plain
 from autockpt.reports.findings import Finding
 from autockpt.reports.model import ATTACH_LINES, ReportModel
 from autockpt.reports.promises import Promise
+from autockpt.reports.restarts import LABELS as PARTS
 from autockpt.reports.verdict import COSTS
 from autockpt.reports.what_if import terms
 from autockpt.values.units import format_duration, format_fraction
@@ -27,6 +28,7 @@ def render(model: ReportModel) -> str:
         _time(model),
         _promises(model.promises),
         _restores(model),
+        _restarts(model),
         _choices(model),
         _findings(model.findings),
         _warnings(model.warnings),
@@ -110,6 +112,24 @@ def _restores(model: ReportModel) -> list[str]:
             "  ", "    ",
         )  # fmt: skip
     return ["Failures and restores", *lines] if lines else []
+
+
+def _restarts(model: ReportModel) -> list[str]:
+    """Parts of the newest restart; what was not told apart is left out."""
+    if not model.restarts:
+        return []
+    newest = model.restarts[-1]
+    rows = [
+        (label, _bar(seconds / newest.total_s if newest.total_s > 0 else 0.0),
+         format_duration(seconds))
+        for name, label in PARTS.items()
+        if (seconds := newest.parts.get(name)) is not None
+    ]  # fmt: skip
+    return [
+        f"The newest of {len(model.restarts)} restarts: {format_duration(newest.total_s)} from the "
+        "failure to the end of the first iteration",
+        *_columns(rows),
+    ]
 
 
 def _choices(model: ReportModel) -> list[str]:

@@ -13,13 +13,14 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from autockpt.executors import wire
+from autockpt.executors import birth, wire
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
@@ -91,6 +92,7 @@ class Session:
         self._asked: Generation | None = None
         self._asked_disk = False
         """As it was asked for, so it will be: a plan may have changed since."""
+        self._asking = threading.Lock()
         self._slots_seen = 0
         self._closed = False
         self._owns_boundary = False
@@ -99,6 +101,8 @@ class Session:
         self._clock = IterationClock()
         self._disk_busy: Generation | None = None
         self._disk_newest: Generation | None = None
+        self._persisting: list[Generation] = []
+        """Begun for disk and not known to be there, or dropped."""
         self._fence_stall_s = 0.0
         self._asked_slots = 0
         self._warned: set[str] = set()
@@ -199,8 +203,10 @@ class Session:
         generation, link = self._disk_newest, self._link
         if generation is None:
             return 0.0
-        link.wait_until(lambda: link.durable == generation or generation in link.dropped, timeout_s)
-        return link.durable_s if link.durable == generation else 0.0
+        link.wait_until(
+            lambda: link.is_durable(generation) or generation in link.dropped, timeout_s
+        )
+        return link.durable_s if link.is_durable(generation) else 0.0
 
     def fence(self) -> None:
         """Call before code that changes the state by itself, outside an optimizer's step."""
@@ -227,8 +233,9 @@ class Session:
         resumed = resume(self._link, self._state, self._job.checkpoints)
         self._epoch = resumed.epoch
         self._step = self._start_step = resumed.step
+        applied = time.monotonic()
         self._take_progress(resumed)
-        self._tell_started(resumed, began)
+        self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
         self._snapshotter = Snapshotter(self._state, self._link.board.view[8 * CELL_COPIED :])
         optimizers = list(self._state.optimizers.values())
         self._hooks = OptimizerHooks(optimizers, self._fence, self._after_optimizer)
@@ -257,16 +264,22 @@ class Session:
             self._data.prepare()
         set_rng_state(resumed.rng)
 
-    def _tell_started(self, resumed: Resumed, began: float) -> None:
+    def _tell_started(self, resumed: Resumed, began: float, apply_s: float) -> None:
+        attach_at, startup = birth.startup()
+        now = time.monotonic()
         self._emit(
             t.RunStarted(
-                at_s=time.monotonic(), rank=self._job.rank,
+                at_s=now, rank=self._job.rank,
                 wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 run_id=self._job.incarnation.launch_id,
                 epoch=self._epoch, world_size=self._job.world_size, pid=os.getpid(),
                 plan_id=self._plan.plan_id, plan_version=self._plan.version,
                 state_bytes=sum(x.nbytes for x in self._state.lazy_tensors().values()),
                 restart_count=self._job.restart_count,
+                launch_s=startup.launch_s, interpreter_s=startup.interpreter_s,
+                torch_import_s=startup.torch_import_s, process_group_s=startup.process_group_s,
+                script_s=startup.script_s, wait_s=now - attach_at - resumed.read_s - apply_s,
+                read_s=resumed.read_s, apply_s=apply_s,
             )
         )  # fmt: skip
         self._link.send(
@@ -308,12 +321,17 @@ class Session:
         began = self._clock.boundary(self._background())
         self._step = step
         self._mark_step()
+        if step == self._start_step + 1:
+            self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
         try:
             if self._flight is not None:
                 self._fence()  # the iteration had no optimizer step (a skipped one)
             self._change_plan(step)
             if self._due(step):
-                self._snapshot(step, self._generation(step), disk=self._disk_due(step), rng=rng)
+                self._snapshot(step, self._generation(step), disk=self._disk_free(step), rng=rng)
+            elif self._disk_due(step):
+                limit = self._plan.staging.in_flight
+                self._skip(step, f"{limit} checkpoints are on their way to storage already")
             elif self._asked == self._generation(step):
                 # Asked for under the plan before this one; a grant nobody uses blocks all others.
                 self._withdraw(self._asked, "the plan changed")
@@ -327,8 +345,8 @@ class Session:
             self._leave()
 
     def _due(self, step: int) -> bool:
-        interval = self._plan.snapshot_interval_steps
-        return self._disk_due(step) or (interval > 0 and step % interval == 0)
+        interval = self._plan.tier("memory").interval_steps
+        return (interval > 0 and step % interval == 0) or self._disk_free(step)
 
     def _disk_due(self, step: int) -> bool:
         interval = self._plan.tier("disk").interval_steps
@@ -336,13 +354,27 @@ class Session:
             return True
         return interval > 0 and (step % interval == 0 or step == self._total)
 
+    def _disk_free(self, step: int) -> bool:
+        """Due on disk, and fewer are on their way there than the plan allows.
+
+        The last checkpoint and one that the script asked for always go.
+        """
+        limit = self._plan.staging.in_flight
+        if not self._disk_due(step) or not limit or step in (self._wanted, self._total):
+            return self._disk_due(step)
+        link = self._link
+        self._persisting = [
+            g for g in self._persisting if g not in link.dropped and not link.is_durable(g)
+        ]
+        return len(self._persisting) < limit
+
     def _generation(self, step: int, attempt: int = 0) -> Generation:
         """Named alike on all ranks without talking; attempts are of the last step only."""
         return Generation(epoch=self._epoch, seq=step - self._start_step + attempt)
 
     def _background(self) -> bool:
         busy = self._disk_busy
-        if busy is not None and (self._link.durable == busy or busy in self._link.dropped):
+        if busy is not None and (self._link.is_durable(busy) or busy in self._link.dropped):
             self._disk_busy = busy = None
         return busy is not None or self._flight is not None
 
@@ -354,8 +386,12 @@ class Session:
                 register_with_cuda(arena)
         if not self._link.slots:
             self._ask_slots()
-        elif self._due(step) and self._flight is None and step <= (self._total or step):
-            self._ask(self._generation(step), step, disk=self._disk_due(step))
+        elif self._flight is None:
+            self._ask_if_due(step)
+
+    def _ask_if_due(self, step: int) -> None:
+        if self._due(step) and step <= (self._total or step):
+            self._ask(self._generation(step), step, disk=self._disk_free(step))
 
     def _ask_slots(self) -> None:
         """After the first step, because the optimizer's state is empty before it."""
@@ -373,12 +409,16 @@ class Session:
         )  # fmt: skip
 
     def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
-        if self._asked == generation:
-            return
-        self._asked, self._asked_disk = generation, disk
-        self._link.send(
-            p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=disk)
-        )
+        with self._asking:
+            former = self._asked
+            if former is not None and former >= generation:
+                return
+            self._asked, self._asked_disk = generation, disk
+            if former in self._link.grants:
+                self._withdraw(former, f"{generation} came first")  # it would keep its slot
+            self._link.send(
+                p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=disk)
+            )
 
     def _snapshot(
         self,
@@ -400,6 +440,7 @@ class Session:
         if not staging.preallocate:
             arena.release_pages()
         lazy = staging.schedule == "lazy"
+        self._snapshotter.device_clone = staging.device_clone
         try:
             self._snapshotter.begin(
                 arena, self._progress(), lazy=lazy, slot=slot, rng=rng,
@@ -419,6 +460,7 @@ class Session:
         self._flight = (generation, step, disk)
         if disk:
             self._disk_busy = self._disk_newest = generation
+            self._persisting.append(generation)
         if not lazy or staging.persist == "sync":
             self._fence()
         if staging.persist == "sync" and disk:
@@ -436,11 +478,16 @@ class Session:
         answers = (link.grants, link.refused, link.dropped)
         if not any(generation in answer for answer in answers):
             link.wait_until(lambda: any(generation in answer for answer in answers), patience_s)
-        slot = link.take_grant(generation, disk=self._asked_disk)
+        slot = link.take_grant(generation, disk=disk or self._asked_disk)
         if slot is None:
             dropped = link.dropped.get(generation, "the keeper did not answer in time")
             self._skip(step, link.refused.pop(generation, dropped))
             self._withdraw(generation, "not granted in time")
+        elif disk and not self._asked_disk:  # asked for by the script, or by a new plan, since
+            self._asked_disk = True
+            link.send(
+                p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=True)
+            )
         return slot
 
     def _abandon(self, generation: Generation, reason: str) -> None:
@@ -497,7 +544,6 @@ class Session:
             self._snapshotter.fence(optimizer)
             if self._snapshotter.current is None:
                 self._flight = None
-                self._ask_ahead(self._step + 1)
         except Exception as error:
             self._abandon(generation, repr(error))
             self._degraded("snapshot", repr(error))
@@ -549,6 +595,9 @@ class Session:
             self._link.running_as(self._epoch, *applied)
         if isinstance(message, p.AnnounceDurable | p.AnnounceMemoryCommitted) and self._mind:
             self._mind.committed(message)
+        if isinstance(message, p.AnnounceMemoryCommitted) and message.generation == self._asked:
+            # With a snapshot at every iteration: the next slot is free from now on.
+            self._ask_if_due(self._step + 1)
 
     def _change_plan(self, step: int) -> None:
         plan = self._switch.due(step)
@@ -582,7 +631,7 @@ class Session:
             self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")
             return
         generation = self._generation(self._step)
-        attempt = 0 if self._disk_busy == generation or link.durable == generation else 1
+        attempt = 0 if self._disk_busy == generation or link.is_durable(generation) else 1
         if attempt and self._asked == self._generation(self._step, attempt):
             # Asked for ahead, of a step that will not come.
             self._withdraw(self._asked, "the training ended before it")
@@ -607,7 +656,7 @@ class Session:
         """False when the generation was dropped: the others could not save it."""
         link = self._link
         if not link.wait_until(
-            lambda: link.durable == generation or generation in link.dropped, timeout_s
+            lambda: link.is_durable(generation) or generation in link.dropped, timeout_s
         ):
             self._degraded("checkpoint", f"{generation} not durable after {timeout_s:.0f} s")
             return True

@@ -34,6 +34,30 @@ class RunStarted(Event):
     plan_version: int
     state_bytes: int
     restart_count: int
+    launch_s: float | None = None
+    """From the launcher's decision to restart to the birth of the process.  This and the following
+    parts end at `at_s`, one after the other; None was not told apart: interpreter, torch and
+    process group are contained in `script_s` then."""
+    interpreter_s: float | None = None
+    """From birth to the script's first line."""
+    torch_import_s: float | None = None
+    process_group_s: float | None = None
+    """In torch.distributed.init_process_group."""
+    script_s: float | None = None
+    """The rest until attach: other imports, the model, the data."""
+    wait_s: float | None = None
+    """In attach, for keepers and other ranks."""
+    read_s: float | None = None
+    """Verifying and copying the checkpoint's bytes into place."""
+    apply_s: float | None = None
+    """Putting the state together from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstIterated(Event):
+    """The first iteration of a process ended: the training is back."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +221,7 @@ EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         RunStarted,
+        FirstIterated,
         Iterated,
         SnapshotBegan,
         SnapshotSealed,

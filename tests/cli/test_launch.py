@@ -207,6 +207,7 @@ def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path)
     assert "resumed step 20 from memory" in done.stderr
     status = status_of(tmp_path / "r")
     assert (status.protected, status.restarts, status.last_step) == (True, 1, 40)
+    _require_breakdown(tmp_path / "r")
     assert status.last_durable is not None
     listed = json.loads(autockpt("ls", "r", "--json", cwd=tmp_path).stdout)["generations"]
     assert listed[-1]["name"] == status.last_durable
@@ -225,6 +226,17 @@ def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path)
                        cwd=tmp_path)  # fmt: skip
     assert refused.returncode == 78
     assert "no such committed checkpoint" in refused.stderr
+
+
+def _require_breakdown(run: Path) -> None:
+    """The report's parts of the restart are all there and add up to it."""
+    shown = autockpt("report", "r", "--format", "json", cwd=run.parent)
+    (restart,) = json.loads(shown.stdout)["restarts"]
+    parts = restart["parts"]
+    assert None not in parts.values()
+    assert sum(parts.values()) == pytest.approx(restart["total_s"], abs=0.05)
+    assert parts["torch"] > 0.1
+    assert parts["detect"] < restart["total_s"] / 2
 
 
 @pytest.mark.slow

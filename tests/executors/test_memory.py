@@ -1,5 +1,6 @@
 """Host memory: refused before it is allocated, sealed, alive while one process holds it."""
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -11,6 +12,7 @@ import torch
 
 from autockpt.executors import memory
 from autockpt.executors.memory import (
+    HUGE_BYTES,
     PAGE_BYTES,
     RESERVE_BYTES,
     Arena,
@@ -220,4 +222,32 @@ def test_pages_are_really_shared() -> None:
     with mmap.mmap(arena.fd, PAGE_BYTES) as other:
         arena.view[100] = 9
         assert other[100] == 9
+    arena.close()
+
+
+@pytest.mark.parametrize("nbytes", [1, HUGE_BYTES, 3 * HUGE_BYTES + 5])
+def test_huge_memory_starts_where_a_huge_page_can(nbytes: int) -> None:
+    """Whole huge pages, writable to the end, and gone after `close`."""
+    arena = Arena.huge(nbytes)
+    assert arena.address % HUGE_BYTES == 0
+    assert arena.nbytes == len(arena.view) == -(-nbytes // HUGE_BYTES) * HUGE_BYTES
+    arena.view[0] = arena.view[-1] = 7
+    mapping = arena._mapping
+    arena.close()
+    assert mapping.closed
+
+
+def test_lengths_beyond_four_gib_reach_the_kernel_whole() -> None:
+    """ctypes cuts an undeclared integer to 32 bits, and a call with length 0 succeeds."""
+    calls = []
+    arena = Arena.anonymous(PAGE_BYTES)
+    arena.nbytes = 2**32
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, *memory._libc.madvise.argtypes)
+    def madvise(address: int, length: int, advice: int) -> int:
+        calls.append((address, length, advice))
+        return 0
+
+    madvise(ctypes.c_void_p(arena.address), arena.nbytes, 23)
+    assert calls == [(arena.address, 2**32, 23)]
     arena.close()

@@ -327,3 +327,33 @@ def test_a_chunk_that_changed_is_corrupt() -> None:
     chunks._arena.view[CHUNK + 9] ^= 1
     with pytest.raises(CorruptCheckpointError, match="memory: rank 0, chunk 1 of generation e1s1"):
         restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(64, 400))])))
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_a_bad_chunk_among_many_leaves_no_reader_waiting(chunk: int, tmp_path: Path) -> None:
+    """The readers behind the first chunk wait for what it says; it may say nothing."""
+    state = LiveState.of(model=Module([("w", torch.ones(64, 4000))]))
+    directory = CheckpointDirectory(str(tmp_path))
+    directory.claim(directory.open(), "launch", 0, force=False)
+    folder = commit_state(directory, directory.open(), G, state)
+    record = read_commit(f"{folder}/COMMIT").records[0]
+    with open(f"{folder}/{record['file']}", "r+b") as file:
+        file.seek(chunk * CHUNK + 9)
+        byte = file.read(1)
+        file.seek(chunk * CHUNK + 9)
+        file.write(bytes([byte[0] ^ 1]))
+    fresh = LiveState.of(model=Module([("w", torch.zeros(64, 4000))]))
+    with pytest.raises(CorruptCheckpointError, match=f"chunk {chunk} of generation e1s1"):
+        restore_tensors(open_disk(folder, record), fresh)
+
+
+def test_a_header_of_many_chunks_is_read_whole() -> None:
+    """As in a state of tens of thousands of tensors."""
+    tensors = {f"t{i}": torch.full((2,), float(i)) for i in range(300)}
+    state = LiveState.of(model=Module([("w", torch.ones(4))]), other=Holder(tensors))
+    chunks = in_memory(state, chunk_bytes=4096)
+    assert header_bytes(chunks._arena.view, chunks.index.image_bytes) > 4 * 4096
+    holder = Holder(None)
+    fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), other=holder)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    assert all(holder.state[name].tolist() == [i, i] for i, name in enumerate(tensors))

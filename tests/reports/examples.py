@@ -23,6 +23,7 @@ from autockpt.values.profile import (
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
+    FirstIterated,
     Iterated,
     MemoryCommitted,
     PersistCommitted,
@@ -372,6 +373,14 @@ class _Run:
                     plan_version=1,
                     state_bytes=STATE_BYTES,
                     restart_count=restart,
+                    launch_s=0.4 if restart else None,
+                    interpreter_s=0.06,
+                    torch_import_s=8.1,
+                    process_group_s=None if restart else 2.2,
+                    script_s=9.6,
+                    wait_s=0.8,
+                    read_s=2.9,
+                    apply_s=0.1,
                 )
             )
 
@@ -483,6 +492,7 @@ class _Run:
                     down_s=down_s,
                 )
             )
+            self.events.append(FirstIterated(at_s=self.now + 1.9, rank=rank, step=back + 1))
         return back
 
     def train(self, total: int) -> list[Event]:

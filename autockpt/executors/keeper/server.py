@@ -19,11 +19,10 @@ from typing import Any
 
 from autockpt.executors import wire
 from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
-from autockpt.executors.image import ImageIndex
 from autockpt.executors.keeper.disk import DiskWorker
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.peers import Peers
-from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.keeper.shards import Shards
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
@@ -32,7 +31,7 @@ from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.values.errors import AutockptError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
-from autockpt.values.record import from_json, to_json
+from autockpt.values.record import from_json
 
 TICK_S = 0.5
 LINGER_S = 600.0
@@ -54,24 +53,8 @@ class Trainer:
 
 
 @dataclass(slots=True)
-class Shard:
-    """A shard of one generation on its way."""
-
-    slot: int
-    began: wire.SnapshotBegan | None = None
-    copied: bool = False
-    index: ImageIndex | None = None
-    persist_attempt: int = 0
-    """The attempt that StartPersist asked for, 0: memory only."""
-    pipeline: ShardPipeline | None = None
-    writing: bool = False
-    """The pipeline has a storage target."""
-
-
-@dataclass(slots=True)
 class _State:
     trainers: dict[int, Trainer] = field(default_factory=dict)
-    shards: dict[tuple[int, Generation], Shard] = field(default_factory=dict)
     epoch: int = 0
     memory_committed: str = ""
     durable: str = ""
@@ -107,6 +90,11 @@ class Keeper:
             trouble=lambda what: self.post(lambda: self._degrade("control plane", what)),
             log=self._log,
         )
+        self._shards = Shards(
+            directory=self._directory, run_id=self._run_id, memory=self._memory,
+            journal=self._journal, post=self.post, submit=self._disk.submit,
+            tell=self._node_event, world_size=self._world_size, degrade=self._degrade,
+        )  # fmt: skip
         self._protocol = NodeProtocol(node=node)
         self._coordinator = CoordinatorProtocol(retention=retention)
         self._leave_when_drained = False
@@ -114,8 +102,6 @@ class Keeper:
         self._had_trainers = False
         self._all_finished = False
         """The last trainer ended by itself: nobody will come back."""
-        self._newest_pipeline: dict[int, ShardPipeline] = {}
-        """By rank: digests are announced in the order of the snapshots."""
         self._local: deque[p.WireMessage] = deque()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
@@ -156,7 +142,7 @@ class Keeper:
         if self._s.trainers:
             self._lonely_since = time.monotonic()
             return False
-        if any(shard.pipeline is not None for shard in self._s.shards.values()):
+        if self._shards.busy:
             return False
         lonely = time.monotonic() - self._lonely_since
         if not os.path.isdir(self._directory.path):
@@ -316,8 +302,7 @@ class Keeper:
 
     def _adopted(self, rank: int) -> None:
         memory = self._memory.of(rank)
-        for slot, index in memory.sealed().items():
-            self._s.shards[(rank, index.generation)] = Shard(slot=slot, copied=True, index=index)
+        self._shards.adopted(rank)
         self._node_event(
             p.SlotsAdopted(rank=rank, slots=len(memory.slots), held=memory.held(self._run_id))
         )
@@ -337,11 +322,11 @@ class Keeper:
         if isinstance(message, wire.SlotsWanted):
             self._allocate(trainer, message)
         elif isinstance(message, wire.SnapshotBegan):
-            self._snapshot_began(message)
+            self._shards.snapshot_began(message)
         elif isinstance(message, wire.SnapshotCopied):
-            self._snapshot_copied(message)
+            self._shards.snapshot_copied(message)
         elif isinstance(message, wire.SnapshotTorn):
-            self._snapshot_torn(message)
+            self._shards.snapshot_torn(message)
         elif isinstance(message, wire.TrainerResumed):
             self._journal.resumed(message)
         elif isinstance(message, wire.TrainerLeaving):
@@ -358,16 +343,12 @@ class Keeper:
                 self._memory.of(trainer.rank), trainer.pid, "its connection closed"
             )
             self._log(f"trainer of rank {trainer.rank} (pid {trainer.pid}) is gone")
-        for (rank, generation), shard in list(self._s.shards.items()):
-            if rank == trainer.rank and not shard.copied:
-                self._forget(rank, generation, shard)
+        self._shards.leave(trainer.rank, sealed=False)
         self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
         self._lonely_since = time.monotonic()
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
-        for (rank, generation), shard in list(self._s.shards.items()):
-            if rank == trainer.rank:
-                self._forget(rank, generation, shard)
+        self._shards.leave(trainer.rank, sealed=True)
         try:
             self._memory.allocate(
                 trainer.rank,
@@ -386,179 +367,11 @@ class Keeper:
         self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=slots))
         self._give_slots(trainer)
 
-    # ------------------------------------------------------------------ snapshots
-
-    def _snapshot_began(self, began: wire.SnapshotBegan) -> None:
-        shard = self._s.shards.get((began.rank, began.generation))
-        if shard is None or shard.slot != began.slot:
-            return  # granted and withdrawn meanwhile; the trainer will be told
-        shard.began = began
-        self._journal.snapshot_began(began.generation, began.step, began.at_s)
-        self._start_pipeline(began.rank, began.generation, shard)
-
-    def _snapshot_copied(self, message: wire.SnapshotCopied) -> None:
-        shard = self._s.shards.get((message.rank, message.generation))
-        if shard is None or shard.began is None:
-            return
-        shard.copied = True
-        if shard.pipeline is not None:
-            shard.pipeline.sealed()
-
-    def _snapshot_torn(self, message: wire.SnapshotTorn) -> None:
-        shard = self._s.shards.get((message.rank, message.generation))
-        if shard is not None:
-            self._forget(message.rank, message.generation, shard)
-        self._node_event(
-            p.ShardDiscarded(
-                rank=message.rank, generation=message.generation, reason=message.reason
-            )
-        )
-
-    def _forget(self, rank: int, generation: Generation, shard: Shard) -> None:
-        self._s.shards.pop((rank, generation), None)
-        if shard.pipeline is not None:
-            shard.pipeline.cancel()
-            shard.pipeline = None
-
-    def _start_pipeline(self, rank: int, generation: Generation, shard: Shard) -> None:
-        memory = self._memory.of(rank)
-        began, index = shard.began, shard.index
-        image_bytes = index.image_bytes if index is not None else 0
-        if began is not None:
-            image_bytes = began.image_bytes
-        target = self._target(rank, generation, shard) if shard.persist_attempt else None
-        shard.writing = target is not None
-        shard.pipeline = ShardPipeline(
-            memory.image(shard.slot, image_bytes),
-            chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
-            available=lambda: memory.copied(shard.slot),
-            streaming=began is None or began.streaming,
-            known=index,
-            target=target,
-            after=self._newest_pipeline.get(rank),
-            on_digested=lambda digests: self.post(
-                lambda: self._digested(rank, generation, shard, digests)
-            ),
-            on_persisted=lambda outcome: self.post(
-                lambda: self._persisted(rank, generation, shard, outcome)
-            ),
-            on_failed=lambda error: self.post(
-                lambda: self._persist_failed(rank, generation, shard, error)
-            ),
-        )
-        self._newest_pipeline[rank] = shard.pipeline
-        if shard.copied:
-            shard.pipeline.sealed()
-        shard.pipeline.start()
-
-    def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
-        folder = self._directory.generation_path(generation)
-        began, attempt = shard.began, shard.persist_attempt
-        return PersistTarget(
-            path=os.path.join(folder, _shard_name(rank, attempt)),
-            prepare=lambda: self._directory.create_generation(generation),
-            spare=lambda: self._spare(rank, attempt),
-            writers=began.writers if began else 2,
-            direct_io=began.direct_io if began else True,
-            codec=began.codec if began else "none",
-            codec_ranges=began.class_ranges if began else (),
-        )
-
-    def _spare(self, rank: int, attempt: int) -> str | None:
-        """A retired file to write over; not after a failure, which may have been a full disk."""
-        if attempt == 1:
-            return self._directory.spares.take(rank)
-        self._directory.spares.clear()
-        return None
-
-    def _digested(
-        self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
-    ) -> None:
-        if self._s.shards.get((rank, generation)) is not shard or shard.began is None:
-            return
-        memory = self._memory.of(rank)
-        shard.index = ImageIndex(
-            run_id=self._run_id,
-            generation=generation,
-            step=shard.began.step,
-            rank=rank,
-            world_size=self._world_size(rank),
-            layout_digest=shard.began.layout_digest,
-            image_bytes=shard.began.image_bytes,
-            chunk_bytes=memory.chunk_bytes,
-            digests=digests,
-        )
-        memory.seal(shard.slot, shard.index)
-        if not shard.writing:
-            shard.pipeline = None
-        self._node_event(
-            p.ShardSealed(
-                rank=rank,
-                generation=generation,
-                root=shard.index.root,
-                bytes=shard.index.image_bytes,
-                layout_digest=shard.index.layout_digest,
-            )
-        )
-        if shard.persist_attempt and not shard.writing:
-            self._start_pipeline(rank, generation, shard)
+    # ------------------------------------------------------------------ protocol
 
     def _world_size(self, rank: int) -> int:
         trainer = self._s.trainers.get(rank)
         return trainer.attach.world_size if trainer else len(self._protocol.nodes)
-
-    def _persisted(
-        self, rank: int, generation: Generation, shard: Shard, outcome: ShardOutcome
-    ) -> None:
-        if self._s.shards.get((rank, generation)) is not shard or shard.index is None:
-            return
-        shard.pipeline, shard.writing = None, False
-        attempt = shard.persist_attempt
-        shard.persist_attempt = 0
-        codec = shard.began.codec if shard.began and outcome.stored else "none"
-        index = replace(shard.index, stored=outcome.stored, codec=codec)
-        folder = self._directory.generation_path(generation)
-        name = _index_name(rank, attempt)
-        record: p.Record = {
-            "rank": rank,
-            "file": _shard_name(rank, attempt),
-            "index": name,
-            "bytes": outcome.stored_bytes,
-            "root": index.root,
-            "layout_digest": index.layout_digest,
-        }
-        self._journal.shard_written(
-            generation, index.image_bytes, outcome.stored_bytes, outcome.write_s
-        )
-
-        def write() -> None:
-            event: p.NodeEvent
-            try:
-                self._directory.write_index(os.path.join(folder, name), to_json(index).encode())
-                event = p.ShardPersisted(
-                    rank=rank, generation=generation, attempt=attempt, record=record
-                )
-            except AutockptError as error:
-                event = p.PersistFailed(
-                    rank=rank, generation=generation, attempt=attempt, reason=str(error)
-                )
-            self.post(lambda: self._node_event(event))
-
-        self._disk.submit(write)
-
-    def _persist_failed(
-        self, rank: int, generation: Generation, shard: Shard, error: Exception
-    ) -> None:
-        if self._s.shards.get((rank, generation)) is not shard:
-            return
-        shard.pipeline, shard.writing = None, False
-        attempt, shard.persist_attempt = shard.persist_attempt, 0
-        self._degrade("persist", str(error))
-        self._node_event(
-            p.PersistFailed(rank=rank, generation=generation, attempt=attempt, reason=str(error))
-        )
-
-    # ------------------------------------------------------------------ protocol
 
     def _both(self, event: Any) -> None:
         self._node_event(event)
@@ -606,9 +419,9 @@ class Keeper:
             case p.GrantSlot():
                 self._grant(instruction)
             case p.StartPersist():
-                self._start_persist(instruction)
+                self._shards.start_persist(instruction)
             case p.AbortPersist():
-                self._abort_persist(instruction)
+                self._shards.abort_persist(instruction)
             case (
                 p.ClaimEpoch()
                 | p.WriteDecision()
@@ -644,36 +457,8 @@ class Keeper:
             self._peers.send(send.to_node, send.message)
 
     def _grant(self, grant: p.GrantSlot) -> None:
-        for (rank, generation), shard in list(self._s.shards.items()):
-            if rank == grant.rank and shard.slot == grant.slot:
-                self._forget(rank, generation, shard)
-        self._memory.of(grant.rank).clear(grant.slot)
-        self._s.shards[(grant.rank, grant.generation)] = Shard(slot=grant.slot)
+        self._shards.granted(grant)
         self._to_trainer(grant)
-
-    def _start_persist(self, order: p.StartPersist) -> None:
-        shard = self._s.shards.get((order.rank, order.generation))
-        if shard is None:
-            failed = p.PersistFailed(
-                rank=order.rank, generation=order.generation, attempt=order.attempt,
-                reason="the slot holds something else", retryable=False,
-            )  # fmt: skip
-            self.post(lambda: self._node_event(failed))
-            return
-        shard.persist_attempt = order.attempt
-        if shard.index is not None:
-            self._start_pipeline(order.rank, order.generation, shard)
-
-    def _abort_persist(self, order: p.AbortPersist) -> None:
-        shard = self._s.shards.get((order.rank, order.generation))
-        if shard is None:
-            return
-        shard.persist_attempt = 0
-        if shard.writing and shard.pipeline is not None:
-            shard.pipeline.cancel()
-            shard.pipeline, shard.writing = None, False
-            if shard.index is None and shard.began is not None:
-                self._start_pipeline(order.rank, order.generation, shard)
 
     def _to_trainer(self, instruction: Any) -> None:
         trainer = self._s.trainers.get(instruction.rank)
@@ -736,14 +521,6 @@ def _may_say(
     else:
         return True
     return not ranks or (0 <= rank < len(ranks) and ranks[rank] == node)
-
-
-def _shard_name(rank: int, attempt: int) -> str:
-    return f"shard-{rank:05d}-a{attempt}.safetensors"
-
-
-def _index_name(rank: int, attempt: int) -> str:
-    return f"idx-{rank:05d}-a{attempt}.json"
 
 
 def _goal(run_directory: str) -> Goal:

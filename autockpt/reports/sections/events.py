@@ -5,6 +5,7 @@ from autockpt.reports.escape import Child, Html, join, tag
 from autockpt.reports.model import ReportModel
 from autockpt.reports.promises import FACTOR, Promise
 from autockpt.reports.sections.parts import Section, chart, details, duration, fraction, table
+from autockpt.reports.sections.restarts import restarts
 from autockpt.values.units import format_bytes, format_duration
 
 VERDICTS = {
@@ -33,6 +34,7 @@ def timeline(model: ReportModel) -> Section | None:
         details(f"Same data as a table ({len(rows)} events{left})",
                 table(("after", "what", ""), rows, caption="What happened")) if rows else None,
         _restores(model),
+        restarts(model),
         _checkpoints(model),
         _changes(model),
     )  # fmt: skip

@@ -1,0 +1,287 @@
+"""The shards of a node on their way from a slot to storage: one pipeline each.
+
+Belongs to the keeper's loop: every method runs in its thread, and what pipelines report comes back
+through `post`.  What is saved, dropped or tried again is the protocol's decision.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autockpt.executors import wire
+from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.image import ImageIndex
+from autockpt.executors.keeper.journal import Journal
+from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.keeper.slots import MemoryTable
+from autockpt.executors.protocol import messages as p
+from autockpt.values.errors import AutockptError
+from autockpt.values.generation import Generation
+from autockpt.values.record import to_json
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard of one generation on its way."""
+
+    slot: int
+    began: wire.SnapshotBegan | None = None
+    copied: bool = False
+    index: ImageIndex | None = None
+    persist_attempt: int = 0
+    """The attempt that StartPersist asked for, 0: memory only."""
+    pipeline: ShardPipeline | None = None
+    writing: bool = False
+    """The pipeline has a storage target."""
+
+
+class Shards:
+    """What the ranks of this node have in slots, by rank and generation."""
+
+    def __init__(
+        self,
+        *,
+        directory: CheckpointDirectory,
+        run_id: str,
+        memory: MemoryTable,
+        journal: Journal,
+        post: Callable[[Callable[[], None]], None],
+        submit: Callable[[Callable[[], None]], None],
+        tell: Callable[[p.NodeEvent], None],
+        world_size: Callable[[int], int],
+        degrade: Callable[[str, str], None],
+    ) -> None:
+        self._directory, self._run_id = directory, run_id
+        self._memory, self._journal = memory, journal
+        self._post, self._submit, self._tell = post, submit, tell
+        self._world_size, self._degrade = world_size, degrade
+        self._all: dict[tuple[int, Generation], Shard] = {}
+        self._newest_pipeline: dict[int, ShardPipeline] = {}
+        """By rank: digests are announced in the order of the snapshots."""
+
+    @property
+    def busy(self) -> bool:
+        """A pipeline works."""
+        return any(shard.pipeline is not None for shard in self._all.values())
+
+    def granted(self, grant: p.GrantSlot) -> None:
+        """What the slot held is gone from now on."""
+        for (rank, generation), shard in list(self._all.items()):
+            if rank == grant.rank and shard.slot == grant.slot:
+                self._forget(rank, generation, shard)
+        self._memory.of(grant.rank).clear(grant.slot)
+        self._all[(grant.rank, grant.generation)] = Shard(slot=grant.slot)
+
+    def adopted(self, rank: int) -> None:
+        """Slots of this rank were found sealed."""
+        for slot, index in self._memory.of(rank).sealed().items():
+            self._all[(rank, index.generation)] = Shard(slot=slot, copied=True, index=index)
+
+    def leave(self, rank: int, *, sealed: bool) -> None:
+        """Lets go of what is being filled (its trainer died), or of everything if `sealed`."""
+        for (owner, generation), shard in list(self._all.items()):
+            if owner == rank and (sealed or not shard.copied):
+                self._forget(rank, generation, shard)
+
+    def snapshot_began(self, began: wire.SnapshotBegan) -> None:
+        """The copy into a granted slot has begun: follow it."""
+        shard = self._all.get((began.rank, began.generation))
+        if shard is None or shard.slot != began.slot:
+            return  # granted and withdrawn meanwhile; the trainer will be told
+        shard.began = began
+        self._journal.snapshot_began(began.generation, began.step, began.at_s)
+        self._start_pipeline(began.rank, began.generation, shard)
+
+    def snapshot_copied(self, message: wire.SnapshotCopied) -> None:
+        """Every byte is there, and proven."""
+        shard = self._all.get((message.rank, message.generation))
+        if shard is None or shard.began is None:
+            return
+        shard.copied = True
+        if shard.pipeline is not None:
+            shard.pipeline.sealed()
+
+    def snapshot_torn(self, message: wire.SnapshotTorn) -> None:
+        """It is worthless, or was given back unused."""
+        shard = self._all.get((message.rank, message.generation))
+        if shard is not None:
+            self._forget(message.rank, message.generation, shard)
+        self._tell(
+            p.ShardDiscarded(
+                rank=message.rank, generation=message.generation, reason=message.reason
+            )
+        )
+
+    def _forget(self, rank: int, generation: Generation, shard: Shard) -> None:
+        self._all.pop((rank, generation), None)
+        if shard.pipeline is not None:
+            shard.pipeline.cancel()
+            shard.pipeline = None
+
+    def _start_pipeline(self, rank: int, generation: Generation, shard: Shard) -> None:
+        memory = self._memory.of(rank)
+        began, index = shard.began, shard.index
+        image_bytes = index.image_bytes if index is not None else 0
+        if began is not None:
+            image_bytes = began.image_bytes
+        target = self._target(rank, generation, shard) if shard.persist_attempt else None
+        shard.writing = target is not None
+        shard.pipeline = ShardPipeline(
+            memory.image(shard.slot, image_bytes),
+            chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
+            available=lambda: memory.copied(shard.slot),
+            streaming=began is None or began.streaming,
+            known=index,
+            target=target,
+            after=self._newest_pipeline.get(rank),
+            on_digested=lambda digests: self._post(
+                lambda: self._digested(rank, generation, shard, digests)
+            ),
+            on_persisted=lambda outcome: self._post(
+                lambda: self._persisted(rank, generation, shard, outcome)
+            ),
+            on_failed=lambda error: self._post(
+                lambda: self._persist_failed(rank, generation, shard, error)
+            ),
+        )
+        self._newest_pipeline[rank] = shard.pipeline
+        if shard.copied:
+            shard.pipeline.sealed()
+        shard.pipeline.start()
+
+    def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
+        folder = self._directory.generation_path(generation)
+        began, attempt = shard.began, shard.persist_attempt
+        return PersistTarget(
+            path=os.path.join(folder, _shard_name(rank, attempt)),
+            prepare=lambda: self._directory.create_generation(generation),
+            spare=lambda: self._spare(rank, attempt),
+            writers=began.writers if began else 2,
+            direct_io=began.direct_io if began else True,
+            codec=began.codec if began else "none",
+            codec_ranges=began.class_ranges if began else (),
+        )
+
+    def _spare(self, rank: int, attempt: int) -> str | None:
+        """A retired file to write over; not after a failure, which may have been a full disk."""
+        if attempt == 1:
+            return self._directory.spares.take(rank)
+        self._directory.spares.clear()
+        return None
+
+    def _digested(
+        self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
+    ) -> None:
+        if self._all.get((rank, generation)) is not shard or shard.began is None:
+            return
+        memory = self._memory.of(rank)
+        shard.index = ImageIndex(
+            run_id=self._run_id,
+            generation=generation,
+            step=shard.began.step,
+            rank=rank,
+            world_size=self._world_size(rank),
+            layout_digest=shard.began.layout_digest,
+            image_bytes=shard.began.image_bytes,
+            chunk_bytes=memory.chunk_bytes,
+            digests=digests,
+        )
+        memory.seal(shard.slot, shard.index)
+        if not shard.writing:
+            shard.pipeline = None
+        self._tell(
+            p.ShardSealed(
+                rank=rank,
+                generation=generation,
+                root=shard.index.root,
+                bytes=shard.index.image_bytes,
+                layout_digest=shard.index.layout_digest,
+            )
+        )
+        if shard.persist_attempt and not shard.writing:
+            self._start_pipeline(rank, generation, shard)
+
+    def _persisted(
+        self, rank: int, generation: Generation, shard: Shard, outcome: ShardOutcome
+    ) -> None:
+        if self._all.get((rank, generation)) is not shard or shard.index is None:
+            return
+        shard.pipeline, shard.writing = None, False
+        attempt = shard.persist_attempt
+        shard.persist_attempt = 0
+        codec = shard.began.codec if shard.began and outcome.stored else "none"
+        index = replace(shard.index, stored=outcome.stored, codec=codec)
+        folder = self._directory.generation_path(generation)
+        name = _index_name(rank, attempt)
+        record: p.Record = {
+            "rank": rank,
+            "file": _shard_name(rank, attempt),
+            "index": name,
+            "bytes": outcome.stored_bytes,
+            "root": index.root,
+            "layout_digest": index.layout_digest,
+        }
+        self._journal.shard_written(
+            generation, index.image_bytes, outcome.stored_bytes, outcome.write_s
+        )
+
+        def write() -> None:
+            event: p.NodeEvent
+            try:
+                self._directory.write_index(os.path.join(folder, name), to_json(index).encode())
+                event = p.ShardPersisted(
+                    rank=rank, generation=generation, attempt=attempt, record=record
+                )
+            except AutockptError as error:
+                event = p.PersistFailed(
+                    rank=rank, generation=generation, attempt=attempt, reason=str(error)
+                )
+            self._post(lambda: self._tell(event))
+
+        self._submit(write)
+
+    def _persist_failed(
+        self, rank: int, generation: Generation, shard: Shard, error: Exception
+    ) -> None:
+        if self._all.get((rank, generation)) is not shard:
+            return
+        shard.pipeline, shard.writing = None, False
+        attempt, shard.persist_attempt = shard.persist_attempt, 0
+        self._degrade("persist", str(error))
+        self._tell(
+            p.PersistFailed(rank=rank, generation=generation, attempt=attempt, reason=str(error))
+        )
+
+    def start_persist(self, order: p.StartPersist) -> None:
+        """To storage as well: at once, or when it is sealed."""
+        shard = self._all.get((order.rank, order.generation))
+        if shard is None:
+            failed = p.PersistFailed(
+                rank=order.rank, generation=order.generation, attempt=order.attempt,
+                reason="the slot holds something else", retryable=False,
+            )  # fmt: skip
+            self._post(lambda: self._tell(failed))
+            return
+        shard.persist_attempt = order.attempt
+        if shard.index is not None:
+            self._start_pipeline(order.rank, order.generation, shard)
+
+    def abort_persist(self, order: p.AbortPersist) -> None:
+        """Memory only, after all."""
+        shard = self._all.get((order.rank, order.generation))
+        if shard is None:
+            return
+        shard.persist_attempt = 0
+        if shard.writing and shard.pipeline is not None:
+            shard.pipeline.cancel()
+            shard.pipeline, shard.writing = None, False
+            if shard.index is None and shard.began is not None:
+                self._start_pipeline(order.rank, order.generation, shard)
+
+
+def _shard_name(rank: int, attempt: int) -> str:
+    return f"shard-{rank:05d}-a{attempt}.safetensors"
+
+
+def _index_name(rank: int, attempt: int) -> str:
+    return f"idx-{rank:05d}-a{attempt}.json"

@@ -1,0 +1,86 @@
+"""Where did a restart's time go?  From the failure to the end of the first iteration, in parts.
+
+    total = detect + launch + interpreter + torch + group + script + wait + read + apply + first
+
+Only the restored bytes are the checkpoint's; at scale the rest dominates.  One rank is the witness,
+as in the accounting.  A process knows its own parts and tells them in RunStarted; what nobody told
+apart (no launcher of ours, no boot module) is None and contained in another part: the launch in
+`detect`, which is the difference, so that the parts add up by construction, all else in `script`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autockpt.values.telemetry import Event, FailureObserved, FirstIterated, RunStarted
+
+LABELS = {
+    "detect": "failure noticed, other ranks ended",
+    "launch": "launcher: rendezvous, new processes",
+    "interpreter": "interpreter until the script begins",
+    "torch": "import torch",
+    "group": "process group",
+    "script": "script until attach: imports, model, data",
+    "wait": "attach: keepers and other ranks",
+    "read": "checkpoint verified and copied into place",
+    "apply": "state put together",
+    "first": "first iteration",
+}
+"""Parts in the order in which they happen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """One way back, from the failure to the end of the first iteration."""
+
+    failed_at_s: float
+    """When the failure was observed, seconds since the run began."""
+    rank: int
+    """Whose time this is."""
+    total_s: float
+    parts: dict[str, float | None]
+    """Seconds by name of `LABELS`; None: not told apart."""
+
+
+def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tuple[Restart, ...]:
+    """The restarts in aligned `events`, oldest first."""
+    found: list[Restart] = []
+    failed: FailureObserved | None = None
+    started: RunStarted | None = None
+    for event in events:
+        if isinstance(event, FailureObserved):
+            if failed is not None and started is not None:
+                found.append(_restart(failed, started, None, start_s))
+            if failed is None or started is not None:
+                failed, started = event, None
+        elif event.rank != witness or failed is None:
+            continue
+        elif isinstance(event, RunStarted):
+            started = event
+        elif isinstance(event, FirstIterated) and started is not None:
+            found.append(_restart(failed, started, event, start_s))
+            failed = started = None
+    return tuple(found)
+
+
+def _restart(
+    failed: FailureObserved, started: RunStarted, first: FirstIterated | None, start_s: float
+) -> Restart:
+    known: dict[str, float | None] = {
+        "launch": started.launch_s,
+        "interpreter": started.interpreter_s,
+        "torch": started.torch_import_s,
+        "group": started.process_group_s,
+        "script": started.script_s,
+        "wait": started.wait_s,
+        "read": started.read_s,
+        "apply": started.apply_s,
+        "first": None if first is None else first.at_s - started.at_s,
+    }
+    total_s = (started if first is None else first).at_s - failed.at_s
+    detect_s = max(0.0, total_s - sum(seconds or 0.0 for seconds in known.values()))
+    return Restart(
+        failed_at_s=failed.at_s - start_s,
+        rank=started.rank,
+        total_s=total_s,
+        parts={"detect": detect_s, **known},
+    )
