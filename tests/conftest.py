@@ -38,7 +38,7 @@ def attach(
 ) -> Iterator[Callable[..., Any]]:
     """`autockpt.attach` in this process, as a launch of its own; ended before its keeper is."""
     import autockpt
-    from autockpt.session import training as sessions
+    from autockpt.session import saving as sessions
 
     for name in [n for n in os.environ if n.startswith(("AUTOCKPT_", "TORCHELASTIC_"))]:
         monkeypatch.delenv(name)

@@ -1,6 +1,9 @@
 """What a training script holds: attach(), the loop, and the wires between the rooms.
 
-training      the Session: boundaries, fences, the loop's face
+training      the Session: the loop's face, boundaries, plan changes
+rank          what a session knows of its rank, and how it tells
+saving        one save: asked for, begun, fenced
+ending        the last checkpoint, signals, leaving
 plan_switch   a change of the plan, prepared on the listening thread and applied at one step
 clock         times iterations in blocks, stalls apart
 job           this process's place in the job, read once from its environment

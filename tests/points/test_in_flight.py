@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors.link import KeeperLink
-from autockpt.session import training as sessions
+from autockpt.session import saving as sessions
 from autockpt.values.generation import Generation
 from autockpt.values.telemetry import SaveSkipped, SnapshotBegan
 from tests.fakes import trainings

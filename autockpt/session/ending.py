@@ -1,0 +1,116 @@
+"""How a session ends: the last checkpoint, leaving, signals."""
+
+import sys
+import time
+from typing import Any
+
+from autockpt.executors import wire
+from autockpt.executors.fence import OptimizerHooks
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.signals import TerminationWatch
+from autockpt.executors.state import LiveState
+from autockpt.session.job import Job
+from autockpt.session.saving import FINAL_WAIT_S, Saving
+from autockpt.values import telemetry as t
+
+RECONNECT_WAIT_S = 10.0
+"""The last checkpoint waits so long for a keeper that is being started."""
+FINAL_ATTEMPTS = 200
+FINAL_FAILURES = 5
+"""Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
+full disk needs none."""
+
+
+class Ending(Saving):
+    """Makes the end durable and lets go."""
+
+    def __init__(self, job: Job, state: LiveState, data: Any) -> None:
+        super().__init__(job, state, data)
+        self._hooks: OptimizerHooks | None = None
+        self._watch = TerminationWatch(self._on_signal)
+
+    def close(self, *, final_checkpoint: bool = True) -> None:
+        """Ends the protection: fences, makes a last checkpoint durable, lets the keeper go."""
+        if self._closed:
+            return
+        try:
+            self._fence()
+            if final_checkpoint:
+                self._final_checkpoint()
+        except Exception as error:
+            self._degraded("final checkpoint", repr(error))
+        self._end("finished")
+
+    def _final_checkpoint(self) -> None:
+        """A durable checkpoint of the last step, unless there is one."""
+        if self._step == self._start_step or not self._plan.tier("disk").interval_steps:
+            return
+        link = self._link
+        if not link.slots:
+            self._ask_slots()
+            link.wait_until(lambda: bool(link.slots or link.slots_refused), FINAL_WAIT_S)
+        if not link.slots:
+            self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")
+            return
+        generation = self._generation(self._step)
+        attempt = 0 if self._disk_busy == generation or link.is_durable(generation) else 1
+        if attempt and self._asked == self._generation(self._step, attempt):
+            # Asked for ahead, of a step that will not come.
+            self._withdraw(self._asked, "the training ended before it")
+            attempt += 1
+        failures, reason = 0, "no slot became free"
+        while attempt < FINAL_ATTEMPTS and failures < FINAL_FAILURES:
+            if attempt:
+                link.wait_until(lambda: link.connected, RECONNECT_WAIT_S)
+                generation = self._generation(self._step, attempt)
+                if not self._snapshot(self._step, generation, disk=True, patience_s=5.0):
+                    attempt += 1
+                    time.sleep(0.05)
+                    continue
+                self._fence()
+            if self._wait_durable(generation, FINAL_WAIT_S):
+                return
+            attempt, failures = attempt + 1, failures + 1
+            reason = link.dropped.get(generation, reason)
+        self._degraded("final checkpoint", f"{reason}; the last durable checkpoint is older")
+
+    def _leave(self) -> None:
+        """Fenced by a newer incarnation, or told to go: leaves at a boundary."""
+        self._watch.stop()
+        if self._link.fenced:
+            self._say(f"this process is replaced: {self._link.fenced}")
+            self._end("error")
+            raise SystemExit(75)
+        self._end("signal")
+        raise SystemExit(128 + self._watch.requested)
+
+    def _end(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._report_block(force=True)
+        self._emit(
+            t.RunEnded(at_s=time.monotonic(), rank=self._job.rank, step=self._step, reason=reason)
+        )
+        self._link.send(wire.TrainerLeaving(rank=self._job.rank, step=self._step, reason=reason))
+        if self._mind is not None:
+            self._mind.close()
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._link.close()
+        if self._snapshotter is not None:
+            self._snapshotter.close()
+        self._telemetry.close()
+
+    def _at_exit(self) -> None:
+        """The script ended without closing: a crash stays a crash, an end is an end."""
+        if self._closed:
+            return
+        if getattr(sys, "last_value", None) is not None:
+            self._telemetry.close()
+            return
+        self.close()
+
+    def _on_signal(self, number: int) -> None:
+        self._link.send(p.BreakpointRequested(reason=f"signal {number}"))
+        self._say(f"signal {number}: newest checkpoint in memory is being made durable")

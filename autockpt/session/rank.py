@@ -1,0 +1,118 @@
+"""What the session of one rank knows, and how it tells: the base of everything in this folder."""
+
+import contextlib
+import sys
+import threading
+import time
+from typing import Any
+
+from autockpt.executors.keeper.slots import (
+    CELL_STARTED_NS,
+    CELL_STARTED_STEP,
+    CELL_STEP,
+    CELL_STEP_NS,
+)
+from autockpt.executors.link import KeeperLink
+from autockpt.executors.loaders import DataPosition
+from autockpt.executors.snapshot import Snapshotter
+from autockpt.executors.state import LiveState
+from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.session.clock import IterationClock
+from autockpt.session.job import Job
+from autockpt.session.mind import Mind
+from autockpt.session.plan_switch import PlanSwitch
+from autockpt.values import telemetry as t
+from autockpt.values.generation import Generation
+from autockpt.values.plan import CheckpointPlan
+
+
+class RankState:
+    """State and voice of a session."""
+
+    def __init__(self, job: Job, state: LiveState, data: Any) -> None:
+        self._job = job
+        self._state = state
+        self._data = None if data is None else DataPosition(data)
+        state.dry_encode()
+        self._plan: CheckpointPlan = job.plan
+        self._telemetry = TelemetryWriter(job.telemetry_path)
+        self._step = 0
+        self._start_step = 0
+        self._wanted = -1
+        """Boundary of a checkpoint that the script asked for."""
+        self._total: int | None = None
+        """The last step, where it is known: it is always made durable."""
+        self._epoch = 0
+        self._snapshotter: Snapshotter | None = None
+        self._flight: tuple[Generation, int, bool] | None = None
+        """(generation, step, disk) of the snapshot between boundary and fence."""
+        self._asked: Generation | None = None
+        self._asked_disk = False
+        """As it was asked for, so it will be: a plan may have changed since."""
+        self._asking = threading.Lock()
+        self._slots_seen = 0
+        self._closed = False
+        self._owns_boundary = False
+        self._auto_pending = False
+        self._auto_rng: Any = None
+        self._clock = IterationClock()
+        self._disk_busy: Generation | None = None
+        self._disk_newest: Generation | None = None
+        self._persisting: list[Generation] = []
+        """Begun for disk and not known to be there, or dropped."""
+        self._fence_stall_s = 0.0
+        self._asked_slots = 0
+        self._warned: set[str] = set()
+        self._mind: Mind | None = None
+        self._link = KeeperLink(
+            job.run_directory,
+            job.node,
+            checkpoints=job.checkpoints,
+            attach=job.attach_event(),
+            launcher_pid=job.launcher_pid,
+            restart_count=job.restart_count,
+            control_host=job.control_host,
+            on_lost=lambda reason: self._degraded("keeper", reason),
+        )
+        self._switch = PlanSwitch(job.rank, self._link.send, self._link.wait_until)
+        self._link.plan_held = lambda: self._switch.held
+
+    def _mark_step(self, *, first: bool = False) -> None:
+        cells = self._link.board.view[:64].cast("Q")
+        now = time.monotonic_ns()
+        if first:
+            cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now, self._step
+        cells[CELL_STEP] = self._step
+        cells[CELL_STEP_NS] = now
+
+    def _report_block(self, *, force: bool = False) -> None:
+        block = self._clock.block(force=force)
+        if block is not None:
+            count, total_s, stall_s, quiet_s, busy_s = block
+            self._emit(
+                t.Iterated(
+                    at_s=time.monotonic(), rank=self._job.rank, step=self._step, count=count,
+                    total_s=total_s, checkpoint_s=stall_s, quiet_s=quiet_s, busy_s=busy_s,
+                )
+            )  # fmt: skip
+
+    def _skip(self, step: int, reason: str) -> None:
+        self._emit(
+            t.SaveSkipped(at_s=time.monotonic(), rank=self._job.rank, step=step, reason=reason)
+        )
+        if self._link.slots_refused:
+            self._degraded("memory tier", self._link.slots_refused)
+
+    def _degraded(self, what: str, reason: str) -> None:
+        self._emit(t.Degraded(at_s=time.monotonic(), rank=self._job.rank, what=what, reason=reason))
+        if what not in self._warned:
+            self._warned.add(what)
+            self._say(f"degraded: {what}: {reason} (training goes on)", always=True)
+
+    def _emit(self, event: t.Event) -> None:
+        with contextlib.suppress(Exception):
+            self._telemetry.emit(event)
+
+    def _say(self, text: str, *, always: bool = False) -> None:
+        if self._job.rank == 0 or always:
+            print(f"autockpt: {text}", file=sys.stderr, flush=True)

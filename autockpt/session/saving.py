@@ -1,0 +1,278 @@
+"""One save: due, asked for, granted, begun at the boundary, fenced at the optimizer's step.
+
+A slot is asked for before the boundary that needs it; whatever is not there in time skips the save,
+with its reason, and the training goes on.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from autockpt.executors import wire
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.snapshot import Snapshot, register_with_cuda
+from autockpt.session.rank import RankState
+from autockpt.values import telemetry as t
+from autockpt.values.errors import AutockptError
+from autockpt.values.generation import Generation
+
+GRANT_WAIT_S = 0.02
+"""A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
+SLOT_SLACK_BYTES = 4 * 4096
+"""A tensor that moves to the boundary group shifts what follows by a page or two; new slots for
+that would cost a checkpoint and what the old ones hold."""
+FINAL_WAIT_S = 900.0
+
+
+class Saving(RankState):
+    """Begins snapshots and follows them until the last byte is proven."""
+
+    def _due(self, step: int) -> bool:
+        interval = self._plan.tier("memory").interval_steps
+        return (interval > 0 and step % interval == 0) or self._disk_free(step)
+
+    def _disk_due(self, step: int) -> bool:
+        interval = self._plan.tier("disk").interval_steps
+        if step == self._wanted:
+            return True
+        return interval > 0 and (step % interval == 0 or step == self._total)
+
+    def _disk_free(self, step: int) -> bool:
+        """Due on disk, and fewer are on their way there than the plan allows.
+
+        The last checkpoint and one that the script asked for always go.
+        """
+        limit = self._plan.staging.in_flight
+        if not self._disk_due(step) or not limit or step in (self._wanted, self._total):
+            return self._disk_due(step)
+        link = self._link
+        self._persisting = [
+            g for g in self._persisting if g not in link.dropped and not link.is_durable(g)
+        ]
+        return len(self._persisting) < limit
+
+    def _generation(self, step: int, attempt: int = 0) -> Generation:
+        """Named alike on all ranks without talking; attempts are of the last step only."""
+        return Generation(epoch=self._epoch, seq=step - self._start_step + attempt)
+
+    def _background(self) -> bool:
+        busy = self._disk_busy
+        if busy is not None and (self._link.is_durable(busy) or busy in self._link.dropped):
+            self._disk_busy = busy = None
+        return busy is not None or self._flight is not None
+
+    def _ask_ahead(self, step: int) -> None:
+        """Asks for the slot of the next boundary if it is due, and for slots at first."""
+        if self._link.slots_changed != self._slots_seen:
+            self._slots_seen = self._link.slots_changed
+            for arena in self._link.slots:
+                register_with_cuda(arena)
+        if not self._link.slots:
+            self._ask_slots()
+        elif self._flight is None:
+            self._ask_if_due(step)
+
+    def _ask_if_due(self, step: int) -> None:
+        if self._due(step) and step <= (self._total or step):
+            self._ask(self._generation(step), step, disk=self._disk_free(step))
+
+    def _ask_slots(self) -> None:
+        """After the first step, because the optimizer's state is empty before it."""
+        if self._step == self._start_step or not self._plan.snapshot_interval_steps:
+            return
+        assert self._snapshotter is not None
+        layout = self._snapshotter.plan(self._progress())
+        if layout.image_bytes == self._asked_slots:
+            return
+        self._asked_slots = layout.image_bytes
+        self._link.want_slots(
+            image_bytes=layout.image_bytes + SLOT_SLACK_BYTES,
+            chunk_bytes=self._plan.staging.chunk_bytes,
+            slots=max(2, self._plan.slots), limit_bytes=self._job.goal.limits.host_memory_bytes,
+        )  # fmt: skip
+
+    def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
+        with self._asking:
+            former = self._asked
+            if former is not None and former >= generation:
+                return
+            self._asked, self._asked_disk = generation, disk
+            if former in self._link.grants:
+                self._withdraw(former, f"{generation} came first")  # it would keep its slot
+            self._link.send(
+                p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=disk)
+            )
+
+    def _snapshot(
+        self,
+        step: int,
+        generation: Generation,
+        *,
+        disk: bool,
+        rng: Any = None,
+        patience_s: float = GRANT_WAIT_S,
+    ) -> bool:
+        """Begins the snapshot of a generation; False when it was skipped."""
+        slot = self._granted(generation, step, disk=disk, patience_s=patience_s)
+        if slot is None:
+            return False
+        disk = self._asked_disk
+        assert self._snapshotter is not None
+        staging = self._plan.staging
+        arena = self._link.slots[slot]
+        if not staging.preallocate:
+            arena.release_pages()
+        lazy = staging.schedule == "lazy"
+        self._snapshotter.device_clone = staging.device_clone
+        try:
+            self._snapshotter.begin(
+                arena, self._progress(), lazy=lazy, slot=slot, rng=rng,
+                capacity=self._link.image_bytes,
+                began=lambda layout: self._tell_began(generation, step, slot, disk, layout),
+                completed=lambda snapshot: self._copied(generation, step, snapshot),
+            )  # fmt: skip
+        except AutockptError as error:
+            self._abandon(generation, str(error))
+            self._asked_slots = 0
+            self._ask_slots()
+            self._skip(step, str(error))
+            return False
+        except Exception as error:
+            self._abandon(generation, repr(error))
+            raise
+        self._flight = (generation, step, disk)
+        if disk:
+            self._disk_busy = self._disk_newest = generation
+            self._persisting.append(generation)
+        if not lazy or staging.persist == "sync":
+            self._fence()
+        if staging.persist == "sync" and disk:
+            self._wait_durable(generation, FINAL_WAIT_S)
+        return True
+
+    def _granted(
+        self, generation: Generation, step: int, *, disk: bool, patience_s: float
+    ) -> int | None:
+        link = self._link
+        if not link.slots:
+            self._skip(step, link.slots_refused or "the slots are still being allocated")
+            return None
+        self._ask(generation, step, disk=disk)
+        answers = (link.grants, link.refused, link.dropped)
+        if not any(generation in answer for answer in answers):
+            link.wait_until(lambda: any(generation in answer for answer in answers), patience_s)
+        slot = link.take_grant(generation, disk=disk or self._asked_disk)
+        if slot is None:
+            dropped = link.dropped.get(generation, "the keeper did not answer in time")
+            self._skip(step, link.refused.pop(generation, dropped))
+            self._withdraw(generation, "not granted in time")
+        elif disk and not self._asked_disk:  # asked for by the script, or by a new plan, since
+            self._asked_disk = True
+            link.send(
+                p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=True)
+            )
+        return slot
+
+    def _abandon(self, generation: Generation, reason: str) -> None:
+        """Gives a slot back that may be half filled, once nobody writes into it any more."""
+        assert self._snapshotter is not None
+        self._snapshotter.engine.wait()
+        self._snapshotter.current = self._flight = None
+        self._withdraw(generation, reason)
+
+    def _withdraw(self, generation: Generation, reason: str) -> None:
+        self._link.grants.pop(generation, None)
+        self._link.send(
+            wire.SnapshotTorn(rank=self._job.rank, generation=generation, reason=reason)
+        )
+
+    def _tell_began(
+        self, generation: Generation, step: int, slot: int, disk: bool, layout: Any
+    ) -> None:
+        staging, tier = self._plan.staging, self._plan.tier("disk")
+        now = time.monotonic()
+        self._emit(
+            t.SnapshotBegan(
+                at_s=now, rank=self._job.rank, generation=str(generation), step=step,
+                tiers="memory+disk" if disk else "memory",
+            )
+        )  # fmt: skip
+        codec, ranges = layout.codec_ranges(tier.codec)
+        self._link.send(
+            wire.SnapshotBegan(
+                rank=self._job.rank, generation=generation, step=step, slot=slot,
+                image_bytes=layout.image_bytes, boundary_end=layout.boundary_end,
+                layout_digest=layout.digest, writers=staging.writers,
+                chunk_bytes=staging.chunk_bytes, direct_io=staging.direct_io,
+                streaming=staging.streaming, codec=codec, class_ranges=ranges, at_s=now,
+            )
+        )  # fmt: skip
+
+    def _progress(self) -> dict[str, Any]:
+        data = None if self._data is None else self._data.state()
+        return {"step": self._step, "data": data}
+
+    # ------------------------------------------------------------------ the fence
+
+    def _fence(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Makes it safe to change what `optimizer` changes (None: everything); never raises."""
+        if self._flight is None or self._snapshotter is None:
+            return
+        snapshot = self._snapshotter.current
+        if snapshot is None:
+            self._flight = None
+            return
+        (generation, _, _), stalled = self._flight, snapshot.fence_stall_s
+        try:
+            self._snapshotter.fence(optimizer)
+            if self._snapshotter.current is None:
+                self._flight = None
+        except Exception as error:
+            self._abandon(generation, repr(error))
+            self._degraded("snapshot", repr(error))
+        self._clock.stalled(snapshot.fence_stall_s - stalled)
+        self._fence_stall_s += snapshot.fence_stall_s - stalled
+
+    def _copied(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
+        """Every byte is in the slot and proven, or is not; on the copy thread after a device."""
+        if snapshot.error is not None:
+            reason = f"copy into the slot failed: {snapshot.error!r}"
+            self._withdraw(generation, reason)
+            self._degraded("snapshot", reason)
+            return
+        if snapshot.changed:
+            self._discard(generation, step, snapshot.changed)
+            return
+        self._link.send(wire.SnapshotCopied(rank=self._job.rank, generation=generation))
+        self._emit(
+            t.SnapshotSealed(
+                at_s=time.monotonic(), rank=self._job.rank, generation=str(generation), step=step,
+                bytes=snapshot.layout.image_bytes, boundary_stall_s=snapshot.boundary_stall_s,
+                fence_stall_s=snapshot.fence_stall_s, copy_s=snapshot.copy_s,
+            )
+        )  # fmt: skip
+
+    def _discard(self, generation: Generation, step: int, changed: list[str]) -> None:
+        """State changed behind the fence: the generation is worthless, the tensors move."""
+        reason = f"changed between boundary and fence: {', '.join(changed[:5])}"
+        self._withdraw(generation, reason)
+        known = set(self._state.lazy_tensors())
+        self._state.not_lazy |= set(changed) & known or known
+        self._emit(
+            t.SnapshotDiscarded(
+                at_s=time.monotonic(), rank=self._job.rank, generation=str(generation), step=step,
+                reason=reason,
+            )
+        )  # fmt: skip
+        self._say(f"snapshot {generation} discarded: {reason}; copied at the boundary from now on")
+
+    def _wait_durable(self, generation: Generation, timeout_s: float) -> bool:
+        """False when the generation was dropped: the others could not save it."""
+        link = self._link
+        if not link.wait_until(
+            lambda: link.is_durable(generation) or generation in link.dropped, timeout_s
+        ):
+            self._degraded("checkpoint", f"{generation} not durable after {timeout_s:.0f} s")
+            return True
+        return generation not in link.dropped

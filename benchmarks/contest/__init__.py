@@ -1,0 +1,1 @@
+"""How contestants are run and held against each other; see `benchmarks.engine`."""

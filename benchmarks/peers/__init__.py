@@ -1,0 +1,1 @@
+"""Other people's ways to checkpoint, and ours, behind one interface (`contract.Peer`)."""
