@@ -17,7 +17,6 @@ from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemory
 from autockpt.executors.state import LiveState
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.decide import decide
-from autockpt.policies.policy_file import plan_to_yaml
 from autockpt.policies.staging import choose_write
 from autockpt.profiles.assemble import profile_from_run
 from autockpt.profiles.samples import RunSamples
@@ -27,7 +26,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session.job import Job
 from autockpt.tuner.controller import Controller
 from autockpt.values import telemetry as t
-from autockpt.values.plan import CheckpointPlan, Choice
+from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.profile import Profile
 
 THINK_S = 0.25
@@ -171,8 +170,14 @@ class Mind:
             self._files.write_plan(plan)
             return
         choices = tuple(self._renewed(choice, plan) for choice in self._decision.choices)
-        self._decision = replace(self._decision, plan=plan, choices=choices)
-        self._files.write_decision(self._decision, plan_text=plan_to_yaml(self._decision))
+        self._decide(replace(self._decision, plan=plan, choices=choices))
+
+    def _decide(self, decision: Decision) -> None:
+        # Not at the top: pydantic takes an eighth of a second that every restart would wait for.
+        from autockpt.policies.policy_file import plan_to_yaml
+
+        self._decision = decision
+        self._files.write_decision(decision, plan_text=plan_to_yaml(decision))
 
     def _renewed(self, choice: Choice, plan: CheckpointPlan) -> Choice:
         """An interval that was re-tuned, with the reason of the change."""
@@ -200,8 +205,7 @@ class Mind:
         plan = replace(decision.plan, version=self._controller.plan.version + 1)
         decision = replace(decision, plan=plan)
         self._files.write_profile(profile)
-        self._decision = decision
-        self._files.write_decision(decision, plan_text=plan_to_yaml(decision))
+        self._decide(decision)
         interval = decision.choice("disk.interval")
         reason = "measured in the first iterations"
         if interval is not None:
