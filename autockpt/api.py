@@ -70,3 +70,19 @@ def telemetry(run_dir: str) -> "pd.DataFrame":
     from autockpt.run_directory import RunDirectory
 
     return telemetry_frame(RunDirectory.open(run_dir).events())
+
+
+def load(path: str, *, generation: str | None = None, rank: int | None = None) -> dict[str, Any]:
+    """A checkpoint as nested dicts of CPU tensors; its weights are under "model".
+
+    `path` is a run, a checkpoint directory (then `generation`, or the newest good one), one
+    generation, a safetensors file, directory or index, a file of torch.save (read with
+    weights_only=True), or a directory of torch.distributed.checkpoint.  Never runs code of a file.
+    Raises ConfigError for what is no checkpoint, CorruptCheckpointError for damage.
+    """
+    from autockpt.integrations.lazy import materialised
+    from autockpt.integrations.loading import opened
+
+    with opened(path, generation=generation, rank=rank) as tree:
+        state: dict[str, Any] = materialised(tree)
+    return state

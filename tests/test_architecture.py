@@ -190,8 +190,14 @@ BANNED = {
 }
 """Modules, dotted names, builtins and keyword arguments that no module uses, and why."""
 
-BANNED_EXCEPT = {"exec": ("cli.boot",)}
-"""Where a banned construct is the purpose: `cli/boot.py` runs the user's script."""
+BANNED_EXCEPT = {
+    "exec": ("cli.boot",),
+    "pickle": ("integrations.dcp_metadata",),
+    "torch.load": ("integrations.torch_file",),
+    "torch.save": ("integrations.torch_file",),
+}
+"""Where a banned construct is the purpose: `cli/boot.py` runs the user's script; torch's files are
+read with weights_only=True, and DCP's metadata by an unpickler for which no name is a real one."""
 
 STANDARD_LIBRARY = sys.stdlib_module_names | {"compression"}  # `compression` is new in 3.14
 

@@ -25,6 +25,7 @@ from autockpt.policies.policy_file.model import keys
 from autockpt.policies.registry import presets
 from autockpt.run_directory import RunDirectory
 from tests.fakes.profiles import example_profile
+from tests.integrations.trained import saved, trained_job
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -74,6 +75,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with what the documented commands name: profiles, a policy, the examples."""
     for name in sorted(set(re.findall(r"runs/[\w-]+-\d{8}-\d{6}", TEXT))):
         RunDirectory.create(tmp_path / name).write_profile(example_profile())
+    for name in re.findall(r"convert (runs/[\w-]+)", TEXT):
+        if not (tmp_path / name / "checkpoints").exists():
+            saved(tmp_path / name / "checkpoints", trained_job())
     (tmp_path / "policy.yaml").write_text(blocks(README, "yaml")[0])
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)

@@ -67,7 +67,7 @@ class CopyTask:
     first: list[CopyJob] = field(default_factory=list)
     """Host tensors beside a device's: done before anything is waited for, not published."""
     last: Callable[["CopyTask"], None] | None = None
-    """Called on the copy thread when all is done or has failed."""
+    """Called on the copy thread when all is done or has failed; whoever waits waits for it too."""
     copied: float = 0
     """Prefix of the image; infinite at the end, however it ended."""
     first_done: bool = False
@@ -137,12 +137,18 @@ class CopyEngine:
                 run_jobs(task.jobs, task.publish, lambda end: self._went(task, end))
             except BaseException as error:  # reported at the fence, the training goes on
                 task.error = error
-            task.ended_s = time.monotonic()
-            task.jobs, task.first = [], []
-            task.first_done, task.copied = True, math.inf
-            self._tell()
+            self._end(task)
+
+    def _end(self, task: CopyTask) -> None:
+        task.ended_s = time.monotonic()
+        task.jobs, task.first, task.first_done = [], [], True
+        try:
             if task.last is not None:
                 task.last(task)
+        except BaseException as error:  # the thread must live: every later fence waits for it
+            task.error = error
+        task.last, task.copied = None, math.inf  # it may hold the snapshot, and that a slot
+        self._tell()
 
     def _went(self, task: CopyTask, end: int) -> None:
         task.copied = end

@@ -18,6 +18,14 @@ CLONE_RESERVE = 0.1
 """Part of the device's memory that a clone never takes: the training's peaks come later."""
 
 
+def device_of(tensor: torch.Tensor) -> torch.device | None:
+    """The device that copies a tensor by itself; None: the copy thread does.
+
+    The engine asks nowhere else, so that its device path can be driven without a GPU.
+    """
+    return tensor.device if tensor.is_cuda else None
+
+
 class DeviceRead:
     """A few bytes on their way to the host."""
 
@@ -65,7 +73,7 @@ class DeviceCopier:
             for into, part in _pieces(target, source):
                 into.copy_(part, non_blocking=True)
             source.record_stream(self._stream)  # its memory is not given to others meanwhile
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(blocking=True)  # else the copy thread spins on a core
             event.record(self._stream)
         return event
 
@@ -77,7 +85,7 @@ class DeviceCopier:
         """Reads a small tensor in the order of the training stream, without waiting."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self._device))
         return DeviceRead(host, event)
 

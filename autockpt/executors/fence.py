@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from autockpt.executors.device import DeviceRead
+from autockpt.executors.device import DeviceRead, device_of
 
 CANARIES = 4
 """Elements of each tensor compared bit by bit; any update of a whole tensor changes them."""
@@ -76,7 +76,7 @@ class StateProof:
         self._versions, self._places = _marks(tensors)
         groups = canary_groups(tensors) if groups is None else groups
         self._reader = reader
-        on_device = [reader is not None and group.views[0].is_cuda for group in groups]
+        on_device = [reader is not None and device_of(g.views[0]) is not None for g in groups]
         self._groups = [g for g, device in zip(groups, on_device, strict=True) if not device]
         self._device_groups = [g for g, device in zip(groups, on_device, strict=True) if device]
         self._before = [group.take() for group in self._groups]
@@ -89,17 +89,20 @@ class StateProof:
         `tensors`: those that stand there now, when they may be others.
         """
         names = list(self._tensors)
+        self._reads_after = self._read()
         if tensors is None:
             tensors = self._tensors
         elif list(tensors) != names:
             return sorted(set(tensors) ^ set(names)) or ["(order of the parameters)"]
-        self._reads_after = self._read()
         versions, places = _marks(tensors)
+        moved: list[str] = []
         if versions != self._versions or places != self._places:
             marks = zip(names, self._versions, versions, self._places, places, strict=True)
-            return [name for name, v, now, p, place in marks if v != now or p != place]
+            moved = [name for name, v, now, p, place in marks if v != now or p != place]
         groups = zip(self._groups, self._before, strict=True)
-        return [name for group, before in groups for name in group.differing(before, group.take())]
+        # Both: of what a fused step changed only the step counts have another version.
+        differ = [n for group, before in groups for n in group.differing(before, group.take())]
+        return list(dict.fromkeys([*moved, *differ]))
 
     def late_changes(self) -> list[str]:
         """As `changed`, for canaries of a device; waits for it, so never on the training thread."""
@@ -124,10 +127,10 @@ def _marks(tensors: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
 def canary_groups(tensors: dict[str, torch.Tensor]) -> list[CanaryGroup]:
     """A few neighbouring elements from the middle of each tensor: contiguous views are 20 times
     faster to gather than strided ones, and an update of a whole tensor changes any of them."""
-    groups: dict[tuple[torch.dtype, torch.device], CanaryGroup] = {}
+    groups: dict[tuple[object, ...], CanaryGroup] = {}
     with torch.no_grad():
         for name, tensor in tensors.items():
-            count = tensor.numel()
+            count, place = tensor.numel(), (tensor.device, device_of(tensor))
             if not count:
                 continue
             # `.data` keeps the memory alive (pointers are not reused) and not the tensor itself,
@@ -139,7 +142,7 @@ def canary_groups(tensors: dict[str, torch.Tensor]) -> list[CanaryGroup]:
                 view = flat.narrow(0, middle, min(CANARIES, count - middle))
             else:
                 view = tensor[(0,) * tensor.dim()].view(1)
-            group = groups.setdefault((tensor.dtype, tensor.device), CanaryGroup([], []))
+            group = groups.setdefault((tensor.dtype, *place), CanaryGroup([], []))
             group.names.append(name)
             group.views.append(view)
     return list(groups.values())

@@ -51,6 +51,8 @@ class Arena:
         """Descriptor of the memfd behind it, None for private memory."""
         self.view = memoryview(mapping)[skip:]
         self.nbytes = len(self.view)
+        self.pinned = False
+        """Registered with a device: its pages must stay where they are."""
         self.address = _address_of(mapping) + skip
 
     @classmethod

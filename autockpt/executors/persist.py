@@ -249,7 +249,9 @@ def _take_over(spare: str, path: str, *, direct: bool) -> int:
     reads, maps or has a second name for is theirs: it is removed instead, which hurts nobody.
     """
     try:
-        fd = _open_direct(spare, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, direct=direct)
+        # O_NONBLOCK: opening a pipe must not hang.
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = _open_direct(spare, flags, direct=direct)
     except OSError:
         return -1
     name = spare

@@ -239,6 +239,8 @@ def _apply_optimizer(
     for name, values in saved["irregular"].items():
         parameter = flat[name]
         optimizer.state[parameter] = statetree.decode(values, tensors, parameter.device)
+    # A COMMIT of before this existed has none.
+    optimizer.state.update(statetree.decode(saved.get("loose", {}), tensors))
 
 
 def _require_same_settings(

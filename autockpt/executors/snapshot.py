@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -24,8 +25,9 @@ from autockpt.executors.copying import (
     CopyTask,
     ProgressCounter,
     copy_tensors,
+    run_jobs,
 )
-from autockpt.executors.device import DeviceCopier
+from autockpt.executors.device import DeviceCopier, device_of
 from autockpt.executors.dtypes import true_dtype
 from autockpt.executors.fence import SAMPLE_BYTES, CanaryGroup, StateProof, canary_groups
 from autockpt.executors.inventory import Geometry, Inventory, geometry
@@ -57,6 +59,8 @@ class Recipe:
     layout: Layout
     boundary: Any
     """Fingerprint of the boundary tensors."""
+    held: frozenset[str]
+    """Parameters and optimizer state that are copied at the boundary all the same."""
     tensors: dict[str, torch.Tensor]
     """Lazy tensors, local parts."""
     entries: list[Entry]
@@ -79,18 +83,32 @@ class Snapshot:
     task: CopyTask
     proofs: dict[str, StateProof] = field(default_factory=dict)
     """By part, those not yet fenced."""
+    sample: dict[str, list[Entry]] = field(default_factory=dict)
+    """By part, tensors whose bytes are compared with the slot at its fence."""
     events: list[tuple[int, Any]] = field(default_factory=list)
     """(end in the image, event behind it) of what a device copies out of the live tensors."""
+    cloned: bool = False
+    """What a device copies is a clone: the live tensors may change."""
     late: list[Callable[[], list[str]]] = field(default_factory=list)
     """Comparisons that wait for a device."""
     completed: Callable[["Snapshot"], None] | None = None
     changed: list[str] = field(default_factory=list)
     """Names of tensors that changed behind the fence, [] if the snapshot is good."""
     error: BaseException | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a part is being proven: by the copy thread, or at its fence."""
+    settled: bool = False
+    """The verdict is known."""
+    void: bool = False
+    """Given up: there will be no verdict."""
     boundary_stall_s: float = 0.0
     fence_stall_s: float = 0.0
     copy_s: float = 0.0
     """From the boundary to the last byte."""
+
+    def may_tear(self, tensor: torch.Tensor) -> bool:
+        """A change of it before its fence would be in the image."""
+        return not self.cloned or device_of(tensor) is None
 
 
 class Snapshotter:
@@ -120,21 +138,28 @@ class Snapshotter:
     def plan(self, progress: dict[str, Any]) -> Layout:
         """The layout of the state as it is now, kept until its structure changes."""
         inventory = self.state.inventory()
-        boundary, text = self._gather(inventory, progress, None)
-        return self._planned(inventory, boundary, text).layout
+        boundary, text, held = self._gather(inventory, progress, None)
+        return self._planned(inventory, boundary, text, held).layout
 
     def _gather(
         self, inventory: Inventory, progress: dict[str, Any], rng: Any
-    ) -> tuple[dict[str, torch.Tensor], bytes]:
-        """(boundary tensors, skeleton as text)."""
+    ) -> tuple[dict[str, torch.Tensor], bytes, frozenset[str]]:
+        """(boundary tensors, skeleton as text, lazy tensors that are among the former).
+
+        Looked up once: behind a device the copy thread adds to `not_lazy`, and a tensor that is
+        lazy here and not there would be in no image at all.
+        """
         skeleton, boundary = self.state.extra(progress, rng=rng, inventory=inventory)
-        for name in self.state.not_lazy:
-            if name in inventory.lazy:
-                boundary[name] = inventory.lazy[name]
-        return boundary, json.dumps(skeleton, separators=(",", ":")).encode()
+        held = frozenset(self.state.not_lazy) & inventory.lazy.keys()
+        boundary |= {name: inventory.lazy[name] for name in sorted(held)}
+        return boundary, json.dumps(skeleton, separators=(",", ":")).encode(), held
 
     def _planned(
-        self, inventory: Inventory, boundary: dict[str, torch.Tensor], text: bytes
+        self,
+        inventory: Inventory,
+        boundary: dict[str, torch.Tensor],
+        text: bytes,
+        held: frozenset[str],
     ) -> Recipe:
         kept = self._recipe
         places = geometry(list(inventory.locals.values()))
@@ -147,22 +172,27 @@ class Snapshotter:
             and len(text) <= kept.layout.extra_bytes
         ):
             return kept
-        layout = self._laid_out(inventory, boundary, text)
-        tensors = {n: t for n, t in inventory.locals.items() if n not in self.state.not_lazy}
+        layout = self._laid_out(inventory, boundary, text, held)
+        tensors = {n: t for n, t in inventory.locals.items() if n not in held}
         self._recipe = Recipe(
-            inventory=inventory, places=places, layout=layout, boundary=shape, tensors=tensors,
+            inventory=inventory, places=places, layout=layout, boundary=shape, held=held,
+            tensors=tensors,
             entries=[e for e in layout.entries if e.spec.lazy and e.spec.nbytes],
             parts=_parts(inventory, layout, tensors),
-            on_device=any(tensor.is_cuda for tensor in tensors.values()),
+            on_device=any(t.numel() and device_of(t) is not None for t in tensors.values()),
         )  # fmt: skip
         return self._recipe
 
     def _laid_out(
-        self, inventory: Inventory, boundary: dict[str, torch.Tensor], text: bytes
+        self,
+        inventory: Inventory,
+        boundary: dict[str, torch.Tensor],
+        text: bytes,
+        held: frozenset[str],
     ) -> Layout:
         if len(text) > self._extra_bytes:
             self._extra_bytes = -(-len(text) * EXTRA_SLACK // PAGE_BYTES) * PAGE_BYTES
-        lazy = {n: t for n, t in inventory.lazy.items() if n not in self.state.not_lazy}
+        lazy = {n: t for n, t in inventory.lazy.items() if n not in held}
         owners = {name: part for part, names in inventory.parts.items() for name in names}
         specs, aliases = describe(lazy, boundary, self.state, owners)
         layout = plan_layout(specs, aliases=aliases, extra_bytes=self._extra_bytes)
@@ -187,9 +217,9 @@ class Snapshotter:
         """Copies the boundary group now and starts (or, not `lazy`, completes) the rest.
 
         `began` is called when the layout is known and nothing is copied yet; `completed` once, when
-        every byte is there and proven or the copy failed: by `fence`, or from the copy thread when
-        a device has to come so far first.  `rng` replaces the random state of now.  Raises
-        ConfigError when the state grew beyond `capacity` bytes: a new layout needs new slots.
+        every byte is there and proven or the copy failed, mostly from the copy thread.  `rng`
+        replaces the random state of now.  Raises ConfigError when the state grew beyond `capacity`
+        bytes: a new layout needs new slots.
         """
         start = time.monotonic()
         counter = self.counters.of(slot)
@@ -198,8 +228,8 @@ class Snapshotter:
             self.engine.wait()  # withdrawn, and a device still copies into this slot
         counter.set(0)
         inventory = self.state.inventory()
-        boundary, text = self._gather(inventory, progress, rng)
-        recipe = self._planned(inventory, boundary, text)
+        boundary, text, held = self._gather(inventory, progress, rng)
+        recipe = self._planned(inventory, boundary, text, held)
         layout = recipe.layout
         capacity = arena.nbytes if capacity is None else capacity
         if layout.image_bytes > capacity:
@@ -215,30 +245,44 @@ class Snapshotter:
             task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter),
         )  # fmt: skip
         self._tasks[slot] = snapshot.task
+        self.current = snapshot  # before the copy thread can have a verdict on it
         self._start(snapshot, lazy=lazy)
-        self.current = snapshot
         snapshot.boundary_stall_s = time.monotonic() - start
         return snapshot
 
     def _start(self, snapshot: Snapshot, *, lazy: bool) -> None:
         """Hands the copies out, and remembers what the tensors look like if they may change."""
-        recipe = snapshot.recipe
-        if recipe.on_device:
-            self._issue(snapshot)
-        if lazy:
-            for name, part in recipe.parts.items():
-                tensors = {n: recipe.tensors[n] for n in part.names}
-                snapshot.proofs[name] = StateProof(
-                    tensors, groups=part.canaries, reader=self._device
-                )
-        self.engine.start(snapshot.task)
+        if not snapshot.recipe.on_device:
+            snapshot.task.last = lambda _: self._copied(snapshot)
+        try:
+            lazy = self._prepare(snapshot, lazy=lazy)
+        except BaseException:
+            snapshot.void = True
+            raise
+        finally:
+            # After an error too: what a device was given already has to be waited for.
+            self.engine.start(snapshot.task)
         if not lazy:
             self.engine.wait()
+
+    def _prepare(self, snapshot: Snapshot, *, lazy: bool) -> bool:
+        """All of it that is done before the copy thread begins; False when it must not be lazy."""
+        recipe = snapshot.recipe
+        if recipe.on_device:
+            lazy &= self._issue(snapshot)
+        if lazy:
+            snapshot.sample = {} if recipe.on_device else self._next_sample(recipe.entries)
+            for name, part in recipe.parts.items():
+                tensors = {n: recipe.tensors[n] for n in part.names}
+                groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
+                snapshot.proofs[name] = StateProof(tensors, groups=groups, reader=self._device)
+        return lazy
 
     def _write_boundary(
         self, arena: Arena, layout: Layout, boundary: dict[str, torch.Tensor], text: bytes
     ) -> None:
-        if self._headers.get(arena) != layout.header:
+        there = arena.view[:8] == layout.header[:8]  # or zeros: its pages were given back
+        if not there or self._headers.get(arena) != layout.header:
             arena.view[: len(layout.header)] = layout.header
             self._headers[arena] = layout.header
         targets, sources = [], []
@@ -260,17 +304,24 @@ class Snapshotter:
             jobs = recipe.jobs[arena] = copy_jobs(recipe.layout, recipe.tensors, arena)
         return jobs
 
-    def _issue(self, snapshot: Snapshot) -> None:
-        """Gives the device its copies; a clone of the live tensors is safe from the next step."""
-        recipe, task = snapshot.recipe, snapshot.task
-        if self._device is None:
-            self._device = DeviceCopier(
-                next(t for t in recipe.tensors.values() if t.is_cuda).device
-            )
-        device, jobs = self._device, task.jobs
+    def _issue(self, snapshot: Snapshot) -> bool:
+        """Gives the device its copies; a clone of the live tensors is safe from the next step.
+
+        False when everything was copied already.
+        """
+        task, jobs = snapshot.task, snapshot.task.jobs
         sources = [job.tensors[1][0] for job in jobs if _is_device(job) and job.tensors]
+        devices = {device_of(source) for source in sources}
+        if len(devices) > 1:
+            # A side stream follows and delays one device's training only.
+            run_jobs(jobs, None)
+            task.jobs = []
+            return False
+        if self._device is None:
+            self._device = DeviceCopier(sources[0].device)
+        device = self._device
         clones = self._clones(device, sources)
-        cloned, sources = clones is not None, clones or sources
+        snapshot.cloned, sources = clones is not None, clones or sources
         device.follow()
         rest, task.jobs = iter(sources), []
         for job in jobs:
@@ -282,8 +333,13 @@ class Snapshotter:
             event = device.copy(target, source)
             # The job holds the source: a clone lives until it is copied.
             task.jobs.append(replace(job, tensors=([target], [source]), event=event))
-            if not cloned:
+            if not snapshot.cloned:
                 snapshot.events.append((job.end, event))
+        if self.engine.busy:
+            # Behind the device's copy of an earlier snapshot they would keep the fence waiting.
+            run_jobs(task.first, None)
+            task.first, task.first_done = [], True
+        return True
 
     def _clones(
         self, device: DeviceCopier, sources: list[torch.Tensor]
@@ -303,23 +359,28 @@ class Snapshotter:
         """Makes it safe to change what `optimizer` changes (None: everything).
 
         Waits for host copies that are not done, makes a device wait for its own.  When nothing of
-        the snapshot is left to change it is completed, `current` is None, and the names of changed
-        tensors are returned; [] if it is good or goes on.
+        the snapshot is left to change `current` is None; then the names of tensors that changed too
+        early are returned, as far as they are known: [] if it is good or goes on.
         """
         snapshot = self.current
-        assert snapshot is not None
+        if snapshot is None:
+            return []
         began = time.monotonic()
-        inventory = self.state.inventory()
-        for name in self._wanted(snapshot, optimizer):
-            self._fence_part(snapshot, name, inventory)
+        wanted = self._wanted(snapshot, optimizer)
+        for name in wanted:
+            self._wait_part(snapshot, snapshot.recipe.parts[name])
+        self._prove(snapshot, wanted)
         if set(snapshot.proofs) <= {""}:
-            if snapshot.proofs:
-                self._fence_part(snapshot, "", inventory)
             self._finish(snapshot)
         snapshot.fence_stall_s += time.monotonic() - began
-        if self.current is None and not snapshot.recipe.on_device:
-            self._complete(snapshot)
         return snapshot.changed if self.current is None else []
+
+    def abandon(self) -> None:
+        """Gives up what is in flight: no verdict, and nobody writes into its slot any more."""
+        if self.current is not None:
+            self.current.void = True
+        self.engine.wait()
+        self.current = None
 
     def _wanted(self, snapshot: Snapshot, optimizer: torch.optim.Optimizer | None) -> list[str]:
         needs = snapshot.recipe.inventory.needs
@@ -328,50 +389,95 @@ class Snapshotter:
                 return [name for name in needs[prefix] if name in snapshot.proofs]
         return list(snapshot.proofs)
 
-    def _fence_part(self, snapshot: Snapshot, name: str, inventory: Inventory) -> None:
-        part, task = snapshot.recipe.parts[name], snapshot.task
-        if snapshot.recipe.on_device:
-            self.engine.wait_for(lambda: task.first_done)
-            event = next((e for end, e in snapshot.events if end >= part.end), None)
-            if event is None and snapshot.events:
-                event = snapshot.events[-1][1]
-            if event is not None and self._device is not None:
-                self._device.order(event)
-        else:
+    def _wait_part(self, snapshot: Snapshot, part: Part) -> None:
+        """Until a part is in the slot; a device is told to wait, by itself."""
+        task = snapshot.task
+        if not snapshot.recipe.on_device:
             self.engine.wait_for(lambda: task.copied >= part.end)
-        proof = snapshot.proofs.pop(name)
-        snapshot.changed += proof.changed(self._tensors_now(snapshot.recipe, part, inventory))
-        snapshot.late.append(proof.late_changes)
-
-    def _tensors_now(
-        self, recipe: Recipe, part: Part, inventory: Inventory
-    ) -> dict[str, torch.Tensor] | None:
-        """The tensors that stand where those of a part stood; None when it is the same ones."""
-        if inventory is recipe.inventory:
-            return None
-        if set(inventory.lazy) != set(recipe.inventory.lazy):
-            return dict(inventory.locals)  # tells what came and what went
-        return {name: inventory.locals[name] for name in part.names}
+            return
+        self.engine.wait_for(lambda: task.first_done)
+        event = next((e for end, e in snapshot.events if end >= part.end), None)
+        if event is None and snapshot.events:
+            event = snapshot.events[-1][1]
+        if event is not None and self._device is not None:
+            self._device.order(event)
 
     def _finish(self, snapshot: Snapshot) -> None:
-        """Nothing may change any more without harm; what a device still does is waited for
-        elsewhere."""
-        self.current = None
+        """Nothing is left that may change too early; a device is waited for elsewhere."""
         task = snapshot.task
         if not snapshot.recipe.on_device:
             self.engine.wait_for(lambda: task.copied == math.inf)
+            self._prove(snapshot, list(snapshot.proofs))
+            self.current = None
+            self._settle(snapshot)
             return
+        for name in list(snapshot.proofs):
+            self._wait_part(snapshot, snapshot.recipe.parts[name])
+        self._prove(snapshot, list(snapshot.proofs))
+        self.current = None
         last = CopyTask(jobs=[], publish=ProgressCounter(memoryview(bytearray(8))))
-        last.last = lambda _: self._complete(snapshot)
+        last.last = lambda _: self._settle(snapshot)
+        self._tasks[task.publish.slot] = last  # it publishes there once more
         self.engine.start(last)
 
-    def _complete(self, snapshot: Snapshot) -> None:
-        """The verdict: on the training thread, or on the copy thread after a device."""
+    # ------------------------------------------------------------------ the proof
+
+    def _copied(self, snapshot: Snapshot) -> None:
+        """On the copy thread, when the last byte is in the slot: later changes do no harm.
+
+        The sooner it is proven the sooner it counts.  What was added or replaced meanwhile is left
+        to the fence: the walk belongs to the training thread.
+        """
+        recipe, task = snapshot.recipe, snapshot.task
+        try:
+            if task.error is None and snapshot.proofs and not recipe.inventory.holds():
+                return
+            for name in list(snapshot.proofs):
+                self._prove_part(snapshot, name, recipe.inventory)
+        except RuntimeError:  # a dict changed under us: the fence will see what it was
+            return
+        self._settle(snapshot)
+
+    def _prove(self, snapshot: Snapshot, names: list[str]) -> None:
+        """Compares parts before they change, unless the copy thread has done it."""
+        names = [name for name in names if name in snapshot.proofs]
+        if not names:
+            return
+        # Confirmed once a snapshot: 400 optimizers inside a backward would do it 400 times, 1 ms
+        # each.  What was replaced since the boundary is copied from where it was then.
+        last = snapshot.proofs.keys() - names <= {""}
+        inventory = self.state.inventory() if last else snapshot.recipe.inventory
+        for name in names:
+            self._prove_part(snapshot, name, inventory)
+
+    def _prove_part(self, snapshot: Snapshot, name: str, inventory: Inventory) -> None:
+        with snapshot.lock:
+            proof = snapshot.proofs.get(name)
+            if proof is None:
+                return
+            recipe = snapshot.recipe
+            changed = proof.changed(_tensors_now(recipe, name, inventory))
+            if snapshot.cloned:
+                kept = recipe.tensors
+                changed = [n for n in changed if n in kept and snapshot.may_tear(kept[n])]
+            if not recipe.on_device and snapshot.task.error is None:
+                changed += self._differing(snapshot, name, inventory, seen=bool(changed))
+            snapshot.changed += changed
+            snapshot.late.append(proof.late_changes)
+            del snapshot.proofs[name]
+
+    def _settle(self, snapshot: Snapshot) -> None:
+        """The verdict, once: on the copy thread, or at the fence that found the last proof."""
+        with snapshot.lock:
+            if snapshot.settled or snapshot.void or (snapshot.proofs and not snapshot.task.error):
+                return
+            snapshot.settled = True
         task = snapshot.task
         snapshot.error = task.error
         if snapshot.error is None:
             try:
-                self._compare(snapshot)
+                late = [name for changes in snapshot.late for name in changes()]
+                snapshot.changed = sorted({*snapshot.changed, *late})
             except Exception as error:
                 snapshot.error = error
         task.publish.set(snapshot.layout.image_bytes)
@@ -379,57 +485,75 @@ class Snapshotter:
         if snapshot.completed is not None:
             snapshot.completed(snapshot)
 
-    def _compare(self, snapshot: Snapshot) -> None:
-        changed = list(snapshot.changed)
-        for late in snapshot.late:
-            changed += late()
-        if not snapshot.recipe.on_device and snapshot.late:
-            changed = changed or self._sample_changes(snapshot)
-            if changed:
-                changed += self._name_changes(snapshot)
-        snapshot.changed = sorted(set(changed))
-
     def close(self) -> None:
         """Ends the copy thread."""
         self.engine.close()
 
-    def _sample_changes(self, snapshot: Snapshot) -> list[str]:
-        """Compares a rotating sample of the source with the slot, byte for byte."""
-        entries, tensors = snapshot.recipe.entries, snapshot.recipe.tensors
+    def _next_sample(self, entries: list[Entry]) -> dict[str, list[Entry]]:
+        """By part the tensors whose turn it is to be compared byte for byte."""
+        sample: dict[str, list[Entry]] = {}
         budget = SAMPLE_BYTES
-        for _ in range(len(entries)):
+        for _ in entries:
             entry = entries[self._rotation % len(entries)]
-            if budget < SAMPLE_BYTES and entry.spec.nbytes > budget:
+            if sample and entry.spec.nbytes > budget:
                 break
             self._rotation += 1
             budget -= entry.spec.nbytes
-            if not _same_bytes(snapshot.arena, entry, tensors[entry.spec.name], SAMPLE_BYTES):
-                return [entry.spec.name]
-        return []
+            sample.setdefault(entry.spec.part, []).append(entry)
+        return sample
 
-    def _name_changes(self, snapshot: Snapshot) -> list[str]:
-        """Full comparison, only after a change was noticed: which tensors are they?"""
-        now = self.state.inventory().locals
-        return [
+    def _differing(
+        self, snapshot: Snapshot, name: str, inventory: Inventory, *, seen: bool
+    ) -> list[str]:
+        """Tensors of a part that differ from the slot: the sample first, all once one is `seen`.
+
+        Before its own step: what an earlier optimizer changed since its fence is no news.
+        """
+        tensors = snapshot.recipe.tensors
+        sampled = [] if seen else [
+            entry.spec.name
+            for entry in snapshot.sample.get(name, ())
+            if not _same_bytes(snapshot.arena, entry, tensors[entry.spec.name], SAMPLE_BYTES)
+        ]  # fmt: skip
+        if not seen and not sampled:
+            return []
+        now = inventory.locals
+        return sampled + [
             entry.spec.name
             for entry in snapshot.recipe.entries
-            if entry.spec.name in now
+            if entry.spec.part == name
+            and entry.spec.name in now
+            and now[entry.spec.name].nbytes == entry.spec.nbytes
             and tuple(now[entry.spec.name].shape) == true_shape(entry)
             and not _same_bytes(snapshot.arena, entry, now[entry.spec.name], None)
         ]
 
 
+def _tensors_now(recipe: Recipe, name: str, inventory: Inventory) -> dict[str, torch.Tensor] | None:
+    """The tensors that stand where those of a part stood; None when it is the same ones.
+
+    Of this part only: what came to another one (its optimizer's first step) is not its business.
+    """
+    if inventory is recipe.inventory:
+        return None
+    names = recipe.parts[name].names
+    now = [n for n in inventory.parts.get(name, ()) if n not in recipe.held]
+    order = names if set(now) == set(names) else now  # or: what came and what went
+    return {n: inventory.locals[n] for n in order}
+
+
 def _boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:
     """What the layout depends on: forms, and which of them share memory with what.
 
-    A tensor that stops sharing memory must not stay an alias.
+    A tensor that stops sharing memory, or shares it with another one, must not stay an alias.
     """
     owners: dict[int, str] = {}
     key = []
     for name, tensor in boundary.items():
-        place = local_part(tensor).data_ptr()
-        shared = "lazy" if place in lazy_places else owners.setdefault(place, name)
-        key.append((name, tensor.shape, tensor.dtype, shared))
+        local = local_part(tensor)
+        place = local.data_ptr()
+        shared = place if place in lazy_places else owners.setdefault(place, name)
+        key.append((name, tensor.shape, local.stride(), tensor.dtype, shared))
     return key
 
 
@@ -457,12 +581,12 @@ def copy_jobs(layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena) ->
         if not entry.spec.lazy or not entry.spec.nbytes:
             continue
         source = tensors[entry.spec.name]
-        if source.device.type == "cpu" and entry.spec.nbytes < PAGE_BYTES:
+        if _is_host(source) and entry.spec.nbytes < PAGE_BYTES:
             batch.append((entry, source))
             continue
         jobs += _batched(batch, arena)
         batch = []
-        plain = source.device.type == "cpu" and source.is_contiguous()
+        plain = _is_host(source) and source.is_contiguous()
         jobs += [_plain_job(entry, source, arena)] if plain else _batched([(entry, source)], arena)
     return jobs + _batched(batch, arena)
 
@@ -482,7 +606,11 @@ def _batched(batch: list[tuple[Entry, torch.Tensor]], arena: Arena) -> list[Copy
 
 
 def _is_device(job: CopyJob) -> bool:
-    return job.tensors is not None and job.tensors[1][0].is_cuda
+    return job.tensors is not None and device_of(job.tensors[1][0]) is not None
+
+
+def _is_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and device_of(tensor) is None
 
 
 def slot_tensor(arena: Arena, entry: Entry) -> torch.Tensor:
@@ -520,5 +648,5 @@ def register_with_cuda(arena: Arena) -> bool:
         return False
     with contextlib.suppress(RuntimeError):
         code = torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 1)
-        return int(code) == 0
-    return False
+        arena.pinned = int(code) == 0
+    return arena.pinned

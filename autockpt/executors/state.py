@@ -229,7 +229,15 @@ def _optimizer_skeleton(
         plain = {key: value for key, value in group.items() if key != "params"}
         encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
         groups.append({"params": parts.names[g], "values": encoded})
-    return {"regular": parts.regular, "irregular": irregular, "groups": groups}
+    # Under keys that are no parameters: small, and the optimizer's own.
+    everything: dict[Any, Any] = optimizer.state
+    loose = {k: v for k, v in everything.items() if not isinstance(k, torch.Tensor)}
+    return {
+        "regular": parts.regular,
+        "irregular": irregular,
+        "groups": groups,
+        "loose": statetree.encode(loose, f"{prefix}.state", tensors),
+    }
 
 
 def describe(

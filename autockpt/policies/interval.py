@@ -16,9 +16,6 @@ from collections.abc import Sequence
 
 from autockpt.values.errors import ConfigError
 
-EXACT_ABOVE = 0.01
-"""cost * rate beyond which the exact form is used: below it all forms agree to 0.03 % of time."""
-
 
 def young_interval_s(checkpoint_cost_s: float, mtbf_s: float) -> float:
     """Interval (s) minimising the expected lost time; assumes cost << MTBF.
@@ -77,12 +74,16 @@ def first_order_period_s(cost_s: float, failures_per_s: float) -> float:
 
 
 def best_period_s(cost_s: float, failures_per_s: float) -> float:
-    """Period (s) from one checkpoint to the next: first order, exact when cost * rate > 0.01.
+    """Period (s) from one checkpoint to the next that minimises the wall time exactly.
 
     The exact form gives the work between two checkpoints; the cost is added to make it a period.
+    One form for all inputs: two forms with a switch between them lengthened the period where the
+    failure rate rose past the switch.  Infinite without failures.
     """
-    if cost_s * failures_per_s <= EXACT_ABOVE:
-        return first_order_period_s(cost_s, failures_per_s)
+    if cost_s < 0 or failures_per_s < 0:
+        raise ConfigError(f"cost {cost_s} s and rate {failures_per_s} /s must not be negative")
+    if failures_per_s == 0:
+        return math.inf
     return exact_interval_s(cost_s, 1.0 / failures_per_s) + cost_s
 
 

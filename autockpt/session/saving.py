@@ -121,7 +121,7 @@ class Saving(RankState):
         assert self._snapshotter is not None
         staging = self._plan.staging
         arena = self._link.slots[slot]
-        if not staging.preallocate:
+        if not staging.preallocate and not arena.pinned:
             arena.release_pages()
         lazy = staging.schedule == "lazy"
         self._snapshotter.device_clone = staging.device_clone
@@ -177,8 +177,8 @@ class Saving(RankState):
     def _abandon(self, generation: Generation, reason: str) -> None:
         """Gives a slot back that may be half filled, once nobody writes into it any more."""
         assert self._snapshotter is not None
-        self._snapshotter.engine.wait()
-        self._snapshotter.current = self._flight = None
+        self._snapshotter.abandon()
+        self._flight = None
         self._withdraw(generation, reason)
 
     def _withdraw(self, generation: Generation, reason: str) -> None:
@@ -223,11 +223,12 @@ class Saving(RankState):
         if snapshot is None:
             self._flight = None
             return
-        (generation, _, _), stalled = self._flight, snapshot.fence_stall_s
+        (generation, step, _), stalled = self._flight, snapshot.fence_stall_s
         try:
             self._snapshotter.fence(optimizer)
             if self._snapshotter.current is None:
                 self._flight = None
+                self._tell_sealed(generation, step, snapshot)
         except Exception as error:
             self._abandon(generation, repr(error))
             self._degraded("snapshot", repr(error))
@@ -235,16 +236,23 @@ class Saving(RankState):
         self._fence_stall_s += snapshot.fence_stall_s - stalled
 
     def _copied(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
-        """Every byte is in the slot and proven, or is not; on the copy thread after a device."""
+        """Every byte is in the slot and proven, or is not; mostly on the copy thread."""
         if snapshot.error is not None:
             reason = f"copy into the slot failed: {snapshot.error!r}"
             self._withdraw(generation, reason)
             self._degraded("snapshot", reason)
             return
         if snapshot.changed:
-            self._discard(generation, step, snapshot.changed)
+            self._discard(generation, step, snapshot)
             return
         self._link.send(wire.SnapshotCopied(rank=self._job.rank, generation=generation))
+        if self._snapshotter is not None and self._snapshotter.current is not snapshot:
+            self._tell_sealed(generation, step, snapshot)
+
+    def _tell_sealed(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
+        """Once, when both the fence is passed and the verdict is known: then all is measured."""
+        if not snapshot.settled or snapshot.error is not None or snapshot.changed:
+            return
         self._emit(
             t.SnapshotSealed(
                 at_s=time.monotonic(), rank=self._job.rank, generation=str(generation), step=step,
@@ -253,11 +261,11 @@ class Saving(RankState):
             )
         )  # fmt: skip
 
-    def _discard(self, generation: Generation, step: int, changed: list[str]) -> None:
+    def _discard(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
         """State changed behind the fence: the generation is worthless, the tensors move."""
+        changed, known = snapshot.changed, set(snapshot.recipe.tensors)
         reason = f"changed between boundary and fence: {', '.join(changed[:5])}"
         self._withdraw(generation, reason)
-        known = set(self._state.lazy_tensors())
         self._state.not_lazy |= set(changed) & known or known
         self._emit(
             t.SnapshotDiscarded(

@@ -27,7 +27,14 @@ except SystemExit as ending:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("--version",), ("run", "--help"), ("profile", "-h"), ("policy", "--help")],
+    [
+        ("--help",),
+        ("--version",),
+        ("run", "--help"),
+        ("profile", "-h"),
+        ("policy", "--help"),
+        ("convert", "-h"),
+    ],
     ids=" ".join,
 )
 def test_help_is_fast_and_light(tmp_path: Path, arguments: tuple[str, ...]) -> None:

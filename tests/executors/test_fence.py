@@ -11,6 +11,7 @@ from autockpt.executors.fence import OptimizerHooks, StateProof
 from autockpt.executors.memory import Arena
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
+from tests.executors.shots import assert_image, copied_but_unproven, snapshotter, state_bytes
 from tests.executors.states import Module, step, trained
 
 Job = tuple[torch.nn.Module, torch.optim.Optimizer]
@@ -187,11 +188,26 @@ def shot(model: torch.nn.Module) -> tuple[Snapshotter, Arena]:
 def test_the_fence_names_the_tensor_that_changed() -> None:
     """So that it can be copied at the boundary from then on."""
     model = Module([("a", torch.randn(50, 50)), ("b", torch.randn(50, 50))])
-    shooter, _ = shot(model)
-    shooter.engine.wait()
-    model.b.data.add_(1)
-    assert shooter.fence() == ["model.b"]
-    shooter.close()
+    with snapshotter(LiveState.of(model=model)) as shooter:
+        _, barrier = copied_but_unproven(shooter, Arena.anonymous(2**20))
+        model.b.data.add_(1)
+        barrier.opened.set()
+        assert shooter.fence() == ["model.b"]
+
+
+def test_what_changes_after_the_last_byte_was_copied_does_no_harm() -> None:
+    """It is proven then, not at the fence: the checkpoint counts at once, and no false alarm."""
+    model = Module([("a", torch.randn(50, 50))])
+    state, verdicts = LiveState.of(model=model), []
+    with snapshotter(state) as shooter:
+        arena, expected = Arena.anonymous(2**20), state_bytes(state)
+        shooter.begin(arena, {"step": 1}, lazy=True, completed=lambda s: verdicts.append(s.changed))
+        shooter.engine.wait()
+        assert verdicts == [[]]
+        model.a.data.add_(1)
+        assert shooter.fence() == []
+        assert_image(arena, expected)
+    assert verdicts == [[]]
 
 
 def test_one_element_beside_the_canaries_is_found_by_the_sample() -> None:
@@ -199,12 +215,12 @@ def test_one_element_beside_the_canaries_is_found_by_the_sample() -> None:
     model = Module([("a", torch.zeros(50, 50))])
     state = LiveState.of(model=model)
     proof = StateProof(state.lazy_tensors())
-    shooter, _ = shot(model)
-    shooter.engine.wait()
-    model.a.data[0, 3] = 1
-    assert proof.changed(state.lazy_tensors()) == []
-    assert shooter.fence() == ["model.a"]
-    shooter.close()
+    with snapshotter(state) as shooter:
+        _, barrier = copied_but_unproven(shooter, Arena.anonymous(2**20))
+        model.a.data[0, 3] = 1
+        assert proof.changed(state.lazy_tensors()) == []
+        barrier.opened.set()
+        assert shooter.fence() == ["model.a"]
 
 
 def test_a_blocking_snapshot_needs_no_proof() -> None:

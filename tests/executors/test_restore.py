@@ -88,6 +88,20 @@ def test_a_trained_job_goes_on_bit_for_bit(source: str, tmp_path: Path) -> None:
     assert contents(fresh) == contents(state)
 
 
+def test_optimizer_state_under_keys_of_its_own_comes_back() -> None:
+    """Some optimizers keep a counter or a scale beside the state of their parameters."""
+    model, optimizer = trained()
+    loose: dict[Any, Any] = optimizer.state
+    loose["scale"], loose["seen"] = torch.tensor([2.5, 3.5]), {"steps": 7, 3: "x"}
+    chunks = in_memory(LiveState.of(model=model, optimizer=optimizer), chunk_bytes=CHUNK)
+    twin, twin_optimizer = trained()
+    fresh = LiveState.of(model=twin, optimizer=twin_optimizer)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    restored: dict[Any, Any] = twin_optimizer.state
+    assert restored["seen"] == {"steps": 7, 3: "x"}
+    assert torch.equal(restored["scale"], loose["scale"])
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

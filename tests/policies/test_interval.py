@@ -55,6 +55,13 @@ def test_exact_form_is_the_numeric_minimiser_within_a_thousandth(ratio):
     assert exact_interval_s(ratio, 1.0) == pytest.approx(found, rel=1e-3)
 
 
+@given(st.floats(min_value=1e-5, max_value=1.0))
+def test_the_period_that_is_used_is_the_numeric_minimiser_within_a_thousandth(ratio):
+    """Of the wall time per unit of work, (e^(T / M) - 1) / (T - C), for C / M from 1e-5 to 1."""
+    found = ratio + minimiser(lambda tau: math.expm1(tau + ratio) / tau, 1e-4, 2.0)
+    assert best_period_s(ratio, 1.0) == pytest.approx(found, rel=1e-3)
+
+
 @given(costs, rates)
 def test_first_order_period_is_the_numeric_minimiser_within_a_thousandth(cost_s, rate):
     """Of c / T + Lambda T / 2."""
@@ -84,8 +91,14 @@ def test_latency_does_not_move_the_optimum():
 
 @given(costs, rates, st.floats(min_value=1.0, max_value=100.0))
 def test_higher_mtbf_never_shortens_the_period(cost_s, rate, factor):
-    """Monotone across the switch between first-order and exact form."""
+    """Monotone over the whole range."""
     assert best_period_s(cost_s, rate / factor) >= best_period_s(cost_s, rate) * (1 - 1e-12)
+
+
+def test_a_little_more_mtbf_never_shortens_the_period():
+    """In steps of a thousandth: a switch between two forms at C / M = 0.01 once cost 1 %."""
+    periods = [best_period_s(1.0, 1.0 / mtbf_s) for mtbf_s in (99.0 + 0.1 * i for i in range(20))]
+    assert periods == sorted(periods)
 
 
 def test_without_failures_the_period_is_unbounded():
@@ -102,13 +115,15 @@ def test_levels_are_ordered_and_no_worse_than_any_common_period(levels):
     if sum(cost) * sum(rate) > 1e-3:
         return
     waste = sum(c / t + r * t / 2 for c, r, t in zip(cost, rate, periods, strict=True))
-    assert waste <= 2 * math.sqrt(sum(cost) * sum(rate) / 2) * (1 + 1e-9)
+    # The periods minimise the wall time itself; of this first-order sum they miss 3e-5.
+    assert waste <= 2 * math.sqrt(sum(cost) * sum(rate) / 2) * (1 + 1e-4)
 
 
 def test_violating_levels_share_the_pooled_period():
     """Memory that fails rarely beside disk that fails often: one period for both."""
     memory_s, disk_s = ordered_periods_s((1.0, 2.0), (1e-6, 5e-6))
-    assert memory_s == disk_s == pytest.approx(math.sqrt(2 * 3.0 / 6e-6))
+    assert memory_s == disk_s == best_period_s(3.0, 6e-6)
+    assert memory_s == pytest.approx(math.sqrt(2 * 3.0 / 6e-6), rel=2e-3)
 
 
 def test_three_levels_reach_the_sum_of_their_optima():

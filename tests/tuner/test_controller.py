@@ -160,7 +160,10 @@ def test_pinned_intervals_do_not_move():
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("factor", [4.0, 0.25])
 def test_controller_settles_after_a_cost_jump_with_at_most_three_changes(seed, factor):
-    """Stall and persist jump by 4 mid-run under 30 % noise; it ends within 30 % of the optimum."""
+    """Stall and persist jump by 4 mid-run under 30 % noise; it ends within 35 % of the optimum.
+
+    The dead-band leaves a plan that is off by 1.25, and a mean of 8 samples is off by 10 %.
+    """
     job = FakeJob(stall_s=4.0 / factor**0.5, persist_s=20.0, noise=0.3, seed=seed)
     tuned = settled(job)
     job.run(tuned, until_s=6 * HOUR)
@@ -170,7 +173,7 @@ def test_controller_settles_after_a_cost_jump_with_at_most_three_changes(seed, f
     assert 1 <= len(job.proposals) - before <= 3
     exact = FakeJob(stall_s=job.stall_s, persist_s=job.persist_s)
     best = settled(exact).plan
-    assert intervals_of(tuned.plan)[0] == pytest.approx(intervals_of(best)[0], rel=0.3)
+    assert intervals_of(tuned.plan)[0] == pytest.approx(intervals_of(best)[0], rel=0.35)
 
 
 def test_a_jump_is_answered_without_waiting_for_the_dwell():

@@ -1,0 +1,96 @@
+"""`autockpt convert SOURCE DESTINATION --to FORMAT`: a checkpoint in the format of others."""
+
+import time
+from collections.abc import Callable
+
+import click
+
+from autockpt.cli.console import Console
+from autockpt.cli.options import Command, common
+
+EXAMPLES = """
+autockpt convert runs/train-20260101-120000 weights --to safetensors   # the newest good one
+autockpt convert runs/train-20260101-120000 weights --to safetensors --max-shard-size 2GB
+autockpt convert checkpoints dcp --to dcp --generation gen-e000001-s000000400
+autockpt convert runs/train-20260101-120000 state.pt --to torch --force
+"""
+PROGRESS_EVERY_S = 5.0
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("source", metavar="RUN_DIR|DIR|GENERATION")
+@click.argument("destination")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["safetensors", "dcp", "torch"]),
+    required=True,
+    help="safetensors and dcp make a directory, torch one file.",
+)
+@click.option("--generation", metavar="NAME", help="Which one; otherwise the newest good one.")
+@click.option(
+    "--all", "everything", is_flag=True, help="safetensors: also the optimizer and so on."
+)
+@click.option("--max-shard-size", metavar="SIZE", help="safetensors: of one file (default 5 GB).")
+@click.option("--rank", type=int, help="State of one rank; otherwise all must hold the same.")
+@click.option("--force", is_flag=True, help="Replace an export that is there already.")
+@common
+def convert(
+    console: Console,
+    source: str,
+    destination: str,
+    target: str,
+    generation: str | None,
+    everything: bool,
+    max_shard_size: str | None,
+    rank: int | None,
+    force: bool,
+) -> None:
+    """Export one checkpoint to DESTINATION as safetensors, as a directory of
+    torch.distributed.checkpoint, or as one file of torch.save.
+
+    Every chunk is compared with its digest on the way; a damaged checkpoint exports nothing.
+    """
+    from autockpt.integrations.export import MAX_SHARD_BYTES, export
+    from autockpt.integrations.places import generation_folder
+    from autockpt.values.errors import ConfigError
+    from autockpt.values.record import to_data
+    from autockpt.values.units import format_bytes, parse_size_bytes
+
+    limit = parse_size_bytes(max_shard_size) if max_shard_size else MAX_SHARD_BYTES
+    if limit <= 0:
+        raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
+    done = export(
+        generation_folder(source, generation),
+        destination,
+        target,
+        everything=everything,
+        rank=rank,
+        max_shard_bytes=limit,
+        force=force,
+        progress=told(console),
+    )
+    console.object("convert", to_data(done))
+    console.result(
+        f"{done.generation} (step {done.step}) -> {destination}: {done.tensors} tensors, "
+        f"{format_bytes(done.bytes)}, as {target}"
+    )
+    for what in done.left_out:
+        console.say(f"left out: {what}")
+    only = "" if target == "dcp" or everything else " --only model"
+    console.next(f"autockpt diff {source} {destination}{only}")
+
+
+def told(console: Console) -> Callable[[int, int], None]:
+    """Says how far it is, now and then."""
+    last_s = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= PROGRESS_EVERY_S:
+            from autockpt.values.units import format_bytes
+
+            last_s = time.monotonic()
+            console.say(f"{format_bytes(done)} of {format_bytes(total)}")
+
+    return progress

@@ -1,0 +1,49 @@
+"""Options with units: parsed and checked, with the option in the message."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.units import parse_duration_s, parse_fraction
+
+Options = Mapping[str, Any]
+"""Options by the names of a command's parameters; None: not given."""
+
+
+def positive(options: Options, name: str, parse: Callable[[str], float], default: float) -> float:
+    """More than 0 and finite; `default` where the option was not given."""
+    value = default if options[name] is None else _parsed(name, options[name], parse)
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{flag(name)} {options[name]}: must be more than 0 and finite")
+    return value
+
+
+def duration(options: Options, name: str, default: float) -> float:
+    """A duration, 0 among them."""
+    value = default if options[name] is None else _parsed(name, options[name], parse_duration_s)
+    if not math.isfinite(value):
+        raise ConfigError(f"{flag(name)} {options[name]}: must be finite")
+    return value
+
+
+def share(options: Options, name: str, default: float) -> float:
+    """A fraction from 0 to 1, written in percent."""
+    value = default if options[name] is None else _parsed(name, options[name], parse_fraction)
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{flag(name)} {options[name]}: must be between 0 % and 100 %")
+    return value
+
+
+def _parsed(name: str, text: str, parse: Callable[[str], float]) -> float:
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag(name)}: {error}") from None
+    except OverflowError:
+        raise ConfigError(f"{flag(name)} {text}: must be finite") from None
+
+
+def flag(name: str) -> str:
+    """The option as one types it."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,101 @@
+"""Trees: nested dicts and lists whose tensors are read when they are needed.
+
+Two places of a tree that share their memory hold the same `LazyTensor` object.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LazyTensor:
+    """A tensor that stands in a file; compared by identity, because that is what ties mean."""
+
+    name: str
+    """What its file calls it."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+    """The tensor in new host memory, checked against whatever digests its format has.
+
+    Raises CorruptCheckpointError or StorageError."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+Tree = dict[str, Any]
+"""Nested dicts, lists and tuples of LazyTensors and plain values."""
+Path = tuple[str | int, ...]
+
+
+def in_memory(tensor: torch.Tensor, name: str = "") -> LazyTensor:
+    """A tensor that is there already, detached and on the host."""
+    found = tensor.detach().cpu()
+    return LazyTensor(name=name, dtype=found.dtype, shape=tuple(found.shape), read=lambda: found)
+
+
+def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """(path, leaf) of everything that is no dict, list or tuple; empty ones are leaves."""
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(tree, list | tuple) and tree and type(tree) in (list, tuple):
+        for index, value in enumerate(tree):
+            yield from leaves(value, (*path, index))
+    else:
+        yield path, tree
+
+
+def transformed(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tree with `change` applied to every leaf."""
+    if isinstance(tree, Mapping):
+        return {key: transformed(value, change) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(transformed(value, change) for value in tree)
+    return change(tree)
+
+
+def tensors_of(tree: Any) -> list[LazyTensor]:
+    """Every tensor of a tree once, in order."""
+    found = {id(leaf): leaf for _, leaf in leaves(tree) if isinstance(leaf, LazyTensor)}
+    return list(found.values())
+
+
+def materialised(tree: Any, *, tell: Callable[[int], None] = lambda nbytes: None) -> Any:
+    """The tree with real tensors; what was one tensor in two places is one again.
+
+    `tell` gets the bytes of each tensor that was read.
+    """
+    read: dict[int, torch.Tensor] = {}
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, LazyTensor):
+            return leaf
+        if id(leaf) not in read:
+            read[id(leaf)] = leaf.read()
+            tell(leaf.nbytes)
+        return read[id(leaf)]
+
+    return transformed(tree, real)
+
+
+def bytes_of(raw: torch.Tensor) -> memoryview:
+    """The memory of a flat uint8 tensor, writable."""
+    array: Any = raw.numpy()
+    return memoryview(array)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """An uninitialised tensor; made from bytes, because torch warns of some dtypes otherwise."""
+    nbytes = dtype.itemsize * math.prod(shape)
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).view(dtype).view(shape)

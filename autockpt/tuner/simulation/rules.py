@@ -1,0 +1,235 @@
+"""Every strategy by name: presets by the policies themselves, the others by their rule.
+
+A rule turns a profile into levels and a calendar and knows nothing of what will happen.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autockpt.policies.decide import decide
+from autockpt.policies.interval import young_interval_s
+from autockpt.policies.nesting import Tiers
+from autockpt.policies.waste import TierCost
+from autockpt.policies.what_if import costs_of_plan, tiers_of_plan
+from autockpt.tuner.simulation.strategy import (
+    Climbing,
+    Level,
+    Periodic,
+    Place,
+    Placement,
+    Strategy,
+)
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
+from autockpt.values.profile import Profile
+from autockpt.values.units import format_duration, format_fraction
+
+RULES = {
+    "every-30min": "a blocking save to disk every 30 minutes",
+    "every-3h": "a blocking save to disk every 3 hours",
+    "young": "a blocking save to disk every sqrt(2 C M)",
+    "checkfreq-released": "CheckFreq's code: k = max(ceil((T_f - O) / T_i), 1), then only longer",
+    "gemini": "every iteration to a peer's memory, pairs of neighbours; to disk every 3 hours",
+    "gemini-spread": "the same, with the two nodes of a pair in different failure domains",
+}
+"""Strategies that are no policy file, and what each does."""
+RELEASED_BUDGET = 0.05
+"""`max_overhead` of CheckFreq's code, by default 5."""
+DISK_OF_GEMINI_S = 3 * 3600.0
+"""How often Gemini's users write to remote storage: its paper's baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What a node can send to a peer beside the training's own traffic."""
+
+    bytes_per_s: float
+    idle: float
+    """Fraction of an iteration in which the network has nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What rules are applied to."""
+
+    profile: Profile
+    goals: Mapping[str, Goal]
+    """Goals of the policies by name; `sync` and `async` have to be among them."""
+    network: Network | None
+    domain_nodes: int = 1
+
+
+def build(name: str, bench: Bench) -> Strategy:
+    """The strategy of that name.  Raises ConfigError if it cannot be applied to this job."""
+    if name in bench.goals:
+        return of_goal(name, bench.profile, bench.goals[name])
+    if name == "every-30min":
+        return fixed(name, bench, 1800.0)
+    if name == "every-3h":
+        return fixed(name, bench, 3 * 3600.0)
+    if name == "young":
+        return young(bench)
+    if name == "checkfreq-released":
+        return checkfreq_released(bench)
+    if name in ("gemini", "gemini-spread"):
+        return gemini(name, bench, stride=1 if name == "gemini" else bench.domain_nodes)
+    raise ConfigError(f"no strategy is called {name!r}")
+
+
+def of_goal(name: str, profile: Profile, goal: Goal) -> Strategy:
+    """What `autockpt plan` decides under this goal."""
+    decision = decide(profile, goal)
+    plan = decision.plan
+    tiers = tiers_of_plan(profile, goal, plan)
+    memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
+    sync = plan.staging.persist == "sync"
+    flying = max(1, plan.staging.in_flight)
+    return two_tiers(name, tiers, memory, disk, in_flight=0 if sync else flying, says=goal.policy)
+
+
+def two_tiers(
+    name: str,
+    tiers: Tiers,
+    memory_steps: int,
+    disk_steps: int,
+    *,
+    in_flight: int = 0,
+    says: str = "",
+) -> Strategy:
+    """Memory every `memory_steps` iterations (0: off), disk every `disk_steps`, a multiple.
+
+    With `in_flight` saves under way at most, those that come due beyond that are skipped; 0: they
+    cannot pile up.  Raises ConfigError if the intervals are not nested.
+    """
+    base = memory_steps or disk_steps
+    if base < 1 or disk_steps % base:
+        raise ConfigError(f"{disk_steps} is no multiple of {base}")
+    every, skipped = disk_steps // base, ""
+    least_s = tiers.disk.latency_s / in_flight if in_flight else 0.0
+    period_s = tiers.periods_s(base if memory_steps else 0, disk_steps)[1]
+    if least_s > period_s * (1 + 1e-9):
+        times = math.ceil(least_s / period_s - 1e-9)
+        every *= times
+        skipped = (
+            f"{name}: a disk checkpoint takes {format_duration(least_s)} and comes due every "
+            f"{format_duration(period_s)}; one in {times} is written"
+        )
+    levels = [_level("disk", every, tiers.disk)]
+    if memory_steps and tiers.memory is not None:
+        levels.insert(0, _level("memory", 1, tiers.memory))
+    return Strategy(
+        name=name,
+        iteration_s=tiers.iteration_s,
+        calendar=Periodic(steps=base),
+        levels=tuple(levels),
+        says=says,
+        warnings=(skipped,) if skipped else (),
+    )
+
+
+def fixed(name: str, bench: Bench, interval_s: float) -> Strategy:
+    """Blocking saves at a fixed interval, as most scripts have them."""
+    tiers = _alone(bench, "sync")
+    steps = max(1, round(interval_s / tiers.iteration_s))
+    return two_tiers(name, tiers, 0, steps, says=RULES[name])
+
+
+def young(bench: Bench) -> Strategy:
+    """Source: Young 1974, for a blocking save; C = its cost, M = the MTBF that is believed."""
+    tiers = _alone(bench, "sync")
+    mtbf_s = 1.0 / bench.profile.failures.interruptions_per_s
+    interval_s = young_interval_s(tiers.disk.exposed_s, mtbf_s)
+    says = f"{RULES['young']} = {format_duration(interval_s)}"
+    steps = max(1, round(interval_s / tiers.iteration_s))
+    return two_tiers("young", tiers, 0, steps, says=says)
+
+
+def checkfreq_released(bench: Bench) -> Strategy:
+    """CheckFreq as its code of January 2021 does it, with the mechanism of the preset.
+
+    The first k knows no budget; after each interval that cost more than 5 % it grows by 2, and it
+    never shrinks.  It is kept in a file, so that a restart goes on with it.  Measurements without
+    noise are assumed; with noise it would only become longer.
+    Source: msr-fiddle/CheckFreq, src/cf_iterator.py, `_complete_profile` and `__next__`.
+    """
+    profile, goal = bench.profile, bench.goals["checkfreq"]
+    plan = decide(profile, goal).plan
+    tiers, costs = tiers_of_plan(profile, goal, plan), costs_of_plan(profile, goal, plan)
+    cost_s, iteration_s = tiers.disk.exposed_s, tiers.iteration_s
+    start = max(1, math.ceil((costs.persist_s - costs.copy_s) / iteration_s - 1e-9))
+    needed = cost_s / (RELEASED_BUDGET * iteration_s)
+    end = start + 2 * max(0, math.ceil((needed - start) / 2.0 - 1e-9))
+    return Strategy(
+        name="checkfreq-released",
+        iteration_s=iteration_s,
+        calendar=Climbing(start=start, end=end),
+        levels=(_level("disk", 1, tiers.disk),),
+        says=f"{RULES['checkfreq-released']}: from {start} to {end} iterations",
+    )
+
+
+def gemini(name: str, bench: Bench, *, stride: int) -> Strategy:
+    """Gemini: two copies in host memory, as often as the network allows, at best every iteration.
+
+    1 / f >= max(t_ckpt, T_iter); traffic that does not fit into the idle spans slows training.
+    Source: Wang et al., SOSP 2023; t_ckpt = state / bandwidth for one remote copy.
+    """
+    network, profile = bench.network, bench.profile
+    if network is None:
+        raise ConfigError(f"{name}: needs the speed of the network between nodes (--network)")
+    if profile.failures.nodes < 2 * stride:
+        raise ConfigError(
+            f"{name}: {profile.failures.nodes} nodes: pairs at distance {stride} need at least "
+            f"{2 * stride}"
+        )
+    tiers = _alone(bench, "async")
+    restart_s, memory_s = tiers.disk.restart_s, profile.recovery.restore_memory.value_s
+    iteration_s, send_s = tiers.iteration_s, profile.state.total_bytes / network.bytes_per_s
+    steps = max(1, math.ceil(send_s / iteration_s - 1e-9))
+    exposed_s = max(0.0, send_s - network.idle * steps * iteration_s)
+    latency_s = steps * iteration_s + exposed_s
+    local = TierCost(
+        stall_s=0.0,
+        slowdown_s=0.0,
+        latency_s=latency_s,
+        restart_s=restart_s,
+        restore_s=memory_s,
+        failures_per_s=0.0,
+    )
+    remote = replace(local, slowdown_s=exposed_s, restore_s=memory_s + send_s)
+    # The disk is written from host memory: it costs no snapshot of its own.
+    disk = replace(tiers.disk, stall_s=0.0)
+    every = max(1, round(DISK_OF_GEMINI_S / (steps * iteration_s)))
+    says = (
+        f"every {steps} iterations to a peer, pairs at distance {stride}: "
+        f"{format_duration(send_s)} to send, {format_fraction(network.idle)} of "
+        f"{format_duration(iteration_s)} idle"
+    )
+    return Strategy(
+        name=name,
+        iteration_s=iteration_s,
+        calendar=Periodic(steps=steps),
+        levels=(_level("memory", 1, local), _level("peer", 1, remote), _level("disk", every, disk)),
+        placement=Placement(copies=2, stride=stride),
+        says=says,
+    )
+
+
+def _alone(bench: Bench, policy: str) -> Tiers:
+    """Costs under a policy without the memory tier."""
+    goal = bench.goals[policy]
+    goal = replace(goal, pins=replace(goal.pins, memory_enabled=False))
+    return tiers_of_plan(bench.profile, goal, decide(bench.profile, goal).plan)
+
+
+def _level(place: Place, every: int, tier: TierCost) -> Level:
+    return Level(
+        place=place,
+        every=every,
+        stall_s=tier.stall_s,
+        slowdown_s=tier.slowdown_s,
+        latency_s=tier.latency_s,
+        restart_s=tier.restart_s,
+        restore_s=tier.restore_s,
+    )

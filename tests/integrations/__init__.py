@@ -1,0 +1,1 @@
+"""Executors: movers, formats, directory and keeper parts, one file per idea."""
