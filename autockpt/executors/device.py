@@ -6,10 +6,13 @@ waits are the device's: no call here blocks the thread that trains.  With enough
 state is cloned on the device first, at hundreds of GB/s, and nobody waits for the link at all.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from autockpt.executors.memory import Arena
 
 PIECE_BYTES = 64 * 2**20
 """Bytes per transfer: one of 20 GB would keep every collective's host traffic waiting."""
@@ -67,12 +70,16 @@ class DeviceCopier:
         """The side stream goes on only after what the training stream has been given so far."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> Any:
-        """Issues a copy to pinned host memory; the event behind it."""
+    def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
+        """Issues copies to pinned host memory; the event behind them."""
         with torch.cuda.stream(self._stream), torch.no_grad():
-            for into, part in _pieces(target, source):
-                into.copy_(part, non_blocking=True)
-            source.record_stream(self._stream)  # its memory is not given to others meanwhile
+            if len(sources) > 1:  # small ones: one call, hundreds of them are optimizer steps
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+            else:
+                for into, part in _pieces(targets[0], sources[0]):
+                    into.copy_(part, non_blocking=True)
+            for source in sources:
+                source.record_stream(self._stream)  # its memory is not given to others meanwhile
             event = torch.cuda.Event(blocking=True)  # else the copy thread spins on a core
             event.record(self._stream)
         return event
@@ -97,3 +104,13 @@ def _pieces(
         return ((target, source),)
     count = PIECE_BYTES // source.element_size()
     return zip(target.view(-1).split(count), source.detach().view(-1).split(count), strict=True)
+
+
+def register_with_cuda(arena: Arena) -> bool:
+    """Pins a slot for DMA when there is a GPU; False when that is not possible."""
+    if not torch.cuda.is_available():
+        return False
+    with contextlib.suppress(RuntimeError):
+        code = torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 1)
+        arena.pinned = int(code) == 0
+    return arena.pinned

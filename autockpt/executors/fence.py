@@ -21,9 +21,6 @@ from autockpt.executors.device import DeviceRead, device_of
 CANARIES = 4
 """Elements of each tensor compared bit by bit; any update of a whole tensor changes them."""
 
-SAMPLE_BYTES = 2 * 2**20
-"""Bytes of the rotating sample compared with the slot at each fence (about 0.2 ms)."""
-
 
 class Reader(Protocol):
     """How values of a device come to the host without a wait (device.DeviceCopier)."""

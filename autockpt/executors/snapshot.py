@@ -6,8 +6,6 @@ boundary and a start of the copy thread.  The state is copied part by part in th
 optimizers step, so that each step waits only for what it is about to change.
 """
 
-import contextlib
-import ctypes
 import json
 import math
 import threading
@@ -28,48 +26,26 @@ from autockpt.executors.copying import (
     run_jobs,
 )
 from autockpt.executors.device import DeviceCopier, device_of
-from autockpt.executors.dtypes import true_dtype
-from autockpt.executors.fence import SAMPLE_BYTES, CanaryGroup, StateProof, canary_groups
-from autockpt.executors.inventory import Geometry, Inventory, geometry
+from autockpt.executors.fence import StateProof
+from autockpt.executors.inventory import Inventory, geometry
 from autockpt.executors.layout import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
 from autockpt.executors.memory import Arena
+from autockpt.executors.recipe import (
+    Part,
+    Recipe,
+    boundary_key,
+    copy_jobs,
+    is_device,
+    parts_of,
+    slot_tensor,
+    tensors_now,
+)
+from autockpt.executors.sampling import Sampler, part_differs, sample_differs
 from autockpt.executors.state import LiveState, describe, local_part
 from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
 """The skeleton of the state may grow to this multiple before the layout is planned again."""
-
-
-@dataclass(slots=True)
-class Part:
-    """What one optimizer changes."""
-
-    names: tuple[str, ...]
-    end: int
-    """Prefix of the image that holds it."""
-    canaries: list[CanaryGroup]
-
-
-@dataclass(slots=True)
-class Recipe:
-    """How a state is copied, for as long as its tensors stay where they are."""
-
-    inventory: Inventory
-    places: Geometry
-    layout: Layout
-    boundary: Any
-    """Fingerprint of the boundary tensors."""
-    held: frozenset[str]
-    """Parameters and optimizer state that are copied at the boundary all the same."""
-    tensors: dict[str, torch.Tensor]
-    """Lazy tensors, local parts."""
-    entries: list[Entry]
-    """Their places, without empty ones."""
-    parts: dict[str, Part]
-    on_device: bool
-    jobs: weakref.WeakKeyDictionary[Arena, list[CopyJob]] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
 
 
 @dataclass(slots=True)
@@ -81,6 +57,8 @@ class Snapshot:
     recipe: Recipe
     began_s: float
     task: CopyTask
+    boundary: tuple[list[torch.Tensor], list[torch.Tensor]]
+    """(views of the slot, tensors) of the boundary group on a device, still to be copied."""
     proofs: dict[str, StateProof] = field(default_factory=dict)
     """By part, those not yet fenced."""
     sample: dict[str, list[Entry]] = field(default_factory=dict)
@@ -123,7 +101,7 @@ class Snapshotter:
         self.layout: Layout | None = None
         self._recipe: Recipe | None = None
         self._extra_bytes = 0
-        self._rotation = 0
+        self._sampler = Sampler()
         self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
         """The header that stands in each slot; by object, because ids and digests recur."""
         self._device = device
@@ -163,7 +141,7 @@ class Snapshotter:
     ) -> Recipe:
         kept = self._recipe
         places = geometry(list(inventory.locals.values()))
-        shape = _boundary_key(boundary, dict.fromkeys(places[0]))
+        shape = boundary_key(boundary, dict.fromkeys(places[0]))
         if (
             kept is not None
             and kept.inventory is inventory
@@ -178,7 +156,7 @@ class Snapshotter:
             inventory=inventory, places=places, layout=layout, boundary=shape, held=held,
             tensors=tensors,
             entries=[e for e in layout.entries if e.spec.lazy and e.spec.nbytes],
-            parts=_parts(inventory, layout, tensors),
+            parts=parts_of(inventory, layout, tensors),
             on_device=any(t.numel() and device_of(t) is not None for t in tensors.values()),
         )  # fmt: skip
         return self._recipe
@@ -238,11 +216,12 @@ class Snapshotter:
                 "new slots are being allocated"
             )
         began(layout)
-        self._write_boundary(arena, layout, boundary, text)
-        counter.set(layout.boundary_end)
+        late = self._write_boundary(arena, layout, boundary, text, wait=not recipe.on_device)
+        if not late[0]:  # else when the device is done with them
+            counter.set(layout.boundary_end)
         snapshot = Snapshot(
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
-            task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter),
+            task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter), boundary=late,
         )  # fmt: skip
         self._tasks[slot] = snapshot.task
         self.current = snapshot  # before the copy thread can have a verdict on it
@@ -271,7 +250,7 @@ class Snapshotter:
         if recipe.on_device:
             lazy &= self._issue(snapshot)
         if lazy:
-            snapshot.sample = {} if recipe.on_device else self._next_sample(recipe.entries)
+            snapshot.sample = {} if recipe.on_device else self._sampler.next(recipe.entries)
             for name, part in recipe.parts.items():
                 tensors = {n: recipe.tensors[n] for n in part.names}
                 groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
@@ -279,13 +258,24 @@ class Snapshotter:
         return lazy
 
     def _write_boundary(
-        self, arena: Arena, layout: Layout, boundary: dict[str, torch.Tensor], text: bytes
-    ) -> None:
+        self,
+        arena: Arena,
+        layout: Layout,
+        boundary: dict[str, torch.Tensor],
+        text: bytes,
+        *,
+        wait: bool,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Copies the boundary group; (views of the slot, tensors) of what a device still has.
+
+        `wait`: that too, now.  To read a device is to wait for all that it has been given.
+        """
         there = arena.view[:8] == layout.header[:8]  # or zeros: its pages were given back
         if not there or self._headers.get(arena) != layout.header:
             arena.view[: len(layout.header)] = layout.header
             self._headers[arena] = layout.header
-        targets, sources = [], []
+        now: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        late: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for entry in layout.entries:
             if entry.spec.lazy:
                 break
@@ -293,10 +283,13 @@ class Snapshotter:
                 padded = text + b" " * (layout.extra_bytes - len(text))
                 arena.view[entry.offset : entry.end] = padded
             elif entry.spec.nbytes:
+                source = local_part(boundary[entry.spec.name]).detach()
+                targets, sources = now if wait or device_of(source) is None else late
                 targets.append(slot_tensor(arena, entry))
-                sources.append(local_part(boundary[entry.spec.name]).detach())
-        if targets:
-            copy_tensors(targets, sources)
+                sources.append(source)
+        if now[0]:
+            copy_tensors(*now)
+        return late
 
     def _jobs(self, recipe: Recipe, arena: Arena) -> list[CopyJob]:
         jobs = recipe.jobs.get(arena)
@@ -310,10 +303,13 @@ class Snapshotter:
         False when everything was copied already.
         """
         task, jobs = snapshot.task, snapshot.task.jobs
-        sources = [job.tensors[1][0] for job in jobs if _is_device(job) and job.tensors]
+        sources = [s for job in jobs if is_device(job) and job.tensors for s in job.tensors[1]]
         devices = {device_of(source) for source in sources}
+        devices |= {device_of(source) for source in snapshot.boundary[1]}
         if len(devices) > 1:
             # A side stream follows and delays one device's training only.
+            if snapshot.boundary[0]:
+                copy_tensors(*snapshot.boundary)
             run_jobs(jobs, None)
             task.jobs = []
             return False
@@ -322,17 +318,24 @@ class Snapshotter:
         device = self._device
         clones = self._clones(device, sources)
         snapshot.cloned, sources = clones is not None, clones or sources
+        # The next forward changes buffers; a copy of them on the device is small and at once.
+        kept = device.clone(snapshot.boundary[1]) if snapshot.boundary[0] else []
         device.follow()
         rest, task.jobs = iter(sources), []
+        if kept:
+            event = device.copy(snapshot.boundary[0], kept)
+            pair = (snapshot.boundary[0], kept)
+            task.jobs.append(CopyJob(snapshot.layout.boundary_end, 0, 0, 0, pair, event))
         for job in jobs:
-            if not _is_device(job) or job.tensors is None:
+            if not is_device(job) or job.tensors is None:
                 task.first.append(job)
                 task.jobs.append(CopyJob(job.end, 0, 0, 0))
                 continue
-            target, source = job.tensors[0][0], next(rest)
-            event = device.copy(target, source)
-            # The job holds the source: a clone lives until it is copied.
-            task.jobs.append(replace(job, tensors=([target], [source]), event=event))
+            targets = job.tensors[0]
+            given = [next(rest) for _ in targets]
+            event = device.copy(targets, given)
+            # The job holds the sources: a clone lives until it is copied.
+            task.jobs.append(replace(job, tensors=(targets, given), event=event))
             if not snapshot.cloned:
                 snapshot.events.append((job.end, event))
         if self.engine.busy:
@@ -456,12 +459,17 @@ class Snapshotter:
             if proof is None:
                 return
             recipe = snapshot.recipe
-            changed = proof.changed(_tensors_now(recipe, name, inventory))
+            changed = proof.changed(tensors_now(recipe, name, inventory))
             if snapshot.cloned:
                 kept = recipe.tensors
                 changed = [n for n in changed if n in kept and snapshot.may_tear(kept[n])]
             if not recipe.on_device and snapshot.task.error is None:
-                changed += self._differing(snapshot, name, inventory, seen=bool(changed))
+                # Before its own step: what an earlier optimizer changed since is no news.
+                changed = changed or sample_differs(
+                    recipe, snapshot.arena, snapshot.sample.get(name, ())
+                )
+                if changed:
+                    changed += part_differs(recipe, snapshot.arena, name, inventory.locals)
             snapshot.changed += changed
             snapshot.late.append(proof.late_changes)
             del snapshot.proofs[name]
@@ -488,165 +496,3 @@ class Snapshotter:
     def close(self) -> None:
         """Ends the copy thread."""
         self.engine.close()
-
-    def _next_sample(self, entries: list[Entry]) -> dict[str, list[Entry]]:
-        """By part the tensors whose turn it is to be compared byte for byte."""
-        sample: dict[str, list[Entry]] = {}
-        budget = SAMPLE_BYTES
-        for _ in entries:
-            entry = entries[self._rotation % len(entries)]
-            if sample and entry.spec.nbytes > budget:
-                break
-            self._rotation += 1
-            budget -= entry.spec.nbytes
-            sample.setdefault(entry.spec.part, []).append(entry)
-        return sample
-
-    def _differing(
-        self, snapshot: Snapshot, name: str, inventory: Inventory, *, seen: bool
-    ) -> list[str]:
-        """Tensors of a part that differ from the slot: the sample first, all once one is `seen`.
-
-        Before its own step: what an earlier optimizer changed since its fence is no news.
-        """
-        tensors = snapshot.recipe.tensors
-        sampled = [] if seen else [
-            entry.spec.name
-            for entry in snapshot.sample.get(name, ())
-            if not _same_bytes(snapshot.arena, entry, tensors[entry.spec.name], SAMPLE_BYTES)
-        ]  # fmt: skip
-        if not seen and not sampled:
-            return []
-        now = inventory.locals
-        return sampled + [
-            entry.spec.name
-            for entry in snapshot.recipe.entries
-            if entry.spec.part == name
-            and entry.spec.name in now
-            and now[entry.spec.name].nbytes == entry.spec.nbytes
-            and tuple(now[entry.spec.name].shape) == true_shape(entry)
-            and not _same_bytes(snapshot.arena, entry, now[entry.spec.name], None)
-        ]
-
-
-def _tensors_now(recipe: Recipe, name: str, inventory: Inventory) -> dict[str, torch.Tensor] | None:
-    """The tensors that stand where those of a part stood; None when it is the same ones.
-
-    Of this part only: what came to another one (its optimizer's first step) is not its business.
-    """
-    if inventory is recipe.inventory:
-        return None
-    names = recipe.parts[name].names
-    now = [n for n in inventory.parts.get(name, ()) if n not in recipe.held]
-    order = names if set(now) == set(names) else now  # or: what came and what went
-    return {n: inventory.locals[n] for n in order}
-
-
-def _boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:
-    """What the layout depends on: forms, and which of them share memory with what.
-
-    A tensor that stops sharing memory, or shares it with another one, must not stay an alias.
-    """
-    owners: dict[int, str] = {}
-    key = []
-    for name, tensor in boundary.items():
-        local = local_part(tensor)
-        place = local.data_ptr()
-        shared = place if place in lazy_places else owners.setdefault(place, name)
-        key.append((name, tensor.shape, local.stride(), tensor.dtype, shared))
-    return key
-
-
-def _parts(
-    inventory: Inventory, layout: Layout, tensors: dict[str, torch.Tensor]
-) -> dict[str, Part]:
-    ends = {entry.spec.name: entry.end for entry in layout.entries}
-    ends |= {alias: ends[name] for alias, name in layout.aliases if name in ends}
-    parts = {}
-    for part, all_names in inventory.parts.items():
-        names = tuple(name for name in all_names if name in tensors)
-        parts[part] = Part(
-            names=names,
-            end=max((ends[name] for name in names), default=0),
-            canaries=canary_groups({name: tensors[name] for name in names}),
-        )
-    return parts
-
-
-def copy_jobs(layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena) -> list[CopyJob]:
-    """The jobs that bring every lazy tensor to its place, in the order of the image."""
-    jobs: list[CopyJob] = []
-    batch: list[tuple[Entry, torch.Tensor]] = []
-    for entry in layout.entries:
-        if not entry.spec.lazy or not entry.spec.nbytes:
-            continue
-        source = tensors[entry.spec.name]
-        if _is_host(source) and entry.spec.nbytes < PAGE_BYTES:
-            batch.append((entry, source))
-            continue
-        jobs += _batched(batch, arena)
-        batch = []
-        plain = _is_host(source) and source.is_contiguous()
-        jobs += [_plain_job(entry, source, arena)] if plain else _batched([(entry, source)], arena)
-    return jobs + _batched(batch, arena)
-
-
-def _plain_job(entry: Entry, source: torch.Tensor, arena: Arena) -> CopyJob:
-    destination = arena.address + entry.offset
-    return CopyJob(entry.end, destination, source.data_ptr(), entry.spec.nbytes)
-
-
-def _batched(batch: list[tuple[Entry, torch.Tensor]], arena: Arena) -> list[CopyJob]:
-    if not batch:
-        return []
-    targets = [slot_tensor(arena, entry) for entry, _ in batch]
-    tensors = (targets, [source.data for _, source in batch])  # `.data`: see canary_groups
-    nbytes = sum(entry.spec.nbytes for entry, _ in batch)
-    return [CopyJob(batch[-1][0].end, 0, 0, nbytes, tensors)]
-
-
-def _is_device(job: CopyJob) -> bool:
-    return job.tensors is not None and device_of(job.tensors[1][0]) is not None
-
-
-def _is_host(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and device_of(tensor) is None
-
-
-def slot_tensor(arena: Arena, entry: Entry) -> torch.Tensor:
-    """A view of a slot with the true dtype and shape of an entry."""
-    raw = torch.frombuffer(
-        arena.view, dtype=torch.uint8, count=entry.spec.nbytes, offset=entry.offset
-    )
-    return raw.view(true_dtype(entry.spec.true_dtype)).view(true_shape(entry))
-
-
-def true_shape(entry: Entry) -> tuple[int, ...]:
-    """Shape under the true dtype (complex numbers are stored as pairs)."""
-    if entry.spec.true_dtype in ("complex128", "complex32"):
-        return entry.spec.shape[:-1]
-    return entry.spec.shape
-
-
-_libc = ctypes.CDLL(None)
-_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def _same_bytes(arena: Arena, entry: Entry, source: torch.Tensor, limit: int | None) -> bool:
-    if source.device.type != "cpu" or not source.is_contiguous():
-        return torch.equal(
-            slot_tensor(arena, entry).contiguous().view(-1).view(torch.uint8),
-            source.detach().cpu().contiguous().view(-1).view(torch.uint8),
-        )
-    count = entry.spec.nbytes if limit is None else min(limit, entry.spec.nbytes)
-    return bool(_libc.memcmp(arena.address + entry.offset, source.data_ptr(), count) == 0)
-
-
-def register_with_cuda(arena: Arena) -> bool:
-    """Pins a slot for DMA when there is a GPU; False when that is not possible."""
-    if not torch.cuda.is_available():
-        return False
-    with contextlib.suppress(RuntimeError):
-        code = torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 1)
-        arena.pinned = int(code) == 0
-    return arena.pinned

@@ -9,11 +9,12 @@ import torch
 
 from autockpt.executors.codecs import codec
 from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
+from autockpt.executors.device import register_with_cuda
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.layout import Layout, TensorSpec
 from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
-from autockpt.executors.snapshot import Snapshot, Snapshotter, register_with_cuda
+from autockpt.executors.snapshot import Snapshot, Snapshotter
 from autockpt.executors.state import LiveState, describe, local_part
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move

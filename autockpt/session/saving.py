@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from autockpt.executors import wire
+from autockpt.executors.device import register_with_cuda
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.snapshot import Snapshot, register_with_cuda
+from autockpt.executors.snapshot import Snapshot
 from autockpt.session.rank import RankState
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError

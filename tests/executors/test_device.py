@@ -103,6 +103,35 @@ def test_the_training_thread_never_waits_for_a_device(bench: Bench) -> None:
     assert state_bytes(bench.state) != expected
 
 
+def test_a_devices_buffers_are_of_the_boundary_and_nobody_waits_for_them(bench: Bench) -> None:
+    """To read a device is to wait for all it has been given: they are cloned there, and fetched."""
+    counted = torch.full((7,), 3.0)
+    bench.model.register_buffer("counted", counted)
+    bench.device.take([counted])
+    bench.slots = [slot_for(bench.shooter) for _ in range(2)]
+    opened = bench.device.side.hold()
+    busy = bench.device.training.hold()  # and so is the training stream
+    snapshot, expected = bench.begin()
+    assert bench.shooter.counters.get() < snapshot.layout.boundary_end
+    bench.device.compute(lambda: counted.fill_(4.0))  # the next forward
+    bench.train()
+    busy.set()
+    opened.set()
+    assert bench.good(bench.completed())
+    assert_image(bench.slots[0], expected)
+
+
+def test_hundreds_of_small_tensors_are_one_copy(bench: Bench) -> None:
+    """A fused optimizer keeps its step counts on the device."""
+    bench.device.take(t for n, t in bench.state.lazy_tensors().items() if n.endswith(".step"))
+    snapshot, expected = bench.begin()
+    assert len(bench.device.copies) < len(bench.state.lazy_tensors())
+    bench.train()
+    assert bench.good(bench.completed())
+    assert_image(bench.slots[0], expected)
+    assert snapshot.task.first == []
+
+
 def test_each_fence_makes_the_training_wait_for_its_own_part(bench: Bench) -> None:
     """For the last copy of the part and not for the last of all."""
     opened = bench.device.side.hold()

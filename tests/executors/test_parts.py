@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autockpt.executors import snapshot
+from autockpt.executors import sampling
 from autockpt.executors.copying import CopyJob
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.memory import Arena
@@ -131,7 +131,7 @@ def test_a_single_element_in_any_part_is_found_by_the_sample(
     monkeypatch: pytest.MonkeyPatch, late: int
 ) -> None:
     """Beside the canaries; within as many snapshots as there are tensors."""
-    monkeypatch.setattr(snapshot, "SAMPLE_BYTES", 4000 * 4)
+    monkeypatch.setattr(sampling, "SAMPLE_BYTES", 4000 * 4)
     model: Any = Module([(name, torch.zeros(4000)) for name in "abc"])
     state = LiveState.of(
         model=model, optimizer={n: torch.optim.SGD([getattr(model, n)], lr=0.1) for n in "abc"}

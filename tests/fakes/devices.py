@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 import torch
 
-from autockpt.executors import fence, snapshot
+from autockpt.executors import fence, recipe, snapshot
 
 PATIENCE_S = 30.0
 
@@ -123,6 +123,7 @@ class FakeDevice:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The engine asks this device from now on."""
         monkeypatch.setattr(snapshot, "device_of", self.device_of)
+        monkeypatch.setattr(recipe, "device_of", self.device_of)
         monkeypatch.setattr(fence, "device_of", self.device_of)
 
     def compute(self, work: Callable[[], object]) -> None:
@@ -154,15 +155,15 @@ class FakeDevice:
         self.training.put(here.done)
         self.side.put(here.arrive)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> FakeEvent:
+    def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> FakeEvent:
         """A copy in the side stream: it reads what stands there when its turn comes."""
-        event = FakeEvent(source.nbytes)
+        event = FakeEvent(sum(source.nbytes for source in sources))
         self.copies.append(event)
 
         def run() -> None:
             event.error = self.error
             if event.error is None:
-                target.copy_(source)
+                torch._foreach_copy_(targets, sources)
             event.done()
 
         self.side.put(run)

@@ -1,0 +1,153 @@
+"""How a state is copied, for as long as its tensors stay where they are.
+
+Places in the image, canaries and copy jobs follow from addresses, shapes, strides and types.
+Working them out costs milliseconds, comparing those does not.
+"""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autockpt.executors.copying import CopyJob
+from autockpt.executors.device import device_of
+from autockpt.executors.dtypes import true_dtype
+from autockpt.executors.fence import CanaryGroup, canary_groups
+from autockpt.executors.inventory import Geometry, Inventory, local_part
+from autockpt.executors.layout import PAGE_BYTES, Entry, Layout
+from autockpt.executors.memory import Arena
+
+
+@dataclass(slots=True)
+class Part:
+    """What one optimizer changes."""
+
+    names: tuple[str, ...]
+    end: int
+    """Prefix of the image that holds it."""
+    canaries: list[CanaryGroup]
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How a state is copied, for as long as its tensors stay where they are."""
+
+    inventory: Inventory
+    places: Geometry
+    layout: Layout
+    boundary: Any
+    """Fingerprint of the boundary tensors."""
+    held: frozenset[str]
+    """Parameters and optimizer state that are copied at the boundary all the same."""
+    tensors: dict[str, torch.Tensor]
+    """Lazy tensors, local parts."""
+    entries: list[Entry]
+    """Their places, without empty ones."""
+    parts: dict[str, Part]
+    on_device: bool
+    jobs: weakref.WeakKeyDictionary[Arena, list[CopyJob]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+
+def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:
+    """What the layout depends on: forms, and which of them share memory with what.
+
+    A tensor that stops sharing memory, or shares it with another one, must not stay an alias.
+    """
+    owners: dict[int, str] = {}
+    key = []
+    for name, tensor in boundary.items():
+        local = local_part(tensor)
+        place = local.data_ptr()
+        shared = place if place in lazy_places else owners.setdefault(place, name)
+        key.append((name, tensor.shape, local.stride(), tensor.dtype, shared))
+    return key
+
+
+def parts_of(
+    inventory: Inventory, layout: Layout, tensors: dict[str, torch.Tensor]
+) -> dict[str, Part]:
+    ends = {entry.spec.name: entry.end for entry in layout.entries}
+    ends |= {alias: ends[name] for alias, name in layout.aliases if name in ends}
+    parts = {}
+    for part, all_names in inventory.parts.items():
+        names = tuple(name for name in all_names if name in tensors)
+        parts[part] = Part(
+            names=names,
+            end=max((ends[name] for name in names), default=0),
+            canaries=canary_groups({name: tensors[name] for name in names}),
+        )
+    return parts
+
+
+def tensors_now(recipe: Recipe, name: str, inventory: Inventory) -> dict[str, torch.Tensor] | None:
+    """The tensors that stand where those of a part stood; None when it is the same ones.
+
+    Of this part only: what came to another one (its optimizer's first step) is not its business.
+    """
+    if inventory is recipe.inventory:
+        return None
+    names = recipe.parts[name].names
+    now = [n for n in inventory.parts.get(name, ()) if n not in recipe.held]
+    order = names if set(now) == set(names) else now  # or: what came and what went
+    return {n: inventory.locals[n] for n in order}
+
+
+def copy_jobs(layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena) -> list[CopyJob]:
+    """The jobs that bring every lazy tensor to its place, in the order of the image."""
+    jobs: list[CopyJob] = []
+    batch: list[tuple[Entry, torch.Tensor]] = []
+    for entry in layout.entries:
+        if not entry.spec.lazy or not entry.spec.nbytes:
+            continue
+        source = tensors[entry.spec.name]
+        if batch and device_of(batch[0][1]) != device_of(source):
+            jobs, batch = jobs + _batched(batch, arena), []
+        if entry.spec.nbytes < PAGE_BYTES and (is_host(source) or device_of(source) is not None):
+            batch.append((entry, source))
+            continue
+        jobs, batch = jobs + _batched(batch, arena), []
+        plain = is_host(source) and source.is_contiguous()
+        jobs += [_plain_job(entry, source, arena)] if plain else _batched([(entry, source)], arena)
+    return jobs + _batched(batch, arena)
+
+
+def _plain_job(entry: Entry, source: torch.Tensor, arena: Arena) -> CopyJob:
+    destination = arena.address + entry.offset
+    return CopyJob(entry.end, destination, source.data_ptr(), entry.spec.nbytes)
+
+
+def _batched(batch: list[tuple[Entry, torch.Tensor]], arena: Arena) -> list[CopyJob]:
+    if not batch:
+        return []
+    targets = [slot_tensor(arena, entry) for entry, _ in batch]
+    tensors = (targets, [source.data for _, source in batch])  # `.data`: see canary_groups
+    nbytes = sum(entry.spec.nbytes for entry, _ in batch)
+    return [CopyJob(batch[-1][0].end, 0, 0, nbytes, tensors)]
+
+
+def is_device(job: CopyJob) -> bool:
+    """A device copies it by itself."""
+    return job.tensors is not None and device_of(job.tensors[1][0]) is not None
+
+
+def is_host(tensor: torch.Tensor) -> bool:
+    """The copy thread copies it."""
+    return tensor.device.type == "cpu" and device_of(tensor) is None
+
+
+def slot_tensor(arena: Arena, entry: Entry) -> torch.Tensor:
+    """A view of a slot with the true dtype and shape of an entry."""
+    raw = torch.frombuffer(
+        arena.view, dtype=torch.uint8, count=entry.spec.nbytes, offset=entry.offset
+    )
+    return raw.view(true_dtype(entry.spec.true_dtype)).view(true_shape(entry))
+
+
+def true_shape(entry: Entry) -> tuple[int, ...]:
+    """Shape under the true dtype (complex numbers are stored as pairs)."""
+    if entry.spec.true_dtype in ("complex128", "complex32"):
+        return entry.spec.shape[:-1]
+    return entry.spec.shape
