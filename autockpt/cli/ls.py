@@ -18,8 +18,8 @@ autockpt ls /mnt/checkpoints --json
 @common
 def ls(console: Console, path: str) -> None:
     """List the checkpoints of a run directory or a checkpoint directory, oldest first."""
-    from autockpt.cli.places import find_place
     from autockpt.executors.catalogue import list_generations
+    from autockpt.integrations.places import find_place
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 

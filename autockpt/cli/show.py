@@ -24,8 +24,8 @@ autockpt show checkpoints gen-e000001-s000000400 --tensors
 @common
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
-    from autockpt.cli.places import choose, find_place
     from autockpt.executors.directory import read_commit
+    from autockpt.integrations.places import choose, find_place
 
     place = find_place(path)
     name = choose(place, generation)

@@ -18,8 +18,8 @@ autockpt verify runs/train-20260101-120000 --all
 @common
 def verify(console: Console, path: str, generation: str | None, every: bool) -> int:
     """Read a checkpoint back and compare every chunk with its digest; exit code 65 on damage."""
-    from autockpt.cli.places import choose, find_place
     from autockpt.executors.catalogue import list_generations, verify_generation
+    from autockpt.integrations.places import choose, find_place
     from autockpt.values.errors import CorruptCheckpointError
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes

@@ -1,10 +1,64 @@
-"""Which generation a path means."""
+"""Which checkpoint directory, and which generation in it, a path means."""
 
 import os
+from dataclasses import dataclass
+from pathlib import Path
 
-from autockpt.cli.places import choose, find_place
-from autockpt.executors.catalogue import list_generations
+from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError, NoCheckpointError
+from autockpt.values.generation import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A checkpoint directory, and the generation in it that the path named."""
+
+    directory: str
+    generation: str | None = None
+
+
+def find_place(path: str) -> Place:
+    """From a run directory, a checkpoint directory or one generation in it.
+
+    Raises ConfigError for anything else.
+    """
+    folder = Path(os.path.abspath(path))
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: no such directory; pass a run or a checkpoint directory")
+    if _is_generation(folder.name):
+        return Place(directory=str(folder.parent), generation=folder.name)
+    run = RunDirectory(folder)
+    if run.exists:
+        directory = run.checkpoints()
+        if not directory.is_dir():
+            raise ConfigError(f"{path}: this run has no checkpoints yet ({directory})")
+        return Place(directory=str(directory))
+    if (folder / "RUN").exists() or any(_is_generation(name) for name in os.listdir(folder)):
+        return Place(directory=str(folder))
+    raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
+
+
+def choose(place: Place, named: str | None) -> str:
+    """The generation that is meant: named, or in the path, or the newest committed one.
+
+    Raises ConfigError when there is none.
+    """
+    name = named or place.generation
+    if name is not None:
+        Generation.from_name(name)
+        if not os.path.isdir(os.path.join(place.directory, name)):
+            raise ConfigError(f"{place.directory}: holds no {name}; see `autockpt ls`")
+        return name
+    from autockpt.executors.catalogue import list_generations
+
+    committed = [
+        record.name
+        for record in list_generations(place.directory)
+        if record.state in ("committed", "verified")
+    ]
+    if not committed:
+        raise ConfigError(f"{place.directory}: holds no committed checkpoint; see `autockpt ls`")
+    return committed[-1]
 
 
 def generation_folder(path: str, generation: str | None = None) -> str:
@@ -17,6 +71,8 @@ def generation_folder(path: str, generation: str | None = None) -> str:
         raise ConfigError(f"{path}: is one generation already, and {generation} is another")
     if generation or place.generation:
         return os.path.join(place.directory, choose(place, generation))
+    from autockpt.executors.catalogue import list_generations
+
     good = [
         record.name
         for record in list_generations(place.directory)
@@ -36,6 +92,14 @@ def is_ours(path: str) -> bool:
     """Whether a path is a run, a checkpoint directory or a generation."""
     try:
         find_place(path)
+    except ConfigError:
+        return False
+    return True
+
+
+def _is_generation(name: str) -> bool:
+    try:
+        Generation.from_name(name)
     except ConfigError:
         return False
     return True
