@@ -48,9 +48,9 @@ class Saving(RankState):
         if not self._disk_due(step) or not limit or step in (self._wanted, self._total):
             return self._disk_due(step)
         link = self._link
-        self._persisting = [
-            g for g in self._persisting if g not in link.dropped and not link.is_durable(g)
-        ]
+        for generation in list(self._persisting):  # also asked on the listening thread
+            if generation in link.dropped or link.is_durable(generation):
+                self._persisting.discard(generation)
         return len(self._persisting) < limit
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
@@ -145,7 +145,8 @@ class Saving(RankState):
         self._flight = (generation, step, disk)
         if disk:
             self._disk_busy = self._disk_newest = generation
-            self._persisting.append(generation)
+            if staging.in_flight:
+                self._persisting.add(generation)
         if not lazy or staging.persist == "sync":
             self._fence()
         if staging.persist == "sync" and disk:
