@@ -78,7 +78,7 @@ def test_a_bug_of_ours_saves_its_traceback(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path is printed; the code is 1."""
-    from autockpt.cli import places
+    from autockpt.integrations import places
 
     def broken(path: str) -> None:
         raise ZeroDivisionError("on purpose")

@@ -193,6 +193,23 @@ def test_of_several_that_wait_only_the_newest_is_read_back(
     assert bench.answered().generation == g(2)
 
 
+def test_a_scrub_rests_as_long_as_few_generations_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves that come faster are read back in threes, not each."""
+    bench.claim()
+    bench.commit(1, 2, 3, 4, 5)
+    bench.order(p.VerifyGeneration(generation=g(1)))
+    monkeypatch.setattr(disk, "SCRUB_REST", 1e9)  # from the next one on, for ever
+    assert bench.order(p.VerifyGeneration(generation=g(2))).generation == g(2)
+    for seq in (3, 4):
+        bench.worker.execute(p.VerifyGeneration(generation=g(seq)))
+    assert not bench.answers
+    bench.worker.execute(p.VerifyGeneration(generation=g(5)))
+    assert bench.answered().generation == g(5)
+    assert not bench.answers
+
+
 def test_storage_that_does_not_answer_condemns_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from autockpt.executors.catalogue import verify_generation
@@ -15,14 +16,19 @@ from autockpt.values.generation import Generation
 
 SCRUB_BYTES_PER_S = 400e6
 """Pace of a scrub: about 3 % of a core for the digests, and most of the disk stays free."""
+SCRUB_REST = 3.0
+"""After a scrub, in parts of the time it took."""
+SCRUB_WAITING = 3
+"""So many unread generations end the rest: each of them is a state on disk."""
 
 
 class DiskWorker:
     """Carries out directory instructions in order and posts the answers.
 
     Verification runs on a thread of its own: it is long and must not delay a commit.  Of several
-    generations that wait for it only the newest is read: once that is verified the others may go,
-    and a run that saves faster than it can read back must not fill the disk.
+    generations that wait for it only the newest is read: once that is verified the others may go.
+    Reading back costs as much CPU as the save did, so it rests three times as long as it took, but
+    never lets more than a few generations wait: they stay on disk meanwhile.
     """
 
     def __init__(
@@ -150,15 +156,28 @@ class DiskWorker:
         self._directory.mark_ever_committed()
 
     def _scrub(self) -> None:
+        rest_until_s = 0.0
         while True:
-            newest = self._scrubs.get()
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    newest = max(newest, self._scrubs.get_nowait())
+            newest = self._newest_waiting(rest_until_s)
+            began = time.monotonic()
             try:
                 self._verify(newest)
             except Exception as error:  # the thread must live
                 self._tell(error)
+            ended = time.monotonic()
+            rest_until_s = ended + SCRUB_REST * (ended - began)
+
+    def _newest_waiting(self, rest_until_s: float) -> Generation:
+        """The newest of those that wait, once the rest is over or enough of them do."""
+        newest, count = self._scrubs.get(), 1
+        with contextlib.suppress(queue.Empty):
+            while count < SCRUB_WAITING:
+                left = max(0.0, rest_until_s - time.monotonic())
+                newest, count = max(newest, self._scrubs.get(timeout=left)), count + 1
+        with contextlib.suppress(queue.Empty):
+            while True:
+                newest = max(newest, self._scrubs.get_nowait())
+        return newest
 
     def _verify(self, generation: Generation) -> None:
         result = verify_generation(self._directory.path, generation.name, gate=self._scrub_gate)
