@@ -245,12 +245,8 @@ class Session(Ending):
             self._change_plan(step)
             if self._due(step):
                 self._snapshot(step, self._generation(step), disk=self._disk_free(step), rng=rng)
-            elif self._disk_due(step):
-                limit = self._plan.staging.in_flight
-                self._skip(step, f"{limit} checkpoints are on their way to storage already")
-            elif self._asked == self._generation(step):
-                # Asked for under the plan before this one; a grant nobody uses blocks all others.
-                self._withdraw(self._asked, "the plan changed")
+            else:
+                self._not_due(step)
             self._ask_ahead(step + 1)
         except Exception as error:
             self._flight = None
@@ -259,6 +255,15 @@ class Session(Ending):
         self._report_block()
         if self._link.fenced or self._watch.requested:
             self._leave()
+
+    def _not_due(self, step: int) -> None:
+        if self._disk_due(step):
+            limit = self._plan.staging.in_flight
+            self._skip(step, f"{limit} checkpoints are on their way to storage already")
+        if self._asked == self._generation(step):
+            # Asked for under the plan before this one, or while fewer were on their way; a grant
+            # that nobody uses would keep its slot.
+            self._withdraw(self._asked, "not due any more")
 
     # ------------------------------------------------------------------ plan changes
 

@@ -306,6 +306,42 @@ def test_a_directory_that_cannot_be_made_fails_the_shard_only(
     assert all(result.digests)
 
 
+def test_digests_are_announced_in_order_and_what_is_sealed_waits_for_nobody(
+    image: memoryview, tmp_path: Path
+) -> None:
+    """A breakpoint save must not hang on the snapshot that a dying trainer left unfinished."""
+    index = index_of(image, persist(image, str(tmp_path / "first")), G)
+    hung = threading.Event()  # the snapshot before, or after, whose trainer does not come back
+    late, digested = Persisted(), threading.Event()
+    new = pipeline(image, None, late, after=hung)
+    new._on_digested = lambda digests: (late.on_digested(digests), digested.set())  # type: ignore[func-returns-value]
+    new.sealed()
+    new.start()
+    saved = Persisted()
+    sealed = pipeline(image, target(str(tmp_path / "second")), saved, known=index, after=hung)
+    sealed.sealed()
+    sealed.start()
+    assert saved.ended.wait(PATIENCE_S)
+    assert saved.outcome is not None
+    assert late.digests == ()
+    hung.set()
+    assert digested.wait(PATIENCE_S)
+
+
+def test_a_shard_that_is_cancelled_before_it_begins_makes_no_directory(
+    image: memoryview, tmp_path: Path
+) -> None:
+    """Its generation may be in the trash already."""
+    made: list[bool] = []
+    goal = target(str(tmp_path / "shard"), prepare=lambda: made.append(True))
+    one = pipeline(image, goal, Persisted())
+    one._cancelled = True
+    one.start()
+    one.cancel()
+    one.join()
+    assert made == []
+
+
 def test_a_slot_that_changed_since_it_was_sealed_is_not_written(
     image: memoryview, tmp_path: Path
 ) -> None:

@@ -62,7 +62,8 @@ class _Encoded:
 class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
-    `on_digested(digests)` once after `sealed()`, and not before the digests of the image `after`;
+    `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
+    before; not at all for an image whose digests are `known`, which waits for nobody;
     `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
     returns no thread touches the slot and nothing more is called.
     """
@@ -79,7 +80,7 @@ class ShardPipeline:
         on_digested: Callable[[tuple[str, ...]], None],
         on_persisted: Callable[[ShardOutcome], None],
         on_failed: Callable[[Exception], None],
-        after: "ShardPipeline | None" = None,
+        after: threading.Event | None = None,
     ) -> None:
         self._image = image
         self._chunk_bytes = chunk_bytes
@@ -99,7 +100,7 @@ class ShardPipeline:
         self._sealed = threading.Event()
         self.settled = threading.Event()
         """The digests were announced, or never will be."""
-        self._after: threading.Event | None = None if after is None else after.settled
+        self._after = after
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
@@ -188,9 +189,11 @@ class ShardPipeline:
             for index in range(self._chunks):
                 self._ready.put(index)
         self._sealed.wait()
+        if self._known is not None:
+            return
         while self._after is not None and not self._cancelled and not self._after.wait(0.05):
             pass
-        if not self._cancelled and self._known is None:
+        if not self._cancelled:
             self._on_digested(tuple(self._digests))
 
     # ------------------------------------------------------------------ write
@@ -222,6 +225,8 @@ class ShardPipeline:
 
     def _open(self, target: PersistTarget) -> None:
         self._began_s = time.monotonic()
+        if self._cancelled:  # else the directory would come again after its removal
+            return
         target.prepare()
         encoded = target.codec != "none"
         self._file = ImageFile(

@@ -5,6 +5,7 @@ through `post`.  What is saved, dropped or tried again is the protocol's decisio
 """
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -56,8 +57,9 @@ class Shards:
         self._post, self._submit, self._tell = post, submit, tell
         self._world_size, self._degrade = world_size, degrade
         self._all: dict[tuple[int, Generation], Shard] = {}
-        self._newest_pipeline: dict[int, ShardPipeline] = {}
-        """By rank: digests are announced in the order of the snapshots."""
+        self._settled: dict[int, threading.Event] = {}
+        """By rank, of its newest snapshot: digests are announced in the order of the snapshots.
+        The event and not its pipeline, which would keep a slot alive that was replaced."""
 
     @property
     def busy(self) -> bool:
@@ -133,7 +135,7 @@ class Shards:
             streaming=began is None or began.streaming,
             known=index,
             target=target,
-            after=self._newest_pipeline.get(rank),
+            after=self._settled.get(rank),
             on_digested=lambda digests: self._post(
                 lambda: self._digested(rank, generation, shard, digests)
             ),
@@ -144,7 +146,8 @@ class Shards:
                 lambda: self._persist_failed(rank, generation, shard, error)
             ),
         )
-        self._newest_pipeline[rank] = shard.pipeline
+        if index is None:
+            self._settled[rank] = shard.pipeline.settled
         if shard.copied:
             shard.pipeline.sealed()
         shard.pipeline.start()
