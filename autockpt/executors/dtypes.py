@@ -5,9 +5,13 @@ stored as F64 with a last dimension of 2, complex32 as F16 likewise, and the tru
 header's metadata.
 """
 
+import math
+
 import torch
 
-from autockpt.values.errors import ConfigError
+from autockpt.executors.image import ImageHeader
+from autockpt.executors.layout import NATURAL_DTYPE
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 _STORED: dict[str, str] = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
@@ -37,6 +41,27 @@ def stored_form(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[
     if name in _BYTES:
         return "U8", shape
     raise ConfigError(f"dtype {name} cannot be saved; convert the tensor in state_dict()")
+
+
+def true_shape(name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape under torch's own name of the dtype (complex numbers are stored as pairs)."""
+    return stored[:-1] if name in _PAIRS else stored
+
+
+def true_form(header: ImageHeader, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    """What a tensor of an image is.
+
+    Raises CorruptCheckpointError when its bytes cannot be that: a header may lie, and bytes are
+    copied by the image's lengths into memory of this size.
+    """
+    place = header.tensors[name]
+    true_name = header.true_dtypes.get(name, NATURAL_DTYPE[place.dtype])
+    dtype, shape = true_dtype(true_name), true_shape(true_name, place.shape)
+    if dtype.itemsize * math.prod(shape) != place.stop - place.start:
+        raise CorruptCheckpointError(
+            f"{name}: {place.stop - place.start} bytes cannot be {tuple(shape)} {dtype}"
+        )
+    return dtype, tuple(shape)
 
 
 def true_dtype(name: str) -> torch.dtype:

@@ -7,6 +7,7 @@ The description travels as the trailer of a slot and as the index file beside a 
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +171,19 @@ def header_bytes(first: memoryview, image_bytes: int) -> int:
     if not 2 <= length <= min(image_bytes - 8, MAX_INDEX_BYTES):
         raise CorruptCheckpointError(f"image header claims {length} of {image_bytes} bytes")
     return 8 + length
+
+
+def find_header(chunk: Callable[[int], memoryview], image_bytes: int) -> ImageHeader:
+    """The header of an image whose chunks are read by number; it may go on behind the first."""
+    data = bytearray()
+    needed, number = 1, 0
+    while len(data) < needed:
+        piece = chunk(number)
+        if not number:
+            needed = header_bytes(piece, image_bytes)
+        data += piece[: needed - len(data)]
+        number += 1
+    return read_header(bytes(data), image_bytes)
 
 
 def read_header(data: bytes, image_bytes: int) -> ImageHeader:

@@ -12,7 +12,7 @@ import torch
 
 from autockpt.executors.copying import CopyJob
 from autockpt.executors.device import device_of
-from autockpt.executors.dtypes import true_dtype
+from autockpt.executors.dtypes import true_dtype, true_shape
 from autockpt.executors.fence import CanaryGroup, canary_groups
 from autockpt.executors.inventory import Geometry, Inventory, local_part
 from autockpt.executors.layout import PAGE_BYTES, Entry, Layout
@@ -143,11 +143,5 @@ def slot_tensor(arena: Arena, entry: Entry) -> torch.Tensor:
     raw = torch.frombuffer(
         arena.view, dtype=torch.uint8, count=entry.spec.nbytes, offset=entry.offset
     )
-    return raw.view(true_dtype(entry.spec.true_dtype)).view(true_shape(entry))
-
-
-def true_shape(entry: Entry) -> tuple[int, ...]:
-    """Shape under the true dtype (complex numbers are stored as pairs)."""
-    if entry.spec.true_dtype in ("complex128", "complex32"):
-        return entry.spec.shape[:-1]
-    return entry.spec.shape
+    spec = entry.spec
+    return raw.view(true_dtype(spec.true_dtype)).view(true_shape(spec.true_dtype, spec.shape))

@@ -15,7 +15,7 @@ import torch
 from autockpt.executors import statetree
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
-from autockpt.executors.image import ImageHeader, ImageIndex, header_bytes, read_header
+from autockpt.executors.image import ImageHeader, ImageIndex, find_header
 from autockpt.executors.layout import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
@@ -146,33 +146,33 @@ class _Restore:
 
 
 def _header(chunks: Chunks, first: memoryview) -> ImageHeader:
-    """The header, which may go on in the chunks behind the first."""
-    image_bytes = chunks.index.image_bytes
-    needed = header_bytes(first, image_bytes)
-    data = bytearray(first[:needed])
-    if len(data) == needed:
-        return read_header(bytes(data), image_bytes)
+    """The header; chunks behind the first are read into a buffer of their own."""
     buffer = chunks.buffer()
     try:
-        chunk = 1
-        while len(data) < needed:
-            data += chunks.read(chunk, buffer)[: needed - len(data)]
-            chunk += 1
-        return read_header(bytes(data), image_bytes)
+        return find_header(
+            lambda n: chunks.read(n, buffer) if n else first, chunks.index.image_bytes
+        )
     finally:
         buffer.close()
 
 
-def _skeleton(fresh: dict[str, torch.Tensor]) -> Any:
-    """The state's skeleton, taken out of the tensors.  Raises CorruptCheckpointError."""
+def parse_skeleton(text: bytes) -> Any:
+    """The state's skeleton, as it stands in EXTRA.  Raises CorruptCheckpointError."""
     try:
-        skeleton = json.loads(bytes(fresh.pop(EXTRA).view(torch.uint8).numpy()))
-    except (KeyError, ValueError, RecursionError) as error:
+        skeleton = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"image: its {EXTRA} is malformed: {error!r:.200}") from None
     parts = {"progress", "rng", "optimizers", "modules", "others"}
     if not isinstance(skeleton, dict) or parts - set(skeleton):
         raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
     return skeleton
+
+
+def _skeleton(fresh: dict[str, torch.Tensor]) -> Any:
+    """Taken out of the tensors."""
+    if EXTRA not in fresh:
+        raise CorruptCheckpointError(f"image: its {EXTRA} is missing")
+    return parse_skeleton(bytes(fresh.pop(EXTRA).view(torch.uint8).numpy()))
 
 
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from autockpt.executors.dtypes import true_shape
 from autockpt.executors.layout import Entry
 from autockpt.executors.memory import Arena
-from autockpt.executors.recipe import Recipe, slot_tensor, true_shape
+from autockpt.executors.recipe import Recipe, slot_tensor
 
 SAMPLE_BYTES = 2 * 2**20
 """Bytes compared in a snapshot (about 0.2 ms)."""
@@ -56,7 +57,7 @@ def part_differs(
         if entry.spec.part == part
         and entry.spec.name in now
         and now[entry.spec.name].nbytes == entry.spec.nbytes
-        and tuple(now[entry.spec.name].shape) == true_shape(entry)
+        and tuple(now[entry.spec.name].shape) == true_shape(entry.spec.true_dtype, entry.spec.shape)
         and not _same_bytes(arena, entry, now[entry.spec.name], None)
     ]
 

@@ -6,17 +6,15 @@ is written.
 
 import bisect
 import ctypes
-import math
 from dataclasses import dataclass
 
 import torch
 
-from autockpt.executors.dtypes import true_dtype
+from autockpt.executors.dtypes import true_form
 from autockpt.executors.fresh import FreshMemory
 from autockpt.executors.image import ImageHeader, TensorPlace
-from autockpt.executors.layout import NATURAL_DTYPE
 from autockpt.executors.state import local_part
-from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from autockpt.values.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -113,14 +111,7 @@ class Scatter:
 def _home(
     header: ImageHeader, name: str, place: TensorPlace, live: dict[str, torch.Tensor]
 ) -> _Home:
-    true_name = header.true_dtypes.get(name, NATURAL_DTYPE[place.dtype])
-    dtype = true_dtype(true_name)
-    shape = place.shape[:-1] if true_name in ("complex128", "complex32") else place.shape
-    # A header may lie: bytes are copied by the image's lengths into memory of this size.
-    if dtype.itemsize * math.prod(shape) != place.stop - place.start:
-        raise CorruptCheckpointError(
-            f"{name}: {place.stop - place.start} bytes cannot be {tuple(shape)} {dtype}"
-        )
+    dtype, shape = true_form(header, name)
     local = local_part(live[name].detach()) if name in live else None
     if local is not None:
         _require_same_form(name, local, dtype, shape)

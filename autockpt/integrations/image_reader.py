@@ -1,27 +1,24 @@
 """One rank's image, tensor by tensor: every byte comes out of a chunk that matched its digest."""
 
-import json
-import math
 import os
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import CommitFile, read_commit
-from autockpt.executors.dtypes import true_dtype
-from autockpt.executors.image import ImageHeader, TensorPlace, header_bytes, read_header
-from autockpt.executors.layout import EXTRA, NATURAL_DTYPE
+from autockpt.executors.dtypes import true_form
+from autockpt.executors.image import TensorPlace, find_header
+from autockpt.executors.layout import EXTRA
 from autockpt.executors.memory import Arena
+from autockpt.executors.restore import parse_skeleton
 from autockpt.integrations.lazy import LazyTensor, bytes_of
-from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 HELD_BYTES = 2**26
 """Of chunks; eight at most, two at least."""
-_PAIRS = ("complex128", "complex32")
-"""Stored with a last dimension of 2."""
 
 
 def commit_of(folder: str) -> CommitFile:
@@ -53,7 +50,7 @@ class ImageTensors:
         self._room = max(2, min(8, HELD_BYTES // self.index.chunk_bytes))
         self._lock = threading.Lock()
         try:
-            self.header = self._read_header()
+            self.header = find_header(self.chunk, self.index.image_bytes)
             self.skeleton = self._read_skeleton()
         except BaseException:
             self.close()
@@ -109,46 +106,20 @@ class ImageTensors:
         buffer.close()
 
     def _lazy(self, name: str, place: TensorPlace) -> LazyTensor:
-        true_name = self.header.true_dtypes.get(name, NATURAL_DTYPE[place.dtype])
-        dtype = true_dtype(true_name)
-        shape = place.shape[:-1] if true_name in _PAIRS else place.shape
-        # A header may lie: bytes are copied by the image's lengths into memory of this size.
-        if dtype.itemsize * math.prod(shape) != place.stop - place.start:
-            raise CorruptCheckpointError(
-                f"{name}: {place.stop - place.start} bytes cannot be {tuple(shape)} {dtype}"
-            )
+        dtype, shape = true_form(self.header, name)
 
         def read() -> torch.Tensor:
             raw = torch.empty(place.stop - place.start, dtype=torch.uint8)
             self.read(place.start, bytes_of(raw))
             return raw.view(dtype).view(shape)
 
-        return LazyTensor(name=name, dtype=dtype, shape=tuple(shape), read=read)
-
-    def _read_header(self) -> ImageHeader:
-        image_bytes = self.index.image_bytes
-        needed = header_bytes(self.chunk(0), image_bytes)
-        data = bytearray(self.chunk(0)[:needed])
-        chunk = 1
-        while len(data) < needed:
-            data += self.chunk(chunk)[: needed - len(data)]
-            chunk += 1
-        return read_header(bytes(data), image_bytes)
+        return LazyTensor(name=name, dtype=dtype, shape=shape, read=read)
 
     def _read_skeleton(self) -> dict[str, Any]:
         """Everything that is no tensor.  Raises CorruptCheckpointError."""
-        try:
-            place = self.header.tensors[EXTRA]
-            text = bytearray(place.stop - place.start)
-            self.read(place.start, memoryview(text))
-            skeleton = json.loads(bytes(text))
-        except AutockptError:
-            raise
-        except (KeyError, ValueError, RecursionError) as error:
-            raise CorruptCheckpointError(
-                f"image: its {EXTRA} is malformed: {error!r:.200}"
-            ) from None
-        parts = {"progress", "rng", "optimizers", "modules", "others"}
-        if not isinstance(skeleton, dict) or parts - set(skeleton):
-            raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
-        return skeleton
+        place = self.header.tensors.get(EXTRA)
+        if place is None:
+            raise CorruptCheckpointError(f"image: its {EXTRA} is missing")
+        text = bytearray(place.stop - place.start)
+        self.read(place.start, memoryview(text))
+        return cast(dict[str, Any], parse_skeleton(bytes(text)))
