@@ -27,7 +27,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,26 @@ STATE_BYTES = {"1m": 12e6, "10m": 0.12e9, "60m": 0.71e9, "125m": 1.5e9, "350m": 
 """About, to size the groups before anything runs."""
 
 
+Measured = tuple[list[Row], dict[str, Any]]
+"""Rows, and what they were taken with."""
+
+
 def main() -> None:
     """Measures and publishes."""
-    args = arguments(sys.argv[1:])
+    run("engine", arguments(sys.argv[1:]), measure)
+
+
+def run(
+    name: str,
+    args: argparse.Namespace,
+    what: Callable[[argparse.Namespace, Path, "Runner"], Measured],
+) -> None:
+    """Measures `what` in a folder of its own and publishes it under `name`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is cleaned up
-    folder = Path(tempfile.mkdtemp(prefix="bench-engine-", dir=Path.cwd()))
+    folder = Path(tempfile.mkdtemp(prefix=f"bench-{name}-", dir=Path.cwd()))
+    training = Training(size=args.state, tokens=args.tokens, threads=args.threads)
     try:
-        rows, settings = measure(args, folder)
+        rows, settings = what(args, folder, Runner(folder, training, args))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     shown = {one.contestant for one in rows}
@@ -69,7 +82,7 @@ def main() -> None:
     variant = ("_quick" if args.quick else "") + (
         f"_threads{args.threads}" if args.threads > 1 else ""
     )
-    publish("engine", rows, settings=settings, notes=notes, variant=variant)
+    publish(name, rows, settings=settings, notes=notes, variant=variant)
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -94,33 +107,43 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Row], dict[str, Any]]:
+def measure(args: argparse.Namespace, folder: Path, runner: "Runner") -> Measured:
     """All parts, one after the other."""
-    wanted = [e for e in ENTRIES if not args.only or e.name in args.only or e.name in (NONE, *MAIN)]
-    training = Training(size=args.state, tokens=args.tokens, threads=args.threads)
-    runner = Runner(folder, training, args)
-    once = Rounds(rounds=args.rounds, iterations=args.every, discarded=0 if args.quick else 1)
-    taken = runner.run([BY_NAME[name] for name in MAIN], once, "main")
-    peers = [entry for entry in wanted if entry.kind in ("sync", "async")]
-    few = replace(once, rounds=args.peer_rounds)
-    taken = runner.run(peers, few, "peers") | taken
-    rows = contest_rows(wanted, taken, args.every)
-    working = [entry for entry in peers if entry.kind == "sync" and taken[entry.name].rounds]
-    always = [e for e in wanted if e.name in (EVERY, MEMORY_ONLY)]
+    rows, settings = contest(args, folder, runner)
+    working = [BY_NAME[name] for name in settings["blocking"]]
+    always = [e for e in _wanted(args) if e.name in (EVERY, MEMORY_ONLY)]
     always += working[:1] if args.quick else working
-    every = replace(few, every=True, check=False)
+    every = Rounds(
+        rounds=args.peer_rounds, iterations=args.every, discarded=0 if args.quick else 1,
+        every=True, check=False,
+    )  # fmt: skip
     if any(entry.kind == "ours" for entry in always):
         rows += every_rows(always, runner.run(always, every, "every"))
-    rows += restore_rows(folder / "restores", training, args.peer_rounds)
+    rows += restore_rows(folder / "restores", runner.training, args.peer_rounds)
     rows += idle_rows(folder / "idle", quick=args.quick)
-    return rows, {**settings_of(args, taken), "none_by_group": runner.noise}
+    return rows, settings
+
+
+def contest(args: argparse.Namespace, folder: Path, runner: "Runner") -> Measured:
+    """A checkpoint every few iterations: ours and the references, then the others."""
+    once = Rounds(rounds=args.rounds, iterations=args.every, discarded=0 if args.quick else 1)
+    taken = runner.run([BY_NAME[name] for name in MAIN], once, "main")
+    peers = [entry for entry in _wanted(args) if entry.kind in ("sync", "async")]
+    taken = runner.run(peers, replace(once, rounds=args.peer_rounds), "peers") | taken
+    blocking = [e.name for e in peers if e.kind == "sync" and taken[e.name].rounds]
+    settings = {**settings_of(args, taken), "none_by_group": runner.noise, "blocking": blocking}
+    return contest_rows(_wanted(args), taken, args.every), settings
+
+
+def _wanted(args: argparse.Namespace) -> list[Entry]:
+    return [e for e in ENTRIES if not args.only or e.name in args.only or e.name in (NONE, *MAIN)]
 
 
 class Runner:
     """Runs contestants in groups."""
 
     def __init__(self, folder: Path, training: Training, args: argparse.Namespace) -> None:
-        self._folder, self._training = folder, training
+        self._folder, self.training = folder, training
         self._install = not args.no_install
         self._most = QUICK_AT_ONCE if args.quick else MOST_AT_ONCE
         self.noise: dict[str, list[float]] = {}
@@ -131,10 +154,10 @@ class Runner:
         taken: dict[str, Taken] = {}
         base = [BY_NAME[NONE]]
         available = psutil.virtual_memory().available
-        made = groups(entries, base, STATE_BYTES[self._training.size], available, self._most)
+        made = groups(entries, base, STATE_BYTES[self.training.size], available, self._most)
         for i, group in enumerate(made):
             folder = self._folder / f"{name}-{i}"
-            found = run_group([*base, *group], folder, self._training, plan, install=self._install)
+            found = run_group([*base, *group], folder, self.training, plan, install=self._install)
             self.noise[", ".join(entry.name for entry in group)] = found[NONE].values("ratio")
             taken = found | taken
         return taken

@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.contestants import Contestant, DcpAsync, Nothing, TorchSave
 from benchmarks.harness import Row, bootstrap_upper, print_table, publish, row
 from benchmarks.job import EXAMPLE, Job
-from benchmarks.overhead import Contestant, DcpAsync, Nothing, TorchSave
 
 SIZES = {"1.7b": (2304, 28, 18)}  # 1.8e9 parameters, 21 GB of state; the others are the example's
 NEVER = 10**9

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import publish, row
-from benchmarks.overhead import Job
+from benchmarks.job import Job
 
 
 def main() -> None:

@@ -14,6 +14,17 @@ import shutil
 
 KEPT_PER_RANK = 3
 """Where saves come faster than they are read back, as many retire at once."""
+TIGHT_SHARE = 0.1
+"""A disk with less free space than this share is for checkpoints, not for conveniences."""
+
+
+def is_tight(path: str) -> bool:
+    """Whether the file system at `path` is nearly full, or does not say."""
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return True
+    return room.f_bavail < TIGHT_SHARE * room.f_blocks
 
 
 class SpareFiles:
@@ -26,9 +37,9 @@ class SpareFiles:
         self._path = os.path.join(directory, "spare")
 
     def keep(self, rank: int, path: str) -> bool:
-        """Moves a retired file here; False when there are enough or it cannot be moved."""
+        """Moves a retired file here; False when there are enough, or no room, or it cannot be."""
         try:
-            if len(self._of(rank)) >= KEPT_PER_RANK:
+            if len(self._of(rank)) >= KEPT_PER_RANK or is_tight(path):
                 return False
             os.makedirs(self._path, mode=0o755, exist_ok=True)
             os.rename(path, os.path.join(self._path, f"r{rank:05d}-{secrets.token_hex(6)}"))

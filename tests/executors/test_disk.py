@@ -199,6 +199,7 @@ def test_a_scrub_rests_as_long_as_few_generations_wait(
     """Saves that come faster are read back in threes, not each."""
     bench.claim()
     bench.commit(1, 2, 3, 4, 5)
+    monkeypatch.setattr(disk, "is_tight", lambda path: False)
     bench.order(p.VerifyGeneration(generation=g(1)))
     monkeypatch.setattr(disk, "SCRUB_REST", 1e9)  # from the next one on, for ever
     assert bench.order(p.VerifyGeneration(generation=g(2))).generation == g(2)
@@ -208,6 +209,19 @@ def test_a_scrub_rests_as_long_as_few_generations_wait(
     bench.worker.execute(p.VerifyGeneration(generation=g(5)))
     assert bench.answered().generation == g(5)
     assert not bench.answers
+
+
+def test_a_scrub_does_not_rest_on_a_disk_that_is_nearly_full(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what it verifies lets older checkpoints go."""
+    bench.claim()
+    bench.commit(1, 2, 3)
+    monkeypatch.setattr(disk, "SCRUB_REST", 1e9)
+    monkeypatch.setattr(disk, "is_tight", lambda path: True)
+    for seq in (1, 2, 3):
+        answer = bench.order(p.VerifyGeneration(generation=g(seq)))
+        assert answer.generation == g(seq)
 
 
 def test_storage_that_does_not_answer_condemns_nothing(

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from safetensors import safe_open
 
+from autockpt.executors import spares
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.memory import PAGE_BYTES, Arena
@@ -26,6 +27,13 @@ from autockpt.values.generation import Generation
 from tests.executors.checkpoints import CHUNK, PATIENCE_S, Persisted, commit_images, persist, target
 from tests.executors.checkpoints import pipeline as start_pipeline
 from tests.executors.states import Module, random_tensor, snapshot
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever disk the tests run on."""
+    monkeypatch.setattr(spares, "is_tight", lambda path: False)
+
 
 MARK = 0o640
 """Mode of no file that we create."""
@@ -333,6 +341,31 @@ def test_each_rank_has_a_few_spare_files_and_no_more(directory: CheckpointDirect
             assert path is not None
             assert opens(Path(path))
         assert directory.spares.take(rank) is None
+
+
+def test_a_nearly_full_disk_keeps_no_spare_files(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of the disk stays for checkpoints; of a disk that says nothing, all of it."""
+    monkeypatch.undo()
+    real, share = os.statvfs, 0.09
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: Room(int(real(path).f_blocks * share), real(path).f_blocks)
+    )
+    directory.delete(committed(directory, 1))
+    assert in_pool(directory) == []
+    share = 0.11
+    directory.delete(committed(directory, 2))
+    assert len(in_pool(directory)) == 1
+    monkeypatch.setattr(os, "statvfs", real)
+    assert spares.is_tight(os.path.join(directory.path, "gone"))
+
+
+class Room(NamedTuple):
+    """What of statvfs is asked for."""
+
+    f_bavail: int
+    f_blocks: int
 
 
 def test_a_retired_generation_is_written_over_by_the_next(directory: CheckpointDirectory) -> None:
