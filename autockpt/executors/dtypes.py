@@ -10,7 +10,7 @@ import math
 import torch
 
 from autockpt.executors.image import ImageHeader
-from autockpt.executors.layout import NATURAL_DTYPE
+from autockpt.executors.layout.plan import NATURAL_DTYPE
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 _STORED: dict[str, str] = {

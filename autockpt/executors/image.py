@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from autockpt.executors.layout import ELEMENT_BYTES
+from autockpt.executors.layout.plan import ELEMENT_BYTES
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, parse_json, to_json

@@ -15,7 +15,7 @@ from autockpt.executors.device import device_of
 from autockpt.executors.dtypes import true_dtype, true_shape
 from autockpt.executors.fence import CanaryGroup, canary_groups
 from autockpt.executors.inventory import Geometry, Inventory, local_part
-from autockpt.executors.layout import PAGE_BYTES, Entry, Layout
+from autockpt.executors.layout.plan import PAGE_BYTES, Entry, Layout
 from autockpt.executors.memory import Arena
 
 

@@ -16,7 +16,7 @@ from autockpt.executors import statetree
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.image import ImageHeader, ImageIndex, find_header
-from autockpt.executors.layout import EXTRA
+from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
 from autockpt.executors.scatter import Scatter

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from autockpt.executors.dtypes import true_shape
-from autockpt.executors.layout import Entry
+from autockpt.executors.layout.plan import Entry
 from autockpt.executors.memory import Arena
 from autockpt.executors.recipe import Recipe, slot_tensor
 

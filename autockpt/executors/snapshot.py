@@ -28,7 +28,7 @@ from autockpt.executors.copying import (
 from autockpt.executors.device import DeviceCopier, device_of
 from autockpt.executors.fence import StateProof
 from autockpt.executors.inventory import Inventory, geometry
-from autockpt.executors.layout import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
+from autockpt.executors.layout.plan import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
 from autockpt.executors.memory import Arena
 from autockpt.executors.recipe import (
     Part,

@@ -19,7 +19,8 @@ from autockpt.executors.dtypes import dtype_name, stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.inventory import plain_name as plain_name
-from autockpt.executors.layout import Box, TensorSpec
+from autockpt.executors.layout.boxes import Box
+from autockpt.executors.layout.plan import TensorSpec
 from autockpt.values.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import CommitFile, read_commit
 from autockpt.executors.dtypes import true_form
 from autockpt.executors.image import TensorPlace, find_header
-from autockpt.executors.layout import EXTRA
+from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.restore import parse_skeleton
 from autockpt.integrations.lazy import LazyTensor, bytes_of

@@ -15,7 +15,7 @@ import torch
 
 from autockpt.executors.dtypes import dtype_name, stored_form, true_dtype
 from autockpt.executors.image import MAX_DIMENSIONS
-from autockpt.executors.layout import ELEMENT_BYTES, NATURAL_DTYPE
+from autockpt.executors.layout.plan import ELEMENT_BYTES, NATURAL_DTYPE
 from autockpt.integrations.lazy import LazyTensor, bytes_of
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.record import parse_json

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import autockpt
-from autockpt.executors.layout import Layout
+from autockpt.executors.layout.plan import Layout
 from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import JobFacts
 from autockpt.profiles.estimators import inventory

@@ -11,7 +11,7 @@ from autockpt.executors.codecs import codec
 from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.device import register_with_cuda
 from autockpt.executors.image import chunk_digest
-from autockpt.executors.layout import Layout, TensorSpec
+from autockpt.executors.layout.plan import Layout, TensorSpec
 from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import Snapshot, Snapshotter

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from autockpt.executors.layout import Layout
+from autockpt.executors.layout.plan import Layout
 from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemoryCommitted
 from autockpt.executors.state import LiveState
 from autockpt.policies.costs import Costs, profile_costs

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from autockpt.executors.image import ImageHeader, header_bytes, read_header
-from autockpt.executors.layout import EXTRA
+from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.state import LiveState
 from tests.executors.states import (
     DTYPES,

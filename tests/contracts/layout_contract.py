@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from autockpt.executors.layout import (
+from autockpt.executors.layout.boxes import Box
+from autockpt.executors.layout.plan import (
     ELEMENT_BYTES,
     EXTRA,
     NATURAL_DTYPE,
     PAGE_BYTES,
-    Box,
     Layout,
     TensorSpec,
 )

@@ -24,7 +24,7 @@ from autockpt.executors.image import (
     trailer_capacity,
     write_trailer,
 )
-from autockpt.executors.layout import plan_layout
+from autockpt.executors.layout.plan import plan_layout
 from autockpt.executors.memory import Arena
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState

@@ -1,6 +1,7 @@
 """`plan_layout` and `flat_range_boxes` keep the layout contract."""
 
-from autockpt.executors.layout import flat_range_boxes, plan_layout
+from autockpt.executors.layout.boxes import flat_range_boxes
+from autockpt.executors.layout.plan import plan_layout
 from tests.contracts.layout_contract import LayoutContract
 
 

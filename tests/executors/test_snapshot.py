@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autockpt.executors import copying, snapshot
 from autockpt.executors import state as state_module
 from autockpt.executors.copying import PIECE_BYTES
-from autockpt.executors.layout import EXTRA
+from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.state import LiveState
 from tests.executors.shots import (

@@ -13,6 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from autockpt.executors.layout.boxes import Box
 from autockpt.values.errors import ConfigError
 
 PAGE_BYTES = 4096
@@ -23,16 +24,6 @@ ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
     "I16": 2, "U16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A rectangular part of a global tensor, held contiguously in this shard."""
-
-    offset: tuple[int, ...]
-    """First element in each dimension of the global tensor."""
-    shape: tuple[int, ...]
-    """Elements in each dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,42 +138,6 @@ def plan_layout(specs: list[TensorSpec], *, aliases: dict[str, str], extra_bytes
         extra_bytes=extra_bytes,
         digest=_digest(specs, aliases),
     )
-
-
-def flat_range_boxes(start: int, stop: int, shape: tuple[int, ...]) -> list[Box]:
-    """Boxes covering the flat range [start, stop) of a row-major tensor, in flat order.
-
-    At most 2n-1 boxes for n dimensions: a leading partial row, full rows, a trailing partial row,
-    recursively.  A ZeRO or FSDP slice so stays one contiguous range and needs no communication.
-    """
-    total = 1
-    for size in shape:
-        total *= size
-    if not 0 <= start <= stop <= total:
-        raise ConfigError(f"flat range [{start}, {stop}) does not fit a tensor of {total} elements")
-    if start == stop:
-        return []
-    if not shape:
-        return [Box(offset=(), shape=())]
-    inner = total // shape[0]
-    first, lead = divmod(start, inner)
-    last, trail = divmod(stop, inner)
-    if first == last:
-        return [_prefix(first, box) for box in flat_range_boxes(lead, trail, shape[1:])]
-    boxes: list[Box] = []
-    if lead:
-        boxes += [_prefix(first, box) for box in flat_range_boxes(lead, inner, shape[1:])]
-        first += 1
-    if last > first:
-        rest = shape[1:]
-        boxes.append(Box(offset=(first, *(0 for _ in rest)), shape=(last - first, *rest)))
-    if trail:
-        boxes += [_prefix(last, box) for box in flat_range_boxes(0, trail, shape[1:])]
-    return boxes
-
-
-def _prefix(index: int, box: Box) -> Box:
-    return Box(offset=(index, *box.offset), shape=(1, *box.shape))
 
 
 def _check(specs: list[TensorSpec]) -> None:

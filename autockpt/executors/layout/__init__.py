@@ -1,0 +1,6 @@
+"""Where every byte stands: pure arithmetic, equal on all ranks, readable by any reader.
+
+plan     the image of one rank: a header, then every tensor at its place
+boxes    parts of global tensors
+shares   which of the ranks that hold the same bytes stores which
+"""
