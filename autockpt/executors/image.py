@@ -7,12 +7,14 @@ The description travels as the trailer of a slot and as the index file beside a 
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
+from autockpt.executors.layout.boxes import Box, contains
 from autockpt.executors.layout.plan import ELEMENT_BYTES
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
@@ -155,6 +157,15 @@ class TensorPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPart:
+    """Which part of a global tensor a tensor of an image is."""
+
+    global_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    """They follow one another in the bytes of the tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageHeader:
     """The header of an image, checked against the image's length."""
 
@@ -163,6 +174,8 @@ class ImageHeader:
     aliases: dict[str, str]
     true_dtypes: dict[str, str]
     """torch dtype names where they differ from the stored one."""
+    parts: dict[str, StoredPart]
+    """Of tensors that are a part only; the others are whole."""
 
 
 def header_bytes(first: memoryview, image_bytes: int) -> int:
@@ -202,10 +215,27 @@ def read_header(data: bytes, image_bytes: int) -> ImageHeader:
         stray = sorted(set(aliases.values()) - set(tensors))
         if stray or set(aliases) & set(tensors):
             raise ValueError(f"aliases do not fit the tensors, first {stray[:1]}")
+        named = {key[5:]: text for key, text in meta.items() if key.startswith("part:")}
+        parts = {name: _stored_part(name, tensors[name], text) for name, text in named.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"image header is malformed: {error!r:.200}") from None
     views = {key[5:]: value for key, value in meta.items() if key.startswith("view:")}
-    return ImageHeader(tensors=tensors, aliases=aliases, true_dtypes=views)
+    return ImageHeader(tensors=tensors, aliases=aliases, true_dtypes=views, parts=parts)
+
+
+def _stored_part(name: str, place: TensorPlace, text: str) -> StoredPart:
+    data = parse_json(text)
+    of, rows = data["of"], data["at"]
+    numbers = [*of, *(n for offset, shape in rows for n in (*offset, *shape))]
+    if any(type(n) is not int or not 0 <= n < 2**63 for n in numbers) or len(of) > MAX_DIMENSIONS:
+        raise ValueError(f"{name}: no part of a tensor")
+    boxes = tuple(Box(offset=tuple(offset), shape=tuple(shape)) for offset, shape in rows)
+    # A stored shape may have one dimension more than the true one (complex numbers as pairs).
+    elements = sum(box.count for box in boxes)
+    stored = math.prod(place.shape)
+    if not all(contains(of, box) for box in boxes) or stored not in (elements, 2 * elements):
+        raise ValueError(f"{name}: its boxes do not fit {tuple(of)} or its {stored} elements")
+    return StoredPart(global_shape=tuple(of), boxes=boxes)
 
 
 def _place(name: str, row: dict[str, Any], base: int, image_bytes: int) -> TensorPlace:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autockpt.executors import statetree
+from autockpt.executors.sharding.holdings import Declared, Holding, follow, holding_of
 from autockpt.values.errors import ConfigError
 
 _WRAPPERS = ("_orig_mod.", "module.")
@@ -78,6 +79,8 @@ class Inventory:
     anchors: Anchors
     roots: list[tuple[torch.optim.Optimizer, Any, Any, list[Any]]]
     """(optimizer, its state, its groups, the list of parameters of each group)."""
+    holdings: dict[str, Holding]
+    """Of those in `lazy` that are a part of something, or that other ranks hold as well."""
     distributed: tuple[str, ...]
     """Tensors whose local part is asked for anew every time."""
     cacheable: bool
@@ -126,12 +129,13 @@ def take_inventory(
     models: Mapping[str, torch.nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     name_of: Callable[[torch.Tensor], str],
+    declared: Declared,
 ) -> Inventory:
     """Walks everything.  `optimizers` in the order in which they step.
 
     Raises ConfigError for optimizer state that cannot be saved or named.
     """
-    walk = _Walk(name_of)
+    walk = _Walk(name_of, declared)
     for prefix, module in models.items():
         walk.module(prefix, module)
     for prefix, optimizer in optimizers.items():
@@ -142,8 +146,10 @@ def take_inventory(
 class _Walk:
     """What is found while walking."""
 
-    def __init__(self, name_of: Callable[[torch.Tensor], str]) -> None:
+    def __init__(self, name_of: Callable[[torch.Tensor], str], declared: Declared) -> None:
         self._name_of = name_of
+        self._declared = declared
+        self._holdings: dict[str, Holding] = {}
         self._parameters: dict[int, dict[str, torch.Tensor]] = {}
         """By id of the tensor all its names, in the order of the modules."""
         self._owner: dict[int, str] = {}
@@ -166,6 +172,9 @@ class _Walk:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names = self._parameters.setdefault(id(parameter), {})
             names[f"{prefix}.{plain_name(name)}"] = parameter
+            holding = holding_of(parameter) or self._declared.get(id(parameter))
+            if holding is not None:
+                self._holdings[f"{prefix}.{plain_name(name)}"] = holding
         for name, buffer in module.named_buffers(remove_duplicate=False):
             self._buffers[f"{prefix}.{plain_name(name)}"] = buffer
 
@@ -189,7 +198,13 @@ class _Walk:
             if isinstance(parameter, torch.Tensor):
                 if self._owner.get(id(parameter)) is None:
                     raise ConfigError(f"{prefix}: holds state of a parameter that is in no group")
-                self._state(f"{prefix}.{self._name_of(parameter)}", values, part)
+                found: dict[str, torch.Tensor] = {}
+                self._state(f"{prefix}.{self._name_of(parameter)}", values, found)
+                part.update(found)
+                for name, tensor in found.items():
+                    holding = follow(tensor, parameter, self._declared.get(id(parameter)))
+                    if holding is not None:
+                        self._holdings[name] = holding
         self._optimizers[prefix] = parts
 
     def _own(self, prefix: str, parameter: torch.Tensor, part: dict[str, torch.Tensor]) -> str:
@@ -242,6 +257,7 @@ class _Walk:
             optimizers=self._optimizers,
             anchors=Anchors(self._dicts, self._lists),
             roots=self._roots,
+            holdings=self._holdings,
             distributed=tuple(n for n, t in lazy.items() if hasattr(t, "to_local")),
             cacheable=self._cacheable,
         )

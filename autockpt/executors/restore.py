@@ -15,11 +15,15 @@ import torch
 from autockpt.executors import statetree
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
-from autockpt.executors.image import ImageHeader, ImageIndex, find_header
+from autockpt.executors.dtypes import true_form
+from autockpt.executors.image import ImageIndex, find_header
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
-from autockpt.executors.scatter import Scatter
+from autockpt.executors.sharding.loading import Loading
+from autockpt.executors.sharding.pieces import Stored
+from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
+from autockpt.executors.sharding.wanted import Wanted
 from autockpt.executors.state import LiveState, plain_name
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
@@ -74,86 +78,176 @@ def open_disk(folder: str, record: dict[str, Any]) -> ChunkSource:
     return ChunkSource(shard_path(folder, record), load_index(folder, record, commit))
 
 
+class Shards(Protocol):
+    """The shards of one generation, as far as this rank can reach them."""
+
+    home: int
+    """The shard whose private state (random state, loader, objects) this rank takes."""
+    count: int
+    world_size: int
+    """Ranks that restore."""
+
+    def open(self, shard: int) -> Chunks:
+        """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
+
+
+class OneShard:
+    """A rank that needs nothing but what one shard holds."""
+
+    home, count, world_size = 0, 1, 1
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+
+    def open(self, shard: int) -> Chunks:
+        """The only one."""
+        return self._chunks
+
+
 @dataclass(slots=True)
 class RestoredState:
-    """What came out of an image beside the tensors that are in place already."""
+    """What came out of the shards beside the tensors that are in place already."""
 
     skeleton: Any
+    """Of the home shard; its optimizers stand in `optimizers`."""
+    optimizers: dict[str, SavedOptimizer]
     tensors: dict[str, torch.Tensor]
-    """Optimizer state and boundary tensors, in new host memory."""
+    """Optimizer state and private tensors, in new host memory."""
+    placed: frozenset[str]
+    """Optimizer state that is divided as its parameter is."""
+    exact: bool
+    """Nothing but the home shard was needed: it was written by a rank like this one."""
     bytes: int
 
 
 def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
-    """Copies an image into the live parameters and buffers and into new tensors for the rest.
+    """`restore_shards` from one shard, which the caller closes."""
+    return restore_shards(OneShard(chunks), state)
+
+
+def restore_shards(shards: Shards, state: LiveState) -> RestoredState:
+    """Copies shards into the live parameters and buffers and into new tensors for the rest.
 
     Raises ConfigError when the state changed shape since the checkpoint (nothing is written then),
     CorruptCheckpointError when a chunk does not match.
     """
-    restore = _Restore(chunks, state)
-    count = len(chunks.index.digests)
+    restore = _Restore(shards, state)
     try:
-        run_parallel(range(count), restore.copy, workers=min(chunks.workers, count))
+        return restore.run()
     finally:
         restore.close()
-    fresh = restore.scatter().finish()
-    return RestoredState(skeleton=_skeleton(fresh), tensors=fresh, bytes=chunks.index.image_bytes)
+
+
+class _Opened:
+    """A shard whose header is known; the chunks read for it are kept until they are put."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+        self._held: dict[int, tuple[memoryview, Arena]] = {}
+        self.header = find_header(self.held, chunks.index.image_bytes)
+
+    def held(self, chunk: int) -> memoryview:
+        """A verified chunk in a buffer of its own."""
+        if chunk not in self._held:
+            buffer = self.chunks.buffer()
+            self._held[chunk] = self.chunks.read(chunk, buffer), buffer
+        return self._held[chunk][0]
+
+    def take(self, chunk: int) -> memoryview | None:
+        """A chunk that was read before, or None."""
+        return self._held[chunk][0] if chunk in self._held else None
+
+    def skeleton(self) -> Any:
+        """The state's skeleton.  Raises CorruptCheckpointError."""
+        place = self.header.tensors.get(EXTRA)
+        if place is None:
+            raise CorruptCheckpointError(f"image: its {EXTRA} is missing")
+        true_form(self.header, EXTRA)
+        size = self.chunks.index.chunk_bytes
+        text = b"".join(
+            bytes(self.held(chunk)[max(0, place.start - chunk * size) : place.stop - chunk * size])
+            for chunk in range(place.start // size, -(-place.stop // size))
+        )
+        return parse_skeleton(text)
+
+    def close(self) -> None:
+        """Lets its buffers go."""
+        for _, buffer in self._held.values():
+            buffer.close()
 
 
 class _Restore:
-    """One image on its way: readers run ahead while the first chunk, the header, is looked into."""
+    """From headers to a plan, from the plan to bytes in place."""
 
-    def __init__(self, chunks: Chunks, state: LiveState) -> None:
-        self._chunks = chunks
+    def __init__(self, shards: Shards, state: LiveState) -> None:
+        self._shards = shards
+        self._state = state
         # Not the optimizer's state: it may exist already (Adagrad), and it is replaced as a whole.
         self._live = {**state.parameters(), **state.buffers()}
-        self._scatter: Scatter | None = None
-        self._looked = threading.Event()
-        """The header was read, or refused."""
+        self._opened: dict[int, _Opened] = {}
+        self._stored = Stored()
         self._mine = threading.local()
         self._buffers: list[Arena] = []
 
-    def copy(self, chunk: int) -> None:
-        """Verifies a chunk and copies it into place; chunk 0 is handed out before all others."""
-        start, _ = self._chunks.index.chunk_range(chunk)
-        try:
-            data = self._chunks.read(chunk, self._buffer())
-            if chunk == 0:
-                self._scatter = Scatter(_header(self._chunks, data), self._live)
-        finally:
-            if chunk == 0:
-                self._looked.set()
-        self._looked.wait()
-        if self._scatter is not None:  # else chunk 0 has failed and says why
-            self._scatter.put(start, data)
+    def run(self) -> RestoredState:
+        """All of it."""
+        home = self._open(self._shards.home)
+        skeleton = home.skeleton()
+        wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
+        alone = self._shards.count == 1 or wanted.suffices
+        if not alone:
+            for shard in range(self._shards.count):
+                self._open(shard)
+            wanted.complete(lambda shard: self._open(shard).skeleton())
+        loading = Loading(wanted.moves(exact=alone or self._shards.world_size == 1))
+        self._read(loading)
+        loading.finish()
+        return RestoredState(
+            skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
+            placed=frozenset(wanted.placed), exact=alone,
+            bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
+        )  # fmt: skip
 
-    def _buffer(self) -> Arena:
+    def _open(self, shard: int) -> _Opened:
+        if shard not in self._opened:
+            opened = _Opened(self._shards.open(shard))
+            self._opened[shard] = opened
+            self._stored.add(shard, opened.header)
+        return self._opened[shard]
+
+    def _read(self, loading: Loading) -> None:
+        jobs = []
+        for shard in loading.shards:
+            jobs += [(shard, c) for c in loading.chunks(shard, self._opened[shard].chunks.index)]
+
+        def work(number: int) -> None:
+            shard, chunk = jobs[number]
+            opened = self._opened[shard]
+            start, _ = opened.chunks.index.chunk_range(chunk)
+            data = opened.take(chunk)
+            if data is None:
+                data = opened.chunks.read(chunk, self._buffer(opened.chunks))
+            loading.put(shard, start, data)
+
+        workers = max((self._opened[shard].chunks.workers for shard in loading.shards), default=1)
+        run_parallel(range(len(jobs)), work, workers=min(workers, max(1, len(jobs))))
+
+    def _buffer(self, chunks: Chunks) -> Arena:
         """Memory of this thread."""
-        if not hasattr(self._mine, "arena"):
-            self._mine.arena = self._chunks.buffer()
-            self._buffers.append(self._mine.arena)
-        return self._mine.arena  # type: ignore[no-any-return]
-
-    def scatter(self) -> Scatter:
-        """After the last chunk."""
-        assert self._scatter is not None
-        return self._scatter
+        key = f"{type(chunks).__name__}{chunks.index.chunk_bytes}"
+        if not hasattr(self._mine, key):
+            setattr(self._mine, key, chunks.buffer())
+            self._buffers.append(getattr(self._mine, key))
+        return getattr(self._mine, key)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Lets the buffers go."""
+        """Lets the buffers go, and the shards that were opened here."""
         for arena in self._buffers:
             arena.close()
-
-
-def _header(chunks: Chunks, first: memoryview) -> ImageHeader:
-    """The header; chunks behind the first are read into a buffer of their own."""
-    buffer = chunks.buffer()
-    try:
-        return find_header(
-            lambda n: chunks.read(n, buffer) if n else first, chunks.index.image_bytes
-        )
-    finally:
-        buffer.close()
+        for opened in self._opened.values():
+            opened.close()
+            if not isinstance(self._shards, OneShard):
+                opened.chunks.close()
 
 
 def parse_skeleton(text: bytes) -> Any:
@@ -168,13 +262,6 @@ def parse_skeleton(text: bytes) -> Any:
     return skeleton
 
 
-def _skeleton(fresh: dict[str, torch.Tensor]) -> Any:
-    """Taken out of the tensors."""
-    if EXTRA not in fresh:
-        raise CorruptCheckpointError(f"image: its {EXTRA} is missing")
-    return parse_skeleton(bytes(fresh.pop(EXTRA).view(torch.uint8).numpy()))
-
-
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     """Puts optimizers, modules' extras and stateful objects back; (progress, rng) for the session.
 
@@ -182,9 +269,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     """
     skeleton, tensors = restored.skeleton, restored.tensors
     for prefix, optimizer in state.optimizers.items():
-        if prefix not in skeleton["optimizers"]:
-            raise ConfigError(f"{prefix}: is not in the checkpoint; attach what wrote it")
-        _apply_optimizer(state, prefix, optimizer, skeleton["optimizers"][prefix], tensors)
+        _apply_optimizer(state, prefix, optimizer, restored)
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
             path = f"{prefix}.{plain_name(name)}._extra_state"
@@ -202,45 +287,59 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
 
 
 def _apply_optimizer(
-    state: LiveState,
-    prefix: str,
-    optimizer: torch.optim.Optimizer,
-    saved: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
+    state: LiveState, prefix: str, optimizer: torch.optim.Optimizer, restored: RestoredState
 ) -> None:
     """Writes state and groups directly: `load_state_dict` casts fp32 moments of bf16 weights."""
-    by_place: list[list[tuple[str, torch.Tensor]]] = []
-    if len(optimizer.param_groups) != len(saved["groups"]):
-        raise ConfigError(
-            f"{prefix}: has {len(optimizer.param_groups)} parameter groups, the checkpoint "
-            f"{len(saved['groups'])}; build it with the same groups"
-        )
-    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
-        names = [state.name_of(parameter) for parameter in group["params"]]
-        if "\n".join(names) != values["params"]:
-            raise ConfigError(
-                f"{prefix}: its parameter groups differ from the checkpoint's; build it from the "
-                "same parameters in the same groups"
-            )
-        by_place.append(list(zip(names, group["params"], strict=True)))
-        settings = statetree.decode(values["values"], tensors, _device(group["params"]))
+    saved, tensors = restored.optimizers[prefix], restored.tensors
+    named = [
+        {state.name_of(parameter): parameter for parameter in group["params"]}
+        for group in optimizer.param_groups
+    ]
+    for number, (group, names) in enumerate(zip(optimizer.param_groups, named, strict=True)):
+        its = _saved_group(prefix, saved, tuple(names), number, len(named), exact=restored.exact)
+        settings = statetree.decode(its.values, tensors, _device(group["params"]))
         _require_same_settings(prefix, optimizer, set(group) - {"params"}, set(settings))
         group.update(settings)
     optimizer.state.clear()
-    for keys, places in saved["regular"].items():
-        marks = [mark.rsplit(":", 1) for mark in keys.split(" ")]
-        for g, i in places:
-            name, parameter = by_place[g][i]
+    for name, parameter in ((n, p) for names in named for n, p in names.items()):
+        if name in saved.keys:
             optimizer.state[parameter] = {
-                key: _placed(tensors, f"{prefix}.{name}.{key}", parameter, on_device=mark == "d")
-                for key, mark in marks
+                key: _placed(restored, f"{prefix}.{name}.{key}", parameter, on_device=on_device)
+                for key, on_device in saved.keys[name]
             }
-    flat = {name: parameter for group in by_place for name, parameter in group}
-    for name, values in saved["irregular"].items():
-        parameter = flat[name]
-        optimizer.state[parameter] = statetree.decode(values, tensors, parameter.device)
+        elif name in saved.irregular:
+            values = saved.irregular[name]
+            own = {n: _divided(restored, n, parameter) for n in statetree.tensor_names(values)}
+            optimizer.state[parameter] = statetree.decode(values, own, parameter.device)
     # A COMMIT of before this existed has none.
-    optimizer.state.update(statetree.decode(saved.get("loose", {}), tensors))
+    optimizer.state.update(statetree.decode(saved.loose, tensors))
+
+
+def _saved_group(
+    prefix: str,
+    saved: SavedOptimizer,
+    names: tuple[str, ...],
+    number: int,
+    groups: int,
+    *,
+    exact: bool,
+) -> SavedGroup:
+    """The settings of a group of parameters: of the same group, or of those that have them now."""
+    own = saved.groups[: saved.own_groups]
+    if len(own) == groups and own[number].names == names:
+        return own[number]
+    found = None if exact else saved.group_of(names)
+    if found is not None:
+        return found
+    if len(own) != groups:
+        raise ConfigError(
+            f"{prefix}: has {groups} parameter groups, the checkpoint {len(own)}; build it with "
+            "the same groups"
+        )
+    raise ConfigError(
+        f"{prefix}: its parameter groups differ from the checkpoint's; build it from the same "
+        "parameters in the same groups"
+    )
 
 
 def _require_same_settings(
@@ -257,11 +356,28 @@ def _require_same_settings(
 
 
 def _placed(
-    tensors: dict[str, torch.Tensor], name: str, parameter: torch.Tensor, *, on_device: bool
+    restored: RestoredState, name: str, parameter: torch.Tensor, *, on_device: bool
 ) -> torch.Tensor:
-    if name not in tensors:
+    if name not in restored.tensors:
         raise CorruptCheckpointError(f"{name}: is named in the state and not in the image")
-    return tensors[name].to(parameter.device) if on_device else tensors[name]
+    tensor = restored.tensors[name]
+    return _divided(restored, name, parameter, tensor.to(parameter.device) if on_device else tensor)
+
+
+def _divided(
+    restored: RestoredState, name: str, parameter: torch.Tensor, tensor: torch.Tensor | None = None
+) -> torch.Tensor:
+    """State in the form of a DTensor parameter is a DTensor as well."""
+    tensor = restored.tensors[name] if tensor is None else tensor
+    if name not in restored.placed or not hasattr(parameter, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        tensor.to(parameter.device), parameter.device_mesh,
+        parameter.placements,  # type: ignore[attr-defined]  # a DTensor
+        run_check=False, shape=parameter.shape, stride=parameter.stride(),
+    )  # fmt: skip
 
 
 def _device(parameters: list[torch.Tensor]) -> torch.device | None:

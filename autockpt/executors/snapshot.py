@@ -172,7 +172,7 @@ class Snapshotter:
             self._extra_bytes = -(-len(text) * EXTRA_SLACK // PAGE_BYTES) * PAGE_BYTES
         lazy = {n: t for n, t in inventory.lazy.items() if n not in held}
         owners = {name: part for part, names in inventory.parts.items() for name in names}
-        specs, aliases = describe(lazy, boundary, self.state, owners)
+        specs, aliases = describe(lazy, boundary, self.state, owners, inventory.holdings)
         layout = plan_layout(specs, aliases=aliases, extra_bytes=self._extra_bytes)
         if self.layout is None or layout.digest != self.layout.digest or layout != self.layout:
             self.layout = layout

@@ -19,8 +19,9 @@ from autockpt.executors.dtypes import dtype_name, stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.inventory import plain_name as plain_name
-from autockpt.executors.layout.boxes import Box
 from autockpt.executors.layout.plan import TensorSpec
+from autockpt.executors.sharding.collectors import declared
+from autockpt.executors.sharding.holdings import Holding, holding_of, whole_of
 from autockpt.values.errors import ConfigError
 
 
@@ -43,7 +44,9 @@ class LiveState:
         models: dict[str, torch.nn.Module],
         optimizers: dict[str, torch.optim.Optimizer],
         others: dict[str, Any],
+        holdings: dict[int, Holding] | None = None,
     ) -> None:
+        """`holdings`: by id of a parameter what its wrapper knows of it."""
         self.models = models
         self.optimizers = optimizers
         self.others = others
@@ -51,6 +54,7 @@ class LiveState:
         """Tensors that were seen to change behind the fence; copied at the boundary since."""
         self.step_order: list[str] = []
         """Optimizers in the order in which they step, as far as seen."""
+        self._declared = holdings or {}
         self._inventory: Inventory | None = None
         self._names = self._parameter_names()
 
@@ -63,11 +67,9 @@ class LiveState:
         **others: Any,
     ) -> "LiveState":
         """The state of a job as `attach` receives it.  Raises ConfigError naming a bad entry."""
-        models = {
-            # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
-            name: unwrapped(module)
-            for name, module in _named(model, "model", torch.nn.Module).items()
-        }
+        attached = _named(model, "model", torch.nn.Module)
+        # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
+        models = {name: unwrapped(module) for name, module in attached.items()}
         optimizers = _named(optimizer, "optimizer", torch.optim.Optimizer)
         for name, value in others.items():
             if value is not None and not isinstance(value, Stateful):
@@ -76,7 +78,12 @@ class LiveState:
                     "state_dict/load_state_dict; wrap it in an object that has both"
                 )
         kept = {name: value for name, value in others.items() if value is not None}
-        return cls(models, optimizers, kept)
+        return cls(models, optimizers, kept, declared(attached.values()))
+
+    def holding(self, tensor: torch.Tensor) -> Holding:
+        """Which part of which whole this rank holds."""
+        found = holding_of(tensor) or self._declared.get(id(tensor))
+        return whole_of(tensor) if found is None else found
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
@@ -99,8 +106,9 @@ class LiveState:
             self._names = self._parameter_names()
             order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
             kept = self._inventory = take_inventory(
-                self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of
-            )
+                self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
+                self._declared,
+            )  # fmt: skip
         elif kept.distributed:
             kept.renew_locals()
         return kept
@@ -246,12 +254,14 @@ def describe(
     boundary: dict[str, torch.Tensor],
     classes: LiveState,
     parts: Mapping[str, str] | None = None,
+    holdings: Mapping[str, Holding] | None = None,
 ) -> tuple[list[TensorSpec], dict[str, str]]:
     """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
 
-    `parts`: by name the optimizer that changes a tensor.
+    `parts`: by name the optimizer that changes a tensor; `holdings`: by name which part of a whole
+    it is, when it is one.
     """
-    parts = parts or {}
+    parts, holdings = parts or {}, holdings or {}
     specs: list[TensorSpec] = []
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -266,34 +276,20 @@ def describe(
                 aliases[name] = seen[key]
                 continue
             seen[key] = name
-            spec = _spec(name, tensor, local, is_lazy, classes.tensor_class(name, tensor))
+            spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
+            holding = holdings.get(name) or holding_of(tensor)
+            if holding is not None and not holding.is_whole:
+                spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
             specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases
 
 
-def _spec(
-    name: str, tensor: torch.Tensor, local: torch.Tensor, lazy: bool, tensor_class: str
-) -> TensorSpec:
+def _spec(name: str, local: torch.Tensor, lazy: bool, tensor_class: str) -> TensorSpec:
     dtype, shape = stored_form(local.dtype, tuple(local.shape))
-    global_shape: tuple[int, ...] | None = None
-    boxes: tuple[Box, ...] = ()
-    if local is not tensor:
-        global_shape, boxes = _distributed_box(tensor)
     return TensorSpec(
         name=name, dtype=dtype, shape=shape, true_dtype=dtype_name(local.dtype), lazy=lazy,
-        tensor_class=tensor_class, global_shape=global_shape, boxes=boxes,
+        tensor_class=tensor_class,
     )  # fmt: skip
-
-
-def _distributed_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[Box, ...]]:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape,
-        tensor.device_mesh,  # type: ignore[attr-defined]  # a DTensor
-        tensor.placements,  # type: ignore[attr-defined]
-    )
-    return tuple(tensor.shape), (Box(offset=tuple(offset), shape=tuple(shape)),)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -217,8 +217,17 @@ def _header_capacity(specs: list[TensorSpec], pads: int, aliases: dict[str, str]
     """An upper bound in whole pages: sizes and offsets have at most 16 digits."""
     rows = sum(len(json.dumps(spec.name)) + 17 * len(spec.shape) + 140 for spec in specs)
     views = sum(len(json.dumps(spec.name)) + 60 for spec in specs)
+    known = [spec for spec in specs if spec.global_shape is not None]
+    parts = sum(len(json.dumps(f"part:{s.name}")) + 2 * len(_part(s)) for s in known)
     ties = len(json.dumps(json.dumps(aliases)))
-    return _align(8 + rows + views + ties + 140 * pads + 4096)
+    return _align(8 + rows + views + parts + ties + 140 * pads + 4096)
+
+
+def _part(spec: TensorSpec) -> str:
+    """Which part of the global tensor it is, as text."""
+    of = list(spec.global_shape or ())
+    at = [[list(box.offset), list(box.shape)] for box in spec.boxes]
+    return json.dumps({"of": of, "at": at}, separators=(",", ":"))
 
 
 def _header(
@@ -233,6 +242,8 @@ def _header(
     for spec in specs:
         if spec.true_dtype != NATURAL_DTYPE.get(spec.dtype):
             meta[f"view:{spec.name}"] = spec.true_dtype
+        if spec.global_shape is not None:
+            meta[f"part:{spec.name}"] = _part(spec)
     data: dict[str, object] = {"__metadata__": meta}
     for name, dtype, shape, start, stop in table:
         data[name] = {

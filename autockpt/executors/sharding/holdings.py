@@ -1,0 +1,96 @@
+"""What this rank holds of a live tensor: its part of the whole, and who holds the same part.
+
+DTensors say so themselves.  Of plain tensors only the wrapper knows (DDP, FSDP1, ZeRO): what a
+collector declares for a parameter also holds for the optimizer state that has its shape.  A plain
+tensor that nobody speaks for is whole and this rank's own.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autockpt.executors.layout.boxes import Box, contains, whole
+from autockpt.values.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """This rank's part of one global tensor."""
+
+    global_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    """Disjoint; they follow one another in the memory of the local tensor."""
+    holders: tuple[int, ...] = ()
+    """Ranks that hold the same bytes, ascending, this one among them; (): nobody else is known."""
+
+    def __post_init__(self) -> None:
+        for box in self.boxes:
+            if not contains(self.global_shape, box):
+                raise ConfigError(f"box {box} is no part of a tensor of {self.global_shape}")
+
+    @property
+    def count(self) -> int:
+        """Elements of the local tensor."""
+        return sum(box.count for box in self.boxes)
+
+    @property
+    def is_whole(self) -> bool:
+        """The local tensor is the global one."""
+        return self.boxes == (whole(self.global_shape),)
+
+
+def whole_of(tensor: torch.Tensor, holders: tuple[int, ...] = ()) -> Holding:
+    """The holding of a plain tensor."""
+    shape = tuple(tensor.shape)
+    return Holding(global_shape=shape, boxes=(whole(shape),), holders=holders)
+
+
+def holding_of(tensor: torch.Tensor) -> Holding | None:
+    """What a distributed tensor says of itself; None for a plain one.
+
+    Raises ConfigError for one whose parts still have to be added up.
+    """
+    chunks_of = getattr(tensor, "__create_chunk_list__", None)
+    if chunks_of is None:
+        return None
+    if any(p.is_partial() for p in getattr(tensor, "placements", ())):
+        raise ConfigError(
+            "a distributed tensor with Partial placements is a pending sum and cannot be saved; "
+            "call full_tensor() or redistribute it"
+        )
+    chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks_of()]
+    return Holding(
+        global_shape=tuple(tensor.shape),
+        boxes=tuple(Box(offset=o, shape=s) for o, s in chunks if math.prod(s)),
+        holders=_same_part(tensor),
+    )
+
+
+def _same_part(tensor: Any) -> tuple[int, ...]:
+    """Ranks along the replicated dimensions of the mesh of a DTensor."""
+    mesh = getattr(tensor, "device_mesh", None)
+    here: Any = None if mesh is None else mesh.get_coordinate()
+    if mesh is None or here is None:
+        return ()
+    places = zip(tensor.placements, here, strict=True)
+    index = tuple(slice(None) if p.is_replicate() else at for p, at in places)
+    ranks = sorted(int(rank) for rank in mesh.mesh[index].flatten())
+    return tuple(ranks) if len(ranks) > 1 else ()
+
+
+def follow(
+    state: torch.Tensor, parameter: torch.Tensor, declared: Holding | None
+) -> Holding | None:
+    """The holding of optimizer state: its own, or that of its parameter when it has its shape."""
+    own = holding_of(state)
+    if own is not None or declared is None:
+        return own
+    same = tuple(state.shape) == tuple(parameter.shape) and state.dim() > 0
+    return declared if same else None
+
+
+Declared = Mapping[int, Holding]
+"""By id of a plain parameter what a collector knows of it."""

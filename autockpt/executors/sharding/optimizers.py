@@ -1,0 +1,54 @@
+"""Optimizers whose state is divided over ranks by whole parameters (ZeroRedundancyOptimizer).
+
+Such an optimizer lists all parameters in its groups, steps those of this rank in an inner optimizer
+that holds their state, and broadcasts the results.  The division follows from the sizes of the
+parameters and the number of ranks: with another number a rank owns other parameters' state.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autockpt.executors.sharding.holdings import Holding
+from autockpt.values.errors import ConfigError
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> MutableMapping[Any, Any]:
+    """Where the state of this rank's parameters stands, by parameter.
+
+    Raises ConfigError when the optimizer has not decided yet which those are.
+    """
+    if not _divides(optimizer):
+        return optimizer.state
+    inner = getattr(optimizer, "optim", None)
+    if inner is None:
+        raise ConfigError(
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True) divides its parameters in the first "
+            "iterations; attach after them, or pass overlap_with_ddp=False"
+        )
+    state: MutableMapping[Any, Any] = inner.state
+    return state
+
+
+def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """This rank has the optimizer state of a parameter of `param_groups`.
+
+    Raises ConfigError when the optimizer has not decided yet.
+    """
+    if not _divides(optimizer):
+        return True
+    state_of(optimizer)
+    zero: Any = optimizer
+    return bool(zero._param_to_rank[parameter] == zero.rank)
+
+
+def held_state(optimizer: torch.optim.Optimizer, declared: Holding) -> Holding:
+    """The holding of a parameter's state, of the parameter's own: divided state has one holder."""
+    return replace(declared, holders=()) if _divides(optimizer) else declared
+
+
+def _divides(optimizer: torch.optim.Optimizer) -> bool:
+    # Asked of the class: reading the property divides the parameters, for good.
+    return hasattr(type(optimizer), "_param_to_rank")

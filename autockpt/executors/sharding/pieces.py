@@ -1,0 +1,73 @@
+"""What the shards of a generation hold: every stored tensor as a piece of a global one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from autockpt.executors.dtypes import true_form
+from autockpt.executors.image import ImageHeader
+from autockpt.executors.layout.boxes import Box, whole
+from autockpt.executors.layout.plan import EXTRA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a global tensor that stands in one shard."""
+
+    shard: int
+    start: int
+    """First byte in the shard's image."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """As it was held by the rank that wrote it."""
+    global_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    """In the order of its bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the image."""
+        return self.dtype.itemsize * sum(box.count for box in self.boxes)
+
+
+class Stored:
+    """Pieces by name, of the shards whose headers were read."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[Piece]] = {}
+        self._headers: dict[int, ImageHeader] = {}
+
+    def add(self, shard: int, header: ImageHeader) -> None:
+        """Takes in the header of a shard.  Raises CorruptCheckpointError when it lies."""
+        self._headers[shard] = header
+        found = {name: _piece(shard, header, name) for name in header.tensors if name != EXTRA}
+        found |= {alias: found[name] for alias, name in header.aliases.items() if name in found}
+        for name, piece in found.items():
+            self._pieces.setdefault(name, []).append(piece)
+
+    def header(self, shard: int) -> ImageHeader:
+        """Of a shard that was added."""
+        return self._headers[shard]
+
+    def pieces(self, name: str) -> list[Piece]:
+        """All pieces of a tensor, of the shards in the order in which they were added."""
+        return self._pieces.get(name, [])
+
+    def names(self) -> Iterable[str]:
+        """Every name, second names too."""
+        return self._pieces.keys()
+
+
+def _piece(shard: int, header: ImageHeader, name: str) -> Piece:
+    place = header.tensors[name]
+    dtype, shape = true_form(header, name)
+    part = header.parts.get(name)
+    return Piece(
+        shard=shard,
+        start=place.start,
+        dtype=dtype,
+        shape=shape,
+        global_shape=shape if part is None else part.global_shape,
+        boxes=(whole(shape),) if part is None else part.boxes,
+    )

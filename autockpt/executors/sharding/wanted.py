@@ -1,0 +1,229 @@
+"""What this rank needs of a checkpoint: live tensors, their optimizer state, its private rest."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from autockpt.executors import statetree
+from autockpt.executors.fresh import FreshMemory
+from autockpt.executors.image import ImageHeader
+from autockpt.executors.layout.boxes import whole
+from autockpt.executors.sharding.holdings import Holding
+from autockpt.executors.sharding.loading import Move, Want, moves_for
+from autockpt.executors.sharding.pieces import Piece, Stored
+from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
+from autockpt.executors.state import LiveState, local_part
+from autockpt.values.errors import ConfigError
+
+
+class Wanted:
+    """Built when the home shard's header is known; complete when all that is needed is."""
+
+    def __init__(
+        self,
+        state: LiveState,
+        live: dict[str, torch.Tensor],
+        stored: Stored,
+        home: ImageHeader,
+        skeleton: Any,
+    ) -> None:
+        self._state = state
+        self._live = live
+        self._stored = stored
+        self._home = home
+        self._skeleton = skeleton
+        self.optimizers: dict[str, SavedOptimizer] = {}
+        """Of the attached optimizers, by prefix."""
+        self.placed: set[str] = set()
+        """Optimizer state that is divided as its parameter is."""
+        self._fresh: dict[str, torch.Tensor] = {}
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """(live tensor, host memory to copy to it at the end): devices, odd strides."""
+        for prefix in state.optimizers:
+            if prefix not in skeleton["optimizers"]:
+                raise ConfigError(f"{prefix}: is not in the checkpoint; attach what wrote it")
+            self.optimizers[prefix] = SavedOptimizer()
+            add_skeleton(self.optimizers[prefix], skeleton["optimizers"][prefix])
+
+    # ------------------------------------------------------------------ does home suffice?
+
+    @property
+    def suffices(self) -> bool:
+        """All that is needed stands in the home shard, byte for byte as this rank holds it."""
+        live = ((name, self._state.holding(tensor)) for name, tensor in self._live.items())
+        if not all(self._stands(name, holding) for name, holding in live):
+            return False
+        for prefix, parameters in self._parameters():
+            saved = self.optimizers[prefix]
+            if not all(saved.knows(name) for name in parameters):
+                return False
+            for name, parameter in parameters.items():
+                for tensor in saved.tensors_of(prefix, name):
+                    pieces = self._stored.pieces(tensor)
+                    if not pieces or not self._stands(
+                        tensor, self._state_holding(parameter, pieces[0])
+                    ):
+                        return False
+        return True
+
+    def _stands(self, name: str, holding: Holding) -> bool:
+        pieces = self._stored.pieces(name)
+        return bool(pieces) and pieces[0].boxes == holding.boxes
+
+    def _parameters(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """(prefix, parameters by name) of every optimizer."""
+        for prefix, optimizer in self._state.optimizers.items():
+            groups = optimizer.param_groups
+            named = {self._state.name_of(p): p for group in groups for p in group["params"]}
+            yield prefix, named
+
+    def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
+        """Optimizer state in its parameter's form is divided with it; the rest is as it was."""
+        holding = self._state.holding(parameter)
+        if piece.global_shape == holding.global_shape and piece.global_shape:
+            return holding
+        return Holding(global_shape=piece.global_shape, boxes=(whole(piece.global_shape),))
+
+    # ------------------------------------------------------------------ other shards
+
+    def complete(self, skeleton_of: Callable[[int], Any]) -> None:
+        """Reads the skeletons of other shards for what the home shard does not know."""
+        for prefix, parameters in self._parameters():
+            saved = self.optimizers[prefix]
+            for name in parameters:
+                if saved.knows(name) and any(True for _ in saved.tensors_of(prefix, name)):
+                    continue
+                for shard in self._shards_of(prefix, name):
+                    other = skeleton_of(shard)["optimizers"].get(prefix)
+                    if other is not None:
+                        add_skeleton(saved, other)
+
+    def _shards_of(self, prefix: str, parameter: str) -> list[int]:
+        """Shards that may know a parameter, or have state of it; one of each kind is enough."""
+        saved, found = self.optimizers[prefix], []
+        if not saved.knows(parameter):
+            found += [piece.shard for piece in self._stored.pieces(parameter)[:1]]
+        start = f"{prefix}.{parameter}."
+        with_state = (n for n in self._stored.names() if n.startswith(start))
+        for name in with_state:
+            found += [piece.shard for piece in self._stored.pieces(name)[:1]]
+            break
+        return list(dict.fromkeys(found))
+
+    # ------------------------------------------------------------------ the plan
+
+    def moves(self, *, exact: bool) -> list[Move]:
+        """What to copy from where.
+
+        `exact`: nothing but the home shard is read, so that it must name what is alive and nothing
+        else.  Raises ConfigError when checkpoint and live state do not fit.
+        """
+        self._require_names(exact)
+        sizes: list[int] = []
+        makers: list[Callable[[FreshMemory], Want]] = []
+        for name, holding, live, dtype in self._wishes():
+            direct = live is not None and live.device.type == "cpu" and live.is_contiguous()
+            if not direct:
+                sizes.append(dtype.itemsize * holding.count)
+            makers.append(self._maker(name, holding, live, dtype, direct=direct))
+        memory = FreshMemory(sizes)
+        wants = [make(memory) for make in makers]
+        return [move for want in wants for move in moves_for(want, self._stored.pieces(want.name))]
+
+    def _wishes(self) -> Iterator[tuple[str, Holding, torch.Tensor | None, torch.dtype]]:
+        """(name, part, live tensor or None, dtype) of everything to fill, each memory once."""
+        places: set[tuple[object, ...]] = set()
+        for name, tensor in self._live.items():
+            local = local_part(tensor.detach())
+            place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype)
+            if local.numel() and place in places:
+                continue
+            places.add(place)
+            yield name, self._state.holding(tensor), local, local.dtype
+        yield from self._optimizer_wishes()
+        for name in self._private():
+            pieces = self._stored.pieces(name)
+            if pieces and name not in self._live:
+                part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
+                yield name, part, None, pieces[0].dtype
+
+    def _optimizer_wishes(self) -> Iterator[tuple[str, Holding, None, torch.dtype]]:
+        for prefix, parameters in self._parameters():
+            for name, parameter in parameters.items():
+                for tensor in self.optimizers[prefix].tensors_of(prefix, name):
+                    pieces = self._stored.pieces(tensor)
+                    if pieces:  # else whoever puts the state together says what is missing
+                        holding = self._state_holding(parameter, pieces[0])
+                        if pieces[0].global_shape == self._state.holding(parameter).global_shape:
+                            self.placed.add(tensor)
+                        yield tensor, holding, None, pieces[0].dtype
+
+    def _private(self) -> list[str]:
+        """Names that the home shard's skeleton refers to, beside the state of parameters."""
+        parts = ("progress", "rng", "modules", "others")
+        names = [name for part in parts for name in statetree.tensor_names(self._skeleton[part])]
+        for saved in self.optimizers.values():
+            names += saved.private_tensors()
+        return list(dict.fromkeys(names))
+
+    def _maker(
+        self,
+        name: str,
+        holding: Holding,
+        live: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        direct: bool,
+    ) -> Callable[[FreshMemory], Want]:
+        def make(memory: FreshMemory) -> Want:
+            if live is not None and direct:
+                return Want(name=name, holding=holding, memory=live)
+            shape = tuple(live.shape) if live is not None else self._shape(name, holding)
+            own = memory.tensor(shape, dtype)
+            if live is None:
+                self._fresh[name] = own
+            else:
+                self._late.append((live, own))
+            return Want(name=name, holding=holding, memory=own)
+
+        return make
+
+    def _shape(self, name: str, holding: Holding) -> tuple[int, ...]:
+        """Of the local tensor of optimizer state or a private tensor."""
+        pieces = self._stored.pieces(name)
+        if pieces and pieces[0].boxes == holding.boxes:
+            return pieces[0].shape
+        return holding.boxes[0].shape if len(holding.boxes) == 1 else (holding.count,)
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """Everything was put: fills devices; the tensors without a live one, by all their names."""
+        for live, staging in self._late:
+            live.copy_(staging)
+        self._late.clear()
+        for alias, original in self._home.aliases.items():
+            if alias in self._fresh and original in self._fresh:
+                self._fresh[alias] = self._fresh[original]  # they shared memory, and do so again
+        return self._fresh
+
+    # ------------------------------------------------------------------ names
+
+    def _require_names(self, exact: bool) -> None:
+        saved = set(self._stored.names())
+        missing = sorted(name for name in self._live if name not in saved)
+        if missing:
+            raise ConfigError(
+                f"state: {len(missing)} tensors are not in the checkpoint, first {missing[0]!r}; "
+                "the model or optimizer changed since; use --fresh to start over, or the code that "
+                "wrote it"
+            )
+        if not exact:
+            return  # what this rank does not take may be another's
+        expected = {name.split(".", 1)[0] for name in self._live if name.startswith("model")}
+        gone = sorted(n for n in saved if n.split(".", 1)[0] in expected and n not in self._live)
+        if gone:
+            raise ConfigError(
+                f"state: the checkpoint has {len(gone)} tensors the model has not, first "
+                f"{gone[0]!r}; the model changed since; use --fresh to start over, or the code "
+                "that wrote it"
+            )
