@@ -6,6 +6,7 @@
     decision.json    what was decided, and why                              (Decision)
     plan.yaml        the part of it that executors follow                   (CheckpointPlan)
     telemetry/       what happened, one JSON event per line and rank        (Event)
+    controller/      what the online controller was told and answered       (recordings)
     failures.jsonl   one line per interruption                              (FailureRecord)
     status.json      how it ended                                           (RunStatus)
     report.html, logs/
@@ -46,6 +47,8 @@ R = TypeVar("R")
 
 RUNS = "runs"
 """Default parent of run directories, in the working directory."""
+FAILURES = "failures"
+"""Directory beside the runs with what `autockpt failures --keep` has read: one history a file."""
 TAIL_BYTES = 2**16
 """Enough of the end of a telemetry file to hold its newest step."""
 
@@ -191,6 +194,11 @@ class RunDirectory:
         """profile.json."""
         return self.path / "profile.json"
 
+    @property
+    def controller(self) -> Path:
+        """Directory of the controller's recordings."""
+        return self.path / "controller"
+
     def rank_telemetry(self, rank: int) -> Path:
         """Event file of one rank."""
         return self.telemetry / f"rank-{rank:05d}.jsonl"
@@ -316,6 +324,11 @@ class RunDirectory:
                 keyed.append((boot, event.at_s, len(keyed), event))
         keyed.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in keyed]
+
+    def recordings(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Name and whole lines of every recording of the controller, oldest first."""
+        for path in sorted(self.controller.glob("*.jsonl")):
+            yield f"{path.parent.name}/{path.name}", [data for _, data in _json_lines(path)]
 
     def failures(self) -> tuple[FailureRecord, ...]:
         """The failure log, oldest first."""

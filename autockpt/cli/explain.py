@@ -1,51 +1,60 @@
-"""`autockpt explain`: every decision of a run, its reason, and what came of it."""
+"""`autockpt explain`: every decision of a run, why, what would turn it, and what came of it."""
+
+from typing import TYPE_CHECKING
 
 import click
 
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
+if TYPE_CHECKING:
+    from autockpt.run_directory import RunDirectory
+
 EXAMPLES = """
 autockpt explain runs/train-20260101-120000
+autockpt explain runs/train-20260101-120000 disk.interval
+autockpt explain runs/train-20260101-120000 --replay
 autockpt explain runs/train-20260101-120000 --json
 """
 
 
 @click.command(cls=Command, examples=EXAMPLES)
 @click.argument("run_dir")
+@click.argument("decision", required=False)
+@click.option("--replay", is_flag=True, help="Play the recorded controller again: same answers?")
 @common
-def explain(console: Console, run_dir: str) -> None:
-    """Print the decisions of RUN_DIR in the order they were taken, with reasons and outcome."""
-    from autockpt.cli.decision_text import print_decision, print_plan
-    from autockpt.cli.gather import run_data
-    from autockpt.reports.model import build
+def explain(console: Console, run_dir: str, decision: str | None, replay: bool) -> None:
+    """Print the decisions of RUN_DIR, or one DECISION, with reasons and outcome.
+
+    A DECISION is a choice of the plan, as disk.interval, or a change during the run, as v2.
+    """
+    from autockpt.cli.explanation import explanation
+    from autockpt.cli.explanation_text import print_explanation, print_some
     from autockpt.run_directory import RunDirectory
     from autockpt.values.record import to_data
-    from autockpt.values.units import format_duration
 
     run = RunDirectory.open(run_dir)
-    model = build(run_data(run))
-    plan, decision = run.read_plan(), run.read_decision()
-    console.object(
-        "explain",
-        {
-            "decision": to_data(decision),
-            "changes": to_data(model.changes),
-            "promises": to_data(model.promises),
-            "restores": to_data(model.restores),
-        },
-    )
-    if not model.protected:
-        console.result("UNPROTECTED: the script never called autockpt.attach; no plan was followed")
-    elif decision is not None:
-        print_decision(console, decision)
-    elif plan is not None:
-        print_plan(console, plan)
-    for change in model.changes:
-        console.result(f"\nfrom step {change.step}: {change.reason}")
-    for restore in model.restores:
-        console.result(
-            f"\nresumed at step {restore.step} from {restore.source}, "
-            f"{restore.lost_steps} iterations lost, {format_duration(restore.restore_s)} to restore"
-        )
+    if replay:
+        _replay(console, run)
+        return
+    explained = explanation(run)
+    if decision is None:
+        print_explanation(console, explained)
+    else:
+        explained = explained.only(decision)
+        print_some(console, explained, numbers=True)
+    console.object("explain", to_data(explained))
     console.next(f"autockpt report {run_dir}")
+
+
+def _replay(console: Console, run: "RunDirectory") -> None:
+    """Exit code 1 where an answer differs."""
+    from autockpt.cli.explanation import replayed
+    from autockpt.cli.explanation_text import print_replay
+    from autockpt.values.record import to_data
+
+    played = replayed(run)
+    console.object("explain", {"replay": to_data(played)})
+    print_replay(console, played)
+    if played.difference is not None:
+        raise click.exceptions.Exit(1)

@@ -9,12 +9,14 @@ EXAMPLES = """
 autockpt plan --profile runs/train-20260101-120000
 autockpt plan --profile profile.json --policy builtin:checkfreq
 autockpt plan --profile profile.json --set 'limits.stall=50 ms' --out plan.yaml
+autockpt plan --profile profile.json --failures sacct.txt  # with a cluster's failures added
 """
 
 
 @click.command(cls=Command, examples=EXAMPLES)
 @click.option("--profile", required=True, metavar="FILE", help="A profile, or its directory.")
 @policy_options
+@click.option("--failures", metavar="FILE", help="A record of failures to add to the profile's.")
 @click.option("--out", metavar="FILE", help="Also write the plan there, as commented YAML.")
 @common
 def plan(
@@ -22,6 +24,7 @@ def plan(
     profile: str,
     policy: str | None,
     settings: tuple[str, ...],
+    failures: str | None,
     out: str | None,
 ) -> None:
     """Turn a profile and a policy into a plan; print every choice with its reason."""
@@ -31,6 +34,10 @@ def plan(
     from autockpt.cli.decision_text import plan_object, print_decision
 
     measured = decisions.read_profile(profile)
+    if failures is not None:
+        from autockpt.cli.failure_import import with_failures_of
+
+        measured = with_failures_of(measured, failures)
     scale = decisions.Scale(
         world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
     )

@@ -19,10 +19,11 @@ from autockpt.cli.options import (
     policy_options,
     script_arguments,
 )
-from autockpt.values.errors import StaleProfileError
+from autockpt.values.errors import AutockptError, StaleProfileError
 
 if TYPE_CHECKING:
     from autockpt.cli.launch import Ending
+    from autockpt.cli.tune_text import Found
     from autockpt.run_directory import RunDirectory
 
 EXAMPLES = """
@@ -35,6 +36,7 @@ autockpt profile --out runs/measured -m package.train
 @click.command(cls=Command, examples=EXAMPLES, context_settings=WRAPPING)
 @policy_options
 @click.option("--out", metavar="DIR", help="Where to write (default: a new one under runs/).")
+@click.option("--tune", "tuning", is_flag=True, help="Then search the best write (autockpt tune).")
 @launch_options
 @script_arguments
 @common
@@ -46,6 +48,7 @@ def profile(
     policy: str | None,
     settings: tuple[str, ...],
     out: str | None,
+    tuning: bool,
     **launching: Any,
 ) -> int | Callable[[], int]:
     """Run SCRIPT for some iterations, measure it and this machine, and decide.
@@ -61,11 +64,12 @@ def profile(
     scale = scale_of(options)
     goal = read_goal(policy, settings, scale=scale)
     if environment.foreign_launcher(os.environ) is not None:
-        return _as_worker(found, out, console)
+        return _as_worker(found, out, console, tuning=tuning)
     with own(found, out, options) as run:
         prepare(run, found, "profile", goal, scale)
         _measure(run, found, options, console)
-        return _conclude(run, found, console)
+        tuned = _tune(console, run, policy, settings) if tuning else None
+        return _conclude(run, found, console, tuned)
 
 
 def _measure(
@@ -97,9 +101,25 @@ def _no_profile(ending: "Ending") -> Exception:
     return error
 
 
-def _conclude(run: "RunDirectory", script: Script, console: Console) -> int:
+def _tune(
+    console: Console, run: "RunDirectory", policy: str | None, settings: tuple[str, ...]
+) -> "Found | None":
+    """What a search found, None (and a warning) where it could not be carried out."""
+    from autockpt.cli.tune import DEFAULTS, search
+
+    try:
+        return search(
+            console,
+            {**DEFAULTS, "run_dir": str(run.path), "policy": policy, "settings": settings},
+        )
+    except AutockptError as error:
+        console.warn(f"not tuned: {error}")
+        return None
+
+
+def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Found | None") -> int:
     """Decide from the profile, write plan and report, print the verdict."""
-    from autockpt.cli import decisions
+    from autockpt.cli import decisions, tune_text
     from autockpt.cli.decision_text import plan_object, promise, verdict
     from autockpt.cli.gather import try_report
     from autockpt.cli.outcome import shown
@@ -117,6 +137,7 @@ def _conclude(run: "RunDirectory", script: Script, console: Console) -> int:
             "profile": to_data(measured),
             **plan_object(decision.plan, decision),
             "report": report,
+            **({"tune": tune_text.as_object(*tuned)} if tuned else {}),
         },
     )
     console.styled(verdict(decision), "bold")
@@ -130,17 +151,22 @@ def _conclude(run: "RunDirectory", script: Script, console: Console) -> int:
         console.warn(f"no report was written: {why_not}")
     else:
         console.result(f"report    {shown(report)}")
+    if tuned is not None:
+        tune_text.print_found(console, *tuned)
     scale = decisions.Scale(
         world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
     )
+    words = tune_text.policy_words(*tuned) if tuned is not None else ""
     console.next(
-        f"autockpt run --profile {shown(run.profile_path)} "
+        f"autockpt run --profile {shown(run.profile_path)} {words}"
         f"{decisions.launch_words(scale)}{decisions.command_line(script)}"
     )
     return 0
 
 
-def _as_worker(script: Script, out: str | None, console: Console) -> Callable[[], int]:
+def _as_worker(
+    script: Script, out: str | None, console: Console, *, tuning: bool
+) -> Callable[[], int]:
     """Under torchrun or Slurm: profile in this rank; the plan is made afterwards."""
     from autockpt.cli.worker import run_here
     from autockpt.values.errors import ConfigError
@@ -151,5 +177,6 @@ def _as_worker(script: Script, out: str | None, console: Console) -> Callable[[]
     variables = {environment.RUN_DIR: os.path.abspath(out), environment.MODE: "profile"}
     os.environ.update(variables)
     if environment.rank(os.environ) == 0:
-        console.next(f"autockpt plan --profile {out}   (when it is over)")
+        command = f"autockpt tune {out}" if tuning else f"autockpt plan --profile {out}"
+        console.next(f"{command}   (when it is over)")
     return run_here(script)

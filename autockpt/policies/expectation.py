@@ -49,11 +49,18 @@ def expected_of(
     costs: Costs, profile: Profile, goal: Goal, intervals: Intervals, *, memory_on: bool
 ) -> Expected:
     """The promise of a plan with these intervals."""
-    rates = rates_of(profile, goal)
+    return promise(costs, profile.failures, goal, intervals, memory_on=memory_on)
+
+
+def promise(
+    costs: Costs, failures: FailureRates, goal: Goal, intervals: Intervals, *, memory_on: bool
+) -> Expected:
+    """The same from failure rates alone, for the controller."""
+    rates = split_rates(failures, goal)
     pair = (intervals.memory_steps, intervals.disk_steps)
     low, high = (
         tiers_of(costs, rates.scaled(factor), memory_on=memory_on).waste(*pair).total
-        for factor in rate_band(profile.failures, goal)
+        for factor in rate_band(failures, goal)
     )
     tiers = tiers_of(costs, rates, memory_on=memory_on)
     disk_s = intervals.disk_period_s / 2 + tiers.disk.latency_s + tiers.disk.recover_s

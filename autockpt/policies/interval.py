@@ -12,7 +12,7 @@ Here stand formulas only; `frequency` clamps, nests and rounds them to iteration
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autockpt.values.errors import ConfigError
 
@@ -87,7 +87,12 @@ def best_period_s(cost_s: float, failures_per_s: float) -> float:
     return exact_interval_s(cost_s, 1.0 / failures_per_s) + cost_s
 
 
-def ordered_periods_s(costs_s: Sequence[float], rates_per_s: Sequence[float]) -> list[float]:
+def ordered_periods_s(
+    costs_s: Sequence[float],
+    rates_per_s: Sequence[float],
+    *,
+    form: Callable[[float, float], float] = best_period_s,
+) -> list[float]:
     """Best period of each level, cheapest level first, never shorter than that of the level below.
 
     Where the unconstrained optimum of a level is longer than that of the next, the two share one
@@ -95,15 +100,16 @@ def ordered_periods_s(costs_s: Sequence[float], rates_per_s: Sequence[float]) ->
 
     Source: multi-level w = sum C_i / T_i + sum Lambda_i T_i / 2; C_i = costs_s (beyond the level
     below), Lambda_i = rates_per_s of the failures whose cheapest surviving level is i.
+    `form` gives the period of one level: the exact one, or `first_order_period_s`.
     """
     pools: list[tuple[float, float, int]] = []
     for cost_s, rate_per_s in zip(costs_s, rates_per_s, strict=True):
         pool = (cost_s, rate_per_s, 1)
-        while pools and best_period_s(*pools[-1][:2]) > best_period_s(*pool[:2]):
+        while pools and form(*pools[-1][:2]) > form(*pool[:2]):
             below = pools.pop()
             pool = (below[0] + pool[0], below[1] + pool[1], below[2] + pool[2])
         pools.append(pool)
-    return [best_period_s(cost, rate) for cost, rate, levels in pools for _ in range(levels)]
+    return [form(cost, rate) for cost, rate, levels in pools for _ in range(levels)]
 
 
 def checkfreq_steps(

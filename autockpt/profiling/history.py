@@ -1,14 +1,18 @@
-"""Failures and recoveries of this run and of the runs beside it, turned into rates and times."""
+"""Failures and recoveries of this run and of the runs beside it, turned into rates and times.
+
+Beside the runs may stand what others have recorded (`autockpt failures --keep`): it counts as well.
+"""
 
 import contextlib
 import json
 from pathlib import Path
 
 from autockpt.profiles.failures import estimate_rates, estimate_recovery
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import FAILURES, RunDirectory
 from autockpt.values.errors import AutockptError
-from autockpt.values.failure import FailureRecord
+from autockpt.values.failure import FailureHistory, FailureRecord
 from autockpt.values.profile import FailureRates, RecoveryTimes
+from autockpt.values.record import from_json
 
 NEWEST_RUNS = 50
 """Older runs have faded out of the posterior and cost time to read."""
@@ -29,8 +33,20 @@ def failure_history(run_dir: str, *, nodes: int) -> tuple[FailureRates, Recovery
             records += own
             tail_s += max(0.0, _trained_s(run) - sum(record.exposure_s for record in own))
     records.sort(key=lambda record: record.wall)
-    rates = estimate_rates(records, nodes=nodes, tail_exposure_s=tail_s)
+    rates = estimate_rates(
+        records, nodes=nodes, tail_exposure_s=tail_s, histories=_kept_beside(Path(run_dir))
+    )
     return rates, estimate_recovery(records)
+
+
+def _kept_beside(run_dir: Path) -> list[FailureHistory]:
+    """Histories of others, in the order of their names; one that cannot be read says nothing."""
+    found = []
+    for path in sorted((run_dir.absolute().parent / FAILURES).glob("*.json")):
+        with contextlib.suppress(AutockptError, OSError, UnicodeDecodeError):
+            text = path.read_text(encoding="utf-8")
+            found.append(from_json(FailureHistory, text, where=str(path)))
+    return found
 
 
 def _runs_beside(run_dir: Path) -> list[RunDirectory]:

@@ -11,7 +11,7 @@ from autockpt.reports.accounting import Accounting, Restore, account, span, witn
 from autockpt.reports.clock import align
 from autockpt.reports.data import RunData
 from autockpt.reports.findings import Facts, Finding, findings
-from autockpt.reports.promises import Promise, promises
+from autockpt.reports.promises import Promise, in_force, promises
 from autockpt.reports.restarts import Restart, restarts
 from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
 from autockpt.reports.timeline import Timeline, timeline
@@ -116,10 +116,7 @@ def _run_report(data: RunData) -> ReportModel:
     saved, aged = saves(events), ages(events)
     compared: tuple[Promise, ...] = ()
     if decision is not None:
-        rate = profile.failures.interruptions_per_s if profile else 0.0
-        compared = promises(
-            decision.expected, accounting, saved, restores, interruptions_per_s=rate
-        )
+        compared = _compared(events, data, decision)
     start_s, _ = span(events)
     facts = Facts(
         data=data, accounting=accounting, restores=restores, saves=saved, promises=compared
@@ -151,6 +148,17 @@ def _run_report(data: RunData) -> ReportModel:
         changes=changes(events, start_s),
         timeline=timeline(events, restores, start_s),
     )
+
+
+def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> tuple[Promise, ...]:
+    """The promises of the plan in force against what happened since it is."""
+    profile = data.profile
+    since = in_force(events, decision.plan.version)
+    accounting, restores = account(
+        since, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
+    )
+    rate = profile.failures.interruptions_per_s if profile else 0.0
+    return promises(decision.expected, accounting, saves(since), restores, interruptions_per_s=rate)
 
 
 def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:

@@ -1,5 +1,7 @@
 """Promised against observed: every figure of `Expected`, and whether the run kept it.
 
+Only what happened under the plan that promised counts: from the last change of it on.
+
 A run says little about rare things: the waste expected from failures is judged only when a failure
 was to be expected, or when so many happened that chance does not explain them; a recovery only when
 there was one.
@@ -13,6 +15,8 @@ from typing import Literal
 from autockpt.reports.accounting import Accounting, Restore
 from autockpt.reports.saves import Saves
 from autockpt.values.plan import Expected
+from autockpt.values.telemetry import Event, PlanChanged
+from autockpt.values.units import format_duration, format_fraction
 
 FACTOR = 1.5
 """A promise is broken when the observation is this many times larger or smaller."""
@@ -46,6 +50,30 @@ class Promise:
         if self.observed is None or self.promised <= 0:
             return None
         return self.observed / self.promised
+
+    def shown(self, value: float | None) -> str:
+        """A figure of this promise for people."""
+        if value is None:
+            return "-"
+        return format_duration(value) if self.unit == "s" else format_fraction(value)
+
+
+def in_force(events: Sequence[Event], plan_version: int) -> Sequence[Event]:
+    """The aligned events since the plan of this version applies; all where none began it."""
+    for index, event in enumerate(events):
+        if isinstance(event, PlanChanged) and event.plan_version == plan_version:
+            return events[index:]
+    return events
+
+
+def parted(promises: Sequence[Promise]) -> tuple[str, ...]:
+    """A warning for each promise that was not kept."""
+    return tuple(
+        f"{promise.label.lower()}: {promise.shown(promise.observed)} observed where "
+        f"{promise.shown(promise.promised)} was promised ({promise.note}, n = {promise.n})"
+        for promise in promises
+        if promise.verdict == "broken"
+    )
 
 
 def promises(

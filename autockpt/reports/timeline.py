@@ -16,6 +16,7 @@ from autockpt.values.telemetry import (
     PersistCommitted,
     PersistFailed,
     PlanChanged,
+    PlanChangeWithheld,
     Restored,
     RunEnded,
     RunStarted,
@@ -234,6 +235,11 @@ def _describe(event: Event) -> tuple[str, str] | None:
             return "plan", (
                 f"plan version {event.plan_version} from step {event.step}: memory every "
                 f"{event.memory_interval_steps}, disk every {event.disk_interval_steps} steps. "
+                f"{event.reason}"
+            )
+        case PlanChangeWithheld():
+            return "plan", (
+                f"not changed at step {event.step}, because the policy only observes: "
                 f"{event.reason}"
             )
         case SaveSkipped():

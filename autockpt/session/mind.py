@@ -3,12 +3,13 @@
 Wires telemetry (what this run measures of itself) to the pure parts: profiles -> policies.decide
 for a run that came without a profile, tuner.Controller afterwards.  The training thread only
 appends to a queue here; everything else happens beside it, and a failure leaves the plan as it is.
+What the controller is told and answers is written down, so that every change can be played again.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +25,20 @@ from autockpt.profiling.facts import host_facts, state_inventory
 from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import Job
-from autockpt.tuner.controller import Controller
+from autockpt.session.recorder import Recorder
+from autockpt.tuner.controller import Controller, begin
+from autockpt.tuner.proposals import PlanProposal, intervals_of
+from autockpt.tuner.recording import RecordedController
 from autockpt.values import telemetry as t
+from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.profile import Profile
 
 THINK_S = 0.25
+ANSWER_S = 5.0
+"""A proposal may be on its way to all ranks for so long before it is made again."""
+LENGTH_TOLERANCE = 0.05
+"""The expected length of the run is told again when it changed by this fraction."""
 OBSERVED_CHECKPOINTS = 3
 """Durable checkpoints before a run without a profile is planned for."""
 OBSERVED_BLOCKS = 3
@@ -46,33 +55,34 @@ class Mind:
         layout: Callable[[], Layout | None],
         propose: Callable[[CheckpointPlan], None],
         report: Callable[[str, str], None],
+        emit: Callable[[t.Event], None],
     ) -> None:
         self._job = job
         self._state = state
         self._layout = layout
         self._propose = propose
         self._report = report
+        self._emit = emit
         self._files = RunDirectory(job.run_directory)
         self._queue: deque[t.Event] = deque()
         self._applied: deque[CheckpointPlan] = deque()
         self._began: dict[str, tuple[float, int]] = {}
         self._samples = _Samples()
         self._measuring = job.profile_in_place
-        self._reasons: dict[int, str] = {}
+        self._offers: dict[int, PlanProposal] = {}
+        """By version of the plan."""
         self._decision = job.decision
-        self._proposed_s = 0.0
+        self._proposed_s = -ANSWER_S
+        self._unasked = False
+        """A block of iterations ended, or the last answer may not have been followed: a question
+        takes a millisecond, so one a second is enough."""
         self._step = 0
+        self._run_s = 0.0
         self.total: int | None = None
         """Steps of the whole run, where the loop says so."""
         self._closed = threading.Event()
-        failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
-        self._controller = Controller(
-            plan=job.plan,
-            goal=job.goal,
-            failures=failures,
-            recovery=recovery,
-            prior=None if job.profile is None else _costs(job, job.profile),
-        )
+        self._recorder = Recorder(self._files.controller)
+        self._controller = _controller(job, self._files.failures(), self._recorder)
         self._thread = threading.Thread(target=self._think, name="autockpt-mind", daemon=True)
         self._thread.start()
 
@@ -87,23 +97,22 @@ class Mind:
         self._queue.append(event)
 
     def committed(self, message: AnnounceMemoryCommitted | AnnounceDurable) -> None:
-        """The keepers' news as telemetry events."""
+        """The keeper's news of a durable checkpoint, as a telemetry event."""
+        if isinstance(message, AnnounceMemoryCommitted):
+            return
         now, name = time.monotonic(), str(message.generation)
         began_s, step = self._began.get(name, (now, -1))
-        if isinstance(message, AnnounceMemoryCommitted):
-            event: t.Event = t.MemoryCommitted(
-                at_s=now, rank=-1, generation=name, step=step, latency_s=now - began_s
-            )
-        else:
-            event = t.PersistCommitted(
+        self._queue.append(
+            t.PersistCommitted(
                 at_s=now, rank=-1, generation=name, step=step, bytes=0, stored_bytes=0,
                 latency_s=now - began_s, write_s=0.0,
-            )  # fmt: skip
-        self._queue.append(event)
+            )
+        )  # fmt: skip
 
     def reason(self, version: int) -> str:
         """Why a version of the plan was proposed."""
-        return self._reasons.get(version, "decided before a restart")
+        offer = self._offers.get(version)
+        return "decided before a restart" if offer is None else offer.reason
 
     def applied(self, plan: CheckpointPlan) -> None:
         """All ranks follow `plan` now; kept for the next start."""
@@ -114,6 +123,7 @@ class Mind:
         self._closed.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
+        self._recorder.close()
 
     # ------------------------------------------------------------------ thinks
 
@@ -134,7 +144,7 @@ class Mind:
         while self._queue:
             event = self._queue.popleft()
             if isinstance(event, t.Iterated):
-                self._step = event.step
+                self._unasked, self._step = True, event.step
                 self._expect_end(event)
             self._samples.observe(event)
             self._controller.observe(event)
@@ -144,33 +154,52 @@ class Mind:
         if self.total is None or not event.count:
             return
         run_s = self.total * (event.total_s + event.checkpoint_s) / event.count
-        self._controller.settings = replace(self._controller.settings, run_s=run_s)
+        if abs(run_s - self._run_s) > LENGTH_TOLERANCE * self._run_s:
+            self._run_s = run_s
+            self._controller.lasts(run_s)
 
     def _consider(self) -> None:
         now = time.monotonic()
-        if now - self._proposed_s < 5.0:
-            return  # the last proposal is still on its way to all ranks
+        if not self._unasked or now - self._proposed_s < ANSWER_S:
+            return
         if self._measuring:
             if self._samples.enough():
                 self._measuring = False
                 self._plan_from_profile(now)
             return
         proposal = self._controller.propose(now, self._step)
-        if proposal is not None:
-            self._offer(proposal.plan, proposal.reason, now)
+        self._unasked = proposal is not None
+        if proposal is not None and self._controller.observing:
+            self._withhold(proposal, now)
+        elif proposal is not None:
+            self._offer(proposal, now)
 
-    def _offer(self, plan: CheckpointPlan, reason: str, now: float) -> None:
-        self._reasons[plan.version] = reason
+    def _offer(self, proposal: PlanProposal, now: float) -> None:
+        self._offers[proposal.plan.version] = proposal
         self._proposed_s = now
-        self._propose(plan)
+        self._propose(proposal.plan)
+
+    def _withhold(self, proposal: PlanProposal, now: float) -> None:
+        """The policy only observes: what would have been changed is said."""
+        memory, disk = intervals_of(proposal.plan)
+        self._emit(
+            t.PlanChangeWithheld(
+                at_s=now, rank=self._job.rank, step=self._step, kind=proposal.kind,
+                memory_interval_steps=memory, disk_interval_steps=disk, reason=proposal.reason,
+            )
+        )  # fmt: skip
 
     def _write_down(self, plan: CheckpointPlan) -> None:
         """plan.yaml and decision.json say what is in force and why, also after a restart."""
         if self._decision is None:
             self._files.write_plan(plan)
             return
-        choices = tuple(self._renewed(choice, plan) for choice in self._decision.choices)
-        self._decide(replace(self._decision, plan=plan, choices=choices))
+        decision, offer = replace(self._decision, plan=plan), self._offers.get(plan.version)
+        if offer is not None:
+            choices = tuple(_renewed(choice, offer) for choice in decision.choices)
+            expected = offer.expected or decision.expected
+            decision = replace(decision, choices=choices, expected=expected)
+        self._decide(decision)
 
     def _decide(self, decision: Decision) -> None:
         # Not at the top: pydantic takes an eighth of a second that every restart would wait for.
@@ -178,16 +207,6 @@ class Mind:
 
         self._decision = decision
         self._files.write_decision(decision, plan_text=plan_to_yaml(decision))
-
-    def _renewed(self, choice: Choice, plan: CheckpointPlan) -> Choice:
-        """An interval that was re-tuned, with the reason of the change."""
-        tier = choice.name.removesuffix(".interval")
-        if tier == choice.name or plan.version not in self._reasons:
-            return choice
-        steps = plan.tier(tier).interval_steps
-        if choice.chosen.split(" ", 1)[0] == str(steps):
-            return choice
-        return replace(choice, chosen=f"{steps} steps", reason=self._reasons[plan.version])
 
     def _plan_from_profile(self, now: float) -> None:
         """The first iterations were the profile: decide as `autockpt plan` would."""
@@ -210,7 +229,28 @@ class Mind:
         reason = "measured in the first iterations"
         if interval is not None:
             reason = f"measured in the first iterations: {interval.reason}"
-        self._offer(plan, reason, now)
+        self._controller.expect(plan, decision.expected)
+        self._offer(
+            PlanProposal(plan=plan, kind="first", reason=reason, expected=decision.expected), now
+        )
+
+
+def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
+    """An interval that was re-tuned, with the reason and the numbers of the change."""
+    tier = choice.name.removesuffix(".interval")
+    steps = offer.plan.tier(tier).interval_steps
+    if tier == choice.name or choice.chosen.split(" ", 1)[0] == str(steps):
+        return choice
+    return Choice(
+        name=choice.name,
+        chosen=f"{steps} steps",
+        reason=offer.reason,
+        numbers=offer.numbers,
+        runner_up=f"{choice.chosen.split(' (', 1)[0]}, as before",
+        runner_up_waste=offer.numbers.get("waste_before"),
+        chosen_waste=None if offer.expected is None else offer.expected.waste,
+        binding=offer.binding,
+    )
 
 
 class _Samples:
@@ -256,6 +296,19 @@ class _Samples:
             copies_s=tuple(self.copies),
             persists_s=tuple(self.persists),
         )
+
+
+def _controller(
+    job: Job, interruptions: Sequence[FailureRecord], recorder: Recorder
+) -> RecordedController:
+    """With what earlier runs and this one's earlier processes have left behind."""
+    failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
+    prior = None if job.profile is None else _costs(job, job.profile)
+    memory = begin(plan=job.plan, failures=failures, recovery=recovery, prior=prior)
+    controller = RecordedController(Controller(memory, goal=job.goal), recorder)
+    if job.restart_count and len(interruptions) >= 2:
+        controller.interrupted(time.monotonic(), interruptions[-1].exposure_s)
+    return controller
 
 
 def _costs(job: Job, profile: Profile) -> Costs:

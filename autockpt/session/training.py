@@ -167,6 +167,7 @@ class Session(Ending):
                 lambda: self._snapshotter.layout if self._snapshotter else None,
                 self._propose,
                 self._degraded,
+                self._emit,
             )
             self._telemetry.listener = self._mind.observe
         atexit.register(self._at_exit)

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 
 WINDOW = 8
 """Samples in a mean: with a dead-band this changes the plan 4 times in 3 days of 40 % noise."""
+BLOCKS = 16
+"""Blocks of iterations in a mean: they come every second, so that many cost no time."""
+BESIDE = 8
+"""Quiet blocks on each side of background work that it is compared with,"""
+LONGEST = 64
+"""and blocks of the work itself, its newest."""
 CUSUM_DRIFT = 0.35
 """Slack per sample in log units: changes below 40 % are not jumps but drift."""
 CUSUM_LIMIT = 2.5
@@ -17,6 +23,8 @@ CUSUM_LIMIT = 2.5
 noise is mistaken for one in 1250 samples (simulated)."""
 CUSUM_CLIP = 1.5
 """Most that one sample may add: a single outlier is no jump."""
+CUSUM_DOUBT = 1.0
+"""Sum from which the level is in doubt: a factor of 4 brings it there with one or two samples."""
 CUSUM_REFERENCE = (4, 16)
 """Samples before the level counts, and samples that make it."""
 
@@ -52,7 +60,7 @@ class Jumps:
     Source: Page 1954; S = max(0, S + |x - level| - drift) on each side, alarm at S > limit.
     """
 
-    reference: list[float] = field(default_factory=list)
+    reference: tuple[float, ...] = ()
     up: float = 0.0
     down: float = 0.0
     run: int = 0
@@ -62,39 +70,49 @@ class Jumps:
         """0, or at a jump the number of newest samples that belong to the new level."""
         x = math.log(max(value, 1e-6))
         if len(self.reference) < CUSUM_REFERENCE[0]:
-            self.reference.append(x)
+            self.reference = (*self.reference, x)
             return 0
         level = sorted(self.reference)[1:-1]
         excess = x - sum(level) / len(level)
         excess = max(-CUSUM_CLIP, min(CUSUM_CLIP, excess))
         if len(self.reference) < CUSUM_REFERENCE[1]:
-            self.reference.append(x)
+            self.reference = (*self.reference, x)
         self.up = max(0.0, self.up + excess - CUSUM_DRIFT)
         self.down = max(0.0, self.down - excess - CUSUM_DRIFT)
         self.run = self.run + 1 if max(self.up, self.down) > 0 else 0
         if max(self.up, self.down) <= CUSUM_LIMIT:
             return 0
-        found = self.run
-        self.reference, self.up, self.down, self.run = [], 0.0, 0.0, 0
-        return found
+        return self.run
+
+    def restart(self, samples: Sequence[float]) -> None:
+        """The level is that of `samples` from now on."""
+        self.reference = tuple(math.log(max(value, 1e-6)) for value in samples)
+        self.up, self.down, self.run = 0.0, 0.0, 0
 
 
 @dataclass(slots=True)
 class Window:
     """The newest samples of one quantity, back to its last jump."""
 
-    samples: list[float] = field(default_factory=list)
+    size: int = WINDOW
+    samples: tuple[float, ...] = ()
     jumps: Jumps = field(default_factory=Jumps)
     jumped: bool = False
     """A jump was seen and nobody has acted on it yet."""
 
     def observe(self, value: float) -> None:
         """Add a sample; drop those from before a jump."""
-        self.samples = [*self.samples, value][-WINDOW:]
+        self.samples = (*self.samples, value)[-self.size :]
         new = self.jumps.observe(value)
         if new:
             self.samples = self.samples[-new:]
+            self.jumps.restart(self.samples)
             self.jumped = True
+
+    @property
+    def doubtful(self) -> bool:
+        """The newest samples look like another level, and are too few to tell."""
+        return max(self.jumps.up, self.jumps.down) > CUSUM_DOUBT
 
     @property
     def n(self) -> int:
@@ -118,3 +136,58 @@ class Window:
         if not ordered:
             return 0.0
         return ordered[-2] if len(ordered) >= 3 else ordered[-1]
+
+
+@dataclass(slots=True)
+class Contrast:
+    """Iterations with background work against quiet ones around them: 0.1 is 10 % longer.
+
+    One sample for each stretch of work, from the blocks next to it on both sides: what drifts, or
+    comes and goes with another job on the machine, is in all three and cancels.
+    """
+
+    before: tuple[float, ...] = ()
+    """Quiet iteration times next before the work, and"""
+    during: tuple[float, ...] = ()
+    after: tuple[float, ...] = ()
+    """next behind it."""
+    window: Window = field(default_factory=Window)
+    """Of busy over quiet iteration time."""
+
+    def observe(self, quiet_s: float, busy_s: float) -> None:
+        """Take in one block: means of its quiet and of its busy iterations, 0 where it had none."""
+        if busy_s > 0 and self.after:
+            self._close()
+        if quiet_s > 0 and not self.during:
+            self.before = (*self.before, quiet_s)[-BESIDE:]
+        if busy_s > 0:
+            self.during = (*self.during, busy_s)[-LONGEST:]
+        elif quiet_s > 0 and self.during:
+            self.after = (*self.after, quiet_s)
+            if len(self.after) == BESIDE:
+                self._close()
+
+    def _close(self) -> None:
+        if self.before:
+            quiet_s = (_mean(self.before) + _mean(self.after)) / 2.0
+            self.window.observe(_mean(self.during) / quiet_s)
+        self.before, self.during, self.after = self.after, (), ()
+
+    @property
+    def n(self) -> int:
+        """Stretches of work in the window."""
+        return self.window.n
+
+    @property
+    def mean(self) -> float:
+        """How much longer, >= 0."""
+        return max(0.0, self.window.mean - 1.0)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `mean`."""
+        return self.window.error
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,9 +1,10 @@
 """What a run has shown about itself: telemetry events in, `Costs` and failure rates out."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 from autockpt.policies.costs import ASSUMED_SLOWDOWN, Costs
-from autockpt.tuner.estimates import Window
+from autockpt.tuner.estimates import BLOCKS, Contrast, Window
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
     Event,
@@ -23,6 +24,23 @@ STUCK_S = 600.0
 """A save without an end after this long no longer holds back a change of the plan."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One interruption."""
+
+    at_s: float
+    survived: bool
+    """The node's memory did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A save that began and has not ended."""
+
+    began_s: float
+    disk: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Observed:
     """Running estimates of one job, fed with the events of one rank and of its keeper."""
@@ -36,8 +54,16 @@ class Observed:
     stall: Window = field(default_factory=Window)
     copy: Window = field(default_factory=Window)
     persist: Window = field(default_factory=Window)
-    quiet: Window = field(default_factory=Window)
-    busy: Window = field(default_factory=Window)
+    quiet: Window = field(default_factory=lambda: Window(size=BLOCKS))
+    busy: Window = field(default_factory=lambda: Window(size=BLOCKS))
+    pace: Window = field(default_factory=Window)
+    """Quiet iterations between one snapshot and the next, one mean each."""
+    quiet_sum_s: float = 0.0
+    """Of the quiet blocks since the newest snapshot,"""
+    quiet_blocks: int = 0
+    """and their number."""
+    slower: Contrast = field(default_factory=Contrast)
+    """Of iterations with background work."""
     restore_memory: Window = field(default_factory=Window)
     restore_disk: Window = field(default_factory=Window)
     sealed: int = 0
@@ -45,12 +71,12 @@ class Observed:
     first_s: float | None = None
     last_s: float = 0.0
     """Time of the newest event."""
-    seals_s: list[float] = field(default_factory=list)
+    seals_s: tuple[float, ...] = ()
     """Times of the newest snapshots."""
-    lost: list[tuple[float, bool]] = field(default_factory=list)
-    """Time of every failure, and whether the node's memory survived."""
-    saving: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    """Generations under way: when they began, and whether they go to disk."""
+    lost: tuple[Loss, ...] = ()
+    """Every failure since the start, oldest first."""
+    saving: dict[str, UnderWay] = field(default_factory=dict)
+    """By generation."""
     progressed: bool = False
     """Iterations ended since the last failure; without any, a second loss is the same failure."""
 
@@ -60,7 +86,7 @@ class Observed:
             self.first_s = event.at_s
         self.last_s = max(self.last_s, event.at_s)
         if isinstance(event, SnapshotBegan):
-            self.saving[event.generation] = (event.at_s, "disk" in event.tiers)
+            self._began(event)
         elif isinstance(event, SnapshotSealed):
             self._sealed(event)
         elif isinstance(event, PersistCommitted):
@@ -77,20 +103,33 @@ class Observed:
             window = self.restore_memory if event.source == "memory" else self.restore_disk
             window.observe(event.restore_s)
 
+    def _began(self, event: SnapshotBegan) -> None:
+        """Saves that nobody ended are forgotten once they hold nothing back any more."""
+        recent = {k: v for k, v in self.saving.items() if event.at_s - v.began_s < STUCK_S}
+        new = UnderWay(began_s=event.at_s, disk="disk" in event.tiers)
+        self.saving = {**recent, event.generation: new}
+
     def _sealed(self, event: SnapshotSealed) -> None:
         self.stall.observe(event.boundary_stall_s + event.fence_stall_s)
         self.copy.observe(event.copy_s)
-        if not self.saving.get(event.generation, (0.0, False))[1]:
-            self.saving.pop(event.generation, None)
+        under_way = self.saving.get(event.generation)
+        if under_way is not None and not under_way.disk:
+            del self.saving[event.generation]
+        if self.quiet_blocks:
+            self.pace.observe(self.quiet_sum_s / self.quiet_blocks)
+            self.quiet_sum_s, self.quiet_blocks = 0.0, 0
         self.sealed += 1
-        self.seals_s = [*self.seals_s, event.at_s][-4:]
+        self.seals_s = (*self.seals_s, event.at_s)[-2:]
 
     def _iterated(self, event: Iterated) -> None:
         self.progressed = True
         if event.quiet_s > 0:
             self.quiet.observe(event.quiet_s)
+            self.quiet_sum_s += event.quiet_s
+            self.quiet_blocks += 1
         if event.busy_s > 0:
             self.busy.observe(event.busy_s)
+        self.slower.observe(event.quiet_s, event.busy_s)
 
     def _lost(self, event: FailureObserved) -> None:
         """One interruption may be seen on several ranks; a lost keeper alone interrupts nobody."""
@@ -99,25 +138,37 @@ class Observed:
         self.saving.clear()
         survived = event.what == "trainer"
         if self.lost and not self.progressed:
-            at_s, before = self.lost[-1]
-            self.lost[-1] = (at_s, before and survived)
+            former = self.lost[-1]
+            merged = replace(former, survived=former.survived and survived)
+            self.lost = (*self.lost[:-1], merged)
             return
-        self.lost.append((event.at_s, survived))
+        self.lost = (*self.lost, Loss(at_s=event.at_s, survived=survived))
         self.progressed = False
 
     def busy_saving(self, now_s: float) -> bool:
         """Whether a save is under way."""
-        return any(now_s - began_s < STUCK_S for began_s, _ in self.saving.values())
+        return any(now_s - save.began_s < STUCK_S for save in self.saving.values())
 
     @property
     def jumped(self) -> bool:
         """Whether a cost changed its level since `settle`."""
-        return any(w.jumped for w in (self.stall, self.persist, self.quiet))
+        return any(window.jumped for window in self._watched)
+
+    def known(self, samples: int) -> bool:
+        """Whether every level is clear, and one that jumped has been seen this often."""
+        return all(
+            not window.doubtful and (window.n >= samples or not window.jumped)
+            for window in self._watched
+        )
 
     def settle(self) -> None:
         """The plan was changed: jumps seen so far are dealt with."""
-        for window in (self.stall, self.persist, self.quiet):
+        for window in self._watched:
             window.jumped = False
+
+    @property
+    def _watched(self) -> tuple[Window, ...]:
+        return self.stall, self.persist, self.quiet
 
     @property
     def iteration_s(self) -> float:
@@ -154,32 +205,36 @@ class Observed:
     def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
         """Training time lost per snapshot, and per persist beyond it.
 
-        The background work of P seconds spreads over P / busy iterations, at least one, each of
-        which is (busy - quiet) longer; a snapshot's share of it goes by its share of the time.
+        Background work of P seconds spreads over P / busy iterations, at least one, each of which
+        is longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
         """
         span_s = max(copy_s, persist_s)
-        if not (self.quiet.n and self.busy.n):
+        if not self.slower.n:
             if self.prior is not None:
                 return self.prior.copy_slowdown_s, self.prior.persist_slowdown_s
             return ASSUMED_SLOWDOWN * copy_s, ASSUMED_SLOWDOWN * (span_s - copy_s)
-        longer_s = max(0.0, self.busy.mean - self.quiet.mean)
-        total_s = longer_s * max(1.0, span_s / self.busy.mean)
+        total_s = self.slower.mean * self._stretched_s(span_s)
         copying_s = total_s * (copy_s / span_s if span_s > 0 else 0.0)
         return copying_s, total_s - copying_s
 
-    def cost_errors_s(self) -> tuple[float, float]:
+    def _stretched_s(self, span_s: float) -> float:
+        """Quiet time of the iterations that background work of `span_s` meets."""
+        return max(self.iteration_s, span_s / (1.0 + self.slower.mean))
+
+    def cost_errors_s(self, *, sync: bool) -> tuple[float, float]:
         """Standard errors of what a snapshot and a persist cost in training time."""
+        persist_s = self.persist.error if self.persist.n >= 2 else 0.0
+        if sync or self.slower.n < 2:
+            return self.stall.error, persist_s if sync else 0.0
         span_s = max(self.copy.mean, self.persist.mean)
-        writing = 0.0
-        if self.quiet.n >= 2 and self.busy.n >= 2:
-            spread = (self.busy.error**2 + self.quiet.error**2) ** 0.5
-            writing = spread * max(1.0, span_s / self.busy.mean)
-        return self.stall.error, writing
+        longer = self.slower.mean / (1.0 + self.slower.mean)
+        spread_s = self.slower.error * self._stretched_s(span_s)
+        return self.stall.error, math.hypot(spread_s, longer * persist_s)
 
     def rates(self) -> FailureRates:
         """Failure rates with this run's own exposure and events added."""
         days = (self.last_s - self.first_s) / 86400.0 if self.first_s is not None else 0.0
-        survived = sum(alive for _, alive in self.lost)
+        survived = sum(loss.survived for loss in self.lost)
         died = len(self.lost) - survived
         known = self.failures
         share = known.process_share * SHARE_WEIGHT + survived

@@ -1,22 +1,24 @@
 """The plan in force, seen with today's estimates: what it costs, and what would be best."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autockpt.policies.costs import Costs
-from autockpt.policies.expectation import split_rates
+from autockpt.policies.expectation import promise, split_rates
 from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.nesting import Tiers
 from autockpt.tuner.observed import Observed
 from autockpt.tuner.proposals import intervals_of
+from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, Expected
 from autockpt.values.units import format_duration, format_fraction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Estimates, goal and plan together; every property is computed anew."""
+    """Estimates, goal and plan together; good until the next event is observed."""
 
     seen: Observed
     goal: Goal
@@ -33,24 +35,39 @@ class Outlook:
         return self.plan.tier("memory").interval_steps > 0
 
     @property
+    def intervals(self) -> tuple[int, int]:
+        """(memory, disk) of the plan, in iterations."""
+        return intervals_of(self.plan)
+
+    @cached_property
     def costs(self) -> Costs:
         """Of one checkpoint."""
         return self.seen.costs(sync=self.sync)
 
-    @property
+    @cached_property
     def rates(self) -> Rates:
         """Of interruptions, the declared ones if the goal declares them."""
         return split_rates(self.seen.rates(), self.goal)
 
-    @property
+    @cached_property
     def tiers(self) -> Tiers:
         """Costs and rates by tier."""
         return tiers_of(self.costs, self.rates, memory_on=self.memory_on)
 
     @property
+    def periods_s(self) -> tuple[float, float]:
+        """From one checkpoint to the next, memory and disk, under the plan in force."""
+        return self.tiers.periods_s(*self.intervals)
+
+    @property
     def waste(self) -> float:
         """Of the plan in force."""
-        return self.tiers.waste(*intervals_of(self.plan)).total
+        return self.tiers.waste(*self.intervals).total
+
+    @property
+    def overhead(self) -> float:
+        """The part of it that is paid without any failure."""
+        return self.tiers.waste(*self.intervals).checkpoint
 
     @property
     def pinned(self) -> bool:
@@ -61,15 +78,45 @@ class Outlook:
             pin is not None for pin in (*every, pins.disk_interval_s, pins.disk_interval_steps)
         )
 
-    def best(self) -> Intervals:
-        """The best intervals now.  Raises ConfigError if the limits cannot be kept."""
+    def best(self, *, overhead_aim: float = 1.0) -> Intervals:
+        """The best intervals now, at `overhead_aim` of limits.overhead where there is room for it.
+
+        Raises ConfigError if the limits cannot be kept.
+        """
+        limit = self.goal.limits.overhead
+        if limit is not None and overhead_aim < 1.0:
+            limits = replace(self.goal.limits, overhead=limit * overhead_aim)
+            try:
+                return self._best(replace(self.goal, limits=limits))
+            except ConfigError:
+                pass
+        return self._best(self.goal)
+
+    def _best(self, goal: Goal) -> Intervals:
         return choose_intervals(
             self.costs,
             self.rates,
-            self.goal,
+            goal,
             memory_on=self.memory_on,
             slots=self.plan.slots,
             sync=self.sync,
+        )
+
+    def promised(self, pair: tuple[int, int]) -> Expected:
+        """What these intervals promise."""
+        memory_s, disk_s = self.tiers.periods_s(*pair)
+        intervals = Intervals(
+            memory_steps=pair[0],
+            disk_steps=pair[1],
+            memory_period_s=memory_s,
+            disk_period_s=disk_s,
+            waste=self.tiers.waste(*pair),
+            optimum_memory_s=0.0,
+            optimum_disk_s=0.0,
+            binding="",
+        )
+        return promise(
+            self.costs, self.seen.rates(), self.goal, intervals, memory_on=self.memory_on
         )
 
     def too_old(self, intervals: tuple[int, int]) -> bool:
@@ -77,6 +124,17 @@ class Outlook:
         limit_s = self.goal.limits.lost_time_s
         disk_s = self.tiers.periods_s(*intervals)[1]
         return limit_s is not None and disk_s + self.costs.persist_s > limit_s * (1 + 1e-9)
+
+    def breaks_limit(self, intervals: tuple[int, int]) -> bool:
+        """Whether they cost more work or more time than the limits allow."""
+        overhead, limit = self.tiers.waste(*intervals).checkpoint, self.goal.limits.overhead
+        return self.too_old(intervals) or (limit is not None and overhead > limit)
+
+    @property
+    def crowded(self) -> bool:
+        """Checkpoints come due faster than storage takes them, so that some are skipped."""
+        flying = self.goal.pins.in_flight or 1
+        return not self.sync and self.costs.persist_s > self.periods_s[1] * flying
 
     def bounded(self, intervals: tuple[int, int]) -> tuple[int, int]:
         """The intervals, but not shorter than one save takes."""
@@ -92,24 +150,25 @@ class Outlook:
 
     def gain_error(self, best: Intervals) -> float:
         """Standard error of the gain: d gain / d cost = 1 / T_now - 1 / T_best, per tier."""
-        now = self.tiers.periods_s(*intervals_of(self.plan))
         then = (best.memory_period_s, best.disk_period_s)
-        errors = self.seen.cost_errors_s()
-        return math.hypot(*(e * (1 / a - 1 / b) for e, a, b in zip(errors, now, then, strict=True)))
+        errors = self.seen.cost_errors_s(sync=self.sync)
+        pairs = zip(errors, self.periods_s, then, strict=True)
+        return math.hypot(*(e * (1 / a - 1 / b) for e, a, b in pairs))
 
     def waste_error(self) -> float:
         """Standard error of the waste of the plan in force, from the errors of its costs."""
-        periods = self.tiers.periods_s(*intervals_of(self.plan))
-        errors = self.seen.cost_errors_s()
-        return math.hypot(*(e / period for e, period in zip(errors, periods, strict=True)))
+        errors = self.seen.cost_errors_s(sync=self.sync)
+        return math.hypot(*(e / period for e, period in zip(errors, self.periods_s, strict=True)))
 
     def sentence(self) -> str:
         """The numbers behind a proposal."""
         costs, rate = self.costs, self.rates.total_per_s
         mtbf = format_duration(1.0 / rate) if rate > 0 else "never"
+        slows = f"slows training by {format_duration(costs.persist_slowdown_s)}"
+        if self.sync:
+            slows = f"holds it for {format_duration(costs.blocked_s)}"
         return (
             f"a snapshot stalls {format_duration(costs.stall_s)} (mean of {self.seen.stall.n}), a "
-            f"persist takes {format_duration(costs.persist_s)} and slows training by "
-            f"{format_duration(costs.persist_slowdown_s)}, failures come every {mtbf}, "
-            f"waste is {format_fraction(self.waste)}"
+            f"persist takes {format_duration(costs.persist_s)} and {slows}, "
+            f"failures come every {mtbf}, waste is {format_fraction(self.waste)}"
         )

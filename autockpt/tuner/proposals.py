@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, Expected
 
 Kind = Literal["first", "retune", "rollback", "back-off", "hurry", "calm", "foreign"]
 
@@ -19,8 +19,16 @@ class PlanProposal:
     reason: str
     """One sentence with numbers."""
     numbers: dict[str, float] = field(default_factory=dict)
-    expected_waste: float | None = None
-    """Waste rate the new plan is expected to have."""
+    """Inputs and outcome, units in the names."""
+    binding: str = ""
+    """The constraint that decided, "" if the optimum was free."""
+    expected: Expected | None = None
+    """What the new plan promises; None: another one made it."""
+
+    @property
+    def expected_waste(self) -> float | None:
+        """Waste rate the new plan is expected to have."""
+        return None if self.expected is None else self.expected.waste
 
 
 def with_intervals(plan: CheckpointPlan, memory_steps: int, disk_steps: int) -> CheckpointPlan:
@@ -46,6 +54,12 @@ def scaled(intervals: tuple[int, int], factor: float) -> tuple[int, int]:
         return 0, max(1, rounding(disk * factor))
     new_memory = max(1, rounding(memory * factor))
     return new_memory, new_memory * max(1, round(disk * factor / new_memory))
+
+
+def apart(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """The larger ratio, at least 1, of two pairs' intervals; tiers that are off do not count."""
+    ratios = [a / b for a, b in zip(one, other, strict=True) if a and b]
+    return max((max(ratio, 1.0 / ratio) for ratio in ratios), default=1.0)
 
 
 def written(intervals: tuple[int, int]) -> str:

@@ -11,8 +11,10 @@ class ControllerSettings:
     """Real checkpoints before the first proposal."""
     gain_floor: float = 0.001
     """A change must save this fraction of time,"""
-    gain_sigmas: float = 2.0
-    """and this many standard errors of the gain."""
+    gain_sigmas: float = 3.0
+    """and this many standard errors of the gain: the question is asked again and again,"""
+    jump_sigmas: float = 1.0
+    """but these where a jump has shown already that something is different."""
     dead_band: float = 1.25
     """A plan stays while it wastes no more than intervals this factor off the best: 2.5 %."""
     dwell_s: float = 3600.0
@@ -23,12 +25,17 @@ class ControllerSettings:
     """this part of it if that is shorter;"""
     dwell_checkpoints: int = 8
     """and never fewer checkpoints than these."""
+    jump_checkpoints: int = 5
+    """After a jump of a cost, samples of its new level before it is answered."""
     watch_checkpoints: int = 8
     """A change is judged after this many."""
     rollback_sigmas: float = 4.0
     """Standard errors of eight samples: 3 would undo one good change in 25 by chance."""
     rollback_slowdown: float = 0.02
     """A quiet iteration longer by this fraction after a change undoes it."""
+    overhead_aim: float = 0.75
+    """New intervals aim at this part of limits.overhead: two standard errors of a mean of five
+    samples with 40 % noise are 36 %, and an aim at the limit itself would miss it half the time."""
     budget: float = 0.05
     """Overhead that counts as meant when neither goal nor plan has a limit."""
     back_off: float = 1.5

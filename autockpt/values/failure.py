@@ -1,7 +1,14 @@
-"""The failure log: one line per interruption; feeds the failure rates of later runs."""
+"""What failed: our own log, one line per interruption, and histories that others have recorded."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from autockpt.values.errors import ConfigError
+
+Kind = Literal["process", "node", "nodes", "storage", "silent"]
+"""process: the node's memory survived; node: one node's did not; nodes: several at once; storage:
+the place of the checkpoints was gone; silent: the state was wrong before anybody noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +33,67 @@ class FailureRecord:
     """Where the state came back from: memory, disk, "" when unknown."""
     lost_steps: int = 0
     lost_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One interruption of a job, as somebody else's record has it."""
+
+    at_s: float
+    """Seconds since 1970 where the record has dates, else since its beginning."""
+    kind: Kind
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes, where the record has them.  A process that died with a named node counts
+    against the node (its GPU failed), one without against the job."""
+    what: str = ""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.at_s):
+            raise ConfigError(f"an incident at {self.at_s} s: must be finite")
+
+    @property
+    def of_nodes(self) -> bool:
+        """Whether it counts for the rate per node, which grows with the job."""
+        return bool(self.nodes) or self.kind in ("node", "nodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """A stretch of time in which an interruption would have been recorded."""
+
+    begin_s: float
+    end_s: float
+    """As `Incident.at_s`."""
+    node_s: float
+    """Seconds of all nodes that were watched."""
+    job_s: float
+    """Seconds of all jobs; 0 where the record knows of nodes only."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.begin_s, self.end_s, self.node_s, self.job_s)
+        if not all(map(math.isfinite, numbers)) or not self.begin_s <= self.end_s:
+            raise ConfigError(f"exposure from {self.begin_s} s to {self.end_s} s: must be in order")
+        if self.node_s < 0 or self.job_s < 0:
+            raise ConfigError(
+                f"exposure of {self.node_s} node-seconds and {self.job_s} job-seconds: must not be "
+                "negative"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureHistory:
+    """What a cluster's record says: interruptions, and how long nothing interrupted."""
+
+    schema_version: int = 1
+    source: str
+    """Format and file, for people."""
+    incidents: tuple[Incident, ...]
+    """Oldest first."""
+    exposures: tuple[Exposure, ...]
+    notes: tuple[str, ...] = ()
+    """What was assumed or left out, in sentences."""
+
+    @property
+    def end_s(self) -> float:
+        """The newest moment that the record knows of."""
+        return max((exposure.end_s for exposure in self.exposures), default=0.0)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+Retune = bool | Literal["observe"]
+"""Whether the plan may change during a run; observe: what would change is only written down."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -44,7 +47,7 @@ class Pins:
     writers: int | None = None
     slots: int | None = None
     direct_io: bool | None = None
-    retune: bool | None = None
+    retune: Retune | None = None
     interval_rule: Literal["waste", "checkfreq"] | None = None
     """waste: minimise the waste rate; checkfreq: shortest interval within the overhead budget."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autockpt.values.errors import ConfigError
-from autockpt.values.goal import Retention
+from autockpt.values.goal import Retention, Retune
 
 CHUNK_BYTES = 8 * 2**20
 """Default chunk of the pipeline: within 10 % of the best size measured on NVMe and virtio."""
@@ -85,7 +85,7 @@ class CheckpointPlan:
     """Images of the state in host memory per rank."""
     retention: Retention = field(default_factory=Retention)
     restore_order: tuple[str, ...] = ("memory", "disk")
-    retune: bool = True
+    retune: Retune = True
     overhead_budget: float | None = None
 
     def tier(self, name: str) -> TierPlan:

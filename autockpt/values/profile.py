@@ -154,6 +154,11 @@ class FailureRates:
     process_share: float
     """Fraction of interruptions in which the memory tier of the node survives, 0..1."""
     nodes: int
+    classes: dict[str, float] = field(default_factory=dict)
+    """Dirichlet weights of process, node, nodes, storage and silent: the prior's and one for each
+    (faded) event; shares are weights over their sum.  Empty: not estimated."""
+    together: tuple[float, ...] = ()
+    """The same of 1, 2, 3 and at least 4 nodes that are lost together."""
 
     @property
     def interruptions_per_s(self) -> float:

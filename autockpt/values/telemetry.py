@@ -201,6 +201,18 @@ class PlanChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChangeWithheld(Event):
+    """The policy only observes (`retune: observe`): this is what would have been changed."""
+
+    step: int
+    kind: str
+    """first, retune, rollback, back-off, hurry, calm."""
+    memory_interval_steps: int
+    disk_interval_steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded(Event):
     """Something of autockpt failed; the training goes on."""
 
@@ -234,6 +246,7 @@ EVENTS: dict[str, type[Event]] = {
         FailureObserved,
         Restored,
         PlanChanged,
+        PlanChangeWithheld,
         Degraded,
         RunEnded,
     )

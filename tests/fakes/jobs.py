@@ -17,6 +17,9 @@ from autockpt.values.telemetry import (
     SnapshotSealed,
 )
 
+BLOCKS = 4
+"""Blocks of iterations between two snapshots."""
+
 
 @dataclass(kw_only=True)
 class FakeJob:
@@ -73,18 +76,21 @@ class FakeJob:
         )
 
     def _iterate(self, controller: Controller, count: int) -> None:
-        quiet = self._noisy(self.iteration_s, self.noise / 10)
-        busy = quiet * (1.0 + self.slower)
-        total_s = quiet * count
-        self.now_s += total_s
-        self.step += count
-        self._tell(
-            controller,
-            Iterated(
-                at_s=self.now_s, rank=0, step=self.step, count=count, total_s=total_s,
-                checkpoint_s=0.0, quiet_s=quiet, busy_s=busy,
-            ),
-        )  # fmt: skip
+        """In blocks, the first with the work of the checkpoint before it."""
+        blocks = min(BLOCKS, count)
+        for block in range(blocks):
+            quiet = self._noisy(self.iteration_s, self.noise / 10)
+            busy = quiet * (1.0 + self.slower)
+            steps = count * (block + 1) // blocks - count * block // blocks
+            self.now_s += quiet * steps
+            self.step += steps
+            self._tell(
+                controller,
+                Iterated(
+                    at_s=self.now_s, rank=0, step=self.step, count=steps, total_s=quiet * steps,
+                    checkpoint_s=0.0, quiet_s=quiet, busy_s=busy if not block else 0.0,
+                ),
+            )  # fmt: skip
 
     def _checkpoint(self, controller: Controller, plan: CheckpointPlan) -> None:
         name = f"gen-{self.step}"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from tests.fakes.live import Live
 from tests.kill.conftest import zygote
@@ -16,3 +17,12 @@ def live(new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterat
     run = Live(new_run(), monkeypatch)
     yield run
     run.leave()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Iterations of milliseconds also where other processes compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from autockpt.session import clock
-from autockpt.tuner.controller import Controller
+from autockpt.tuner.controller import Controller, begin
 from autockpt.tuner.proposals import intervals_of, with_intervals
 from autockpt.values.goal import FailureDeclaration, Goal
 from autockpt.values.telemetry import PlanChanged, SnapshotBegan
@@ -23,10 +23,12 @@ CHEAP_S, DEAR_S = 0.01, 8.0
 def test_the_interval_follows_the_cost_in_both_directions() -> None:
     """One running job: checkpoints become dearer, then cheap; the interval grows, then shrinks."""
     job = FakeJob(stall_s=1.0, noise=0.1, seed=13)
-    tuned = Controller(
-        plan=trainings.plan(memory=60, disk=600, retune=True), goal=GOAL,
-        failures=example_failures(mtbf_s=2 * HOUR, process_share=0.8), recovery=example_recovery(),
-    )  # fmt: skip
+    memory = begin(
+        plan=trainings.plan(memory=60, disk=600, retune=True),
+        failures=example_failures(mtbf_s=2 * HOUR, process_share=0.8),
+        recovery=example_recovery(),
+    )
+    tuned = Controller(memory, goal=GOAL)
     job.run(tuned, until_s=4 * HOUR)
     settled = intervals_of(tuned.plan)[0]
     job.stall_s = DEAR_S
@@ -43,11 +45,11 @@ def seeded(stall_s: float, version: int) -> FakeJob:
     """Two hours of telemetry of a job that ends now, without any change of its plan."""
     now = time.monotonic()
     job = FakeJob(stall_s=stall_s, now_s=now - 2 * HOUR, seed=13)
-    watched = Controller(
-        plan=trainings.plan(memory=60, disk=600, version=version), goal=GOAL,
+    memory = begin(
+        plan=trainings.plan(memory=60, disk=600, version=version),
         failures=example_failures(), recovery=example_recovery(),
     )  # fmt: skip
-    job.run(watched, until_s=now, apply=False)
+    job.run(Controller(memory, goal=GOAL), until_s=now, apply=False)
     return job
 
 

@@ -4,13 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.profiles.failures import (
-    ASSUMED_RESTART_S,
-    DAY_S,
-    _faded,
-    estimate_rates,
-    estimate_recovery,
-)
+from autockpt.profiles.evidence import DAY_S, faded_s
+from autockpt.profiles.failures import ASSUMED_RESTART_S, estimate_rates, estimate_recovery
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import FailureRecord
 
@@ -38,12 +33,12 @@ def test_without_history_the_prior_stands():
 
 
 def test_conjugate_update_counts_events_and_node_days():
-    """Two process failures and one node loss in 6 days of 4 nodes."""
-    history = [record(), record("node", 2.0), record(exposure_days=2.0)]
-    rates = estimate_rates(history, nodes=4, tail_exposure_s=DAY_S, half_life_s=None)
+    """Two process failures and one node loss in 62 days of 4 nodes, as the prior expects."""
+    history = [record(exposure_days=10.0), record("node", 40.0), record(exposure_days=10.0)]
+    rates = estimate_rates(history, nodes=4, tail_exposure_s=2 * DAY_S, half_life_s=None)
     assert (rates.per_node.shape, rates.per_job.shape) == (2.0, 3.0)
-    assert rates.per_node.exposure_days == pytest.approx(250.0 + 24.0, rel=0.06)
-    assert rates.per_job.exposure_days == pytest.approx(16.0, rel=0.06)
+    assert rates.per_node.exposure_days == pytest.approx(250.0 + 248.0, rel=0.06)
+    assert rates.per_job.exposure_days == pytest.approx(72.0, rel=0.06)
     assert (rates.per_node.events, rates.per_job.events) == (1, 2)
     assert rates.process_share == pytest.approx((3.5 + 2) / 13)
 
@@ -87,8 +82,8 @@ def test_fading_never_invents_evidence(exposures):
 def test_splitting_a_quiet_stretch_changes_nothing():
     """The fading integral is additive: 10 days weigh as much as their first 4 and last 6."""
     half_life_s = 21 * DAY_S
-    parts = _faded(DAY_S, 4 * DAY_S, half_life_s) + _faded(5 * DAY_S, 6 * DAY_S, half_life_s)
-    assert _faded(DAY_S, 10 * DAY_S, half_life_s) == pytest.approx(parts)
+    parts = faded_s(DAY_S, 4 * DAY_S, half_life_s) + faded_s(5 * DAY_S, 6 * DAY_S, half_life_s)
+    assert faded_s(DAY_S, 10 * DAY_S, half_life_s) == pytest.approx(parts)
 
 
 def test_recovery_is_measured_where_history_has_it_and_assumed_elsewhere():

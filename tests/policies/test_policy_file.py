@@ -58,7 +58,7 @@ bad.yaml:8:30: error: limits.stall: '8 MiB': unknown unit 'MiB'; did you mean mi
 bad.yaml:10:9: error: keep.last: expected auto or a whole number from 1 to 1000000, got 0
    10 |   last: 0
       |         ^
-bad.yaml:11:9: error: retune: expected true, false or auto, got 'yes'
+bad.yaml:11:9: error: retune: expected true, false, observe or auto, got 'yes'
    11 | retune: yes
       |         ^
 bad.yaml:12:12: error: objective: null is not a value; write auto, or leave the key out
@@ -268,6 +268,16 @@ def test_explain_lists_values_with_their_source():
     assert "disk.writers   3     p.yaml:3" in explain(policy, "disk")
     assert explain(policy, "disk.writers") == "disk.writers  3  p.yaml:3"
     assert len(explain(policy).splitlines()) == len(keys()) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("observe", "observe"), ("true", True), ("auto", None)]
+)
+def test_retune_may_observe_only(text, value):
+    """Three answers and auto; the schema knows them."""
+    assert parse_policy(f"version: 1\nretune: {text}\n").goal.pins.retune == value
+    options = schema()["properties"]["retune"]["anyOf"]
+    assert {"enum": ["auto", "observe"]} in options
 
 
 def test_diff_names_the_keys_that_differ():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.tuner.estimates import WINDOW, Window, winsorised
+from autockpt.tuner.estimates import WINDOW, Contrast, Window, winsorised
 
 
 def test_one_wild_sample_does_not_move_the_mean():
@@ -53,3 +53,43 @@ def test_a_window_forgets_what_is_older_than_itself():
         window.observe(1.0 + value * 1e-3)
     assert window.n == WINDOW
     assert window.mean == pytest.approx(1.0255, abs=1e-3)
+
+
+def stretches(contrast: Contrast, *, iteration_s: float, slower: float, count: int) -> None:
+    """Twenty quiet blocks and ten with work, so often."""
+    for _ in range(count):
+        for _ in range(20):
+            contrast.observe(iteration_s, 0.0)
+        for _ in range(10):
+            contrast.observe(0.0, iteration_s * (1.0 + slower))
+
+
+def test_a_slow_down_is_told_from_a_machine_that_becomes_slower():
+    """Another job doubles every iteration and goes again: the work still costs its 10 %.
+
+    The stretch of work that the change falls next to is one wild sample of eight.
+    """
+    contrast = Contrast()
+    for iteration_s in (1.0, 2.0, 1.0):
+        stretches(contrast, iteration_s=iteration_s, slower=0.1, count=5)
+        assert contrast.mean == pytest.approx(0.1, abs=0.02)
+
+
+def test_blocks_with_both_kinds_are_compared_with_the_quiet_ones_around_them():
+    """Work shorter than a block: its block is quiet before it."""
+    contrast = Contrast()
+    for _ in range(6):
+        contrast.observe(1.0, 1.2)
+        contrast.observe(1.0, 0.0)
+    assert contrast.mean == pytest.approx(0.2)
+    assert contrast.n >= 4
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), max_size=200))
+def test_a_slow_down_is_never_negative(blocks):
+    """Whatever the blocks; and what is kept of them is bounded."""
+    contrast = Contrast()
+    for quiet_s, busy_s in blocks:
+        contrast.observe(quiet_s, busy_s)
+        assert contrast.mean >= 0.0
+        assert len(contrast.before) + len(contrast.during) + len(contrast.after) <= 80

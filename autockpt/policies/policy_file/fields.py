@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.units import parse_duration_s, parse_fraction, parse_size_bytes
@@ -105,6 +105,15 @@ def read_switch(value: Any) -> bool:
     """true or false and nothing else."""
     if not isinstance(value, bool):
         raise ValueError(f"expected true, false or auto, got {value!r}")
+    return value
+
+
+def read_retune(value: Any) -> bool | Literal["observe"]:
+    """true, false, or the word observe."""
+    if value == "observe":
+        return "observe"
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true, false, observe or auto, got {value!r}")
     return value
 
 

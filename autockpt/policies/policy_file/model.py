@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Wit
 
 from autockpt.policies.policy_file import fields
 from autockpt.policies.policy_file.fields import Every, guarded
-from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
+from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention, Retune
 
 VERSION = 1
 
@@ -52,6 +52,11 @@ Switch = Annotated[
     bool | None,
     _reader(fields.read_switch),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "boolean"}]}),
+]
+Retuning = Annotated[
+    Retune | None,
+    _reader(fields.read_retune),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", "observe"]}, {"type": "boolean"}]}),
 ]
 Slots = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
 InFlight = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
@@ -201,7 +206,7 @@ class Settings(Section):
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
-    retune: Switch = None
+    retune: Retuning = None
     rule: Rule = None
 
 

@@ -1,0 +1,46 @@
+"""Our own failure log, `failures.jsonl` of a run: one FailureRecord a line."""
+
+import math
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.failure import Exposure, FailureHistory, FailureRecord, Incident
+from autockpt.values.record import from_json
+
+
+def recognises(text: str) -> bool:
+    """The first line is a record of ours."""
+    first = text.lstrip().split("\n", 1)[0]
+    return first.startswith("{") and '"exposure_s"' in first
+
+
+def read(text: str, *, where: str, nodes: int) -> FailureHistory:
+    """The history of a log; times are training time.  Raises ConfigError for a foreign line.
+
+    The log has no training after its last failure; the run's telemetry, which `autockpt profile`
+    reads beside it, does.
+    """
+    incidents, exposures, now_s = [], [], 0.0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        record = from_json(FailureRecord, line, where=f"{where}:{number}")
+        if not 0 <= record.exposure_s < math.inf:
+            raise ConfigError(
+                f"{where}:{number}: exposure_s {record.exposure_s}: must be >= 0 and finite"
+            )
+        begin_s, now_s = now_s, now_s + record.exposure_s
+        incidents.append(Incident(at_s=now_s, kind=record.kind, what=record.what))
+        exposures.append(
+            Exposure(
+                begin_s=begin_s,
+                end_s=now_s,
+                node_s=nodes * record.exposure_s,
+                job_s=record.exposure_s,
+            )
+        )
+    return FailureHistory(
+        source=f"failure log, {where}",
+        incidents=tuple(incidents),
+        exposures=tuple(exposures),
+        notes=("the training after the last failure is not in a failure log",),
+    )
