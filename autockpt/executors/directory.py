@@ -331,6 +331,7 @@ class CheckpointDirectory:
             corrupt=os.path.exists(os.path.join(folder, "CORRUPT")),
             quarantined=os.path.exists(os.path.join(folder, "QUARANTINE")),
             health=health,
+            reshardable=True,
         )
 
     def mark(self, generation: Generation, name: str) -> None:

@@ -60,6 +60,7 @@ class KeeperLink:
         self._connected_s = 0.0
         self._refusals = 0
         self.rank = attach.rank
+        self.world_size = attach.world_size
         self.board = Arena.create_shared(BOARD_BYTES, name=f"autockpt-board-r{attach.rank}")
         self.slots: list[Arena] = []
         self.chunk_bytes = 0

@@ -6,6 +6,7 @@ written.
 """
 
 import json
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -102,6 +103,31 @@ class OneShard:
     def open(self, shard: int) -> Chunks:
         """The only one."""
         return self._chunks
+
+
+class DiskShards:
+    """The shard files of a commit, for one of `world_size` ranks; each is opened when needed."""
+
+    def __init__(self, folder: str, rank: int, world_size: int, root: str = "") -> None:
+        """`root`: what this rank's own shard must be; "" if nobody says.
+
+        Raises CorruptCheckpointError or StorageError.
+        """
+        self._folder = folder
+        self._commit = read_commit(os.path.join(folder, "COMMIT"))
+        self.count = len(self._commit.records)
+        self.world_size = world_size
+        # More ranks than before: what is private to a rank comes from the first one.
+        self.home = rank if rank < self.count else 0
+        if root not in ("", self._commit.records[self.home].get("root")):
+            raise CorruptCheckpointError(f"{folder}: COMMIT names another shard of rank {rank}")
+
+    def open(self, shard: int) -> Chunks:
+        """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
+        record = self._commit.records[shard]
+        return ChunkSource(
+            shard_path(self._folder, record), load_index(self._folder, record, self._commit)
+        )
 
 
 @dataclass(slots=True)

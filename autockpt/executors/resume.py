@@ -13,12 +13,13 @@ from autockpt.executors.image import read_trailer
 from autockpt.executors.link import KeeperLink
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore import (
-    Chunks,
+    DiskShards,
+    OneShard,
     RestoredState,
+    Shards,
     SlotChunks,
     apply_state,
-    open_disk,
-    restore_tensors,
+    restore_shards,
 )
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import (
@@ -99,21 +100,25 @@ def _carry_out(
     link: KeeperLink, state: LiveState, checkpoints: str, order: p.RestoreShard
 ) -> RestoredState | None:
     try:
-        chunks = _open(link, checkpoints, order)
-        try:
-            restored = restore_tensors(chunks, state)
-        finally:
-            chunks.close()
+        restored = restore_shards(_open(link, checkpoints, order), state)
     except (CorruptCheckpointError, StorageError, OSError) as error:
-        link.send(
-            p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=str(error))
-        )
+        _bad(link, order, str(error))
+        return None
+    except ConfigError as error:
+        if order.source.kind != "memory" or link.world_size == 1:
+            raise
+        # As many ranks with another mesh: a slot holds one rank's part, the disk has all of them.
+        _bad(link, order, f"memory: {error}")
         return None
     link.send(p.ShardVerified(rank=link.rank, epoch=order.epoch, attempt=order.attempt))
     return restored
 
 
-def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Chunks:
+def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
+    link.send(p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=detail))
+
+
+def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
     source = order.source
     if source.kind == "memory":
         slot = source.slot
@@ -123,14 +128,9 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Chunks:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return SlotChunks(arena, index)
-    if source.kind == "disk" and source.records:
-        folder = os.path.join(checkpoints, order.generation.name)
-        return open_disk(folder, source.records[0])
-    raise ConfigError(
-        f"generation {order.generation} was written by another number of ranks; run it with the "
-        "same --nproc-per-node and --nnodes"
-    )
+        return OneShard(SlotChunks(arena, index))
+    folder = os.path.join(checkpoints, order.generation.name)
+    return DiskShards(folder, link.rank, link.world_size, source.root)
 
 
 def _finish(

@@ -65,13 +65,14 @@ class ShardSource:
     """Where one rank reads its shard at restore."""
 
     kind: Literal["memory", "disk", "reshard"]
-    """memory: own slot; disk: own file; reshard: all files, because the world size differs."""
+    """memory: own slot; disk: own file, or what else the commit lists if that is not enough;
+    reshard: the files of the commit, because the world size differs."""
     slot: int | None = None
     """Slot index, for memory."""
     root: str = ""
     """Expected root digest (memory, disk), empty if the commit names none."""
     records: tuple[Record, ...] = ()
-    """disk: the one file of this rank; reshard: the files of all ranks of the commit."""
+    """disk: the one file of this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
