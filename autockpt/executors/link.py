@@ -66,6 +66,8 @@ class KeeperLink:
         self.chunk_bytes = 0
         self.image_bytes = 0
         """Image capacity of the slots."""
+        self.neighbours: dict[int, tuple[Arena, int]] = {}
+        """By rank of this node its slot with the generation being restored, and the capacity."""
         self._wanted: wire.SlotsWanted | None = None
         self.slots_refused = ""
         self.slots_changed = 0
@@ -277,6 +279,11 @@ class KeeperLink:
     def _received(self, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, wire.SlotsGiven):
             self._take_slots(message, descriptors)
+        elif isinstance(message, wire.NeighbourSlots):
+            self.return_neighbours()
+            arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
+            lent = zip(message.ranks, arenas, message.image_bytes, strict=True)
+            self.neighbours = {rank: (arena, size) for rank, arena, size in lent}
         else:
             for fd in descriptors:
                 os.close(fd)
@@ -284,6 +291,12 @@ class KeeperLink:
         with self.news:
             self._note(message)
             self.news.notify_all()
+
+    def return_neighbours(self) -> None:
+        """The restore is over, or begins anew."""
+        for arena, _ in self.neighbours.values():
+            arena.close()
+        self.neighbours = {}
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
         self.chunk_bytes = given.chunk_bytes

@@ -99,10 +99,11 @@ class Arena:
             raise
 
     @classmethod
-    def attach(cls, fd: int) -> "Arena":
-        """Maps an existing memfd and takes over its descriptor."""
+    def attach(cls, fd: int, *, fault: bool = True) -> "Arena":
+        """Maps an existing memfd and takes over its descriptor; `fault`: fills its page table."""
         arena = cls(mmap.mmap(fd, os.fstat(fd).st_size), fd=fd)
-        arena.fault()
+        if fault:
+            arena.fault()
         return arena
 
     def fault(self) -> None:

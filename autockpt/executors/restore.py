@@ -8,6 +8,7 @@ written.
 import json
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from autockpt.executors import statetree
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.dtypes import true_form
-from autockpt.executors.image import ImageIndex, find_header
+from autockpt.executors.image import ImageIndex, find_header, read_trailer
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
@@ -82,11 +83,17 @@ def open_disk(folder: str, record: dict[str, Any]) -> ChunkSource:
 class Shards(Protocol):
     """The shards of one generation, as far as this rank can reach them."""
 
-    home: int
-    """The shard whose private state (random state, loader, objects) this rank takes."""
-    count: int
-    world_size: int
-    """Ranks that restore."""
+    @property
+    def home(self) -> int:
+        """The shard whose private state (random state, loader, objects) this rank takes."""
+
+    @property
+    def within_reach(self) -> Sequence[int]:
+        """All that can be opened, ascending."""
+
+    @property
+    def every_tensor(self) -> bool:
+        """This rank is alone: it must take whatever the shards hold."""
 
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
@@ -95,7 +102,8 @@ class Shards(Protocol):
 class OneShard:
     """A rank that needs nothing but what one shard holds."""
 
-    home, count, world_size = 0, 1, 1
+    home, every_tensor = 0, True
+    within_reach: Sequence[int] = (0,)
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -103,6 +111,32 @@ class OneShard:
     def open(self, shard: int) -> Chunks:
         """The only one."""
         return self._chunks
+
+
+class NodeShards:
+    """The slots of a node that hold one generation: this rank's own, and its neighbours'."""
+
+    every_tensor = False
+
+    def __init__(
+        self, rank: int, own: SlotChunks, neighbours: Mapping[int, tuple[Arena, int]]
+    ) -> None:
+        """`neighbours`: (slot, capacity of its image) by rank; the caller closes them."""
+        self.home = rank
+        self._own, self._neighbours = own, neighbours
+        self.within_reach: Sequence[int] = sorted({rank, *neighbours})
+
+    def open(self, shard: int) -> Chunks:
+        """One of them.  Raises CorruptCheckpointError when it holds something else."""
+        if shard == self.home:
+            return self._own
+        arena, capacity = self._neighbours[shard]
+        index, own = read_trailer(arena.view[capacity:]), self._own.index
+        if index is None or (index.run_id, index.generation) != (own.run_id, own.generation):
+            raise CorruptCheckpointError(
+                f"memory: rank {shard} does not hold {own.generation} any more"
+            )
+        return SlotChunks(arena, index)
 
 
 class DiskShards:
@@ -115,10 +149,10 @@ class DiskShards:
         """
         self._folder = folder
         self._commit = read_commit(os.path.join(folder, "COMMIT"))
-        self.count = len(self._commit.records)
-        self.world_size = world_size
+        self.within_reach: Sequence[int] = range(len(self._commit.records))
+        self.every_tensor = world_size == 1
         # More ranks than before: what is private to a rank comes from the first one.
-        self.home = rank if rank < self.count else 0
+        self.home = rank if rank in self.within_reach else 0
         if root not in ("", self._commit.records[self.home].get("root")):
             raise CorruptCheckpointError(f"{folder}: COMMIT names another shard of rank {rank}")
 
@@ -147,7 +181,7 @@ class RestoredState:
 
 
 def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
-    """`restore_shards` from one shard, which the caller closes."""
+    """`restore_shards` from one shard; closes it."""
     return restore_shards(OneShard(chunks), state)
 
 
@@ -220,12 +254,12 @@ class _Restore:
         home = self._open(self._shards.home)
         skeleton = home.skeleton()
         wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
-        alone = self._shards.count == 1 or wanted.suffices
+        alone = len(self._shards.within_reach) == 1 or wanted.suffices
         if not alone:
-            for shard in range(self._shards.count):
+            for shard in self._shards.within_reach:
                 self._open(shard)
             wanted.complete(lambda shard: self._open(shard).skeleton())
-        loading = Loading(wanted.moves(exact=alone or self._shards.world_size == 1))
+        loading = Loading(wanted.moves(exact=alone or self._shards.every_tensor))
         self._read(loading)
         loading.finish()
         return RestoredState(
@@ -272,8 +306,7 @@ class _Restore:
             arena.close()
         for opened in self._opened.values():
             opened.close()
-            if not isinstance(self._shards, OneShard):
-                opened.chunks.close()
+            opened.chunks.close()
 
 
 def parse_skeleton(text: bytes) -> Any:

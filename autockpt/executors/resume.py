@@ -14,7 +14,7 @@ from autockpt.executors.link import KeeperLink
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore import (
     DiskShards,
-    OneShard,
+    NodeShards,
     RestoredState,
     Shards,
     SlotChunks,
@@ -100,7 +100,10 @@ def _carry_out(
     link: KeeperLink, state: LiveState, checkpoints: str, order: p.RestoreShard
 ) -> RestoredState | None:
     try:
-        restored = restore_shards(_open(link, checkpoints, order), state)
+        try:
+            restored = restore_shards(_open(link, checkpoints, order), state)
+        finally:
+            link.return_neighbours()
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
         return None
@@ -128,7 +131,7 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return OneShard(SlotChunks(arena, index))
+        return NodeShards(link.rank, SlotChunks(arena, index), link.neighbours)
     folder = os.path.join(checkpoints, order.generation.name)
     return DiskShards(folder, link.rank, link.world_size, source.root)
 
@@ -152,7 +155,7 @@ def _finish(
         epoch=message.epoch,
         step=step,
         generation=message.generation,
-        source=order.source.kind,
+        source="memory" if order.source.kind == "memory" else "disk",
         bytes=restored.bytes,
         progress=applied["progress"],
         rng=applied["rng"],

@@ -19,7 +19,9 @@ from autockpt.executors.dtypes import dtype_name, stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.inventory import plain_name as plain_name
+from autockpt.executors.layout.boxes import overlaps
 from autockpt.executors.layout.plan import TensorSpec
+from autockpt.executors.layout.shares import Range
 from autockpt.executors.sharding.collectors import declared
 from autockpt.executors.sharding.holdings import Holding, holding_of, whole_of
 from autockpt.values.errors import ConfigError
@@ -255,13 +257,14 @@ def describe(
     classes: LiveState,
     parts: Mapping[str, str] | None = None,
     holdings: Mapping[str, Holding] | None = None,
+    ranges: Mapping[str, Range] | None = None,
 ) -> tuple[list[TensorSpec], dict[str, str]]:
     """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
 
     `parts`: by name the optimizer that changes a tensor; `holdings`: by name which part of a whole
-    it is, when it is one.
+    it is, when it is one; `ranges`: by name the elements of it that this rank stores, if not all.
     """
-    parts, holdings = parts or {}, holdings or {}
+    parts, holdings, ranges = parts or {}, holdings or {}, ranges or {}
     specs: list[TensorSpec] = []
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -278,7 +281,10 @@ def describe(
             seen[key] = name
             spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
             holding = holdings.get(name) or holding_of(tensor)
-            if holding is not None and not holding.is_whole:
+            stored = ranges.get(name, (0, local.numel()))
+            if holding is not None and stored != (0, local.numel()):
+                spec = _cut(spec, local, holding, stored)
+            elif holding is not None and not holding.is_whole:
                 spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
             specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases
@@ -290,6 +296,13 @@ def _spec(name: str, local: torch.Tensor, lazy: bool, tensor_class: str) -> Tens
         name=name, dtype=dtype, shape=shape, true_dtype=dtype_name(local.dtype), lazy=lazy,
         tensor_class=tensor_class,
     )  # fmt: skip
+
+
+def _cut(spec: TensorSpec, local: torch.Tensor, holding: Holding, stored: Range) -> TensorSpec:
+    """Of a range of the elements; they stand one after another, so it has one dimension."""
+    _, shape = stored_form(local.dtype, (stored[1] - stored[0],))
+    boxes = tuple(part.box for part in overlaps(holding.boxes, *stored))
+    return replace(spec, shape=shape, global_shape=holding.global_shape, boxes=boxes)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -247,7 +247,10 @@ class Saving(RankState):
         if snapshot.changed:
             self._discard(generation, step, snapshot)
             return
-        self._link.send(wire.SnapshotCopied(rank=self._job.rank, generation=generation))
+        proofs = [p.ReplicaProof(members=a.members, digest=a.digest()) for a in snapshot.replicas]
+        self._link.send(
+            wire.SnapshotCopied(rank=self._job.rank, generation=generation, replicas=tuple(proofs))
+        )
         if self._snapshotter is not None and self._snapshotter.current is not snapshot:
             self._tell_sealed(generation, step, snapshot)
 

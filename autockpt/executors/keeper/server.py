@@ -462,8 +462,24 @@ class Keeper:
 
     def _to_trainer(self, instruction: Any) -> None:
         trainer = self._s.trainers.get(instruction.rank)
-        if trainer is not None:
-            self._send(trainer, instruction)
+        if trainer is None:
+            return
+        if isinstance(instruction, p.RestoreShard) and instruction.source.kind == "memory":
+            self._lend_neighbours(trainer, instruction.generation)
+        self._send(trainer, instruction)
+
+    def _lend_neighbours(self, trainer: Trainer, generation: Generation) -> None:
+        """What ranks of a node share is stored by one of them: each needs the slots of all."""
+        found: dict[int, tuple[Arena, int]] = {}
+        for rank, memory in self._memory.ranks.items():
+            arena = None if rank == trainer.rank else memory.holding(generation, self._run_id)
+            if arena is not None and arena.fd is not None:
+                found[rank] = arena, memory.image_capacity
+        lent = wire.NeighbourSlots(
+            rank=trainer.rank, generation=generation, ranks=tuple(found),
+            image_bytes=tuple(capacity for _, capacity in found.values()),
+        )  # fmt: skip
+        self._send(trainer, lent, tuple(a.fd for a, _ in found.values() if a.fd is not None))
 
     def _to_all(self, instruction: Any) -> None:
         for trainer in list(self._s.trainers.values()):

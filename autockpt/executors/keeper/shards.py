@@ -28,6 +28,7 @@ class Shard:
     slot: int
     began: wire.SnapshotBegan | None = None
     copied: bool = False
+    replicas: tuple[p.ReplicaProof, ...] = ()
     index: ImageIndex | None = None
     persist_attempt: int = 0
     """The attempt that StartPersist asked for, 0: memory only."""
@@ -99,7 +100,7 @@ class Shards:
         shard = self._all.get((message.rank, message.generation))
         if shard is None or shard.began is None:
             return
-        shard.copied = True
+        shard.copied, shard.replicas = True, message.replicas
         if shard.pipeline is not None:
             shard.pipeline.sealed()
 
@@ -199,6 +200,7 @@ class Shards:
                 root=shard.index.root,
                 bytes=shard.index.image_bytes,
                 layout_digest=shard.index.layout_digest,
+                replicas=shard.replicas,
             )
         )
         if shard.persist_attempt and not shard.writing:

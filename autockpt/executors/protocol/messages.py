@@ -42,6 +42,20 @@ class Incarnation:
         return f"{self.launch_id}#{self.restart_round}"
 
 
+REPLICAS_DIFFER = "replicas differ"
+"""Begin of the reason of a drop after which ranks stop to share what they hold alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaProof:
+    """What a shard says of the state that its rank shares with others of its node."""
+
+    members: tuple[int, ...]
+    """Ranks that must say the same, ascending."""
+    digest: str
+    """Of names and forms, and of a few elements of each tensor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldShard:
     """One sealed shard in a slot of one node's memory; what inventories list."""
@@ -58,6 +72,8 @@ class HeldShard:
     """Empty: unknown, matches every layout."""
     bytes: int = 0
     health: Health = "good"
+    replicas: tuple[ReplicaProof, ...] = ()
+    """Compared when the last rank has sealed; unknown of adopted memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +211,7 @@ class ShardSealed:
     bytes: int = 0
     layout_digest: str = ""
     health: Health = "good"
+    replicas: tuple[ReplicaProof, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
