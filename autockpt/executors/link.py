@@ -68,6 +68,8 @@ class KeeperLink:
         """Image capacity of the slots."""
         self.neighbours: dict[int, tuple[Arena, int]] = {}
         """By rank of this node its slot with the generation being restored, and the capacity."""
+        self.reading: tuple[int, int, Arena] | None = None
+        """Epoch, attempt and memory in which ranks of this node read from storage together."""
         self._wanted: wire.SlotsWanted | None = None
         self.slots_refused = ""
         self.slots_changed = 0
@@ -280,10 +282,13 @@ class KeeperLink:
         if isinstance(message, wire.SlotsGiven):
             self._take_slots(message, descriptors)
         elif isinstance(message, wire.NeighbourSlots):
-            self.return_neighbours()
+            self.return_lent()
             arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
             lent = zip(message.ranks, arenas, message.image_bytes, strict=True)
             self.neighbours = {rank: (arena, size) for rank, arena, size in lent}
+        elif isinstance(message, wire.ReadingMemory):
+            self.return_lent()
+            self.reading = message.epoch, message.attempt, Arena.attach(*descriptors)
         else:
             for fd in descriptors:
                 os.close(fd)
@@ -292,11 +297,13 @@ class KeeperLink:
             self._note(message)
             self.news.notify_all()
 
-    def return_neighbours(self) -> None:
+    def return_lent(self) -> None:
         """The restore is over, or begins anew."""
         for arena, _ in self.neighbours.values():
             arena.close()
-        self.neighbours = {}
+        if self.reading is not None:
+            self.reading[2].close()
+        self.neighbours, self.reading = {}, None
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
         self.chunk_bytes = given.chunk_bytes

@@ -5,6 +5,8 @@ everything stands; what the live state expects and what the image holds must agr
 written.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import threading
@@ -18,16 +20,23 @@ from autockpt.executors import statetree
 from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.dtypes import true_form
-from autockpt.executors.image import ImageIndex, find_header, read_trailer
+from autockpt.executors.image import (
+    ImageIndex,
+    find_header,
+    header_bytes,
+    read_header,
+    read_trailer,
+)
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
 from autockpt.executors.sharding.loading import Loading
 from autockpt.executors.sharding.pieces import Stored
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
+from autockpt.executors.sharding.together import ReadTogether
 from autockpt.executors.sharding.wanted import Wanted
 from autockpt.executors.state import LiveState, plain_name
-from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 
 COPIERS = 2
 """Threads that copy from memory: two saturate it where one does not."""
@@ -39,6 +48,9 @@ class Chunks(Protocol):
     index: ImageIndex
     workers: int
     """Threads that should read at the same time."""
+
+    def head(self) -> memoryview | None:
+        """Header and boundary group, verified; None when only whole chunks can be verified."""
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk.  Raises CorruptCheckpointError when they do not match."""
@@ -58,6 +70,14 @@ class SlotChunks:
     def __init__(self, arena: Arena, index: ImageIndex) -> None:
         self._arena = arena
         self.index = index
+
+    def head(self) -> memoryview | None:
+        """A view of the slot, verified."""
+        if not self.index.head_bytes:
+            return None
+        data = self._arena.view[: self.index.head_bytes]
+        self.index.check_head(data, source="memory")
+        return data
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """A view of the slot, verified."""
@@ -80,6 +100,16 @@ def open_disk(folder: str, record: dict[str, Any]) -> ChunkSource:
     return ChunkSource(shard_path(folder, record), load_index(folder, record, commit))
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Ranks of a node that read the same shards at the same time."""
+
+    memory: Arena
+    ranks: tuple[int, ...]
+    rank: int
+    """This one."""
+
+
 class Shards(Protocol):
     """The shards of one generation, as far as this rank can reach them."""
 
@@ -95,11 +125,26 @@ class Shards(Protocol):
     def every_tensor(self) -> bool:
         """This rank is alone: it must take whatever the shards hold."""
 
+    @property
+    def together(self) -> ReadTogether | None:
+        """By which ranks of this node read every chunk once."""
+
+    @property
+    def first_chunks(self) -> Sequence[int]:
+        """By shard the number of its first chunk among all; for `together`."""
+
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
 
 
-class OneShard:
+class _Alone:
+    """Shards that this rank reads by itself."""
+
+    together: ReadTogether | None = None
+    first_chunks: Sequence[int] = ()
+
+
+class OneShard(_Alone):
     """A rank that needs nothing but what one shard holds."""
 
     home, every_tensor = 0, True
@@ -113,7 +158,7 @@ class OneShard:
         return self._chunks
 
 
-class NodeShards:
+class NodeShards(_Alone):
     """The slots of a node that hold one generation: this rank's own, and its neighbours'."""
 
     every_tensor = False
@@ -142,7 +187,14 @@ class NodeShards:
 class DiskShards:
     """The shard files of a commit, for one of `world_size` ranks; each is opened when needed."""
 
-    def __init__(self, folder: str, rank: int, world_size: int, root: str = "") -> None:
+    def __init__(
+        self,
+        folder: str,
+        rank: int,
+        world_size: int,
+        root: str = "",
+        together: Together | None = None,
+    ) -> None:
         """`root`: what this rank's own shard must be; "" if nobody says.
 
         Raises CorruptCheckpointError or StorageError.
@@ -155,6 +207,16 @@ class DiskShards:
         self.home = rank if rank in self.within_reach else 0
         if root not in ("", self._commit.records[self.home].get("root")):
             raise CorruptCheckpointError(f"{folder}: COMMIT names another shard of rank {rank}")
+        counts = [int(record.get("chunks", 0)) for record in self._commit.records]
+        self.first_chunks: Sequence[int] = [0, *itertools.accumulate(counts)]
+        self.together: ReadTogether | None = None
+        if together is not None and all(counts):
+            sizes = [int(record.get("chunk_bytes", 0)) for record in self._commit.records]
+            with contextlib.suppress(StorageError):  # too many or too large: everybody alone
+                self.together = ReadTogether(
+                    together.memory, together.ranks, together.rank,
+                    chunks=self.first_chunks[-1], chunk_bytes=max(sizes),
+                )  # fmt: skip
 
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
@@ -204,7 +266,14 @@ class _Opened:
     def __init__(self, chunks: Chunks) -> None:
         self.chunks = chunks
         self._held: dict[int, tuple[memoryview, Arena]] = {}
-        self.header = find_header(self.held, chunks.index.image_bytes)
+        self.head = chunks.head() or memoryview(b"")
+        """The first bytes of the image; all of its header, or nothing."""
+        image_bytes = chunks.index.image_bytes
+        if self.head:
+            size = header_bytes(self.head, image_bytes)
+            self.header = read_header(bytes(self.head[:size]), image_bytes)
+        else:
+            self.header = find_header(self.held, image_bytes)
 
     def held(self, chunk: int) -> memoryview:
         """A verified chunk in a buffer of its own."""
@@ -223,12 +292,16 @@ class _Opened:
         if place is None:
             raise CorruptCheckpointError(f"image: its {EXTRA} is missing")
         true_form(self.header, EXTRA)
+        return parse_skeleton(self._bytes(place.start, place.stop))
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        if stop <= len(self.head):
+            return bytes(self.head[start:stop])
         size = self.chunks.index.chunk_bytes
-        text = b"".join(
-            bytes(self.held(chunk)[max(0, place.start - chunk * size) : place.stop - chunk * size])
-            for chunk in range(place.start // size, -(-place.stop // size))
+        return b"".join(
+            bytes(self.held(chunk)[max(0, start - chunk * size) : stop - chunk * size])
+            for chunk in range(start // size, -(-stop // size))
         )
-        return parse_skeleton(text)
 
     def close(self) -> None:
         """Lets its buffers go."""
@@ -276,21 +349,50 @@ class _Restore:
         return self._opened[shard]
 
     def _read(self, loading: Loading) -> None:
+        for shard, opened in self._opened.items():
+            if opened.head:
+                loading.put_head(shard, opened.head)
         jobs = []
         for shard in loading.shards:
             jobs += [(shard, c) for c in loading.chunks(shard, self._opened[shard].chunks.index)]
+        workers = max((self._opened[shard].chunks.workers for shard in loading.shards), default=1)
+        if self._shards.together is not None:
+            self._read_together(self._shards.together, loading, jobs, workers)
+            return
 
         def work(number: int) -> None:
-            shard, chunk = jobs[number]
-            opened = self._opened[shard]
-            start, _ = opened.chunks.index.chunk_range(chunk)
-            data = opened.take(chunk)
-            if data is None:
-                data = opened.chunks.read(chunk, self._buffer(opened.chunks))
-            loading.put(shard, start, data)
+            self._put(loading, *jobs[number], self._verified(*jobs[number]))
 
-        workers = max((self._opened[shard].chunks.workers for shard in loading.shards), default=1)
         run_parallel(range(len(jobs)), work, workers=min(workers, max(1, len(jobs))))
+
+    def _read_together(
+        self, group: ReadTogether, loading: Loading, jobs: list[tuple[int, int]], workers: int
+    ) -> None:
+        """With the other ranks of this node; chunks are numbered alike by all."""
+        numbers = {
+            self._shards.first_chunks[shard] + chunk: (shard, chunk) for shard, chunk in jobs
+        }
+        group.join(sorted(numbers))
+
+        def work(_: int) -> None:
+            group.run(
+                lambda number: self._verified(*numbers[number]),
+                lambda number, data: self._put(loading, *numbers[number], data),
+            )
+
+        run_parallel(range(workers), work, workers=workers)
+
+    def _verified(self, shard: int, chunk: int) -> memoryview:
+        """A chunk, from what was read before or from its source."""
+        opened = self._opened[shard]
+        data = opened.take(chunk)
+        if data is None:
+            data = opened.chunks.read(chunk, self._buffer(opened.chunks))
+        return data
+
+    def _put(self, loading: Loading, shard: int, chunk: int, data: memoryview) -> None:
+        start, stop = self._opened[shard].chunks.index.chunk_range(chunk)
+        loading.put(shard, start, data[: stop - start])
 
     def _buffer(self, chunks: Chunks) -> Arena:
         """Memory of this thread."""
@@ -301,7 +403,9 @@ class _Restore:
         return getattr(self._mine, key)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Lets the buffers go, and the shards that were opened here."""
+        """Lets the buffers go, the shards that were opened here, and those who read with us."""
+        if self._shards.together is not None:
+            self._shards.together.leave()
         for arena in self._buffers:
             arena.close()
         for opened in self._opened.values():

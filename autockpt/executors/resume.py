@@ -18,6 +18,7 @@ from autockpt.executors.restore import (
     RestoredState,
     Shards,
     SlotChunks,
+    Together,
     apply_state,
     restore_shards,
 )
@@ -103,7 +104,7 @@ def _carry_out(
         try:
             restored = restore_shards(_open(link, checkpoints, order), state)
         finally:
-            link.return_neighbours()
+            link.return_lent()
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
         return None
@@ -133,7 +134,10 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
         return NodeShards(link.rank, SlotChunks(arena, index), link.neighbours)
     folder = os.path.join(checkpoints, order.generation.name)
-    return DiskShards(folder, link.rank, link.world_size, source.root)
+    together = None
+    if link.reading is not None and link.reading[:2] == (order.epoch, order.attempt):
+        together = Together(link.reading[2], order.readers, link.rank)
+    return DiskShards(folder, link.rank, link.world_size, source.root, together)
 
 
 def _finish(

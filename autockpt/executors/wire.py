@@ -83,6 +83,18 @@ class NeighbourSlots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingMemory:
+    """Comes with the descriptor of memory in which the readers of an attempt read together.
+
+    Ahead of the order to restore; not at all when there is no memory for it.
+    """
+
+    rank: int
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsRefused:
     """There is not enough memory; the reason names the binding limit."""
 
@@ -175,8 +187,8 @@ class Status:
 
 
 _OWN = (
-    Hello, SlotsWanted, SlotsGiven, NeighbourSlots, SlotsRefused, SnapshotBegan, SnapshotCopied,
-    SnapshotTorn, TrainerResumed, TrainerLeaving, StatusWanted, Status,
+    Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, SlotsRefused, SnapshotBegan,
+    SnapshotCopied, SnapshotTorn, TrainerResumed, TrainerLeaving, StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

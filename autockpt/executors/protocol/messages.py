@@ -517,6 +517,8 @@ class RestoreShard:
     generation: Generation
     step: int
     source: ShardSource
+    readers: tuple[int, ...] = ()
+    """Ranks of this node that read from storage in this attempt, ascending: they read together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -827,6 +829,7 @@ class RestoreOrdered:
     generation: Generation
     step: int
     source: ShardSource
+    readers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

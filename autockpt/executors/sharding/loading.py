@@ -148,9 +148,25 @@ class Loading:
                 self._by_shard.setdefault(move.piece.shard, []).append(move)
         for moves_of in self._by_shard.values():
             moves_of.sort(key=lambda move: (move.start, move.stop))
+        self._lock = threading.Lock()
+        self._survey()
+
+    def _survey(self) -> None:
         self._starts = {s: [m.start for m in moves] for s, moves in self._by_shard.items()}
         self._longest = {s: max(m.stop - m.start for m in ms) for s, ms in self._by_shard.items()}
-        self._lock = threading.Lock()
+
+    def put_head(self, shard: int, head: memoryview) -> None:
+        """The first bytes of a shard, before any chunk: what stands in them whole is done."""
+        moves = self._by_shard.pop(shard, [])
+        address = address_of(head)
+        for move in moves:
+            if move.stop <= len(head):
+                count = move.put(move.start, move.stop, address + move.start)
+                self._left[move.want.name] -= count
+        rest = [move for move in moves if move.stop > len(head)]
+        if rest:
+            self._by_shard[shard] = rest
+        self._survey()
 
     def chunks(self, shard: int, index: ImageIndex) -> list[int]:
         """Chunks of a shard that hold something wanted."""
