@@ -126,6 +126,10 @@ class Shards(Protocol):
         """This rank is alone: it must take whatever the shards hold."""
 
     @property
+    def regrouped(self) -> bool:
+        """Another number of ranks wrote them."""
+
+    @property
     def together(self) -> ReadTogether | None:
         """By which ranks of this node read every chunk once."""
 
@@ -140,6 +144,7 @@ class Shards(Protocol):
 class _Alone:
     """Shards that this rank reads by itself."""
 
+    regrouped = False
     together: ReadTogether | None = None
     first_chunks: Sequence[int] = ()
 
@@ -203,6 +208,7 @@ class DiskShards:
         self._commit = read_commit(os.path.join(folder, "COMMIT"))
         self.within_reach: Sequence[int] = range(len(self._commit.records))
         self.every_tensor = world_size == 1
+        self.regrouped = world_size != len(self.within_reach)
         # More ranks than before: what is private to a rank comes from the first one.
         self.home = rank if rank in self.within_reach else 0
         if root not in ("", self._commit.records[self.home].get("root")):
@@ -237,6 +243,8 @@ class RestoredState:
     """Optimizer state and private tensors, in new host memory."""
     placed: frozenset[str]
     """Optimizer state that is divided as its parameter is."""
+    by_rank: dict[int, dict[str, Any]]
+    """{"progress", "rng"} of every rank that wrote, when ranks or mesh are others; else empty."""
     exact: bool
     """Nothing but the home shard was needed: it was written by a rank like this one."""
     bytes: int
@@ -294,6 +302,26 @@ class _Opened:
         true_form(self.header, EXTRA)
         return parse_skeleton(self._bytes(place.start, place.stop))
 
+    def private(self) -> dict[str, Any]:
+        """{"progress", "rng"} of the rank that wrote it.  Raises CorruptCheckpointError."""
+        skeleton = self.skeleton()
+        parts = {part: skeleton[part] for part in ("progress", "rng")}
+        tensors = {name: self._tensor(name) for name in statetree.tensor_names([*parts.values()])}
+        return {part: statetree.decode(value, tensors) for part, value in parts.items()}
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        name = self.header.aliases.get(name, name)
+        if name not in self.header.tensors:
+            raise CorruptCheckpointError(f"{name}: is named in the state and not in the image")
+        place = self.header.tensors[name]
+        dtype, shape = true_form(self.header, name)
+        data = bytearray(self._bytes(place.start, place.stop))
+        return (
+            torch.frombuffer(data, dtype=dtype).view(shape)
+            if data
+            else torch.empty(shape, dtype=dtype)
+        )
+
     def _bytes(self, start: int, stop: int) -> bytes:
         if stop <= len(self.head):
             return bytes(self.head[start:stop])
@@ -337,9 +365,16 @@ class _Restore:
         loading.finish()
         return RestoredState(
             skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
-            placed=frozenset(wanted.placed), exact=alone,
+            placed=frozenset(wanted.placed), exact=alone, by_rank=self._by_rank(skeleton),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
+
+    def _by_rank(self, skeleton: Any) -> dict[int, dict[str, Any]]:
+        """What is private to each rank, when none of those that read is what it was."""
+        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
+        if same_mesh and not self._shards.regrouped:
+            return {}
+        return {shard: self._open(shard).private() for shard in self._shards.within_reach}
 
     def _open(self, shard: int) -> _Opened:
         if shard not in self._opened:

@@ -22,6 +22,7 @@ from autockpt.executors.restore import (
     apply_state,
     restore_shards,
 )
+from autockpt.executors.sharding.progress import merge_progress
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import (
     AutockptError,
@@ -50,6 +51,8 @@ class Resumed:
     bytes: int
     progress: dict[str, Any] | None
     rng: Any
+    notices: tuple[str, ...] = ()
+    """What is not simply as it was: sentences for the user."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     apply_s: float = 0.0
@@ -86,7 +89,7 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
                     rng=None,
                 )  # fmt: skip
             case p.Resume() if restored is not None and order is not None:
-                return _finish(state, message, order, restored, read_s)
+                return _finish(link, state, message, order, restored, read_s)
             case p.AttachRefused(reason=reason):
                 named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
                 raise DirectoryBusyError(named)
@@ -141,6 +144,7 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
 
 
 def _finish(
+    link: KeeperLink,
     state: LiveState,
     message: p.Resume,
     order: p.RestoreShard,
@@ -149,7 +153,13 @@ def _finish(
 ) -> Resumed:
     began = time.monotonic()
     applied = apply_state(restored, state)
-    step = int(applied["progress"]["step"])
+    progress, rng = applied["progress"], applied["rng"]
+    notices: tuple[str, ...] = ()
+    if restored.by_rank:
+        same = progress.get("mesh", "") == state.mesh()
+        merged = merge_progress(restored.by_rank, link.rank, link.world_size, same_mesh=same)
+        progress, rng, notices = merged.progress, merged.rng, merged.notices
+    step = int(progress["step"])
     if step != message.step:
         raise CorruptCheckpointError(
             f"generation {message.generation}: its state says step {step}, its commit says "
@@ -161,8 +171,9 @@ def _finish(
         generation=message.generation,
         source="memory" if order.source.kind == "memory" else "disk",
         bytes=restored.bytes,
-        progress=applied["progress"],
-        rng=applied["rng"],
+        progress=progress,
+        rng=rng,
+        notices=notices,
         read_s=read_s,
         apply_s=time.monotonic() - began,
     )

@@ -87,6 +87,18 @@ class LiveState:
         found = holding_of(tensor) or self._declared.get(id(tensor))
         return whole_of(tensor) if found is None else found
 
+    def mesh(self) -> str:
+        """How parameters are divided and replicated, as text: equal on ranks that divide alike."""
+        kinds = set()
+        for tensor in self.parameters().values():
+            mesh = getattr(tensor, "device_mesh", None)
+            if mesh is not None:
+                kinds.add(f"{tuple(mesh.shape)} {tensor.placements}")  # type: ignore[attr-defined]
+            elif id(tensor) in self._declared:
+                holding = self._declared[id(tensor)]
+                kinds.add(f"{len(holding.holders)} of {'a whole' if holding.is_whole else 'parts'}")
+        return "; ".join(sorted(kinds))
+
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for prefix, module in self.models.items():
@@ -335,7 +347,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     np.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])
+        # The machine may have another number of GPUs than the one that saved.
+        for device, part in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(part.cpu(), device)
 
 
 def _named(value: Any, what: str, kind: type) -> dict[str, Any]:

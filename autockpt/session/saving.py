@@ -213,7 +213,7 @@ class Saving(RankState):
 
     def _progress(self) -> dict[str, Any]:
         data = None if self._data is None else self._data.state()
-        return {"step": self._step, "data": data}
+        return {"step": self._step, "data": data, "mesh": self._mesh}
 
     # ------------------------------------------------------------------ the fence
 

@@ -184,6 +184,8 @@ class Session(Ending):
             self._data.load(resumed.progress["data"])
             self._data.prepare()
         set_rng_state(resumed.rng)
+        for notice in resumed.notices:
+            self._say(notice)
 
     def _tell_started(self, resumed: Resumed, began: float, apply_s: float) -> None:
         attach_at, startup = birth.startup()
