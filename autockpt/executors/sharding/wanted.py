@@ -33,6 +33,7 @@ class Wanted:
         self._stored = stored
         self._home = home
         self._skeleton = skeleton
+        self._holdings: dict[int, Holding] = {}
         self.optimizers: dict[str, SavedOptimizer] = {}
         """Of the attached optimizers, by prefix."""
         self.placed: set[str] = set()
@@ -46,12 +47,19 @@ class Wanted:
             self.optimizers[prefix] = SavedOptimizer()
             add_skeleton(self.optimizers[prefix], skeleton["optimizers"][prefix])
 
+    def _holding(self, tensor: torch.Tensor) -> Holding:
+        """Of a live tensor, asked for once."""
+        found = self._holdings.get(id(tensor))
+        if found is None:
+            found = self._holdings[id(tensor)] = self._state.holding(tensor)
+        return found
+
     # ------------------------------------------------------------------ does home suffice?
 
     @property
     def suffices(self) -> bool:
         """All that is needed stands in the home shard, byte for byte as this rank holds it."""
-        live = ((name, self._state.holding(tensor)) for name, tensor in self._live.items())
+        live = ((name, self._holding(tensor)) for name, tensor in self._live.items())
         if not all(self._stands(name, holding) for name, holding in live):
             return False
         for prefix, parameters in self._parameters():
@@ -80,7 +88,7 @@ class Wanted:
 
     def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
         """Optimizer state in its parameter's form is divided with it; the rest is as it was."""
-        holding = self._state.holding(parameter)
+        holding = self._holding(parameter)
         if piece.global_shape == holding.global_shape and piece.global_shape:
             return holding
         return Holding(global_shape=piece.global_shape, boxes=(whole(piece.global_shape),))
@@ -140,7 +148,7 @@ class Wanted:
             if local.numel() and place in places:
                 continue
             places.add(place)
-            yield name, self._state.holding(tensor), local, local.dtype
+            yield name, self._holding(tensor), local, local.dtype
         yield from self._optimizer_wishes()
         for name in self._private():
             pieces = self._stored.pieces(name)
@@ -155,7 +163,7 @@ class Wanted:
                     pieces = self._stored.pieces(tensor)
                     if pieces:  # else whoever puts the state together says what is missing
                         holding = self._state_holding(parameter, pieces[0])
-                        if pieces[0].global_shape == self._state.holding(parameter).global_shape:
+                        if pieces[0].global_shape == self._holding(parameter).global_shape:
                             self.placed.add(tensor)
                         yield tensor, holding, None, pieces[0].dtype
 
