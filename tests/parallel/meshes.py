@@ -275,9 +275,7 @@ def zero_1(seed: int) -> Training:
 
     model = _ddp(Net(seed))
     named = dict(model.named_parameters())
-    optimizer = ZeroRedundancyOptimizer(
-        list(_groups(named.items())), torch.optim.AdamW, **SETTINGS
-    )
+    optimizer = ZeroRedundancyOptimizer(list(_groups(named.items())), torch.optim.AdamW, **SETTINGS)
     training = _training(model, optimizer, dist.get_rank(), dist.get_world_size())
     training.full_optimizer = lambda: _consolidated(optimizer, named)
     return training
