@@ -22,10 +22,12 @@ from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
 from autockpt.executors.sharding.loading import Loading
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import owns_state, state_of
 from autockpt.executors.sharding.pieces import Stored
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.wanted import Wanted
-from autockpt.executors.state import LiveState, plain_name
+from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 COPIERS = 2
@@ -298,7 +300,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
         _apply_optimizer(state, prefix, optimizer, restored)
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
-            path = f"{prefix}.{plain_name(name)}._extra_state"
+            path = f"{prefix}.{plain_fqn(name)}._extra_state"
             if path in skeleton["modules"]:
                 child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
     missing = sorted(set(state.others) - set(skeleton["others"]))
@@ -326,19 +328,21 @@ def _apply_optimizer(
         settings = statetree.decode(its.values, tensors, _device(group["params"]))
         _require_same_settings(prefix, optimizer, set(group) - {"params"}, set(settings))
         group.update(settings)
-    optimizer.state.clear()
-    for name, parameter in ((n, p) for names in named for n, p in names.items()):
+    live = state_of(optimizer)
+    live.clear()
+    every = ((name, parameter) for names in named for name, parameter in names.items())
+    for name, parameter in ((n, p) for n, p in every if owns_state(optimizer, p)):
         if name in saved.keys:
-            optimizer.state[parameter] = {
+            live[parameter] = {
                 key: _placed(restored, f"{prefix}.{name}.{key}", parameter, on_device=on_device)
                 for key, on_device in saved.keys[name]
             }
         elif name in saved.irregular:
             values = saved.irregular[name]
             own = {n: _divided(restored, n, parameter) for n in statetree.tensor_names(values)}
-            optimizer.state[parameter] = statetree.decode(values, own, parameter.device)
+            live[parameter] = statetree.decode(values, own, parameter.device)
     # A COMMIT of before this existed has none.
-    optimizer.state.update(statetree.decode(saved.loose, tensors))
+    live.update(statetree.decode(saved.loose, tensors))
 
 
 def _saved_group(

@@ -18,10 +18,11 @@ from autockpt.executors import statetree
 from autockpt.executors.dtypes import dtype_name, stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
-from autockpt.executors.inventory import plain_name as plain_name
 from autockpt.executors.layout.plan import TensorSpec
 from autockpt.executors.sharding.collectors import declared
 from autockpt.executors.sharding.holdings import Holding, holding_of, whole_of
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import is_divided, state_of
 from autockpt.values.errors import ConfigError
 
 
@@ -89,7 +90,7 @@ class LiveState:
         names: dict[int, str] = {}
         for prefix, module in self.models.items():
             for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), f"{prefix}.{plain_name(name)}")
+                names.setdefault(id(parameter), f"{prefix}.{plain_fqn(name)}")
         for prefix, optimizer in self.optimizers.items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
@@ -133,7 +134,7 @@ class LiveState:
         found: dict[str, torch.Tensor] = {}
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
-                found[f"{prefix}.{plain_name(name)}"] = own
+                found[f"{prefix}.{plain_fqn(name)}"] = own
         for prefix, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -239,13 +240,13 @@ def _optimizer_skeleton(
         encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
         groups.append({"params": parts.names[g], "values": encoded})
     # Under keys that are no parameters: small, and the optimizer's own.
-    everything: dict[Any, Any] = optimizer.state
-    loose = {k: v for k, v in everything.items() if not isinstance(k, torch.Tensor)}
+    loose = {k: v for k, v in state_of(optimizer).items() if not isinstance(k, torch.Tensor)}
     return {
         "regular": parts.regular,
         "irregular": irregular,
         "groups": groups,
         "loose": statetree.encode(loose, f"{prefix}.state", tensors),
+        "divided": is_divided(optimizer),
     }
 
 

@@ -1,6 +1,5 @@
 """Trainings on any mesh as real processes: what the tests of this folder start and compare."""
 
-import contextlib
 import itertools
 import os
 import shutil

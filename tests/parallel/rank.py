@@ -1,6 +1,7 @@
 """What one process of a matrix test does; a zygote forks it."""
 
 import datetime
+import importlib
 import os
 import warnings
 from pathlib import Path
@@ -53,7 +54,7 @@ def warm() -> None:
     """Imports what the meshes need, before there are threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch.distributed.optim
+        importlib.import_module("torch.distributed.optim")
     from tests.parallel.meshes import MESHES
 
     training = MESHES["single"].build(0)

@@ -11,6 +11,7 @@ from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, moves_for
+from autockpt.executors.sharding.optimizers import owns_state
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
 from autockpt.executors.state import LiveState, local_part
@@ -58,16 +59,19 @@ class Wanted:
         if not all(self._stands(name, holding) for name, holding in live):
             return False
         for prefix, parameters in self._parameters():
-            saved = self.optimizers[prefix]
-            if not all(saved.knows(name) for name in parameters):
+            if not all(self.optimizers[prefix].knows(name) for name in parameters):
                 return False
-            for name, parameter in parameters.items():
-                for tensor in saved.tensors_of(prefix, name):
-                    pieces = self._stored.pieces(tensor)
-                    if not pieces or not self._stands(
-                        tensor, self._state_holding(parameter, pieces[0])
-                    ):
-                        return False
+        return all(self._state_stands(*owned) for owned in self._owned())
+
+    def _state_stands(self, prefix: str, name: str, parameter: torch.Tensor) -> bool:
+        saved = self.optimizers[prefix]
+        tensors = list(saved.tensors_of(prefix, name))
+        if not tensors:
+            return not saved.divided
+        for tensor in tensors:
+            pieces = self._stored.pieces(tensor)
+            if not pieces or not self._stands(tensor, self._state_holding(parameter, pieces[0])):
+                return False
         return True
 
     def _stands(self, name: str, holding: Holding) -> bool:
@@ -81,6 +85,14 @@ class Wanted:
             named = {self._state.name_of(p): p for group in groups for p in group["params"]}
             yield prefix, named
 
+    def _owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(prefix, name, parameter) of those whose optimizer state this rank has."""
+        for prefix, parameters in self._parameters():
+            optimizer = self._state.optimizers[prefix]
+            for name, parameter in parameters.items():
+                if owns_state(optimizer, parameter):
+                    yield prefix, name, parameter
+
     def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
         """Optimizer state in its parameter's form is divided with it; the rest is as it was."""
         holding = self._state.holding(parameter)
@@ -93,9 +105,10 @@ class Wanted:
     def complete(self, skeleton_of: Callable[[int], Any]) -> None:
         """Reads the skeletons of other shards for what the home shard does not know."""
         for prefix, parameters in self._parameters():
-            saved = self.optimizers[prefix]
-            for name in parameters:
-                if saved.knows(name) and any(True for _ in saved.tensors_of(prefix, name)):
+            saved, optimizer = self.optimizers[prefix], self._state.optimizers[prefix]
+            for name, parameter in parameters.items():
+                stateless = not any(True for _ in saved.tensors_of(prefix, name))
+                if saved.knows(name) and not (stateless and owns_state(optimizer, parameter)):
                     continue
                 for shard in self._shards_of(prefix, name):
                     other = skeleton_of(shard)["optimizers"].get(prefix)
@@ -152,18 +165,18 @@ class Wanted:
                 yield name, part, None, pieces[0].shape, pieces[0].dtype
 
     def _optimizer_wishes(self) -> Iterator[_Wish]:
-        for prefix, parameters in self._parameters():
-            for name, parameter in parameters.items():
-                for tensor in self.optimizers[prefix].tensors_of(prefix, name):
-                    pieces = self._stored.pieces(tensor)
-                    if pieces:  # else whoever puts the state together says what is missing
-                        holding = self._state_holding(parameter, pieces[0])
-                        shape = pieces[0].global_shape
-                        if shape == self._state.holding(parameter).global_shape:
-                            self.placed.add(tensor)
-                            # Of nothing, too: no rows of 6 elements are no row of no elements.
-                            shape = tuple(local_part(parameter).shape)
-                        yield tensor, holding, None, shape, pieces[0].dtype
+        for prefix, name, parameter in self._owned():
+            for tensor in self.optimizers[prefix].tensors_of(prefix, name):
+                pieces = self._stored.pieces(tensor)
+                if not pieces:
+                    continue  # whoever puts the state together says what is missing
+                holding = self._state_holding(parameter, pieces[0])
+                shape = pieces[0].global_shape
+                if shape == self._state.holding(parameter).global_shape:
+                    self.placed.add(tensor)
+                    # Of nothing, too: no rows of 6 elements are no row of no elements.
+                    shape = tuple(local_part(parameter).shape)
+                yield tensor, holding, None, shape, pieces[0].dtype
 
     def _private(self) -> list[str]:
         """Names that the home shard's skeleton refers to, beside the state of parameters."""
