@@ -144,7 +144,7 @@ class RestoredState:
     placed: frozenset[str]
     """Optimizer state that is divided as its parameter is."""
     exact: bool
-    """Nothing but the home shard was needed: it was written by a rank like this one."""
+    """The home shard was all that is needed and nothing else: its rank was one like this."""
     bytes: int
 
 
@@ -227,12 +227,14 @@ class _Restore:
             for shard in range(self._shards.count):
                 self._open(shard)
             wanted.complete(lambda shard: self._open(shard).skeleton())
-        loading = Loading(wanted.moves(exact=alone or self._shards.world_size == 1))
+        world_size = self._shards.world_size
+        exact = world_size == 1 or self._state.is_alike(world_size)
+        loading = Loading(wanted.moves(exact=exact))
         self._read(loading)
         loading.finish()
         return RestoredState(
             skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
-            placed=frozenset(wanted.placed), exact=alone,
+            placed=frozenset(wanted.placed), exact=alone and exact,
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 

@@ -20,7 +20,12 @@ from autockpt.executors.inventory import Inventory, OptimizerParts, take_invento
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.layout.plan import TensorSpec
 from autockpt.executors.sharding.collectors import declared
-from autockpt.executors.sharding.holdings import Holding, holding_of, whole_of
+from autockpt.executors.sharding.holdings import (
+    Holding,
+    holding_of,
+    ranks_sharing,
+    whole_of,
+)
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import is_divided, state_of
 from autockpt.values.errors import ConfigError
@@ -85,6 +90,13 @@ class LiveState:
         """Which part of which whole this rank holds."""
         found = holding_of(tensor) or self._declared.get(id(tensor))
         return whole_of(tensor) if found is None else found
+
+    def is_alike(self, world_size: int) -> bool:
+        """Every rank is known to have all parameters that this one has, and no others."""
+        return all(
+            ranks_sharing(parameter, self._declared.get(id(parameter))) == world_size
+            for parameter in self.parameters().values()
+        )
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}

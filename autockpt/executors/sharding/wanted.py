@@ -132,8 +132,8 @@ class Wanted:
     def moves(self, *, exact: bool) -> list[Move]:
         """What to copy from where.
 
-        `exact`: nothing but the home shard is read, so that it must name what is alive and nothing
-        else.  Raises ConfigError when checkpoint and live state do not fit.
+        `exact`: what this rank does not take nobody takes, so that the checkpoint must name what is
+        alive and nothing else.  Raises ConfigError when checkpoint and live state do not fit.
         """
         self._require_names(exact)
         sizes: list[int] = []
