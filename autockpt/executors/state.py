@@ -291,7 +291,9 @@ def describe(
             seen[key] = name
             spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
             holding = holdings.get(name) or holding_of(tensor)
-            if holding is not None and not holding.is_whole:
+            # Whole and flattened (a slice of FSDP1 that a rank has all of) is another shape.
+            same = holding is not None and holding.is_whole and holding.global_shape == local.shape
+            if holding is not None and not same:
                 spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
             specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases
