@@ -62,10 +62,10 @@ class Matrix:
             self._sources[mesh] = Saved(run_dir=run_dir, seen=seen)
         return self._sources[mesh]
 
-    def new_run(self, name: str) -> Path:
-        """An empty run directory; a checkpoint is only made of its last step."""
+    def new_run(self, name: str, *, memory: int = 100, disk: int = 100) -> Path:
+        """An empty run directory; with 100 a checkpoint is only made of the last step."""
         out = self._folder / f"{name}-{next(_launches)}"
-        return Path(trainings.prepare(out, trainings.plan(memory=100, disk=100)))
+        return Path(trainings.prepare(out, trainings.plan(memory=memory, disk=disk)))
 
     def copy(self, saved: Saved) -> Path:
         """A run directory with the same checkpoints, for somebody else to resume."""
@@ -126,6 +126,15 @@ class Matrix:
         """No keeper survives."""
         for path in self._folder.iterdir():
             end_keeper(str(path))
+
+
+def complaints(run_dir: Path) -> list[str]:
+    """What went wrong behind the training's back."""
+    lines = [
+        line for path in (run_dir / "telemetry").iterdir() for line in path.read_text().splitlines()
+    ]
+    bad = ('"event": "Degraded"', '"event": "SnapshotDiscarded"', '"event": "PersistFailed"')
+    return [line for line in lines if any(word in line for word in bad)]
 
 
 def wait_drained(run_dir: Path) -> None:

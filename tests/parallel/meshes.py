@@ -192,7 +192,7 @@ def _fully_sharded(seed: int, over: Any) -> Training:
 @mesh("tp-2", 2)
 def tensor_parallel(seed: int) -> Training:
     """Columns and rows of the linear layers are divided; the norms are not."""
-    return _training(_tensor_parallel(seed, init_device_mesh("cpu", (2,))))
+    return _training(_tensor_parallel(seed, init_device_mesh("cpu", (dist.get_world_size(),))))
 
 
 def _tensor_parallel(seed: int, over: Any) -> Net:

@@ -51,11 +51,21 @@ def _join(out: str) -> None:
 
 
 def warm() -> None:
-    """Imports what the meshes need, before there are threads."""
+    """Imports and caches what the meshes need, before there are threads.
+
+    The first operations of DTensors take seconds: two trainings, divided over a process group that
+    does nothing.  It has a number of ranks that no test has, because DTensors remember what a part
+    looks like on this rank by the shape of the mesh.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("torch.distributed.optim")
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
     from tests.parallel.meshes import MESHES
 
-    training = MESHES["single"].build(0)
-    training.train_step(0)
+    for mesh in ("fsdp2-2", "tp-2"):
+        dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=5)
+        training = MESHES[mesh].build(0)
+        training.train_step(0)
+        training.full_state()
+        dist.destroy_process_group()
