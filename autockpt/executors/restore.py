@@ -23,7 +23,7 @@ from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
 from autockpt.executors.sharding.loading import Loading
 from autockpt.executors.sharding.names import plain_fqn
-from autockpt.executors.sharding.optimizers import owns_state, state_of
+from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.pieces import Stored
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.wanted import Wanted
@@ -333,7 +333,7 @@ def _apply_optimizer(
     live = state_of(optimizer)
     live.clear()
     every = ((name, parameter) for names in named for name, parameter in names.items())
-    for name, parameter in ((n, p) for n, p in every if owns_state(optimizer, p)):
+    for name, parameter in ((n, p) for n, p in every if state.has_state(optimizer, p)):
         if name in saved.keys:
             live[parameter] = {
                 key: _placed(restored, f"{prefix}.{name}.{key}", parameter, on_device=on_device)

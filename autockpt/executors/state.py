@@ -27,7 +27,7 @@ from autockpt.executors.sharding.holdings import (
     whole_of,
 )
 from autockpt.executors.sharding.names import plain_fqn
-from autockpt.executors.sharding.optimizers import is_divided, state_of
+from autockpt.executors.sharding.optimizers import is_divided, owns_state, state_of
 from autockpt.values.errors import ConfigError
 
 
@@ -90,6 +90,16 @@ class LiveState:
         """Which part of which whole this rank holds."""
         found = holding_of(tensor) or self._declared.get(id(tensor))
         return whole_of(tensor) if found is None else found
+
+    def has_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        """This rank has the optimizer state of a parameter: it is what steps it.
+
+        Of a DTensor every rank has some, of no rows as well; FSDP1 gives no gradient to a parameter
+        of which a rank has nothing, so its step count would stand still.
+        """
+        if not owns_state(optimizer, parameter):
+            return False
+        return hasattr(parameter, "to_local") or bool(self.holding(parameter).boxes)
 
     def is_alike(self, world_size: int) -> bool:
         """Every rank is known to have all parameters that this one has, and no others."""

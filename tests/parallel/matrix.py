@@ -1,6 +1,7 @@
 """Trainings on any mesh as real processes: what the tests of this folder start and compare."""
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -130,11 +131,11 @@ class Matrix:
 
 def complaints(run_dir: Path) -> list[str]:
     """What went wrong behind the training's back."""
+    bad = {"Degraded", "SnapshotDiscarded", "PersistFailed"}
     lines = [
         line for path in (run_dir / "telemetry").iterdir() for line in path.read_text().splitlines()
     ]
-    bad = ('"event": "Degraded"', '"event": "SnapshotDiscarded"', '"event": "PersistFailed"')
-    return [line for line in lines if any(word in line for word in bad)]
+    return [line for line in lines if json.loads(line)["event"] in bad]
 
 
 def wait_drained(run_dir: Path) -> None:

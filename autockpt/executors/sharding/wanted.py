@@ -11,7 +11,6 @@ from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, moves_for
-from autockpt.executors.sharding.optimizers import owns_state
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
 from autockpt.executors.state import LiveState, local_part
@@ -90,7 +89,7 @@ class Wanted:
         for prefix, parameters in self._parameters():
             optimizer = self._state.optimizers[prefix]
             for name, parameter in parameters.items():
-                if owns_state(optimizer, parameter):
+                if self._state.has_state(optimizer, parameter):
                     yield prefix, name, parameter
 
     def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
@@ -107,8 +106,9 @@ class Wanted:
         for prefix, parameters in self._parameters():
             saved, optimizer = self.optimizers[prefix], self._state.optimizers[prefix]
             for name, parameter in parameters.items():
-                stateless = not any(True for _ in saved.tensors_of(prefix, name))
-                if saved.knows(name) and not (stateless and owns_state(optimizer, parameter)):
+                found = any(True for _ in saved.tensors_of(prefix, name))
+                found = found or not self._state.has_state(optimizer, parameter)
+                if found and saved.knows(name):
                     continue
                 for shard in self._shards_of(prefix, name):
                     other = skeleton_of(shard)["optimizers"].get(prefix)
