@@ -31,11 +31,13 @@ from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
 from autockpt.executors.sharding.loading import Loading
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.pieces import Stored
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.executors.sharding.wanted import Wanted
-from autockpt.executors.state import LiveState, plain_name
+from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 
 COPIERS = 2
@@ -122,8 +124,8 @@ class Shards(Protocol):
         """All that can be opened, ascending."""
 
     @property
-    def every_tensor(self) -> bool:
-        """This rank is alone: it must take whatever the shards hold."""
+    def world_size(self) -> int:
+        """Ranks that restore."""
 
     @property
     def regrouped(self) -> bool:
@@ -152,7 +154,7 @@ class _Alone:
 class OneShard(_Alone):
     """A rank that needs nothing but what one shard holds."""
 
-    home, every_tensor = 0, True
+    home, world_size = 0, 1
     within_reach: Sequence[int] = (0,)
 
     def __init__(self, chunks: Chunks) -> None:
@@ -166,13 +168,12 @@ class OneShard(_Alone):
 class NodeShards(_Alone):
     """The slots of a node that hold one generation: this rank's own, and its neighbours'."""
 
-    every_tensor = False
-
     def __init__(
         self, rank: int, own: SlotChunks, neighbours: Mapping[int, tuple[Arena, int]]
     ) -> None:
         """`neighbours`: (slot, capacity of its image) by rank; the caller closes them."""
         self.home = rank
+        self.world_size = own.index.world_size
         self._own, self._neighbours = own, neighbours
         self.within_reach: Sequence[int] = sorted({rank, *neighbours})
 
@@ -207,7 +208,7 @@ class DiskShards:
         self._folder = folder
         self._commit = read_commit(os.path.join(folder, "COMMIT"))
         self.within_reach: Sequence[int] = range(len(self._commit.records))
-        self.every_tensor = world_size == 1
+        self.world_size = world_size
         self.regrouped = world_size != len(self.within_reach)
         # More ranks than before: what is private to a rank comes from the first one.
         self.home = rank if rank in self.within_reach else 0
@@ -246,7 +247,7 @@ class RestoredState:
     by_rank: dict[int, dict[str, Any]]
     """{"progress", "rng"} of every rank that wrote, when ranks or mesh are others; else empty."""
     exact: bool
-    """Nothing but the home shard was needed: it was written by a rank like this one."""
+    """The home shard was all that is needed and nothing else: its rank was one like this."""
     bytes: int
 
 
@@ -360,12 +361,15 @@ class _Restore:
             for shard in self._shards.within_reach:
                 self._open(shard)
             wanted.complete(lambda shard: self._open(shard).skeleton())
-        loading = Loading(wanted.moves(exact=alone or self._shards.every_tensor))
+        world_size = self._shards.world_size
+        exact = world_size == 1 or self._state.is_alike(world_size)
+        loading = Loading(wanted.moves(exact=exact))
         self._read(loading)
         loading.finish()
         return RestoredState(
             skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
-            placed=frozenset(wanted.placed), exact=alone, by_rank=self._by_rank(skeleton),
+            placed=frozenset(wanted.placed), exact=alone and exact,
+            by_rank=self._by_rank(skeleton),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 
@@ -470,7 +474,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
         _apply_optimizer(state, prefix, optimizer, restored)
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
-            path = f"{prefix}.{plain_name(name)}._extra_state"
+            path = f"{prefix}.{plain_fqn(name)}._extra_state"
             if path in skeleton["modules"]:
                 child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
     missing = sorted(set(state.others) - set(skeleton["others"]))
@@ -498,19 +502,21 @@ def _apply_optimizer(
         settings = statetree.decode(its.values, tensors, _device(group["params"]))
         _require_same_settings(prefix, optimizer, set(group) - {"params"}, set(settings))
         group.update(settings)
-    optimizer.state.clear()
-    for name, parameter in ((n, p) for names in named for n, p in names.items()):
+    live = state_of(optimizer)
+    live.clear()
+    every = ((name, parameter) for names in named for name, parameter in names.items())
+    for name, parameter in ((n, p) for n, p in every if state.has_state(optimizer, p)):
         if name in saved.keys:
-            optimizer.state[parameter] = {
+            live[parameter] = {
                 key: _placed(restored, f"{prefix}.{name}.{key}", parameter, on_device=on_device)
                 for key, on_device in saved.keys[name]
             }
         elif name in saved.irregular:
             values = saved.irregular[name]
             own = {n: _divided(restored, n, parameter) for n in statetree.tensor_names(values)}
-            optimizer.state[parameter] = statetree.decode(values, own, parameter.device)
+            live[parameter] = statetree.decode(values, own, parameter.device)
     # A COMMIT of before this existed has none.
-    optimizer.state.update(statetree.decode(saved.loose, tensors))
+    live.update(statetree.decode(saved.loose, tensors))
 
 
 def _saved_group(

@@ -18,12 +18,18 @@ from autockpt.executors import statetree
 from autockpt.executors.dtypes import dtype_name, stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
-from autockpt.executors.inventory import plain_name as plain_name
 from autockpt.executors.layout.boxes import overlaps
 from autockpt.executors.layout.plan import TensorSpec
 from autockpt.executors.layout.shares import Range
 from autockpt.executors.sharding.collectors import declared
-from autockpt.executors.sharding.holdings import Holding, holding_of, whole_of
+from autockpt.executors.sharding.holdings import (
+    Holding,
+    holding_of,
+    ranks_sharing,
+    whole_of,
+)
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import is_divided, owns_state, state_of
 from autockpt.values.errors import ConfigError
 
 
@@ -99,11 +105,28 @@ class LiveState:
                 kinds.add(f"{len(holding.holders)} of {'a whole' if holding.is_whole else 'parts'}")
         return "; ".join(sorted(kinds))
 
+    def has_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        """This rank has the optimizer state of a parameter: it is what steps it.
+
+        Of a DTensor every rank has some, of no rows as well; FSDP1 gives no gradient to a parameter
+        of which a rank has nothing, so its step count would stand still.
+        """
+        if not owns_state(optimizer, parameter):
+            return False
+        return hasattr(parameter, "to_local") or bool(self.holding(parameter).boxes)
+
+    def is_alike(self, world_size: int) -> bool:
+        """Every rank is known to have all parameters that this one has, and no others."""
+        return all(
+            ranks_sharing(parameter, self._declared.get(id(parameter))) == world_size
+            for parameter in self.parameters().values()
+        )
+
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for prefix, module in self.models.items():
             for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), f"{prefix}.{plain_name(name)}")
+                names.setdefault(id(parameter), f"{prefix}.{plain_fqn(name)}")
         for prefix, optimizer in self.optimizers.items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
@@ -147,7 +170,7 @@ class LiveState:
         found: dict[str, torch.Tensor] = {}
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
-                found[f"{prefix}.{plain_name(name)}"] = own
+                found[f"{prefix}.{plain_fqn(name)}"] = own
         for prefix, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -253,13 +276,13 @@ def _optimizer_skeleton(
         encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
         groups.append({"params": parts.names[g], "values": encoded})
     # Under keys that are no parameters: small, and the optimizer's own.
-    everything: dict[Any, Any] = optimizer.state
-    loose = {k: v for k, v in everything.items() if not isinstance(k, torch.Tensor)}
+    loose = {k: v for k, v in state_of(optimizer).items() if not isinstance(k, torch.Tensor)}
     return {
         "regular": parts.regular,
         "irregular": irregular,
         "groups": groups,
         "loose": statetree.encode(loose, f"{prefix}.state", tensors),
+        "divided": is_divided(optimizer),
     }
 
 
@@ -294,9 +317,11 @@ def describe(
             spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
             holding = holdings.get(name) or holding_of(tensor)
             stored = ranges.get(name, (0, local.numel()))
+            # Whole and flattened (a slice of FSDP1 that a rank has all of) is another shape.
+            same = holding is not None and holding.is_whole and holding.global_shape == local.shape
             if holding is not None and stored != (0, local.numel()):
                 spec = _cut(spec, local, holding, stored)
-            elif holding is not None and not holding.is_whole:
+            elif holding is not None and not same:
                 spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
             specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases

@@ -422,6 +422,16 @@ def run(spec: JobSpec, run_dir: str, out: str, *, attach: bool = True) -> None:
     say(folder, event="finished", rank=rank, digest=digest(job))
 
 
+def run_order(spec: dict[str, Any], run_dir: str, out: str, attach: bool) -> None:
+    """`run` with a spec as JSON."""
+    run(JobSpec(**spec), run_dir, out, attach=attach)
+
+
+def warm() -> None:
+    """Lazy imports of the first optimizer step: a process that forks trainers does it once."""
+    bare(build(JobSpec(steps=1)))
+
+
 def say(folder: Path, **facts: Any) -> None:
     """One line in one write: readers never see half of it."""
     line = json.dumps({"pid": os.getpid(), **facts}) + "\n"

@@ -81,6 +81,14 @@ def _same_part(tensor: Any) -> tuple[int, ...]:
     return tuple(ranks) if len(ranks) > 1 else ()
 
 
+def ranks_sharing(tensor: torch.Tensor, declared: Holding | None) -> int:
+    """Ranks among which a tensor is known to be divided or copied; 1 when nobody says."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is not None:
+        return int(mesh.size())
+    return 1 if declared is None else max(1, len(declared.holders))
+
+
 def follow(
     state: torch.Tensor, parameter: torch.Tensor, declared: Holding | None
 ) -> Holding | None:

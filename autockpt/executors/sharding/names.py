@@ -5,6 +5,7 @@ name; a hand-made pipeline stage counts its layers from 0 again.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -84,7 +85,10 @@ def _own_place(module: torch.nn.Module, where: str) -> torch.nn.Module:
 
 def _lay_over(into: torch.nn.Module, part: torch.nn.Module, where: str) -> None:
     """Adds the tensors and modules of a part to a place."""
-    tensors = ((into._parameters, part._parameters), (into._buffers, part._buffers))
+    tensors: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = (
+        (into._parameters, part._parameters),
+        (into._buffers, part._buffers),
+    )
     for known, more in tensors:
         for name, tensor in more.items():
             if tensor is not None and known.setdefault(name, tensor) is not tensor:
@@ -92,14 +96,13 @@ def _lay_over(into: torch.nn.Module, part: torch.nn.Module, where: str) -> None:
     # A buffer that is not persistent stays so.
     into._non_persistent_buffers_set |= part._non_persistent_buffers_set
     for name, child in part._modules.items():
-        if child is None or into._modules.get(name) is child:
-            continue
-        if name not in into._modules:
+        there = into._modules.get(name)
+        if there is None:
             into._modules[name] = child
-        else:
-            place = _own_place(into._modules[name] or _Place(), f"{where}.{name}".lstrip("."))
-            into._modules[name] = place
-            _lay_over(place, child, f"{where}.{name}".lstrip("."))
+        elif child is not None and child is not there:
+            path = f"{where}.{name}".lstrip(".")
+            into._modules[name] = place = _own_place(there, path)
+            _lay_over(place, child, path)
 
 
 def _twice(where: str, name: str) -> str:

@@ -20,7 +20,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> MutableMapping[Any, Any]:
 
     Raises ConfigError when the optimizer has not decided yet which those are.
     """
-    if not _divides(optimizer):
+    if not is_divided(optimizer):
         return optimizer.state
     inner = getattr(optimizer, "optim", None)
     if inner is None:
@@ -37,7 +37,7 @@ def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> boo
 
     Raises ConfigError when the optimizer has not decided yet.
     """
-    if not _divides(optimizer):
+    if not is_divided(optimizer):
         return True
     state_of(optimizer)
     zero: Any = optimizer
@@ -46,9 +46,10 @@ def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> boo
 
 def held_state(optimizer: torch.optim.Optimizer, declared: Holding) -> Holding:
     """The holding of a parameter's state, of the parameter's own: divided state has one holder."""
-    return replace(declared, holders=()) if _divides(optimizer) else declared
+    return replace(declared, holders=()) if is_divided(optimizer) else declared
 
 
-def _divides(optimizer: torch.optim.Optimizer) -> bool:
+def is_divided(optimizer: torch.optim.Optimizer) -> bool:
+    """Ranks have the state of different parameters, though all have all parameters."""
     # Asked of the class: reading the property divides the parameters, for good.
     return hasattr(type(optimizer), "_param_to_rank")

@@ -16,6 +16,9 @@ from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
 from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
 
+_Wish = tuple[str, Holding, torch.Tensor | None, tuple[int, ...], torch.dtype]
+"""(name, part, live tensor or None, shape of the local tensor, dtype) of one tensor to fill."""
+
 
 class Wanted:
     """Built when the home shard's header is known; complete when all that is needed is."""
@@ -63,16 +66,19 @@ class Wanted:
         if not all(self._stands(name, holding) for name, holding in live):
             return False
         for prefix, parameters in self._parameters():
-            saved = self.optimizers[prefix]
-            if not all(saved.knows(name) for name in parameters):
+            if not all(self.optimizers[prefix].knows(name) for name in parameters):
                 return False
-            for name, parameter in parameters.items():
-                for tensor in saved.tensors_of(prefix, name):
-                    pieces = self._stored.pieces(tensor)
-                    if not pieces or not self._stands(
-                        tensor, self._state_holding(parameter, pieces[0])
-                    ):
-                        return False
+        return all(self._state_stands(*owned) for owned in self._owned())
+
+    def _state_stands(self, prefix: str, name: str, parameter: torch.Tensor) -> bool:
+        saved = self.optimizers[prefix]
+        tensors = list(saved.tensors_of(prefix, name))
+        if not tensors:
+            return not saved.divided
+        for tensor in tensors:
+            pieces = self._stored.pieces(tensor)
+            if not pieces or not self._stands(tensor, self._state_holding(parameter, pieces[0])):
+                return False
         return True
 
     def _stands(self, name: str, holding: Holding) -> bool:
@@ -86,6 +92,14 @@ class Wanted:
             named = {self._state.name_of(p): p for group in groups for p in group["params"]}
             yield prefix, named
 
+    def _owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(prefix, name, parameter) of those whose optimizer state this rank has."""
+        for prefix, parameters in self._parameters():
+            optimizer = self._state.optimizers[prefix]
+            for name, parameter in parameters.items():
+                if self._state.has_state(optimizer, parameter):
+                    yield prefix, name, parameter
+
     def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
         """Optimizer state in its parameter's form is divided with it; the rest is as it was."""
         holding = self._holding(parameter)
@@ -98,9 +112,11 @@ class Wanted:
     def complete(self, skeleton_of: Callable[[int], Any]) -> None:
         """Reads the skeletons of other shards for what the home shard does not know."""
         for prefix, parameters in self._parameters():
-            saved = self.optimizers[prefix]
-            for name in parameters:
-                if saved.knows(name) and any(True for _ in saved.tensors_of(prefix, name)):
+            saved, optimizer = self.optimizers[prefix], self._state.optimizers[prefix]
+            for name, parameter in parameters.items():
+                found = any(True for _ in saved.tensors_of(prefix, name))
+                found = found or not self._state.has_state(optimizer, parameter)
+                if found and saved.knows(name):
                     continue
                 for shard in self._shards_of(prefix, name):
                     other = skeleton_of(shard)["optimizers"].get(prefix)
@@ -124,23 +140,23 @@ class Wanted:
     def moves(self, *, exact: bool) -> list[Move]:
         """What to copy from where.
 
-        `exact`: nothing but the home shard is read, so that it must name what is alive and nothing
-        else.  Raises ConfigError when checkpoint and live state do not fit.
+        `exact`: what this rank does not take nobody takes, so that the checkpoint must name what is
+        alive and nothing else.  Raises ConfigError when checkpoint and live state do not fit.
         """
         self._require_names(exact)
         sizes: list[int] = []
         makers: list[Callable[[FreshMemory], Want]] = []
-        for name, holding, live, dtype in self._wishes():
+        for name, holding, live, shape, dtype in self._wishes():
             direct = live is not None and live.device.type == "cpu" and live.is_contiguous()
             if not direct:
                 sizes.append(dtype.itemsize * holding.count)
-            makers.append(self._maker(name, holding, live, dtype, direct=direct))
+            makers.append(self._maker(name, holding, live, shape, dtype, direct=direct))
         memory = FreshMemory(sizes)
         wants = [make(memory) for make in makers]
         return [move for want in wants for move in moves_for(want, self._stored.pieces(want.name))]
 
-    def _wishes(self) -> Iterator[tuple[str, Holding, torch.Tensor | None, torch.dtype]]:
-        """(name, part, live tensor or None, dtype) of everything to fill, each memory once."""
+    def _wishes(self) -> Iterator[_Wish]:
+        """Everything to fill, each memory once."""
         places: set[tuple[object, ...]] = set()
         for name, tensor in self._live.items():
             local = local_part(tensor.detach())
@@ -148,24 +164,27 @@ class Wanted:
             if local.numel() and place in places:
                 continue
             places.add(place)
-            yield name, self._holding(tensor), local, local.dtype
+            yield name, self._holding(tensor), local, tuple(local.shape), local.dtype
         yield from self._optimizer_wishes()
         for name in self._private():
             pieces = self._stored.pieces(name)
             if pieces and name not in self._live:
                 part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
-                yield name, part, None, pieces[0].dtype
+                yield name, part, None, pieces[0].shape, pieces[0].dtype
 
-    def _optimizer_wishes(self) -> Iterator[tuple[str, Holding, None, torch.dtype]]:
-        for prefix, parameters in self._parameters():
-            for name, parameter in parameters.items():
-                for tensor in self.optimizers[prefix].tensors_of(prefix, name):
-                    pieces = self._stored.pieces(tensor)
-                    if pieces:  # else whoever puts the state together says what is missing
-                        holding = self._state_holding(parameter, pieces[0])
-                        if pieces[0].global_shape == self._holding(parameter).global_shape:
-                            self.placed.add(tensor)
-                        yield tensor, holding, None, pieces[0].dtype
+    def _optimizer_wishes(self) -> Iterator[_Wish]:
+        for prefix, name, parameter in self._owned():
+            for tensor in self.optimizers[prefix].tensors_of(prefix, name):
+                pieces = self._stored.pieces(tensor)
+                if not pieces:
+                    continue  # whoever puts the state together says what is missing
+                holding = self._state_holding(parameter, pieces[0])
+                shape = pieces[0].global_shape
+                if shape == self._holding(parameter).global_shape:
+                    self.placed.add(tensor)
+                    # Of nothing, too: no rows of 6 elements are no row of no elements.
+                    shape = tuple(local_part(parameter).shape)
+                yield tensor, holding, None, shape, pieces[0].dtype
 
     def _private(self) -> list[str]:
         """Names that the home shard's skeleton refers to, beside the state of parameters."""
@@ -180,6 +199,7 @@ class Wanted:
         name: str,
         holding: Holding,
         live: torch.Tensor | None,
+        shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
         direct: bool,
@@ -187,7 +207,6 @@ class Wanted:
         def make(memory: FreshMemory) -> Want:
             if live is not None and direct:
                 return Want(name=name, holding=holding, memory=live)
-            shape = tuple(live.shape) if live is not None else self._shape(name, holding)
             own = memory.tensor(shape, dtype)
             if live is None:
                 self._fresh[name] = own
@@ -196,13 +215,6 @@ class Wanted:
             return Want(name=name, holding=holding, memory=own)
 
         return make
-
-    def _shape(self, name: str, holding: Holding) -> tuple[int, ...]:
-        """Of the local tensor of optimizer state or a private tensor."""
-        pieces = self._stored.pieces(name)
-        if pieces and pieces[0].boxes == holding.boxes:
-            return pieces[0].shape
-        return holding.boxes[0].shape if len(holding.boxes) == 1 else (holding.count,)
 
     def finish(self) -> dict[str, torch.Tensor]:
         """Everything was put: fills devices; the tensors without a live one, by all their names."""

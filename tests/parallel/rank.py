@@ -1,0 +1,71 @@
+"""What one process of a matrix test does; a zygote forks it."""
+
+import datetime
+import importlib
+import os
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def train(
+    *, mesh: str, seed: int, run_dir: str, out: str, steps: int, save: bool, more: int
+) -> None:
+    """Trains up to `steps` under autockpt, then `more` without; rank-N.pt holds what it saw.
+
+    `attached`: the whole state right after attach, when something was restored; `saved` and
+    `ended`: after the last step under autockpt, and at the end; `losses`: by step.
+    """
+    import autockpt
+    from tests.parallel.meshes import MESHES
+
+    _join(out)
+    training = MESHES[mesh].build(seed)
+    session = autockpt.attach(
+        model=training.model, optimizer=training.optimizer, scheduler=training.scheduler,
+        run_dir=run_dir,
+    )  # fmt: skip
+    start = session.step_count
+    attached = training.full_state() if start else {}
+    losses = {}
+    for step in range(start, steps):
+        losses[step] = training.train_step(step)
+        session.step()
+    session.close(final_checkpoint=save)
+    saved = training.full_state()
+    for step in range(steps, steps + more):
+        losses[step] = training.train_step(step)
+    seen = {"start": start, "attached": attached, "saved": saved, "losses": losses}
+    seen["ended"] = training.full_state() if more else saved
+    torch.save(seen, Path(out) / f"rank-{os.environ['RANK']}.pt")
+    dist.barrier()
+
+
+def _join(out: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{out}/store", rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
+
+
+def warm() -> None:
+    """Imports and caches what the meshes need, before there are threads.
+
+    The first operations of DTensors take seconds: two trainings, divided over a process group that
+    does nothing.  It has a number of ranks that no test has, because DTensors remember what a part
+    looks like on this rank by the shape of the mesh.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("torch.distributed.optim")
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    from tests.parallel.meshes import MESHES
+
+    for mesh in ("fsdp2-2", "tp-2"):
+        dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=5)
+        training = MESHES[mesh].build(0)
+        training.train_step(0)
+        training.full_state()
+        dist.destroy_process_group()
