@@ -30,7 +30,7 @@ from autockpt.executors.image import (
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
-from autockpt.executors.sharding.loading import Loading
+from autockpt.executors.sharding.loading import Loading, Move
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.pieces import Stored
@@ -120,6 +120,14 @@ class Shards(Protocol):
         """The shard whose private state (random state, loader, objects) this rank takes."""
 
     @property
+    def count(self) -> int:
+        """Of the generation."""
+
+    @property
+    def near(self) -> Sequence[int]:
+        """Those that cost nothing to read: in the memory of this node."""
+
+    @property
     def within_reach(self) -> Sequence[int]:
         """All that can be opened, ascending."""
 
@@ -147,6 +155,7 @@ class _Alone:
     """Shards that this rank reads by itself."""
 
     regrouped = False
+    near: Sequence[int] = ()
     together: ReadTogether | None = None
     first_chunks: Sequence[int] = ()
 
@@ -154,7 +163,7 @@ class _Alone:
 class OneShard(_Alone):
     """A rank that needs nothing but what one shard holds."""
 
-    home, world_size = 0, 1
+    home, count, world_size = 0, 1, 1
     within_reach: Sequence[int] = (0,)
 
     def __init__(self, chunks: Chunks) -> None:
@@ -166,21 +175,36 @@ class OneShard(_Alone):
 
 
 class NodeShards(_Alone):
-    """The slots of a node that hold one generation: this rank's own, and its neighbours'."""
+    """The slots of a node that hold one generation: this rank's own, and its neighbours'.
+
+    What they lack comes from the disk, where the generation is durable.
+    """
 
     def __init__(
-        self, rank: int, own: SlotChunks, neighbours: Mapping[int, tuple[Arena, int]]
+        self,
+        rank: int,
+        own: SlotChunks,
+        neighbours: Mapping[int, tuple[Arena, int]],
+        folder: str = "",
     ) -> None:
         """`neighbours`: (slot, capacity of its image) by rank; the caller closes them."""
         self.home = rank
-        self.world_size = own.index.world_size
+        self.count = self.world_size = own.index.world_size
         self._own, self._neighbours = own, neighbours
-        self.within_reach: Sequence[int] = sorted({rank, *neighbours})
+        self.near: Sequence[int] = sorted({rank, *neighbours})
+        self._disk: DiskShards | None = None
+        with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
+            self._disk = DiskShards(folder, rank, self.world_size) if folder else None
+        on_disk = () if self._disk is None else self._disk.within_reach
+        self.within_reach: Sequence[int] = sorted({*self.near, *on_disk})
 
     def open(self, shard: int) -> Chunks:
         """One of them.  Raises CorruptCheckpointError when it holds something else."""
         if shard == self.home:
             return self._own
+        if shard not in self._neighbours:
+            assert self._disk is not None
+            return self._disk.open(shard)
         arena, capacity = self._neighbours[shard]
         index, own = read_trailer(arena.view[capacity:]), self._own.index
         if index is None or (index.run_id, index.generation) != (own.run_id, own.generation):
@@ -190,7 +214,7 @@ class NodeShards(_Alone):
         return SlotChunks(arena, index)
 
 
-class DiskShards:
+class DiskShards(_Alone):
     """The shard files of a commit, for one of `world_size` ranks; each is opened when needed."""
 
     def __init__(
@@ -209,7 +233,8 @@ class DiskShards:
         self._commit = read_commit(os.path.join(folder, "COMMIT"))
         self.within_reach: Sequence[int] = range(len(self._commit.records))
         self.world_size = world_size
-        self.regrouped = world_size != len(self.within_reach)
+        self.count = len(self.within_reach)
+        self.regrouped = world_size != self.count
         # More ranks than before: what is private to a rank comes from the first one.
         self.home = rank if rank in self.within_reach else 0
         if root not in ("", self._commit.records[self.home].get("root")):
@@ -357,25 +382,45 @@ class _Restore:
         skeleton = home.skeleton()
         wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
         alone = len(self._shards.within_reach) == 1 or wanted.suffices
-        if not alone:
-            for shard in self._shards.within_reach:
-                self._open(shard)
-            wanted.complete(lambda shard: self._open(shard).skeleton())
         world_size = self._shards.world_size
         exact = world_size == 1 or self._state.is_alike(world_size)
-        loading = Loading(wanted.moves(exact=exact))
+        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
+        if alone:
+            moves = wanted.moves(exact=exact)
+        else:
+            moves = self._from_several(wanted, exact=exact, same_mesh=same_mesh)
+        loading = Loading(moves)
         self._read(loading)
         loading.finish()
         return RestoredState(
             skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
             placed=frozenset(wanted.placed), exact=alone and exact,
-            by_rank=self._by_rank(skeleton),
+            by_rank=self._by_rank(same_mesh=same_mesh),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 
-    def _by_rank(self, skeleton: Any) -> dict[int, dict[str, Any]]:
+    def _from_several(self, wanted: Wanted, *, exact: bool, same_mesh: bool) -> list[Move]:
+        """From those in memory if the mesh is what it was, else from all there are."""
+        shards = self._shards
+        if same_mesh and shards.near:
+            self._open_all(wanted, shards.near)
+            with contextlib.suppress(ConfigError):
+                return wanted.moves(exact=exact)
+        if len(shards.within_reach) < shards.count:
+            raise CorruptCheckpointError(
+                f"memory: {len(shards.within_reach)} of {shards.count} shards are on this node and "
+                "the generation is not on disk"
+            )
+        self._open_all(wanted, shards.within_reach)
+        return wanted.moves(exact=exact)
+
+    def _open_all(self, wanted: Wanted, shards: Sequence[int]) -> None:
+        for shard in shards:
+            self._open(shard)
+        wanted.complete(lambda shard: self._open(shard).skeleton())
+
+    def _by_rank(self, *, same_mesh: bool) -> dict[int, dict[str, Any]]:
         """What is private to each rank, when none of those that read is what it was."""
-        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
         if same_mesh and not self._shards.regrouped:
             return {}
         return {shard: self._open(shard).private() for shard in self._shards.within_reach}

@@ -126,7 +126,7 @@ def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
 
 
 def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
-    source = order.source
+    source, folder = order.source, os.path.join(checkpoints, order.generation.name)
     if source.kind == "memory":
         slot = source.slot
         if slot is None or not link.wait_until(lambda: slot < len(link.slots), 30.0):
@@ -135,8 +135,7 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return NodeShards(link.rank, SlotChunks(arena, index), link.neighbours)
-    folder = os.path.join(checkpoints, order.generation.name)
+        return NodeShards(link.rank, SlotChunks(arena, index), link.neighbours, folder)
     together = None
     if link.reading is not None and link.reading[:2] == (order.epoch, order.attempt):
         together = Together(link.reading[2], order.readers, link.rank)

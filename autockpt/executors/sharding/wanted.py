@@ -144,6 +144,8 @@ class Wanted:
         alive and nothing else.  Raises ConfigError when checkpoint and live state do not fit.
         """
         self._require_names(exact)
+        self._fresh.clear()
+        self._late.clear()
         sizes: list[int] = []
         makers: list[Callable[[FreshMemory], Want]] = []
         for name, holding, live, shape, dtype in self._wishes():
