@@ -152,7 +152,7 @@ def _finish(
         epoch=message.epoch,
         step=step,
         generation=message.generation,
-        source=order.source.kind,
+        source="memory" if order.source.kind == "memory" else "disk",
         bytes=restored.bytes,
         progress=applied["progress"],
         rng=applied["rng"],
