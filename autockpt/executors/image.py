@@ -10,11 +10,12 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import xxhash
 
-from autockpt.executors.layout.boxes import Box, contains
+from autockpt.executors.layout.boxes import MAX_BOXES, Box, contains, intersect
 from autockpt.executors.layout.plan import ELEMENT_BYTES
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
@@ -253,6 +254,8 @@ def _stored_part(name: str, place: TensorPlace, text: str) -> StoredPart:
     stored = math.prod(place.shape)
     if not all(contains(of, box) for box in boxes) or stored not in (elements, 2 * elements):
         raise ValueError(f"{name}: its boxes do not fit {tuple(of)} or its {stored} elements")
+    if len(boxes) > MAX_BOXES or any(intersect(a, b) for a, b in combinations(boxes, 2)):
+        raise ValueError(f"{name}: its boxes overlap, or are more than {MAX_BOXES}")
     return StoredPart(global_shape=tuple(of), boxes=boxes)
 
 

@@ -53,6 +53,8 @@ class Matrix:
         self._zygote = zygote
         self._folder = folder
         self._sources: dict[str, Saved] = {}
+        self._served: set[str] = set()
+        """Run directories that may have a keeper."""
 
     def source(self, mesh: str) -> Saved:
         """A run saved by this mesh, trained once."""
@@ -60,6 +62,7 @@ class Matrix:
             run_dir = self.new_run(mesh)
             seen = self.train(mesh, run_dir, seed=1, more=MORE_STEPS)
             wait_drained(run_dir)
+            self._served.discard(str(run_dir))
             self._sources[mesh] = Saved(run_dir=run_dir, seen=seen)
         return self._sources[mesh]
 
@@ -76,19 +79,20 @@ class Matrix:
 
     def train(
         self, mesh: str, run_dir: Path, *, seed: int = 2, steps: int = SAVED_STEPS,
-        save: bool = True, more: int = 0,
+        end: str = "save", more: int = 0,
     ) -> Seen:  # fmt: skip
-        """One training to its end.  Raises Failed with what its ranks said."""
+        """One training to its end, see `rank.train`.  Raises Failed with what its ranks said."""
         out = self._folder / f"out-{next(_launches)}"
+        self._served.add(str(run_dir))
         order = {
             "mesh": mesh, "seed": seed, "run_dir": str(run_dir), "out": str(out), "steps": steps,
-            "save": save, "more": more,
+            "end": end, "more": more,
         }  # fmt: skip
         try:
             self._run(MESHES[mesh].ranks, order, out)
         finally:
-            if not save:
-                end_keeper(str(run_dir))
+            if end == "leave":
+                self._end_keeper(str(run_dir))
         parts = [torch.load(path) for path in sorted(out.glob("rank-*.pt"))]
         return _together(parts)
 
@@ -103,20 +107,20 @@ class Matrix:
                     WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks),
                     AUTOCKPT_LAUNCH_ID=launch,
                 )  # fmt: skip
-            self._wait(list(pids.values()), out)
+            self._wait(list(pids.values()), out, -signal.SIGKILL if order["end"] == "die" else 0)
         finally:
             for pid in pids.values():
                 if self._zygote.status(pid) is None:
                     os.kill(pid, signal.SIGKILL)
                     self._zygote.status(pid, wait_s=PATIENCE_S)
 
-    def _wait(self, pids: list[int], out: Path) -> None:
+    def _wait(self, pids: list[int], out: Path, expected: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             ended = [self._zygote.status(pid, wait_s=0.005) for pid in pids]
-            if all(status == 0 for status in ended):
+            if all(status == expected for status in ended):
                 return
-            if any(status for status in ended):
+            if any(status not in (None, expected) for status in ended):
                 # The others may be saying the same, or wait for those that are gone.
                 deadline = min(deadline, time.monotonic() + 2.0)
             if None not in ended or time.monotonic() > deadline:
@@ -125,17 +129,28 @@ class Matrix:
 
     def close(self) -> None:
         """No keeper survives."""
-        for path in self._folder.iterdir():
-            end_keeper(str(path))
+        for run_dir in list(self._served):
+            self._end_keeper(run_dir)
+
+    def _end_keeper(self, run_dir: str) -> None:
+        end_keeper(run_dir)
+        self._served.discard(run_dir)
 
 
 def complaints(run_dir: Path) -> list[str]:
     """What went wrong behind the training's back."""
-    bad = {"Degraded", "SnapshotDiscarded", "PersistFailed"}
+    bad = {"Degraded", "SnapshotDiscarded"}
     lines = [
         line for path in (run_dir / "telemetry").iterdir() for line in path.read_text().splitlines()
     ]
     return [line for line in lines if json.loads(line)["event"] in bad]
+
+
+def sources(run_dir: Path) -> list[str]:
+    """Where the ranks of a run came back from, oldest first: memory or disk."""
+    lines = (run_dir / "telemetry" / "keeper-000.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return [event["source"] for event in events if event["event"] == "Restored"]
 
 
 def wait_drained(run_dir: Path) -> None:

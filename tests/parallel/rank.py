@@ -3,24 +3,33 @@
 import datetime
 import importlib
 import os
+import signal
+import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+PATIENCE_S = 60.0
+"""A machine under test answers late; a save that is skipped for that would prove nothing."""
 
-def train(
-    *, mesh: str, seed: int, run_dir: str, out: str, steps: int, save: bool, more: int
-) -> None:
+
+def train(*, mesh: str, seed: int, run_dir: str, out: str, steps: int, end: str, more: int) -> None:
     """Trains up to `steps` under autockpt, then `more` without; rank-N.pt holds what it saw.
+
+    `end` of the part under autockpt: "save" a last checkpoint, "leave" without one, or "die" when
+    the checkpoints that were begun are durable.
 
     `attached`: the whole state right after attach, when something was restored; `saved` and
     `ended`: after the last step under autockpt, and at the end; `losses`: by step.
     """
     import autockpt
+    from autockpt.session import saving
     from tests.parallel.meshes import MESHES
 
+    saving.GRANT_WAIT_S = PATIENCE_S
     _join(out)
     training = MESHES[mesh].build(seed)
     session = autockpt.attach(
@@ -33,20 +42,34 @@ def train(
     for step in range(start, steps):
         losses[step] = training.train_step(step)
         session.step()
-    session.close(final_checkpoint=save)
+        if end == "die":
+            _wait_ready(session)
     saved = training.full_state()
+    if end == "die":
+        session.wait_durable(PATIENCE_S)
+    else:
+        session.close(final_checkpoint=end == "save")
     for step in range(steps, steps + more):
         losses[step] = training.train_step(step)
     seen = {"start": start, "attached": attached, "saved": saved, "losses": losses}
     seen["ended"] = training.full_state() if more else saved
     torch.save(seen, Path(out) / f"rank-{os.environ['RANK']}.pt")
     dist.barrier()
+    if end == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_ready(session: Any) -> None:
+    """Else the steps are over before there is a slot, and there is nothing to come back to."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not session.ready and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def _join(out: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{out}/store", rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=60),
+        world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=PATIENCE_S),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from tests.parallel.matrix import SAVED_STEPS, Matrix, complaints, differences, same
+from tests.parallel.matrix import SAVED_STEPS, Matrix, complaints, differences, same, sources
 from tests.parallel.meshes import MESHES, Training
 from tests.parallel.model import BATCH, LENGTH
 
@@ -51,7 +51,7 @@ def require_same_losses(losses: dict[int, float], expected: dict[int, float]) ->
 def test_any_mesh_resumes_what_any_other_saved(source: str, target: str, matrix: Matrix) -> None:
     """Right after attach the whole state is the saved one, to the bit; the loss goes on."""
     saved, reference = matrix.source(source), matrix.source("single")
-    resumed = matrix.train(target, matrix.copy(saved), steps=STEPS, save=False)
+    resumed = matrix.train(target, matrix.copy(saved), steps=STEPS, end="leave")
     assert resumed.start == SAVED_STEPS
     assert differences(saved.seen.saved, resumed.attached) == []
     assert list(resumed.losses) == list(range(SAVED_STEPS, STEPS))
@@ -86,6 +86,30 @@ def test_a_run_goes_from_mesh_to_mesh(matrix: Matrix) -> None:
     undivided = matrix.train("single", matrix.new_run("undivided"), seed=1, steps=15)
     require_same_losses(losses, undivided.losses)
     assert complaints(run_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "source"),
+    [
+        ("tp2-fsdp2", "tp2-fsdp2", "memory"),
+        ("zero1-2", "tp-2", "disk"),
+        pytest.param("zero3-2", "zero3-2", "memory", marks=pytest.mark.slow),
+        pytest.param("pp2-dp2", "pp-4", "disk", marks=pytest.mark.slow),
+        pytest.param("fsdp2-4", "fsdp2-2", "disk", marks=pytest.mark.slow),
+        pytest.param("single", "ddp-4", "disk", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_ranks_come_back_as_another_mesh(
+    first: str, then: str, source: str, matrix: Matrix
+) -> None:
+    """From memory where the mesh is the same, else from disk: a slot holds one rank's part."""
+    run_dir = matrix.new_run("killed", memory=1, disk=2)
+    killed = matrix.train(first, run_dir, seed=1, steps=4, end="die")
+    back = matrix.train(then, run_dir, steps=STEPS)
+    assert back.start == 4
+    assert differences(killed.saved, back.attached) == []
+    require_same_losses(back.losses, matrix.source("single").seen.losses)
+    assert set(sources(run_dir)) == {source}
 
 
 def test_the_bound_sees_a_lost_moment() -> None:

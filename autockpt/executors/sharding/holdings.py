@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.layout.boxes import Box, contains, whole
+from autockpt.executors.layout.boxes import MAX_BOXES, Box, contains, whole
 from autockpt.values.errors import ConfigError
 
 
@@ -27,6 +27,10 @@ class Holding:
     """Ranks that hold the same bytes, ascending, this one among them; (): nobody else is known."""
 
     def __post_init__(self) -> None:
+        if len(self.boxes) > MAX_BOXES:
+            raise ConfigError(
+                f"{len(self.boxes)} boxes of a tensor, at most {MAX_BOXES}; join some"
+            )
         for box in self.boxes:
             if not contains(self.global_shape, box):
                 raise ConfigError(f"box {box} is no part of a tensor of {self.global_shape}")

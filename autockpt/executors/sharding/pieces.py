@@ -1,5 +1,6 @@
 """What the shards of a generation hold: every stored tensor as a piece of a global one."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from autockpt.executors.dtypes import true_form
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import Box, whole
 from autockpt.executors.layout.plan import EXTRA
+from autockpt.values.errors import CorruptCheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,10 @@ def _piece(shard: int, header: ImageHeader, name: str) -> Piece:
     place = header.tensors[name]
     dtype, shape = true_form(header, name)
     part = header.parts.get(name)
+    if part is not None and sum(box.count for box in part.boxes) != math.prod(shape):
+        raise CorruptCheckpointError(
+            f"{name}: holds {math.prod(shape)} elements, its boxes say otherwise; the header lies"
+        )
     return Piece(
         shard=shard,
         start=place.start,
