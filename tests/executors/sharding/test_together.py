@@ -77,7 +77,7 @@ def test_a_rank_that_fails_keeps_nobody_waiting() -> None:
 def test_a_rank_that_stands_still_is_given_up_and_its_part_read_alone(
     fault: tuple[str, int], buffers: int
 ) -> None:
-    """A good checkpoint is not called bad because somebody is slow: patience ends, work does not."""
+    """A checkpoint is not called bad because somebody is slow: patience ends, work does not."""
     seen = play(
         Scene(
             needs=everything(2), chunks=len(ALL), buffers=buffers, patience_s=1.5,
