@@ -40,6 +40,11 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageE
 
 COPIERS = 2
 """Threads that copy from memory: two saturate it where one does not."""
+HEADER_READERS = 8
+"""Threads that open shards to learn what they hold: each waits for storage twice a shard."""
+KEPT_OPEN = 64
+"""Shards of which this rank keeps descriptor, index and head; of more it reads them again when it
+needs them."""
 
 
 class Chunks(Protocol):
@@ -201,10 +206,10 @@ class DiskShards:
         """
         self._folder = folder
         self._commit = read_commit(os.path.join(folder, "COMMIT"))
-        self.within_reach: Sequence[int] = range(len(self._commit.records))
+        self.within_reach: Sequence[int] = _one_of_each_layout(self._commit.records)
         self.every_tensor = world_size == 1
         # More ranks than before: what is private to a rank comes from the first one.
-        self.home = rank if rank in self.within_reach else 0
+        self.home = rank if rank < len(self._commit.records) else 0
         if root not in ("", self._commit.records[self.home].get("root")):
             raise CorruptCheckpointError(f"{folder}: COMMIT names another shard of rank {rank}")
         counts = [int(record.get("chunks", 0)) for record in self._commit.records]
@@ -221,9 +226,24 @@ class DiskShards:
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
         record = self._commit.records[shard]
-        return ChunkSource(
-            shard_path(self._folder, record), load_index(self._folder, record, self._commit)
-        )
+        index = load_index(self._folder, record, self._commit)
+        found = (len(index.digests), index.chunk_bytes)
+        # Ranks that read together number the chunks of all shards by what COMMIT says.
+        said = (record.get("chunks", found[0]), record.get("chunk_bytes", found[1]))
+        if said != found:
+            raise CorruptCheckpointError(
+                f"{self._folder}: shard {shard} has {found[0]} chunks of {found[1]} bytes, COMMIT "
+                f"says {said[0]} of {said[1]}"
+            )
+        return ChunkSource(shard_path(self._folder, record), index)
+
+
+def _one_of_each_layout(records: Sequence[dict[str, Any]]) -> list[int]:
+    """Shards without those that hold the same parts as an earlier one: replicas on other nodes."""
+    first: dict[str, int] = {}
+    for shard, record in enumerate(records):
+        first.setdefault(str(record.get("layout_digest") or shard), shard)
+    return sorted(first.values())
 
 
 @dataclass(slots=True)
@@ -304,9 +324,10 @@ class _Opened:
         )
 
     def close(self) -> None:
-        """Lets its buffers go."""
+        """Lets its buffers and the shard go."""
         for _, buffer in self._held.values():
             buffer.close()
+        self.chunks.close()
 
 
 class _Restore:
@@ -329,8 +350,7 @@ class _Restore:
         wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
         alone = len(self._shards.within_reach) == 1 or wanted.suffices
         if not alone:
-            for shard in self._shards.within_reach:
-                self._open(shard)
+            self._survey()
             wanted.complete(lambda shard: self._open(shard).skeleton())
         loading = Loading(wanted.moves(exact=alone or self._shards.every_tensor))
         self._read(loading)
@@ -343,13 +363,33 @@ class _Restore:
 
     def _open(self, shard: int) -> _Opened:
         if shard not in self._opened:
-            opened = _Opened(self._shards.open(shard))
-            self._opened[shard] = opened
-            self._stored.add(shard, opened.header)
+            self._opened[shard] = _Opened(self._shards.open(shard))
+            if shard not in self._stored:
+                self._stored.add(shard, self._opened[shard].header)
         return self._opened[shard]
 
+    def _survey(self) -> None:
+        """Learns what every shard holds."""
+        shards = [shard for shard in self._shards.within_reach if shard not in self._opened]
+        for start in range(0, len(shards), KEPT_OPEN):
+            some, found = shards[start : start + KEPT_OPEN], dict[int, _Opened]()
+
+            def look(number: int, some: list[int] = some, found: Any = found) -> None:
+                found[some[number]] = _Opened(self._shards.open(some[number]))
+
+            try:
+                run_parallel(range(len(some)), look, workers=HEADER_READERS)
+            finally:
+                self._opened |= found
+            for shard in some:
+                self._stored.add(shard, found[shard].header)
+            if len(shards) > KEPT_OPEN:
+                for shard in some:
+                    self._opened.pop(shard).close()
+
     def _read(self, loading: Loading) -> None:
-        for shard, opened in self._opened.items():
+        for shard in loading.shards:
+            opened = self._open(shard)
             if opened.head:
                 loading.put_head(shard, opened.head)
         jobs = []
@@ -410,7 +450,6 @@ class _Restore:
             arena.close()
         for opened in self._opened.values():
             opened.close()
-            opened.chunks.close()
 
 
 def parse_skeleton(text: bytes) -> Any:

@@ -129,7 +129,13 @@ class Wanted:
             makers.append(self._maker(name, holding, live, dtype, direct=direct))
         memory = FreshMemory(sizes)
         wants = [make(memory) for make in makers]
-        return [move for want in wants for move in moves_for(want, self._stored.pieces(want.name))]
+        return [move for want in wants for move in moves_for(want, self._pieces_for(want))]
+
+    def _pieces_for(self, want: Want) -> list[Piece]:
+        """The home shard's own first; of what others hold as well all of them choose the same
+        pieces, so that one of them reads for all."""
+        pieces = self._stored.pieces(want.name)
+        return sorted(pieces, key=lambda p: p.shard) if want.holding.holders else pieces
 
     def _wishes(self) -> Iterator[tuple[str, Holding, torch.Tensor | None, torch.dtype]]:
         """(name, part, live tensor or None, dtype) of everything to fill, each memory once."""
