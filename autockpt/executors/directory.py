@@ -442,8 +442,9 @@ def read_commit(path: str) -> CommitFile:
         raise CorruptCheckpointError(
             f"{path}: names {len(commit.records)} shards, expected {commit.world_size}"
         )
-    if not all(isinstance(record.get("bytes", 0), int) for record in commit.records):
-        raise CorruptCheckpointError(f"{path}: a shard's bytes are no number")
+    numbers = ("bytes", "chunks", "chunk_bytes")
+    if not all(isinstance(r.get(key, 0), int) for r in commit.records for key in numbers):
+        raise CorruptCheckpointError(f"{path}: a shard's bytes or chunks are no number")
     return commit
 
 

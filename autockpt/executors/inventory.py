@@ -202,7 +202,7 @@ class _Walk:
                 self._state(f"{prefix}.{self._name_of(parameter)}", values, found)
                 part.update(found)
                 known = self._declared.get(id(parameter))
-                known = None if known is None else held_state(optimizer, known)
+                known = None if known is None else held_state(optimizer, parameter, known)
                 for name, tensor in found.items():
                     holding = follow(tensor, parameter, known)
                     if holding is not None:

@@ -30,10 +30,11 @@ from autockpt.executors.image import (
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import run_parallel
-from autockpt.executors.sharding.loading import Loading, Move
+from autockpt.executors.sharding.holdings import Holding
+from autockpt.executors.sharding.loading import Loading, Move, Want, moves_for
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
-from autockpt.executors.sharding.pieces import Stored
+from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.executors.sharding.wanted import Wanted
@@ -42,6 +43,11 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageE
 
 COPIERS = 2
 """Threads that copy from memory: two saturate it where one does not."""
+HEADER_READERS = 8
+"""Threads that open shards to learn what they hold: each waits for storage twice a shard."""
+KEPT_OPEN = 64
+"""Shards of which this rank keeps descriptor, index and head; of more it reads them again when it
+needs them."""
 
 
 class Chunks(Protocol):
@@ -124,6 +130,10 @@ class Shards(Protocol):
         """Of the generation."""
 
     @property
+    def complete(self) -> bool:
+        """Those within reach hold all that the generation holds."""
+
+    @property
     def near(self) -> Sequence[int]:
         """Those that cost nothing to read: in the memory of this node."""
 
@@ -154,7 +164,7 @@ class Shards(Protocol):
 class _Alone:
     """Shards that this rank reads by itself."""
 
-    regrouped = False
+    regrouped, complete = False, True
     near: Sequence[int] = ()
     together: ReadTogether | None = None
     first_chunks: Sequence[int] = ()
@@ -195,6 +205,7 @@ class NodeShards(_Alone):
         self._disk: DiskShards | None = None
         with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
             self._disk = DiskShards(folder, rank, self.world_size) if folder else None
+        self.complete = self._disk is not None or len(self.near) == self.count
         on_disk = () if self._disk is None else self._disk.within_reach
         self.within_reach: Sequence[int] = sorted({*self.near, *on_disk})
 
@@ -231,12 +242,12 @@ class DiskShards(_Alone):
         """
         self._folder = folder
         self._commit = read_commit(os.path.join(folder, "COMMIT"))
-        self.within_reach: Sequence[int] = range(len(self._commit.records))
+        self.count = len(self._commit.records)
+        self.within_reach: Sequence[int] = _one_of_each_layout(self._commit.records)
         self.world_size = world_size
-        self.count = len(self.within_reach)
         self.regrouped = world_size != self.count
         # More ranks than before: what is private to a rank comes from the first one.
-        self.home = rank if rank in self.within_reach else 0
+        self.home = rank if rank < len(self._commit.records) else 0
         if root not in ("", self._commit.records[self.home].get("root")):
             raise CorruptCheckpointError(f"{folder}: COMMIT names another shard of rank {rank}")
         counts = [int(record.get("chunks", 0)) for record in self._commit.records]
@@ -253,9 +264,24 @@ class DiskShards(_Alone):
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
         record = self._commit.records[shard]
-        return ChunkSource(
-            shard_path(self._folder, record), load_index(self._folder, record, self._commit)
-        )
+        index = load_index(self._folder, record, self._commit)
+        found = (len(index.digests), index.chunk_bytes)
+        # Ranks that read together number the chunks of all shards by what COMMIT says.
+        said = (record.get("chunks", found[0]), record.get("chunk_bytes", found[1]))
+        if said != found:
+            raise CorruptCheckpointError(
+                f"{self._folder}: shard {shard} has {found[0]} chunks of {found[1]} bytes, COMMIT "
+                f"says {said[0]} of {said[1]}"
+            )
+        return ChunkSource(shard_path(self._folder, record), index)
+
+
+def _one_of_each_layout(records: Sequence[dict[str, Any]]) -> list[int]:
+    """Shards without those that hold the same parts as an earlier one: replicas on other nodes."""
+    first: dict[str, int] = {}
+    for shard, record in enumerate(records):
+        first.setdefault(str(record.get("layout_digest") or shard), shard)
+    return sorted(first.values())
 
 
 @dataclass(slots=True)
@@ -358,9 +384,10 @@ class _Opened:
         )
 
     def close(self) -> None:
-        """Lets its buffers go."""
+        """Lets its buffers and the shard go."""
         for _, buffer in self._held.values():
             buffer.close()
+        self.chunks.close()
 
 
 class _Restore:
@@ -389,6 +416,8 @@ class _Restore:
             moves = wanted.moves(exact=exact)
         else:
             moves = self._from_several(wanted, exact=exact, same_mesh=same_mesh)
+        if self._shards.regrouped or not same_mesh:
+            self._require_equal(wanted.ambiguous())
         loading = Loading(moves)
         self._read(loading)
         loading.finish()
@@ -403,56 +432,95 @@ class _Restore:
         """From those in memory if the mesh is what it was, else from all there are."""
         shards = self._shards
         if same_mesh and shards.near:
-            self._open_all(wanted, shards.near)
+            self._survey(wanted, shards.near)
             with contextlib.suppress(ConfigError):
                 return wanted.moves(exact=exact)
-        if len(shards.within_reach) < shards.count:
+        if not shards.complete:
             raise CorruptCheckpointError(
-                f"memory: {len(shards.within_reach)} of {shards.count} shards are on this node and "
-                "the generation is not on disk"
+                f"memory: {len(shards.near)} of {shards.count} shards are on this node, and the "
+                "generation is not on disk"
             )
-        self._open_all(wanted, shards.within_reach)
+        self._survey(wanted, shards.within_reach)
         return wanted.moves(exact=exact)
 
-    def _open_all(self, wanted: Wanted, shards: Sequence[int]) -> None:
-        for shard in shards:
-            self._open(shard)
-        wanted.complete(lambda shard: self._open(shard).skeleton())
+    def _require_equal(self, names: list[str]) -> None:
+        """What several ranks stored as their own must be the same, else nobody knows whose to take.
+
+        Nothing is written into the live state.  Raises ConfigError naming the first that differs.
+        """
+        for name in names:
+            pieces = [piece for piece in self._stored.pieces(name) if not piece.declared]
+            if len({(piece.global_shape, piece.dtype) for piece in pieces}) > 1:
+                raise _whose(name, pieces)
+            copies = [torch.empty(piece.shape, dtype=piece.dtype) for piece in pieces]
+            part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
+            wants = [Want(name=f"{name} {i}", holding=part, memory=c) for i, c in enumerate(copies)]
+            moves = [moves_for(w, [piece]) for w, piece in zip(wants, pieces, strict=True)]
+            self._read_alone(Loading(move for some in moves for move in some))
+            if not all(_same_bytes(copies[0], copy) for copy in copies[1:]):
+                raise _whose(name, pieces)
 
     def _by_rank(self, *, same_mesh: bool) -> dict[int, dict[str, Any]]:
         """What is private to each rank, when none of those that read is what it was."""
         if same_mesh and not self._shards.regrouped:
             return {}
-        return {shard: self._open(shard).private() for shard in self._shards.within_reach}
+        return {shard: self._open(shard).private() for shard in range(self._shards.count)}
 
     def _open(self, shard: int) -> _Opened:
         if shard not in self._opened:
-            opened = _Opened(self._shards.open(shard))
-            self._opened[shard] = opened
-            self._stored.add(shard, opened.header)
+            self._opened[shard] = _Opened(self._shards.open(shard))
+            if shard not in self._stored:
+                self._stored.add(shard, self._opened[shard].header)
         return self._opened[shard]
 
+    def _survey(self, wanted: Wanted, shards: Sequence[int]) -> None:
+        """Learns what shards hold, and what their skeletons say that the home shard's does not."""
+        shards = [shard for shard in shards if shard not in self._stored]
+        for start in range(0, len(shards), KEPT_OPEN):
+            some, found = shards[start : start + KEPT_OPEN], dict[int, _Opened]()
+
+            def look(number: int, some: list[int] = some, found: Any = found) -> None:
+                found[some[number]] = _Opened(self._shards.open(some[number]))
+
+            try:
+                run_parallel(range(len(some)), look, workers=HEADER_READERS)
+            finally:
+                self._opened |= found
+            for shard in some:
+                self._stored.add(shard, found[shard].header)
+            if len(shards) > KEPT_OPEN:
+                for shard in some:
+                    self._opened.pop(shard).close()
+        wanted.complete(lambda shard: self._open(shard).skeleton())
+
     def _read(self, loading: Loading) -> None:
-        for shard, opened in self._opened.items():
+        if self._shards.together is not None:
+            self._read_together(self._shards.together, loading)
+        else:
+            self._read_alone(loading)
+
+    def _jobs(self, loading: Loading) -> tuple[list[tuple[int, int]], int]:
+        """(shard, chunk) of all to read once the heads are put, and by how many threads."""
+        for shard in loading.shards:
+            opened = self._open(shard)
             if opened.head:
                 loading.put_head(shard, opened.head)
         jobs = []
         for shard in loading.shards:
             jobs += [(shard, c) for c in loading.chunks(shard, self._opened[shard].chunks.index)]
-        workers = max((self._opened[shard].chunks.workers for shard in loading.shards), default=1)
-        if self._shards.together is not None:
-            self._read_together(self._shards.together, loading, jobs, workers)
-            return
+        return jobs, max((self._opened[s].chunks.workers for s in loading.shards), default=1)
+
+    def _read_alone(self, loading: Loading) -> None:
+        jobs, workers = self._jobs(loading)
 
         def work(number: int) -> None:
             self._put(loading, *jobs[number], self._verified(*jobs[number]))
 
         run_parallel(range(len(jobs)), work, workers=min(workers, max(1, len(jobs))))
 
-    def _read_together(
-        self, group: ReadTogether, loading: Loading, jobs: list[tuple[int, int]], workers: int
-    ) -> None:
+    def _read_together(self, group: ReadTogether, loading: Loading) -> None:
         """With the other ranks of this node; chunks are numbered alike by all."""
+        jobs, workers = self._jobs(loading)
         numbers = {
             self._shards.first_chunks[shard] + chunk: (shard, chunk) for shard, chunk in jobs
         }
@@ -494,7 +562,20 @@ class _Restore:
             arena.close()
         for opened in self._opened.values():
             opened.close()
-            opened.chunks.close()
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """To the bit: 0.0 is not -0.0, and what is no number equals itself."""
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def _whose(name: str, pieces: Sequence[Piece]) -> ConfigError:
+    ranks = ", ".join(str(piece.shard) for piece in pieces)
+    return ConfigError(
+        f"{name}: ranks {ranks} stored different values under this name, and nothing says which "
+        "part of what they are; resume with the same ranks, or save with a wrapper that says it "
+        "(DDP, DTensor) or under other names"
+    )
 
 
 def parse_skeleton(text: bytes) -> Any:

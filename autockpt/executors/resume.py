@@ -4,13 +4,14 @@ The keepers decide which generation and from where; a source that turns out bad 
 out, and the decision is taken again for everybody.
 """
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from autockpt.executors.image import read_trailer
-from autockpt.executors.link import KeeperLink
+from autockpt.executors.link import KeeperLink, Lent
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore import (
     DiskShards,
@@ -104,10 +105,8 @@ def _carry_out(
     link: KeeperLink, state: LiveState, checkpoints: str, order: p.RestoreShard
 ) -> RestoredState | None:
     try:
-        try:
-            restored = restore_shards(_open(link, checkpoints, order), state)
-        finally:
-            link.return_lent()
+        with contextlib.closing(link.take_lent(order)) as lent:
+            restored = restore_shards(_open(link, lent, checkpoints, order), state)
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
         return None
@@ -125,7 +124,7 @@ def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
     link.send(p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=detail))
 
 
-def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
+def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard) -> Shards:
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
     if source.kind == "memory":
         slot = source.slot
@@ -135,10 +134,10 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return NodeShards(link.rank, SlotChunks(arena, index), link.neighbours, folder)
+        return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
     together = None
-    if link.reading is not None and link.reading[:2] == (order.epoch, order.attempt):
-        together = Together(link.reading[2], order.readers, link.rank)
+    if lent.reading is not None:
+        together = Together(lent.reading, order.readers, link.rank)
     return DiskShards(folder, link.rank, link.world_size, source.root, together)
 
 

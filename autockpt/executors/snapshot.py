@@ -194,7 +194,11 @@ class Snapshotter:
         specs, aliases = describe(
             lazy, boundary, self.state, owners, inventory.holdings, shares.ranges
         )
-        layout = plan_layout(specs, aliases=aliases, extra_bytes=self._extra_bytes)
+        own = self.place is not None and any(n not in inventory.holdings for n in lazy)
+        layout = plan_layout(
+            specs, aliases=aliases, extra_bytes=self._extra_bytes,
+            owner=self.place.rank if own and self.place is not None else None,
+        )  # fmt: skip
         if self.layout is None or layout.digest != self.layout.digest or layout != self.layout:
             self.layout = layout
         return self.layout

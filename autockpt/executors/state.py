@@ -317,11 +317,9 @@ def describe(
             spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
             holding = holdings.get(name) or holding_of(tensor)
             stored = ranges.get(name, (0, local.numel()))
-            # Whole and flattened (a slice of FSDP1 that a rank has all of) is another shape.
-            same = holding is not None and holding.is_whole and holding.global_shape == local.shape
             if holding is not None and stored != (0, local.numel()):
                 spec = _cut(spec, local, holding, stored)
-            elif holding is not None and not same:
+            elif holding is not None:
                 spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
             specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases

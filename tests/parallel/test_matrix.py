@@ -92,9 +92,9 @@ def test_a_run_goes_from_mesh_to_mesh(matrix: Matrix) -> None:
     ("first", "then", "source"),
     [
         ("tp2-fsdp2", "tp2-fsdp2", "memory"),
-        ("zero1-2", "tp-2", "disk"),
+        ("zero1-2", "tp-2", "memory"),
         pytest.param("zero3-2", "zero3-2", "memory", marks=pytest.mark.slow),
-        pytest.param("pp2-dp2", "pp-4", "disk", marks=pytest.mark.slow),
+        pytest.param("pp2-dp2", "pp-4", "memory", marks=pytest.mark.slow),
         pytest.param("fsdp2-4", "fsdp2-2", "disk", marks=pytest.mark.slow),
         pytest.param("single", "ddp-4", "disk", marks=pytest.mark.slow),
     ],
@@ -102,7 +102,7 @@ def test_a_run_goes_from_mesh_to_mesh(matrix: Matrix) -> None:
 def test_killed_ranks_come_back_as_another_mesh(
     first: str, then: str, source: str, matrix: Matrix
 ) -> None:
-    """From memory where the mesh is the same, else from disk: a slot holds one rank's part."""
+    """From memory where as many ranks come back and all shards are on the node, else from disk."""
     run_dir = matrix.new_run("killed", memory=1, disk=2)
     killed = matrix.train(first, run_dir, seed=1, steps=4, end="die")
     back = matrix.train(then, run_dir, steps=STEPS)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from autockpt.executors.sharding.deepspeed import of_deepspeed
 from autockpt.executors.sharding.fsdp1 import of_fsdp1
 from autockpt.executors.sharding.groups import ranks_of
 from autockpt.executors.sharding.holdings import Holding, whole_of
@@ -31,7 +32,12 @@ def of_ddp(module: torch.nn.Module) -> Found:
                     yield parameter, whole_of(parameter, holders)
 
 
-COLLECTORS: tuple[Callable[[torch.nn.Module], Found], ...] = (of_fsdp1, of_megatron, of_ddp)
+COLLECTORS: tuple[Callable[[torch.nn.Module], Found], ...] = (
+    of_fsdp1,
+    of_deepspeed,
+    of_megatron,
+    of_ddp,
+)
 """Those that know more come first: DDP says only that its ranks are alike."""
 
 

@@ -96,12 +96,20 @@ def ranks_sharing(tensor: torch.Tensor, declared: Holding | None) -> int:
 def follow(
     state: torch.Tensor, parameter: torch.Tensor, declared: Holding | None
 ) -> Holding | None:
-    """The holding of optimizer state: its own, or that of its parameter when it has its shape."""
+    """The holding of optimizer state; None: nobody knows.
+
+    Its own, or that of its parameter when it has its shape.  A step count is the same wherever the
+    parameter is, and all state is where the whole parameter is.
+    """
     own = holding_of(state)
-    if own is not None or declared is None:
+    if own is not None:
         return own
-    same = tuple(state.shape) == tuple(parameter.shape) and state.dim() > 0
-    return declared if same else None
+    if declared is not None and state.dim() and tuple(state.shape) == tuple(parameter.shape):
+        return declared
+    known = declared or holding_of(parameter)
+    if known is None or (state.numel() != 1 and not known.is_whole):
+        return None
+    return whole_of(state, known.holders if state.numel() != 1 else ())
 
 
 Declared = Mapping[int, Holding]

@@ -1,8 +1,9 @@
-"""Optimizers whose state is divided over ranks by whole parameters (ZeroRedundancyOptimizer).
+"""Optimizers whose state is divided over ranks while the parameters are not, or otherwise.
 
-Such an optimizer lists all parameters in its groups, steps those of this rank in an inner optimizer
-that holds their state, and broadcasts the results.  The division follows from the sizes of the
-parameters and the number of ranks: with another number a rank owns other parameters' state.
+torch's ZeroRedundancyOptimizer lists all parameters in its groups, steps those of this rank in an
+inner optimizer that holds their state, and broadcasts the results.  The division follows from the
+sizes of the parameters and the number of ranks: with another number a rank owns other parameters'
+state.  DeepSpeed's is seen through `ZeroView`.
 """
 
 from collections.abc import MutableMapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from autockpt.executors.sharding.holdings import Holding
+from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.values.errors import ConfigError
 
 
@@ -33,10 +35,12 @@ def state_of(optimizer: torch.optim.Optimizer) -> MutableMapping[Any, Any]:
 
 
 def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """This rank has the optimizer state of a parameter of `param_groups`.
+    """This rank has optimizer state of a parameter of `param_groups`.
 
     Raises ConfigError when the optimizer has not decided yet.
     """
+    if isinstance(optimizer, ZeroView):
+        return optimizer.part(parameter) is not None
     if not is_divided(optimizer):
         return True
     state_of(optimizer)
@@ -44,8 +48,16 @@ def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> boo
     return bool(zero._param_to_rank[parameter] == zero.rank)
 
 
-def held_state(optimizer: torch.optim.Optimizer, declared: Holding) -> Holding:
-    """The holding of a parameter's state, of the parameter's own: divided state has one holder."""
+def held_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, declared: Holding
+) -> Holding:
+    """What this rank holds of state in the form of a parameter, from the parameter's own holding.
+
+    Copies of a parameter have copies of its state, unless the optimizer divides it.
+    """
+    if isinstance(optimizer, ZeroView):
+        part = optimizer.part(parameter)
+        return replace(declared, boxes=(), holders=()) if part is None else part.holding
     return replace(declared, holders=()) if is_divided(optimizer) else declared
 
 

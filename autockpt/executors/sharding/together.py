@@ -6,22 +6,27 @@ yet, checks it, takes its own part and leaves the chunk in a buffer of its own u
 it have taken theirs.  Taking never waits, so nobody waits in a circle.
 
 A chunk is claimed by a lock on one byte of the memory's descriptor, which the kernel opens when a
-process dies; everything else in the table is written by one rank only.
+process dies; everything else in the table is written by one rank only.  As long as it lives a rank
+holds one more lock, by which the others know that it does.
+
+Nobody depends on it: a rank for which nothing moves any more reads the rest by itself.
 """
 
 import fcntl
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autockpt.executors.memory import PAGE_BYTES, READING_TABLE_BYTES, Arena, page_align
 from autockpt.values.errors import StorageError
 
 PATIENCE_S = 120.0
 """Nothing moved for this long: whoever is missing will not come."""
+LIFE_S = 1.0
+"""Nothing moved for this long: somebody may have died."""
 _PAUSE_S = 0.0005
 _LEFT = 2
 """Mark of a rank that takes nothing more."""
@@ -31,50 +36,58 @@ class ReadTogether:
     """One rank's end.  `chunks`: how many there are in all, numbered alike by all members."""
 
     def __init__(
-        self, arena: Arena, members: Sequence[int], rank: int, *, chunks: int, chunk_bytes: int
+        self,
+        arena: Arena,
+        members: Sequence[int],
+        rank: int,
+        *,
+        chunks: int,
+        chunk_bytes: int,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Raises StorageError when the memory is too small for so many or such large chunks."""
+        assert arena.fd is not None
+        self._fd = arena.fd
         self._arena, self._members = arena, list(members)
         self._me = self._members.index(rank)
         count = len(self._members)
         size = page_align(chunk_bytes)
-        self._per_member = (arena.nbytes - READING_TABLE_BYTES) // size // count
+        buffers = min((arena.nbytes - READING_TABLE_BYTES) // size, 2**16 - 1)
+        self._per_member = buffers // count
         if PAGE_BYTES + chunks * (2 * count + 2) > READING_TABLE_BYTES or self._per_member < 1:
             raise StorageError(f"{chunks} chunks of {chunk_bytes} bytes are too many to share")
         table = np.frombuffer(arena.view, dtype=np.uint8, count=READING_TABLE_BYTES)
         self._marks = table[:count]
         """By member: 0 not here yet, 1 its needs are known, 2 takes nothing more."""
-        self._pids = table[1024 : 1024 + 8 * count].view(np.int64)
         start = PAGE_BYTES
         self._needs = table[start : start + count * chunks].reshape(count, chunks)
         start += count * chunks
         self._taken = table[start : start + count * chunks].reshape(count, chunks)
-        start += count * chunks + (chunks * count) % 2
+        start += count * chunks
         self._places = table[start : start + 2 * chunks].view(np.uint16)
         """By chunk: 0 not read, else 1 + its buffer."""
         self._size = size
         self._begun = np.zeros(chunks, dtype=bool)
         """Chunks that a thread of ours reads or takes, or has."""
         self._mine: dict[int, int] = {}
-        """Chunks in buffers of ours."""
+        """Chunks in buffers of ours, or on their way into one."""
         self._lock = threading.Lock()
         self._failed = False
+        self._patience_s = patience_s
+        self._alone = False
+        """The others were given up."""
         self._moved = time.monotonic()
 
     # ------------------------------------------------------------------ coming and going
 
     def join(self, needed: Sequence[int]) -> None:
-        """Says what this rank needs, and waits until all have said so.  Raises StorageError."""
+        """Says what this rank needs, and waits until all have said so or will not come."""
         self._needs[self._me, list(needed)] = 1
-        self._pids[self._me] = os.getpid()
+        self._lock_byte(len(self._begun) + self._me)
         self._marks[self._me] = 1
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(self._marks):
-            if time.monotonic() > deadline:
-                missing = [
-                    r for r, mark in zip(self._members, self._marks, strict=True) if not mark
-                ]
-                raise StorageError(f"ranks {missing} did not come to read together")
+        deadline = time.monotonic() + self._patience_s
+        while not all(self._marks) and not self._alone:
+            self._alone = time.monotonic() > deadline
             time.sleep(_PAUSE_S)
         self._moved = time.monotonic()
 
@@ -108,7 +121,7 @@ class ReadTogether:
             if chunk is None:
                 if not self._left():
                     return
-                self._require_life()
+                self._look_around()
                 time.sleep(_PAUSE_S)
             elif ready:
                 put(chunk, self._buffer(int(self._places[chunk]) - 1))
@@ -124,8 +137,7 @@ class ReadTogether:
     ) -> None:
         try:
             data = read(chunk)
-            if self._others(chunk):
-                self._keep(chunk, data)
+            self._keep(chunk, data)
             put(chunk, data)
             self._took(chunk)
         finally:
@@ -139,38 +151,42 @@ class ReadTogether:
             if ready.size:
                 self._begun[ready[0]] = True
                 return int(ready[0]), True
-            waiting = np.flatnonzero(open_)
-            if not waiting.size:
-                return None, False
+            shared = self._shared()
+            buffer = self._free_buffer(shared)
+            waiting = np.flatnonzero(open_ if buffer is not None else open_ & ~shared)
             # Each begins elsewhere, so that they meet seldom.
             turn = len(self._begun) * self._me // len(self._members)
             start = int(np.searchsorted(waiting, turn))
             for chunk in (int(c) for c in np.concatenate((waiting[start:], waiting[:start]))):
-                if not self._room(chunk):
-                    return None, False
                 if self._claim(chunk):
                     self._begun[chunk] = True
+                    if shared[chunk] and buffer is not None:
+                        self._mine[chunk] = buffer
                     return chunk, False
             return None, False
 
-    def _room(self, chunk: int) -> bool:
-        """A buffer of ours is free, or nobody else needs the chunk."""
-        for held in [c for c in self._mine if not self._others(c)]:
-            del self._mine[held]
-        return len(self._mine) < self._per_member or not self._others(chunk)
+    def _shared(self) -> NDArray[np.bool_]:
+        """By chunk: somebody else needs it, has not taken it and is still there; never again once
+        it is not so."""
+        if self._alone:
+            return np.zeros(len(self._begun), dtype=bool)
+        there = self._marks == 1
+        there[self._me] = False
+        found: NDArray[np.bool_] = (self._needs[there] == 1) & (self._taken[there] == 0)
+        return np.asarray(found.any(axis=0))
 
-    def _others(self, chunk: int) -> bool:
-        """Somebody else needs it, has not taken it and is still there."""
-        open_ = (self._needs[:, chunk] == 1) & (self._taken[:, chunk] == 0) & (self._marks == 1)
-        open_[self._me] = False
-        return bool(open_.any())
+    def _free_buffer(self, shared: NDArray[np.bool_]) -> int | None:
+        """A buffer of ours that holds nothing which somebody still has to take."""
+        held = {c: b for c, b in self._mine.items() if shared[c] or not self._places[c]}
+        self._mine = held
+        used = set(held.values())
+        return next((b for b in range(self._per_member) if b not in used), None)
 
     def _keep(self, chunk: int, data: memoryview) -> None:
-        """Into a buffer of ours, for the others."""
-        with self._lock:
-            used = set(self._mine.values())
-            buffer = next(b for b in range(self._per_member) if b not in used)
-            self._mine[chunk] = buffer
+        """Into the buffer that was set aside for it, for the others."""
+        buffer = self._mine.get(chunk)
+        if buffer is None:
+            return
         number = self._me * self._per_member + buffer
         self._buffer(number)[: len(data)] = data
         self._places[chunk] = number + 1
@@ -191,27 +207,33 @@ class ReadTogether:
 
     def _claim(self, chunk: int) -> bool:
         """Nobody else reads it; it may have become ready meanwhile."""
-        assert self._arena.fd is not None
-        try:
-            fcntl.lockf(self._arena.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, chunk)
-        except OSError:
+        if self._alone:
+            return True
+        if not self._lock_byte(chunk):
             return False
         if self._places[chunk]:
             self._unlock(chunk)
             return False
         return True
 
-    def _unlock(self, chunk: int) -> None:
-        assert self._arena.fd is not None
-        fcntl.lockf(self._arena.fd, fcntl.LOCK_UN, 1, chunk)
+    def _lock_byte(self, number: int) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError:
+            return False
+        return True
 
-    def _require_life(self) -> None:
-        """Counts the dead as gone.  Raises StorageError when nothing moves."""
+    def _unlock(self, number: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
+
+    def _look_around(self) -> None:
+        """Counts the dead as gone; gives everybody up when nothing moves."""
         idle = time.monotonic() - self._moved
-        if idle < 1.0:
+        if idle < LIFE_S:
             return
-        for member, pid in enumerate(self._pids):
-            if self._marks[member] == 1 and not os.path.exists(f"/proc/{pid}"):
+        for member, mark in enumerate(self._marks):
+            byte = len(self._begun) + member
+            if mark == 1 and member != self._me and self._lock_byte(byte):
+                self._unlock(byte)
                 self._marks[member] = _LEFT
-        if idle > PATIENCE_S:
-            raise StorageError(f"reading together stands still for {idle:.0f} s")
+        self._alone |= idle > self._patience_s

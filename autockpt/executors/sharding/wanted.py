@@ -155,7 +155,26 @@ class Wanted:
             makers.append(self._maker(name, holding, live, shape, dtype, direct=direct))
         memory = FreshMemory(sizes)
         wants = [make(memory) for make in makers]
-        return [move for want in wants for move in moves_for(want, self._stored.pieces(want.name))]
+        return [move for want in wants for move in moves_for(want, self._pieces_for(want))]
+
+    def ambiguous(self) -> list[str]:
+        """Parameters and their state that several ranks stored as their own.
+
+        Buffers are not among them: running statistics of each rank's own batches are no error, and
+        the home shard's are as good as any.
+        """
+        buffers = self._state.buffers()
+        names = [name for name in self._live if name not in buffers]
+        for prefix, name, _ in self._owned():
+            names += self.optimizers[prefix].tensors_of(prefix, name)
+        pieces = {name: self._stored.pieces(name) for name in names}
+        return [n for n, found in pieces.items() if sum(not p.declared for p in found) > 1]
+
+    def _pieces_for(self, want: Want) -> list[Piece]:
+        """The home shard's own first; of what others hold as well all of them choose the same
+        pieces, so that one of them reads for all."""
+        pieces = self._stored.pieces(want.name)
+        return sorted(pieces, key=lambda p: p.shard) if want.holding.holders else pieces
 
     def _wishes(self) -> Iterator[_Wish]:
         """Everything to fill, each memory once."""
