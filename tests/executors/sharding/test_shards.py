@@ -11,7 +11,7 @@ import pytest
 from autockpt.executors import restore
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.directory import read_commit
-from autockpt.executors.memory import Arena
+from autockpt.executors.memory import PAGE_BYTES, Arena
 from autockpt.executors.restore import DiskShards
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
@@ -100,6 +100,16 @@ def test_a_rank_whose_own_shard_has_everything_opens_no_other(
         assert new.restore(DiskShards(folder, r, 2)).exact
         assert new.contents() == ranks[r].contents()
         assert {name[:11] for name, _ in chunks_read} == {f"shard-0000{r}"}
+
+
+def test_shards_of_different_sizes_are_read_by_the_same_threads(tmp_path: Path) -> None:
+    """Images shorter than a chunk: a buffer large enough for one is not so for the next."""
+    ranks = [Rank(r, (0, 0, 0), width=8, note=(0, 4000, 0)[r]) for r in range(3)]
+    folder = save(str(tmp_path), ranks)
+    sizes = [int(record["bytes"]) for record in read_commit(f"{folder}/COMMIT").records]
+    assert sizes[0] + 2 * PAGE_BYTES < sizes[1] < CHUNK
+    for _ in range(8):  # whichever thread reads which
+        Rank(0, (0,), seed=99, width=8).restore(DiskShards(folder, 0, 1))
 
 
 def flip(path: str, offset: int) -> None:
