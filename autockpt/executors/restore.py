@@ -547,12 +547,12 @@ class _Restore:
         loading.put(shard, start, data[: stop - start])
 
     def _buffer(self, chunks: Chunks) -> Arena:
-        """Memory of this thread."""
-        key = f"{type(chunks).__name__}{chunks.index.chunk_bytes}"
-        if not hasattr(self._mine, key):
-            setattr(self._mine, key, chunks.buffer())
-            self._buffers.append(getattr(self._mine, key))
-        return getattr(self._mine, key)  # type: ignore[no-any-return]
+        """Memory of this thread, enough for a chunk of any shard so far."""
+        size = min(chunks.index.chunk_bytes, chunks.index.image_bytes)
+        if getattr(self._mine, "size", 0) < size:
+            self._mine.size, self._mine.buffer = size, chunks.buffer()
+            self._buffers.append(self._mine.buffer)
+        return self._mine.buffer  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Lets the buffers go, the shards that were opened here, and those who read with us."""

@@ -84,12 +84,14 @@ class Move:
 def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
     """From which pieces, the first ones first, a tensor is filled.
 
-    Raises ConfigError when they are of another form, or leave something of it open.
+    Raises ConfigError when those are of another form, or leave something of it open.  Of the rest
+    nobody asks: under a name of its own every rank may hold something else.
     """
-    for piece in pieces:
+    for piece in pieces[:1]:
         _require_same_form(want, piece)
     same = next((piece for piece in pieces if piece.boxes == want.holding.boxes), None)
     if same is not None:
+        _require_same_form(want, same)
         return [Move(want, same, None, want.holding.count)]
     moves = []
     missing = list(want.holding.boxes)
@@ -97,6 +99,7 @@ def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
     for piece in pieces:
         if not missing:
             break
+        _require_same_form(want, piece)
         regions, missing = _taken(piece, missing, views)
         if regions:
             count = sum(region.count for region, _, _ in regions)

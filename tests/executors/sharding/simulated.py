@@ -14,7 +14,7 @@ from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation
 from tests.executors.checkpoints import commit_images
-from tests.executors.states import bytes_of, step
+from tests.executors.states import Holder, bytes_of, step
 
 G = Generation(epoch=1, seq=1)
 
@@ -22,7 +22,10 @@ G = Generation(epoch=1, seq=1)
 class Rank:
     """One rank of data parallelism: a model that all hold alike, random numbers of its own."""
 
-    def __init__(self, rank: int, nodes: Sequence[int], *, seed: int = 7, width: int = 64) -> None:
+    def __init__(
+        self, rank: int, nodes: Sequence[int], *, seed: int = 7, width: int = 64, note: int = 0
+    ) -> None:
+        """`note`: elements of a tensor that only this rank has."""
         torch.manual_seed(7)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(40, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3)
@@ -34,7 +37,10 @@ class Rank:
             self.model[1].running_mean += rank  # type: ignore[operator]
         self.place = Place(rank=rank, nodes=tuple(nodes)) if len(nodes) > 1 else None
         self.state = LiveState(
-            {"model": self.model}, {"optimizer": self.optimizer}, {}, self._held(len(nodes))
+            {"model": self.model},
+            {"optimizer": self.optimizer},
+            {"note": Holder({"t": torch.ones(note)})},
+            self._held(len(nodes)),
         )
 
     def _held(self, ranks: int) -> dict[int, Holding]:

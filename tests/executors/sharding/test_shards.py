@@ -11,7 +11,7 @@ import pytest
 from autockpt.executors import restore
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.directory import read_commit
-from autockpt.executors.memory import Arena
+from autockpt.executors.memory import PAGE_BYTES, Arena
 from autockpt.executors.restore import DiskShards
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
@@ -100,6 +100,27 @@ def test_a_rank_whose_own_shard_has_everything_opens_no_other(
         assert new.restore(DiskShards(folder, r, 2)).exact
         assert new.contents() == ranks[r].contents()
         assert {name[:11] for name, _ in chunks_read} == {f"shard-0000{r}"}
+
+
+def test_what_is_a_ranks_own_may_differ_in_form_from_rank_to_rank(tmp_path: Path) -> None:
+    """State of an attached object, of another length on each: everybody gets what was his."""
+    lengths = (3, 0, 700)
+    ranks = [Rank(r, (0, 0, 0), note=n) for r, n in enumerate(lengths)]
+    folder = save(str(tmp_path), ranks)
+    for r, length in enumerate(lengths):
+        new = Rank(r, (0, 0, 0), seed=99, note=5)
+        new.restore(DiskShards(folder, r, 3))
+        assert new.state.others["note"].state["t"].shape == (length,)
+
+
+def test_shards_of_different_sizes_are_read_by_the_same_threads(tmp_path: Path) -> None:
+    """Images shorter than a chunk: a buffer large enough for one is not so for the next."""
+    ranks = [Rank(r, (0, 0, 0), width=8, note=(0, 4000, 0)[r]) for r in range(3)]
+    folder = save(str(tmp_path), ranks)
+    sizes = [int(record["bytes"]) for record in read_commit(f"{folder}/COMMIT").records]
+    assert sizes[0] + 2 * PAGE_BYTES < sizes[1] < CHUNK
+    for _ in range(8):  # whichever thread reads which
+        Rank(0, (0,), seed=99, width=8).restore(DiskShards(folder, 0, 1))
 
 
 def flip(path: str, offset: int) -> None:
