@@ -140,3 +140,22 @@ def test_overlapping_parts_have_to_agree(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="here: rank 3 does not hold the same x as rank 1"):
         require_same(images, ["x"], "here")
     images.close()
+
+
+def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
+    """Of parameters with optimizer state; loaded and restored."""
+    from autockpt.executors.restore import DiskShards, apply_state, restore_shards
+
+    net = torch.nn.Module()
+    net.register_parameter("two\nlines", torch.nn.Parameter(torch.ones(3)))
+    (parameter,) = net.parameters()
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    state = LiveState.of(model=net, optimizer=optimizer)
+    folder = saved_states(tmp_path, [state])
+    before = {key: value.clone() for key, value in optimizer.state[parameter].items()}
+    assert same(autockpt.load(folder)["optimizer"]["state"]["two\nlines"], before)
+    optimizer.step()
+    apply_state(restore_shards(DiskShards(folder, 0, 1), state), state)
+    assert same(optimizer.state[parameter], before)
