@@ -1,6 +1,8 @@
 """A storage reader: torch.distributed.checkpoint loads from our directories as they are.
 
 dcp.load(state, storage_reader=GenerationReader("runs/train-20260101-120000"))
+
+`GenerationWriter` stands here as well, so that both have one address.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ from torch.futures import Future
 
 from autockpt.executors.layout.boxes import Box
 from autockpt.integrations import torch_file
+from autockpt.integrations.dcp_saving import GenerationWriter as GenerationWriter
 from autockpt.integrations.dcp_writer import StandIns
 from autockpt.integrations.generation import GenerationTree
 from autockpt.integrations.lazy import LazyTensor

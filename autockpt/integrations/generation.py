@@ -19,7 +19,7 @@ from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.pieces import Piece
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer, add_skeleton
 from autockpt.integrations.image_reader import Images, commit_of
-from autockpt.integrations.lazy import LazyTensor, Tree
+from autockpt.integrations.lazy import LazyTensor, Tree, nested
 from autockpt.integrations.replicas import require_same
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
@@ -69,6 +69,8 @@ class _StateTree:
 
     def tree(self, step: int) -> Tree:
         """All of it.  Raises CorruptCheckpointError for skeletons that do not fit."""
+        if any("tree" in skeleton for skeleton in self._skeletons):
+            return {"step": step, **self._as_written()}
         tree: Tree = {"step": step, "model": self._parameters_and_buffers()}
         try:
             for path, value in self._first("modules"):
@@ -80,6 +82,18 @@ class _StateTree:
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
         return tree
+
+    def _as_written(self) -> Tree:
+        """Of images that `torch.distributed.checkpoint.save` wrote: by the keys of that state."""
+        try:
+            leaves = {
+                tuple(path): statetree.decode(value, self._tensors)
+                for skeleton in reversed(self._skeletons)
+                for path, value in skeleton["tree"]
+            }
+            return nested(leaves, "saved state")
+        except (KeyError, ValueError, TypeError) as error:
+            raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
 
     def _first(self, part: str) -> Iterator[tuple[str, Any]]:
         """(name, skeleton) of a part of the state, as the first rank that has it says."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def write_image(
     specs: list[TensorSpec],
     aliases: dict[str, str],
     skeleton: Any,
-    read: Callable[[str], Sequence[torch.Tensor]],
+    read: Callable[[str], Iterable[torch.Tensor]],
 ) -> Record:
     """Writes one image and its index, durable.
 

@@ -111,6 +111,30 @@ def _train_and_save(root: Path, way: str) -> None:
     save(root, way, net, optimizer)
 
 
+def _save_by_dcp(root: Path) -> None:
+    """Two `dcp.save`s of a divided model into one directory; the second one is kept as well."""
+    from torch.distributed.checkpoint import save
+
+    from autockpt.integrations.dcp import GenerationWriter
+
+    writer = GenerationWriter(root / "dcp")
+    net, optimizer = build("fsdp")
+    for turn in (1, 2):
+        train(net, optimizer, same_data=False)
+        model, moments = get_model_state_dict(net), get_optimizer_state_dict(net, optimizer)
+        writer.step = 10 * turn
+        own = {f"rank_{dist.get_rank()}": bytes([turn, dist.get_rank()])}
+        state = {"model": model, "optimizer": moments, "loader": own}
+        save(state, storage_writer=writer)
+    whole = {
+        "model": get_model_state_dict(net, options=FULL),
+        "optimizer": get_optimizer_state_dict(net, optimizer, options=FULL),
+    }
+    if dist.get_rank() == 0:
+        torch.save(whole, root / "dcp.pt")
+    dist.barrier()
+
+
 def _load_elsewhere(root: Path, source: str, way: str) -> None:
     """`dcp.load` of one way's generation into another way's model."""
     from torch.distributed.checkpoint import load
@@ -152,7 +176,8 @@ def _rank(rank: int, root: str, port: int) -> None:
     try:
         for way in WAYS:
             _train_and_save(Path(root), way)
-        for source, way in (("ddp", "fsdp"), ("fsdp", "tp"), ("tp", "ddp")):
+        _save_by_dcp(Path(root))
+        for source, way in (("ddp", "fsdp"), ("fsdp", "tp"), ("tp", "ddp"), ("dcp", "tp")):
             _load_elsewhere(Path(root), source, way)
     finally:
         dist.destroy_process_group()

@@ -60,6 +60,22 @@ def test_divided_checkpoints_are_exported_and_are_the_same(
             assert compare(a, b).equal
 
 
+def test_what_dcp_saved_is_a_checkpoint_of_ours(root: Path) -> None:
+    """Two generations of two ranks; keys as they were saved, values of every rank."""
+    from autockpt.executors.catalogue import list_generations, verify_generation
+
+    path = root / "dcp"
+    found = list_generations(str(path))
+    assert [(r.step, r.world_size, r.state) for r in found] == [
+        (10, 2, "committed"), (20, 2, "committed")
+    ]  # fmt: skip
+    assert all(verify_generation(str(path), record.name).ok for record in found)
+    state = autockpt.load(str(path))
+    assert state.pop("step") == 20
+    assert state.pop("loader") == {"rank_0": b"\x02\x00", "rank_1": b"\x02\x01"}
+    assert same(state, expected(root, "dcp"))
+
+
 def test_one_rank_is_what_its_image_holds(root: Path) -> None:
     """Parts as it stored them; what another rank stores is not there."""
     first, second = (autockpt.load(str(root / "ddp"), rank=rank) for rank in (0, 1))
