@@ -56,8 +56,8 @@ class OptimizerParts:
     """Parameters as [group, index] by the keys of their state, when it is tensors only."""
     irregular: dict[str, Any]
     """State of the other parameters by name: encoded anew at every checkpoint."""
-    names: list[str]
-    """Names of the parameters of each group, one per line."""
+    names: list[str | list[str]]
+    """Names of the parameters of each group, one per line; a list where a name has line breaks."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,8 @@ class _Walk:
         for g, group in enumerate(groups):
             self._lists.append(group["params"])
             names = [self._own(prefix, parameter, part) for parameter in group["params"]]
-            parts.names.append("\n".join(names))
+            broken = any("\n" in name for name in names)
+            parts.names.append(names if broken else "\n".join(names))
             for i, parameter in enumerate(group["params"]):
                 self._sort(parts, states.get(parameter), names[i], [g, i])
         for parameter, values in states.items():

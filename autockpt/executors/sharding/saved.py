@@ -81,5 +81,7 @@ def add_skeleton(saved: SavedOptimizer, data: Any) -> None:
 
 
 def _group(row: Any) -> SavedGroup:
-    names = str(row["params"])
-    return SavedGroup(tuple(names.split("\n")) if names else (), row["values"])
+    names = row["params"]
+    if isinstance(names, list):
+        return SavedGroup(tuple(map(str, names)), row["values"])
+    return SavedGroup(tuple(str(names).split("\n")) if names else (), row["values"])
