@@ -596,17 +596,17 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     Raises ConfigError naming what does not fit any more.
     """
     skeleton, tensors = restored.skeleton, restored.tensors
-    for prefix, optimizer in state.optimizers.items():
-        _apply_optimizer(state, prefix, optimizer, restored)
+    for prefix in restored.optimizers:
+        _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
             path = f"{prefix}.{plain_fqn(name)}._extra_state"
             if path in skeleton["modules"]:
                 child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
     missing = sorted(set(state.others) - set(skeleton["others"]))
-    if missing:
+    if missing and not skeleton.get("partial"):
         raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
-    for name, value in state.others.items():
+    for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
         value.load_state_dict(statetree.decode(skeleton["others"][name], tensors))
     return {
         "progress": statetree.decode(skeleton["progress"], tensors),

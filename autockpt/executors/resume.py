@@ -153,7 +153,7 @@ def _finish(
     applied = apply_state(restored, state)
     progress, rng = applied["progress"], applied["rng"]
     notices: tuple[str, ...] = ()
-    if restored.by_rank:
+    if restored.by_rank and rng is not None:
         same = progress.get("mesh", "") == state.mesh()
         merged = merge_progress(restored.by_rank, link.rank, link.world_size, same_mesh=same)
         progress, rng, notices = merged.progress, merged.rng, merged.notices

@@ -47,3 +47,10 @@ class GenerationsOf:
         )  # fmt: skip
         self._directory.mark_ever_committed()
         self._open = None
+
+    def close(self) -> None:
+        """Gives the lease back; what is not committed is dropped."""
+        if self._open is not None:
+            self._directory.trash(self._open)
+            self._open = None
+        self._directory.release(self._epoch)

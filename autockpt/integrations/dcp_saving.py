@@ -33,8 +33,8 @@ from autockpt.values.generation import Generation
 class GenerationWriter(StorageWriter):
     """Lets `dcp.save` and `dcp.async_save` write generations of ours, from one process or many.
 
-    The directory is leased from the first save to the end of the process: a live run in it is an
-    error, and a later one fences this writer.  Old generations are not deleted here.
+    The directory is leased from the first save to `close` or the end of the process: a live run in
+    it is an error, and a later one fences this writer.  Old generations are not deleted here.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, step: int | None = None) -> None:
@@ -48,7 +48,14 @@ class GenerationWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins; a `checkpoint_id` is another directory from now on."""
         if checkpoint_id and os.path.abspath(checkpoint_id) != self._path:
-            self._path, self._lease = os.path.abspath(checkpoint_id), None
+            self.close()
+            self._path = os.path.abspath(checkpoint_id)
+
+    def close(self) -> None:
+        """Gives the directory back; the next save would lease it again."""
+        if self._lease is not None:
+            self._lease.close()
+        self._lease = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Counts: all ranks have saved equally often."""

@@ -160,7 +160,7 @@ def _lazy_tensors(images: Images, *, apart: bool) -> dict[str, LazyTensor]:
     stored, aliases = images.stored, dict[str, str]()
     own: set[str] = set()
     for rank in images.ranks:
-        header = images.stored.header(rank)
+        header = images.headers[rank]
         own.update(header.tensors)
         aliases = {**header.aliases, **aliases}
     found = {

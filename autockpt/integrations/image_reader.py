@@ -49,6 +49,7 @@ class Images:
     def __init__(self, folder: str, commit: CommitFile, ranks: Iterable[int]) -> None:
         """Raises ConfigError, CorruptCheckpointError or StorageError."""
         self.stored = Stored()
+        self.headers: dict[int, ImageHeader] = {}
         self.skeletons: dict[int, dict[str, Any]] = {}
         """By rank everything that is no tensor, in the order of the ranks."""
         self._sources: dict[int, ChunkSource] = {}
@@ -75,6 +76,7 @@ class Images:
         kept = min(max(HELD_BYTES, len(self._sources) * largest), MOST_HELD_BYTES)
         self._room = max(2, min(kept // largest, max(8, len(self._sources))))
         header, text = self._head(rank, source)
+        self.headers[rank] = header
         self.stored.add(rank, header)
         self.skeletons[rank] = cast(dict[str, Any], parse_skeleton(text))
 

@@ -183,7 +183,8 @@ class Session(Ending):
         if self._data is not None and resumed.progress.get("data") is not None:
             self._data.load(resumed.progress["data"])
             self._data.prepare()
-        set_rng_state(resumed.rng)
+        if resumed.rng is not None:  # a checkpoint of another system has none
+            set_rng_state(resumed.rng)
         for notice in resumed.notices:
             self._say(notice)
 

@@ -11,6 +11,7 @@ from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, moves_for
+from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
 from autockpt.executors.state import LiveState, local_part
@@ -44,8 +45,12 @@ class Wanted:
         self._fresh: dict[str, torch.Tensor] = {}
         self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
         """(live tensor, host memory to copy to it at the end): devices, odd strides."""
+        if skeleton.get("partial"):
+            self._live = _spoken_of(state, live, stored)
         for prefix in state.optimizers:
             if prefix not in skeleton["optimizers"]:
+                if skeleton.get("partial"):
+                    continue
                 raise ConfigError(f"{prefix}: is not in the checkpoint; attach what wrote it")
             self.optimizers[prefix] = SavedOptimizer()
             add_skeleton(self.optimizers[prefix], skeleton["optimizers"][prefix])
@@ -87,8 +92,8 @@ class Wanted:
 
     def _parameters(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """(prefix, parameters by name) of every optimizer."""
-        for prefix, optimizer in self._state.optimizers.items():
-            groups = optimizer.param_groups
+        for prefix in self.optimizers:
+            groups = self._state.optimizers[prefix].param_groups
             named = {self._state.name_of(p): p for group in groups for p in group["params"]}
             yield prefix, named
 
@@ -268,3 +273,18 @@ class Wanted:
                 f"{gone[0]!r}; the model changed since; use --fresh to start over, or the code "
                 "that wrote it"
             )
+
+
+def _spoken_of(
+    state: LiveState, live: dict[str, torch.Tensor], stored: Stored
+) -> dict[str, torch.Tensor]:
+    """Without what the files of others leave out: buffers that do not persist, second names."""
+    saved = set(stored.names())
+    known = {id(tensor) for name, tensor in live.items() if name in saved}
+    passing = {
+        f"{prefix}.{plain_fqn(f'{path}.{name}'.lstrip('.'))}"
+        for prefix, module in state.models.items()
+        for path, child in module.named_modules()
+        for name in child._non_persistent_buffers_set
+    }
+    return {n: t for n, t in live.items() if n in saved or not (id(t) in known or n in passing)}
