@@ -95,15 +95,19 @@ class Shards(Protocol):
 
 
 class OneShard:
-    """A rank that needs nothing but what one shard holds."""
+    """The shard that this rank wrote itself; where others have more, it must do without them."""
 
-    home, count, world_size = 0, 1, 1
+    home, world_size = 0, 1
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: Chunks, count: int = 1) -> None:
+        """`count`: shards of the generation, this one among them."""
         self._chunks = chunks
+        self.count = count
 
     def open(self, shard: int) -> Chunks:
-        """The only one."""
+        """Its own.  Raises ConfigError for others."""
+        if shard != self.home:
+            raise ConfigError("this rank needs more than the shard of its own that is held here")
         return self._chunks
 
 

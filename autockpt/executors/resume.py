@@ -128,7 +128,7 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Shards:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return OneShard(SlotChunks(arena, index))
+        return OneShard(SlotChunks(arena, index), link.world_size)
     folder = os.path.join(checkpoints, order.generation.name)
     return DiskShards(folder, link.rank, link.world_size, source.root)
 
