@@ -66,7 +66,9 @@ class Zygote:
         order = {"call": function, "arguments": arguments, "out": str(out), "env": env}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return self._started.get(timeout=120)
+        pid = self._started.get(timeout=120)
+        assert pid, "the zygote has ended; its own output says why"
+        return pid
 
     def status(self, pid: int, *, wait_s: float = 0.0) -> int | None:
         """Exit status of a trainer, None while it runs."""
@@ -102,6 +104,7 @@ class Zygote:
                 with self._news:
                     self._ended[answer["ended"]] = answer["status"]
                     self._news.notify_all()
+        self._started.put(0)  # for whoever waits for a start
 
 
 # --- the process itself --------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A function is called on every rank and gives a `Training`.  What the whole state
 torch's own means (`get_state_dict`, `consolidate_state_dict`): none of it is autockpt's.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.parallel.model import BLOCKS, Block, Net, batch, loss_of
 
 Tensors = dict[str, torch.Tensor]
+Make = Callable[..., Net]
+"""Makes the model, or the blocks of it that are asked for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,8 +56,7 @@ class Training:
         """The whole state, as far as this rank can say: collective."""
         options = StateDictOptions(full_state_dict=True)
         if self.full_optimizer is not None:
-            model = _plain(self.model.state_dict())
-            return model | _optimizer_tensors(self.full_optimizer())
+            return _plain(self.model.state_dict()) | _optimizer_tensors(self.full_optimizer())
         model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
         return _plain(model) | _optimizer_tensors(optimizer)
 
@@ -65,12 +66,12 @@ class Mesh:
     """A number of ranks and how they share the model."""
 
     ranks: int
-    build: Callable[[int], Training]
-    """From the seed of the initial weights."""
+    build: Callable[[Make], Training]
+    """Divides what it makes."""
 
 
 MESHES: dict[str, Mesh] = {}
-Build = Callable[[int], Training]
+Build = Callable[[Make], Training]
 
 
 def mesh(name: str, ranks: int) -> Callable[[Build], Build]:
@@ -86,7 +87,7 @@ def mesh(name: str, ranks: int) -> Callable[[Build], Build]:
 # --- what they share -----------------------------------------------------------------------------
 
 
-def _plain(state: dict[str, torch.Tensor]) -> Tensors:
+def _plain(state: Mapping[str, Any]) -> Tensors:
     return {name.removeprefix("module."): tensor.clone() for name, tensor in state.items()}
 
 
@@ -150,9 +151,9 @@ def _scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRS
 
 
 @mesh("single", 1)
-def single(seed: int) -> Training:
+def single(make: Make) -> Training:
     """Nothing is divided."""
-    return _training(Net(seed))
+    return _training(make())
 
 
 def _ddp(model: nn.Module, **more: Any) -> nn.Module:
@@ -162,27 +163,27 @@ def _ddp(model: nn.Module, **more: Any) -> nn.Module:
 
 @mesh("ddp-2", 2)
 @mesh("ddp-4", 4)
-def ddp(seed: int) -> Training:
+def ddp(make: Make) -> Training:
     """The data is divided."""
-    return _training(_ddp(Net(seed)), part=dist.get_rank(), parts=dist.get_world_size())
+    return _training(_ddp(make()), part=dist.get_rank(), parts=dist.get_world_size())
 
 
 @mesh("fsdp2-2", 2)
 @mesh("fsdp2-4", 4)
-def fsdp2(seed: int) -> Training:
+def fsdp2(make: Make) -> Training:
     """Rows of every tensor are divided."""
-    return _fully_sharded(seed, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return _fully_sharded(make, init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
 @mesh("hsdp-2x2", 4)
-def hsdp(seed: int) -> Training:
+def hsdp(make: Make) -> Training:
     """Two copies, each divided over two ranks."""
     names = ("copies", "parts")
-    return _fully_sharded(seed, init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
+    return _fully_sharded(make, init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
 
 
-def _fully_sharded(seed: int, over: Any) -> Training:
-    model = Net(seed)
+def _fully_sharded(make: Make, over: Any) -> Training:
+    model = make()
     for block in model.blocks.values():
         fully_shard(block, mesh=over)
     fully_shard(model, mesh=over)
@@ -190,13 +191,13 @@ def _fully_sharded(seed: int, over: Any) -> Training:
 
 
 @mesh("tp-2", 2)
-def tensor_parallel(seed: int) -> Training:
+def tensor_parallel(make: Make) -> Training:
     """Columns and rows of the linear layers are divided; the norms are not."""
-    return _training(_tensor_parallel(seed, init_device_mesh("cpu", (dist.get_world_size(),))))
+    return _training(_tensor_parallel(make, init_device_mesh("cpu", (dist.get_world_size(),))))
 
 
-def _tensor_parallel(seed: int, over: Any) -> Net:
-    model = Net(seed)
+def _tensor_parallel(make: Make, over: Any) -> Net:
+    model = make()
     plan: dict[str, Any] = {
         "embed": RowwiseParallel(input_layouts=Replicate()),
         "head": ColwiseParallel(output_layouts=Replicate()),
@@ -209,10 +210,10 @@ def _tensor_parallel(seed: int, over: Any) -> Net:
 
 
 @mesh("tp2-fsdp2", 4)
-def tensor_parallel_fully_sharded(seed: int) -> Training:
+def tensor_parallel_fully_sharded(make: Make) -> Training:
     """Two dimensions: tensor parallel, and every part of it divided once more."""
     over = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = _tensor_parallel(seed, over["tp"])
+    model = _tensor_parallel(make, over["tp"])
     for block in model.blocks.values():
         fully_shard(block, mesh=over["dp"])
     fully_shard(model, mesh=over["dp"])
@@ -221,28 +222,28 @@ def tensor_parallel_fully_sharded(seed: int) -> Training:
 
 @mesh("pp-2", 2)
 @mesh("pp-4", 4)
-def pipeline(seed: int) -> Training:
+def pipeline(make: Make) -> Training:
     """Each rank has some of the blocks."""
-    return _pipeline(seed, dist.get_rank(), dist.get_world_size(), dist.group.WORLD, 0, 1)
+    return _pipeline(make, dist.get_rank(), dist.get_world_size(), dist.group.WORLD, 0, 1)
 
 
 @mesh("pp2-dp2", 4)
-def pipeline_of_copies(seed: int) -> Training:
+def pipeline_of_copies(make: Make) -> Training:
     """Two pipelines of two stages; a stage and its copy share the data."""
     over = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     stages = over["pp"]
     return _pipeline(
-        seed, stages.get_local_rank(), 2, stages.get_group(), over["dp"].get_local_rank(), 2,
+        make, stages.get_local_rank(), 2, stages.get_group(), over["dp"].get_local_rank(), 2,
         copies=over["dp"].get_group(),
     )  # fmt: skip
 
 
 def _pipeline(
-    seed: int, stage: int, stages: int, group: Any, part: int, parts: int, copies: Any = None
+    make: Make, stage: int, stages: int, group: Any, part: int, parts: int, copies: Any = None
 ) -> Training:
     """1F1B on two stages, GPipe on four; as many microbatches as stages."""
     each = BLOCKS // stages
-    model: nn.Module = Net(seed, range(stage * each, (stage + 1) * each))
+    model: nn.Module = make(range(stage * each, (stage + 1) * each))
     if copies is not None:
         model = _ddp(model, process_group=copies)
     kind = Schedule1F1B if stages == 2 else ScheduleGPipe
@@ -269,11 +270,11 @@ def _pipeline(
 
 
 @mesh("zero1-2", 2)
-def zero_1(seed: int) -> Training:
+def zero_1(make: Make) -> Training:
     """The data is divided, and the optimizer's state by whole parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns when it is imported
 
-    model = _ddp(Net(seed))
+    model = _ddp(make())
     named = dict(model.named_parameters())
     optimizer = ZeroRedundancyOptimizer(list(_groups(named.items())), torch.optim.AdamW, **SETTINGS)
     training = _training(model, optimizer, dist.get_rank(), dist.get_world_size())
@@ -281,7 +282,7 @@ def zero_1(seed: int) -> Training:
     return training
 
 
-def _consolidated(optimizer: Any, named: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _consolidated(optimizer: Any, named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """By name, on rank 0."""
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank():
@@ -300,10 +301,10 @@ def _consolidated(optimizer: Any, named: dict[str, torch.Tensor]) -> dict[str, A
 
 @mesh("zero3-2", 2)
 @mesh("zero3-4", 4)
-def zero_3(seed: int) -> Training:
+def zero_3(make: Make) -> Training:
     """FSDP1: every block is one flat tensor, cut into equal ranges."""
     model = FullyShardedDataParallel(
-        Net(seed), auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True,
+        make(), auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True,
         device_id=torch.device("cpu"),
     )  # fmt: skip
     return _training(model, part=dist.get_rank(), parts=dist.get_world_size())

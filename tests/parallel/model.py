@@ -22,6 +22,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(FEATURES)
         self.up = nn.Linear(FEATURES, INNER)
         self.down = nn.Linear(INNER, FEATURES)
+        self.gain: torch.Tensor
         self.register_buffer("gain", torch.rand(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -33,8 +34,13 @@ class Block(nn.Module):
 class Net(nn.Module):
     """The whole model, or those of its blocks that a pipeline stage has, under the same names."""
 
-    def __init__(self, seed: int, blocks: Sequence[int] = range(BLOCKS)) -> None:
-        """All random numbers are drawn, so that a part is equal to that part of the whole."""
+    def __init__(
+        self, seed: int, blocks: Sequence[int] = range(BLOCKS), *, tied: bool = False
+    ) -> None:
+        """All random numbers are drawn, so that a part is equal to that part of the whole.
+
+        `tied`: head and embedding are one weight; of a whole model only.
+        """
         super().__init__()
         torch.manual_seed(seed)
         parts: dict[str, nn.Module] = {"embed": nn.Embedding(WORDS, FEATURES)}
@@ -45,6 +51,8 @@ class Net(nn.Module):
         self.blocks = nn.ModuleDict({str(number): every[str(number)] for number in blocks})
         self.norm = parts["norm"] if last else None
         self.head = parts["head"] if last else None
+        if tied:
+            parts["head"].weight = parts["embed"].weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Words [batch, length], or what the stage before gave, to logits, or to the next stage."""

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ PATIENCE_S = 60.0
 """A machine under test answers late; a save that is skipped for that would prove nothing."""
 
 
-def train(*, mesh: str, seed: int, run_dir: str, out: str, steps: int, end: str, more: int) -> None:
+def train(
+    *, mesh: str, seed: int, tied: bool, run_dir: str, out: str, steps: int, end: str, more: int
+) -> None:
     """Trains up to `steps` under autockpt, then `more` without; rank-N.pt holds what it saw.
 
     `end` of the part under autockpt: "save" a last checkpoint, "leave" without one, or "die" when
@@ -28,11 +31,12 @@ def train(*, mesh: str, seed: int, run_dir: str, out: str, steps: int, end: str,
     import autockpt
     from autockpt.session import saving
     from tests.parallel.meshes import MESHES
+    from tests.parallel.model import Net
 
     saving.GRANT_WAIT_S = PATIENCE_S
     _join(out)
-    training = MESHES[mesh].build(seed)
-    session = autockpt.attach(
+    training = MESHES[mesh].build(partial(Net, seed, tied=tied))
+    session: Any = autockpt.attach(
         model=training.model, optimizer=training.optimizer, scheduler=training.scheduler,
         run_dir=run_dir,
     )  # fmt: skip
@@ -85,10 +89,11 @@ def warm() -> None:
         importlib.import_module("torch.distributed.optim")
     fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
     from tests.parallel.meshes import MESHES
+    from tests.parallel.model import Net
 
     for mesh in ("fsdp2-2", "tp-2"):
         dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=5)
-        training = MESHES[mesh].build(0)
+        training = MESHES[mesh].build(partial(Net, 0))
         training.train_step(0)
         training.full_state()
         dist.destroy_process_group()
