@@ -5,6 +5,7 @@ everything stands; what the live state expects and what the image holds must agr
 written.
 """
 
+import bisect
 import contextlib
 import itertools
 import json
@@ -43,8 +44,8 @@ COPIERS = 2
 HEADER_READERS = 8
 """Threads that open shards to learn what they hold: each waits for storage twice a shard."""
 KEPT_OPEN = 64
-"""Shards of which this rank keeps descriptor, index and head; of more it reads them again when it
-needs them."""
+"""Shards whose headers are read at once and stay open; before it looks at more it closes them, and
+opens again what it needs."""
 
 
 class Chunks(Protocol):
@@ -350,8 +351,7 @@ class _Restore:
         wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
         alone = len(self._shards.within_reach) == 1 or wanted.suffices
         if not alone:
-            self._survey()
-            wanted.complete(lambda shard: self._open(shard).skeleton())
+            self._survey(wanted)
         loading = Loading(wanted.moves(exact=alone or self._shards.every_tensor))
         self._read(loading)
         loading.finish()
@@ -368,24 +368,30 @@ class _Restore:
                 self._stored.add(shard, self._opened[shard].header)
         return self._opened[shard]
 
-    def _survey(self) -> None:
-        """Learns what every shard holds."""
-        shards = [shard for shard in self._shards.within_reach if shard not in self._opened]
-        for start in range(0, len(shards), KEPT_OPEN):
-            some, found = shards[start : start + KEPT_OPEN], dict[int, _Opened]()
-
-            def look(number: int, some: list[int] = some, found: Any = found) -> None:
-                found[some[number]] = _Opened(self._shards.open(some[number]))
-
-            try:
-                run_parallel(range(len(some)), look, workers=HEADER_READERS)
-            finally:
-                self._opened |= found
-            for shard in some:
-                self._stored.add(shard, found[shard].header)
-            if len(shards) > KEPT_OPEN:
-                for shard in some:
+    def _survey(self, wanted: Wanted) -> None:
+        """Learns what shards hold, nearest first, until all that is wanted was seen."""
+        blocks = _nearest_first(self._shards.within_reach, self._shards.home)
+        for block in blocks:
+            self._look_into([shard for shard in block if shard not in self._opened])
+            wanted.complete(lambda shard: self._open(shard).skeleton())
+            if wanted.covered and not self._shards.every_tensor:
+                return
+            if len(blocks) > 1:
+                for shard in set(self._opened) - {self._shards.home}:
                     self._opened.pop(shard).close()
+
+    def _look_into(self, shards: Sequence[int]) -> None:
+        found: dict[int, _Opened] = {}
+
+        def look(number: int) -> None:
+            found[number] = _Opened(self._shards.open(shards[number]))
+
+        try:
+            run_parallel(range(len(shards)), look, workers=HEADER_READERS)
+        finally:
+            self._opened |= {shards[number]: opened for number, opened in found.items()}
+        for shard in shards:
+            self._stored.add(shard, self._opened[shard].header)
 
     def _read(self, loading: Loading) -> None:
         for shard in loading.shards:
@@ -450,6 +456,18 @@ class _Restore:
             arena.close()
         for opened in self._opened.values():
             opened.close()
+
+
+def _nearest_first(shards: Sequence[int], home: int) -> list[Sequence[int]]:
+    """Blocks of shards, by distance from the one with the home shard.
+
+    What shares tensors stands together: ranks of a node, stages, copies.  Blocks are the same for
+    all ranks, so that those of a node know the same and choose the same pieces.
+    """
+    blocks = [shards[i : i + KEPT_OPEN] for i in range(0, len(shards), KEPT_OPEN)]
+    own = bisect.bisect_right([block[0] for block in blocks], home) - 1
+    order = sorted(range(len(blocks)), key=lambda i: (abs(i - own), i))
+    return [blocks[i] for i in order]
 
 
 def parse_skeleton(text: bytes) -> Any:

@@ -10,7 +10,7 @@ from autockpt.executors.fresh import FreshMemory
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
-from autockpt.executors.sharding.loading import Move, Want, moves_for
+from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
 from autockpt.executors.state import LiveState, local_part
@@ -110,6 +110,21 @@ class Wanted:
             found += [piece.shard for piece in self._stored.pieces(name)[:1]]
             break
         return list(dict.fromkeys(found))
+
+    @property
+    def covered(self) -> bool:
+        """Every element of all that is wanted stands in a shard that was read, and no skeleton of
+        another can know more of an optimizer."""
+        for prefix, parameters in self._parameters():
+            saved = self.optimizers[prefix]
+            if not all(saved.knows(name) for name in parameters):
+                return False
+            with_state = [any(True for _ in saved.tensors_of(prefix, n)) for n in parameters]
+            if any(with_state) and not all(with_state):
+                return False
+        return not any(
+            lacking(holding, self._stored.pieces(name)) for name, holding, _, _ in self._wishes()
+        )
 
     # ------------------------------------------------------------------ the plan
 
