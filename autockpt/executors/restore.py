@@ -5,6 +5,7 @@ everything stands; what the live state expects and what the image holds must agr
 written.
 """
 
+import bisect
 import contextlib
 import itertools
 import json
@@ -46,8 +47,8 @@ COPIERS = 2
 HEADER_READERS = 8
 """Threads that open shards to learn what they hold: each waits for storage twice a shard."""
 KEPT_OPEN = 64
-"""Shards of which this rank keeps descriptor, index and head; of more it reads them again when it
-needs them."""
+"""Shards whose headers are read at once and stay open; before it looks at more it closes them, and
+opens again what it needs."""
 
 
 class Chunks(Protocol):
@@ -432,7 +433,7 @@ class _Restore:
         """From those in memory if the mesh is what it was, else from all there are."""
         shards = self._shards
         if same_mesh and shards.near:
-            self._survey(wanted, shards.near)
+            self._survey(wanted, shards.near, all_of_them=False)
             with contextlib.suppress(ConfigError):
                 return wanted.moves(exact=exact)
         if not shards.complete:
@@ -440,7 +441,11 @@ class _Restore:
                 f"memory: {len(shards.near)} of {shards.count} shards are on this node, and the "
                 "generation is not on disk"
             )
-        self._survey(wanted, shards.within_reach)
+        # One rank must know what nobody takes; others, whether several ranks claim one name.
+        alone = shards.world_size == 1 or (
+            (shards.regrouped or not same_mesh) and wanted.undeclared
+        )
+        self._survey(wanted, shards.within_reach, all_of_them=alone)
         return wanted.moves(exact=exact)
 
     def _require_equal(self, names: list[str]) -> None:
@@ -473,25 +478,30 @@ class _Restore:
                 self._stored.add(shard, self._opened[shard].header)
         return self._opened[shard]
 
-    def _survey(self, wanted: Wanted, shards: Sequence[int]) -> None:
-        """Learns what shards hold, and what their skeletons say that the home shard's does not."""
-        shards = [shard for shard in shards if shard not in self._stored]
-        for start in range(0, len(shards), KEPT_OPEN):
-            some, found = shards[start : start + KEPT_OPEN], dict[int, _Opened]()
-
-            def look(number: int, some: list[int] = some, found: Any = found) -> None:
-                found[some[number]] = _Opened(self._shards.open(some[number]))
-
-            try:
-                run_parallel(range(len(some)), look, workers=HEADER_READERS)
-            finally:
-                self._opened |= found
-            for shard in some:
-                self._stored.add(shard, found[shard].header)
-            if len(shards) > KEPT_OPEN:
-                for shard in some:
+    def _survey(self, wanted: Wanted, shards: Sequence[int], *, all_of_them: bool) -> None:
+        """Learns what shards hold, nearest first, until all that is wanted was seen."""
+        blocks = _nearest_first(shards, self._shards.home)
+        for block in blocks:
+            self._look_into([shard for shard in block if shard not in self._stored])
+            wanted.complete(lambda shard: self._open(shard).skeleton())
+            if not all_of_them and wanted.covered:
+                return
+            if len(blocks) > 1:
+                for shard in set(self._opened) - {self._shards.home}:
                     self._opened.pop(shard).close()
-        wanted.complete(lambda shard: self._open(shard).skeleton())
+
+    def _look_into(self, shards: Sequence[int]) -> None:
+        found: dict[int, _Opened] = {}
+
+        def look(number: int) -> None:
+            found[number] = _Opened(self._shards.open(shards[number]))
+
+        try:
+            run_parallel(range(len(shards)), look, workers=HEADER_READERS)
+        finally:
+            self._opened |= {shards[number]: opened for number, opened in found.items()}
+        for shard in shards:
+            self._stored.add(shard, self._opened[shard].header)
 
     def _read(self, loading: Loading) -> None:
         if self._shards.together is not None:
@@ -576,6 +586,18 @@ def _whose(name: str, pieces: Sequence[Piece]) -> ConfigError:
         "part of what they are; resume with the same ranks, or save with a wrapper that says it "
         "(DDP, DTensor) or under other names"
     )
+
+
+def _nearest_first(shards: Sequence[int], home: int) -> list[Sequence[int]]:
+    """Blocks of shards, by distance from the one with the home shard.
+
+    What shares tensors stands together: ranks of a node, stages, copies.  Blocks are the same for
+    all ranks, so that those of a node know the same and choose the same pieces.
+    """
+    blocks = [shards[i : i + KEPT_OPEN] for i in range(0, len(shards), KEPT_OPEN)]
+    own = bisect.bisect_right([block[0] for block in blocks], home) - 1
+    order = sorted(range(len(blocks)), key=lambda i: (abs(i - own), i))
+    return [blocks[i] for i in order]
 
 
 def parse_skeleton(text: bytes) -> Any:

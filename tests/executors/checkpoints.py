@@ -109,7 +109,7 @@ def commit_images(
         head = heads[rank] if heads else 0
         index = index_of(
             image, result, generation, run_id=run_id, step=step, rank=rank, world_size=len(images),
-            layout_digest=layouts[rank] if layouts else "layout", head_bytes=head,
+            layout_digest=layouts[rank] if layouts else f"layout {rank}", head_bytes=head,
             head_digest=chunk_digest(image[:head]) if head else "",
         )  # fmt: skip
         directory.write_index(os.path.join(folder, idx), to_json(index).encode())

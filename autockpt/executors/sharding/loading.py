@@ -81,6 +81,16 @@ class Move:
         return count
 
 
+def lacking(holding: Holding, pieces: Iterable[Piece]) -> list[Box]:
+    """What no piece gives of a part."""
+    missing = [box for box in holding.boxes if box.count]
+    for piece in pieces:
+        if piece.global_shape == holding.global_shape and missing:
+            for box in piece.boxes:
+                missing = without(missing, box)
+    return missing
+
+
 def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
     """From which pieces, the first ones first, a tensor is filled.
 

@@ -10,7 +10,7 @@ from autockpt.executors.fresh import FreshMemory
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
-from autockpt.executors.sharding.loading import Move, Want, moves_for
+from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
@@ -140,6 +140,21 @@ class Wanted:
             break
         return list(dict.fromkeys(found))
 
+    @property
+    def covered(self) -> bool:
+        """Every element of all that is wanted stands in a shard that was read, and no skeleton of
+        another can know more of an optimizer."""
+        for prefix, parameters in self._parameters():
+            saved = self.optimizers[prefix]
+            if not all(saved.knows(name) for name in parameters):
+                return False
+            with_state = [any(True for _ in saved.tensors_of(prefix, n)) for n in parameters]
+            if any(with_state) and not all(with_state):
+                return False
+        return not any(
+            lacking(holding, self._stored.pieces(name)) for name, holding, *_ in self._wishes()
+        )
+
     # ------------------------------------------------------------------ the plan
 
     def moves(self, *, exact: bool) -> list[Move]:
@@ -168,12 +183,21 @@ class Wanted:
         Buffers are not among them: running statistics of each rank's own batches are no error, and
         the home shard's are as good as any.
         """
+        return [name for name, ranks in self._claims().items() if ranks > 1]
+
+    @property
+    def undeclared(self) -> bool:
+        """Nobody knew of something wanted which part of what it is: others may claim it too."""
+        return any(self._claims().values())
+
+    def _claims(self) -> dict[str, int]:
+        """By name of parameters and their state how many ranks stored it as their own."""
         buffers = self._state.buffers()
         names = [name for name in self._live if name not in buffers]
         for prefix, name, _ in self._owned():
             names += self.optimizers[prefix].tensors_of(prefix, name)
         pieces = {name: self._stored.pieces(name) for name in names}
-        return [n for n, found in pieces.items() if sum(not p.declared for p in found) > 1]
+        return {name: sum(not p.declared for p in found) for name, found in pieces.items()}
 
     def _pieces_for(self, want: Want) -> list[Piece]:
         """The home shard's own first; of what others hold as well all of them choose the same

@@ -50,9 +50,9 @@ class Rank:
     def image(self) -> tuple[memoryview, int, str]:
         """(image, bytes of its head, digest of its layout) of a snapshot of now."""
         shooter = Snapshotter(self.state, memoryview(bytearray(64)), place=self.place)
-        layout = shooter.plan({"step": 1})
+        layout = shooter.plan({"step": 1, "mesh": self.state.mesh()})
         arena = Arena.anonymous(page_align(layout.image_bytes) + 2**16)
-        shooter.begin(arena, {"step": 1}, lazy=True)
+        shooter.begin(arena, {"step": 1, "mesh": self.state.mesh()}, lazy=True)
         assert shooter.fence() == []
         shooter.close()
         return arena.view[: layout.image_bytes], layout.boundary_end, layout.digest

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autockpt.executors import restore
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.directory import read_commit
 from autockpt.executors.memory import PAGE_BYTES, Arena
-from autockpt.executors.restore import DiskShards
+from autockpt.executors.restore import Chunks, DiskShards
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
 from tests.executors.checkpoints import CHUNK
@@ -100,6 +102,43 @@ def test_a_rank_whose_own_shard_has_everything_opens_no_other(
         assert new.restore(DiskShards(folder, r, 2)).exact
         assert new.contents() == ranks[r].contents()
         assert {name[:11] for name, _ in chunks_read} == {f"shard-0000{r}"}
+
+
+def test_no_more_headers_are_read_than_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest first: of a job of thousands nobody reads the headers of all."""
+    nodes = (0, 0, 1, 1, 2, 2, 3, 3)
+    ranks = [Rank(r, nodes, note=r) for r in range(8)]  # no two of one layout
+    folder = save(str(tmp_path), ranks)
+    monkeypatch.setattr(restore, "KEPT_OPEN", 2)
+    opened: list[int] = []
+    plain = DiskShards.open
+
+    def opening(self: DiskShards, shard: int) -> Chunks:
+        opened.append(shard)
+        return plain(self, shard)
+
+    monkeypatch.setattr(DiskShards, "open", opening)
+    for r in (0, 5):
+        opened.clear()
+        new = Rank(r, nodes, seed=99)
+        new.restore(DiskShards(folder, r, 8))
+        assert new.contents() == ranks[r].contents()
+        assert sorted(opened) == [r // 2 * 2, r // 2 * 2 + 1]
+
+
+@given(st.integers(1, 300), st.data())
+def test_every_shard_is_in_one_block_and_the_nearest_come_first(
+    count: int, data: st.DataObject
+) -> None:
+    """Also where replicas are left out and the home shard is one of them."""
+    shards = sorted(data.draw(st.sets(st.integers(0, 2 * count), min_size=1, max_size=count)))
+    home = data.draw(st.integers(shards[0], 2 * count))
+    blocks = restore._nearest_first(shards, home)
+    assert sorted(shard for block in blocks for shard in block) == shards
+    near = [shard for shard in shards if shard <= home][-1]
+    assert near in blocks[0]
 
 
 def test_what_is_a_ranks_own_may_differ_in_form_from_rank_to_rank(tmp_path: Path) -> None:
