@@ -1,4 +1,4 @@
-"""`autockpt convert SOURCE DESTINATION --to FORMAT`: a checkpoint in the format of others."""
+"""`autockpt convert SOURCE DESTINATION --to FORMAT`: into the formats of others, and from them."""
 
 import time
 from collections.abc import Callable
@@ -13,19 +13,20 @@ autockpt convert runs/train-20260101-120000 weights --to safetensors   # the new
 autockpt convert runs/train-20260101-120000 weights --to safetensors --max-shard-size 2GB
 autockpt convert checkpoints dcp --to dcp --generation gen-e000001-s000000400
 autockpt convert runs/train-20260101-120000 state.pt --to torch --force
+autockpt convert weights runs/tuned --to autockpt   # then: autockpt run --run-dir runs/tuned ...
 """
 PROGRESS_EVERY_S = 5.0
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("source", metavar="RUN_DIR|DIR|GENERATION")
+@click.argument("source", metavar="RUN_DIR|DIR|GENERATION|FILE")
 @click.argument("destination")
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["safetensors", "dcp", "torch"]),
+    type=click.Choice(["safetensors", "dcp", "torch", "autockpt"]),
     required=True,
-    help="safetensors and dcp make a directory, torch one file.",
+    help="safetensors and dcp make a directory, torch one file, autockpt a run to go on from.",
 )
 @click.option("--generation", metavar="NAME", help="Which one; otherwise the newest good one.")
 @click.option(
@@ -47,11 +48,14 @@ def convert(
     force: bool,
 ) -> None:
     """Export one checkpoint to DESTINATION as safetensors, as a directory of
-    torch.distributed.checkpoint, or as one file of torch.save.
+    torch.distributed.checkpoint, or as one file of torch.save; or make a run directory from a
+    checkpoint in any of these formats, from which `autockpt run --run-dir` goes on.
 
     Every chunk is compared with its digest on the way; a damaged checkpoint exports nothing.
     """
     from autockpt.integrations.export import MAX_SHARD_BYTES, export
+    from autockpt.integrations.importing import TARGET, import_tree
+    from autockpt.integrations.loading import opened
     from autockpt.integrations.places import generation_folder
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
@@ -60,16 +64,14 @@ def convert(
     limit = parse_size_bytes(max_shard_size) if max_shard_size else MAX_SHARD_BYTES
     if limit <= 0:
         raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
-    done = export(
-        generation_folder(source, generation),
-        destination,
-        target,
-        everything=everything,
-        rank=rank,
-        max_shard_bytes=limit,
-        force=force,
-        progress=told(console),
-    )
+    if target == TARGET:
+        with opened(source, generation=generation, rank=rank) as tree:
+            done = import_tree(tree, destination, force=force, progress=told(console))
+    else:
+        done = export(
+            generation_folder(source, generation), destination, target, everything=everything,
+            rank=rank, max_shard_bytes=limit, force=force, progress=told(console),
+        )  # fmt: skip
     console.object("convert", to_data(done))
     console.result(
         f"{done.generation} (step {done.step}) -> {destination}: {done.tensors} tensors, "
@@ -77,6 +79,9 @@ def convert(
     )
     for what in done.left_out:
         console.say(f"left out: {what}")
+    if target == TARGET:
+        console.next(f"autockpt run --run-dir {destination} SCRIPT")
+        return
     only = "" if target == "dcp" or everything else " --only model"
     console.next(f"autockpt diff {source} {destination}{only}")
 

@@ -76,7 +76,9 @@ def check_directory(request: Request, goal: Goal) -> None:
             f"--resume-from {request.resume_from}: no such committed checkpoint in "
             f"{run.checkpoints(goal)}; newest: {known} (`autockpt ls {request.run_dir}`)"
         )
-    if committed and info is None and not request.fresh:
+    # In a run directory that nobody ran in stands what `attach` or `autockpt convert` left there.
+    elsewhere = not run.checkpoints(goal).is_relative_to(run.path)
+    if committed and info is None and elsewhere and not request.fresh:
         raise ConfigError(
             f"{run.checkpoints(goal)}: already holds {len(committed)} checkpoints of another run; "
             "pass that run's --run-dir to resume it, or --fresh to begin a new lineage beside them"

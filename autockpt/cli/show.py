@@ -10,6 +10,7 @@ from autockpt.cli.options import Command, common
 
 if TYPE_CHECKING:
     from autockpt.executors.directory import CommitFile
+    from autockpt.executors.image import StoredPart
 
 EXAMPLES = """
 autockpt show runs/train-20260101-120000                  # the newest one
@@ -54,9 +55,9 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         for shard in shards:
             console.result(f"\nrank {shard['rank']}")
             console.table(
-                ("tensor", "dtype", "shape", "bytes"),
+                ("tensor", "dtype", "shape", "bytes", "part of"),
                 (
-                    (row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]))
+                    (row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), _part(row))
                     for row in shard["contents"]
                 ),
             )
@@ -64,6 +65,11 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
 
 
 _COLUMNS = ("rank", "file", "stored_bytes", "tensors", "codec", "chunks")
+
+
+def _part(row: dict[str, Any]) -> str:
+    """Which boxes of which whole, for people."""
+    return f"{row['of']} {' '.join(row['boxes'])}" if "of" in row else ""
 
 
 def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
@@ -92,6 +98,7 @@ def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
             "dtype": header.true_dtypes.get(name, tensor.dtype),
             "shape": list(tensor.shape),
             "bytes": tensor.stop - tensor.start,
+            **_part_of(header.parts.get(name)),
         }
         for name, tensor in sorted(header.tensors.items())
     ]
@@ -106,3 +113,10 @@ def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
         "aliases": header.aliases,
         "contents": rows,
     }
+
+
+def _part_of(part: "StoredPart | None") -> dict[str, Any]:
+    """The whole tensor's shape and the boxes of it; nothing for a whole one."""
+    if part is None:
+        return {}
+    return {"of": list(part.global_shape), "boxes": [str(box) for box in part.boxes]}

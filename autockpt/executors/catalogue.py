@@ -150,6 +150,17 @@ class ChunkSource:
             self.close()
             raise CorruptCheckpointError(f"{path}: {length} bytes, expected {expected}; truncated")
 
+    def head(self) -> memoryview | None:
+        """Header and boundary group, verified; None when they have no digest of their own."""
+        index = self.index
+        if not index.head_bytes or index.stored:
+            return None
+        buffer = Arena.anonymous(page_align(index.head_bytes))
+        data = buffer.view[: index.head_bytes]
+        self._reader.read_at(0, data)
+        index.check_head(data, source=self.path)
+        return data
+
     def buffer(self) -> Arena:
         """Memory for one chunk."""
         size = min(self.index.chunk_bytes, self.index.image_bytes) + PAGE_BYTES

@@ -184,6 +184,14 @@ class CheckpointDirectory:
         newest = self.highest_epoch()
         return newest is not None and newest.epoch == epoch
 
+    def release(self, epoch: int) -> None:
+        """The holder is done though its process lives on: whoever comes next may claim at once."""
+        with contextlib.suppress(OSError):
+            _write_plain(self._left(epoch), b"")
+
+    def _left(self, epoch: int) -> str:
+        return os.path.join(self.path, "epochs", f"e-{epoch:06d}.left")
+
     def heartbeat(self, epoch: int) -> None:
         """Shows holders elsewhere that we are alive."""
         path = os.path.join(self.path, "epochs", "heartbeat")
@@ -191,6 +199,8 @@ class CheckpointDirectory:
             _write_plain(path, f"{epoch} {secrets.token_hex(4)}\n".encode())
 
     def _require_dead(self, holder: EpochFile) -> None:
+        if os.path.exists(self._left(holder.epoch)):
+            return
         if holder.boot_id == boot_id():
             if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
                 return
@@ -331,6 +341,7 @@ class CheckpointDirectory:
             corrupt=os.path.exists(os.path.join(folder, "CORRUPT")),
             quarantined=os.path.exists(os.path.join(folder, "QUARANTINE")),
             health=health,
+            reshardable=True,
         )
 
     def mark(self, generation: Generation, name: str) -> None:
@@ -441,8 +452,9 @@ def read_commit(path: str) -> CommitFile:
         raise CorruptCheckpointError(
             f"{path}: names {len(commit.records)} shards, expected {commit.world_size}"
         )
-    if not all(isinstance(record.get("bytes", 0), int) for record in commit.records):
-        raise CorruptCheckpointError(f"{path}: a shard's bytes are no number")
+    numbers = ("bytes", "chunks", "chunk_bytes")
+    if not all(isinstance(r.get(key, 0), int) for r in commit.records for key in numbers):
+        raise CorruptCheckpointError(f"{path}: a shard's bytes or chunks are no number")
     return commit
 
 

@@ -10,11 +10,12 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import xxhash
 
-from autockpt.executors.layout.boxes import Box, contains
+from autockpt.executors.layout.boxes import MAX_BOXES, Box, contains, intersect
 from autockpt.executors.layout.plan import ELEMENT_BYTES
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
@@ -24,6 +25,8 @@ MAX_INDEX_BYTES = 64 * 2**20
 MAX_CHUNK_BYTES = 2**30
 """A reader allocates one chunk per thread; no plan asks for more than a fraction of this."""
 MAX_DIMENSIONS = 64
+MAX_HEAD_BYTES = 64 * 2**20
+"""Of a header and a boundary group that are digested a second time by themselves."""
 _TRAILER_MAGIC = b"ACKPTTR1"
 _TRAILER_HEAD = len(_TRAILER_MAGIC) + 8 + 32
 
@@ -53,6 +56,11 @@ class ImageIndex:
     chunk_bytes: int
     digests: tuple[str, ...]
     """xxh3-128 of each chunk's raw bytes, hex; chunk i is [i, i+1) x chunk_bytes."""
+    head_bytes: int = 0
+    """The first bytes, header and boundary group, which have a digest of their own; 0: they have
+    none."""
+    head_digest: str = ""
+    """xxh3-128, hex: whoever wants to know what a shard holds reads no more than this."""
     codec: str = "none"
     stored: tuple[StoredChunk, ...] = ()
     """Of an encoded shard file: one per chunk; empty for a plain image."""
@@ -60,6 +68,8 @@ class ImageIndex:
     def __post_init__(self) -> None:
         sound = 0 < self.chunk_bytes <= MAX_CHUNK_BYTES and self.image_bytes > 0
         chunks = -(-self.image_bytes // self.chunk_bytes) if sound else -1
+        if not 0 <= self.head_bytes <= min(self.image_bytes, MAX_HEAD_BYTES):
+            raise ConfigError(f"index of rank {self.rank}: a head of {self.head_bytes} bytes")
         if chunks != len(self.digests) or (self.stored and len(self.stored) != chunks):
             raise ConfigError(
                 f"index of rank {self.rank}: {self.image_bytes} bytes in chunks of "
@@ -72,7 +82,7 @@ class ImageIndex:
         parts = [
             "autockpt-image-1", self.run_id, str(self.generation), str(self.rank),
             str(self.world_size), self.layout_digest, str(self.image_bytes),
-            str(self.chunk_bytes), *self.digests,
+            str(self.chunk_bytes), *self.digests, str(self.head_bytes), self.head_digest,
         ]  # fmt: skip
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -88,6 +98,15 @@ class ImageIndex:
             raise CorruptCheckpointError(
                 f"{source}: rank {self.rank}, chunk {index} of generation {self.generation}: "
                 f"expected digest {self.digests[index]}, got {got}"
+            )
+
+    def check_head(self, data: memoryview, *, source: str) -> None:
+        """Raises CorruptCheckpointError unless `data` is the head."""
+        got = chunk_digest(data)
+        if got != self.head_digest:
+            raise CorruptCheckpointError(
+                f"{source}: rank {self.rank}, head of generation {self.generation}: expected "
+                f"digest {self.head_digest}, got {got}"
             )
 
 
@@ -235,6 +254,8 @@ def _stored_part(name: str, place: TensorPlace, text: str) -> StoredPart:
     stored = math.prod(place.shape)
     if not all(contains(of, box) for box in boxes) or stored not in (elements, 2 * elements):
         raise ValueError(f"{name}: its boxes do not fit {tuple(of)} or its {stored} elements")
+    if len(boxes) > MAX_BOXES or any(intersect(a, b) for a, b in combinations(boxes, 2)):
+        raise ValueError(f"{name}: its boxes overlap, or are more than {MAX_BOXES}")
     return StoredPart(global_shape=tuple(of), boxes=boxes)
 
 

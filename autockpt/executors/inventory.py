@@ -17,9 +17,9 @@ import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.sharding.holdings import Declared, Holding, follow, holding_of
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import held_state, state_of
 from autockpt.values.errors import ConfigError
-
-_WRAPPERS = ("_orig_mod.", "module.")
 
 
 class Anchors:
@@ -56,8 +56,8 @@ class OptimizerParts:
     """Parameters as [group, index] by the keys of their state, when it is tensors only."""
     irregular: dict[str, Any]
     """State of the other parameters by name: encoded anew at every checkpoint."""
-    names: list[str]
-    """Names of the parameters of each group, one per line."""
+    names: list[str | list[str]]
+    """Names of the parameters of each group, one per line; a list where a name has line breaks."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ def _same_roots(
 ) -> bool:
     """`load_state_dict` replaces both; a group may be given another list."""
     return (
-        optimizer.state is state
+        state_of(optimizer) is state
         and optimizer.param_groups is groups
         and len(groups) == len(parameters)
         and all(group["params"] is kept for group, kept in zip(groups, parameters, strict=True))
@@ -168,20 +168,20 @@ class _Walk:
         for name, child in module.named_modules():
             self._dicts += [child._parameters, child._buffers, child._modules]
             if type(child).get_extra_state is not torch.nn.Module.get_extra_state:
-                self._extras.append((f"{prefix}.{plain_name(name)}._extra_state", child))
+                self._extras.append((f"{prefix}.{plain_fqn(name)}._extra_state", child))
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names = self._parameters.setdefault(id(parameter), {})
-            names[f"{prefix}.{plain_name(name)}"] = parameter
+            names[f"{prefix}.{plain_fqn(name)}"] = parameter
             holding = holding_of(parameter) or self._declared.get(id(parameter))
             if holding is not None:
-                self._holdings[f"{prefix}.{plain_name(name)}"] = holding
+                self._holdings[f"{prefix}.{plain_fqn(name)}"] = holding
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            self._buffers[f"{prefix}.{plain_name(name)}"] = buffer
+            self._buffers[f"{prefix}.{plain_fqn(name)}"] = buffer
 
     def optimizer(self, prefix: str, optimizer: torch.optim.Optimizer) -> None:
-        groups, states = optimizer.param_groups, optimizer.state
+        groups, states = optimizer.param_groups, state_of(optimizer)
         # Some wrappers compute both at every access: nothing to hold on to.
-        self._cacheable &= optimizer.state is states and optimizer.param_groups is groups
+        self._cacheable &= state_of(optimizer) is states and optimizer.param_groups is groups
         self._roots.append((optimizer, states, groups, [group["params"] for group in groups]))
         self._lists.append(groups)
         self._dicts.append(states)
@@ -191,7 +191,8 @@ class _Walk:
         for g, group in enumerate(groups):
             self._lists.append(group["params"])
             names = [self._own(prefix, parameter, part) for parameter in group["params"]]
-            parts.names.append("\n".join(names))
+            broken = any("\n" in name for name in names)
+            parts.names.append(names if broken else "\n".join(names))
             for i, parameter in enumerate(group["params"]):
                 self._sort(parts, states.get(parameter), names[i], [g, i])
         for parameter, values in states.items():
@@ -201,8 +202,10 @@ class _Walk:
                 found: dict[str, torch.Tensor] = {}
                 self._state(f"{prefix}.{self._name_of(parameter)}", values, found)
                 part.update(found)
+                known = self._declared.get(id(parameter))
+                known = None if known is None else held_state(optimizer, parameter, known)
                 for name, tensor in found.items():
-                    holding = follow(tensor, parameter, self._declared.get(id(parameter)))
+                    holding = follow(tensor, parameter, known)
                     if holding is not None:
                         self._holdings[name] = holding
         self._optimizers[prefix] = parts
@@ -279,14 +282,3 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes that this rank holds: a DTensor's local tensor, else the tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of DDP and torch.compile."""
-    changed = True
-    while changed:
-        changed = False
-        for wrapper in _WRAPPERS:
-            if name.startswith(wrapper):
-                name, changed = name[len(wrapper) :], True
-    return name.replace("._orig_mod.", ".")

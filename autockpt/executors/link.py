@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors import wire
@@ -29,6 +29,23 @@ RECONNECT_ATTEMPTS = 50
 REFUSED_S = 1.0
 """A connection that lived shorter was refused (another version, a broken keeper)."""
 REFUSALS = 5
+
+
+@dataclass(slots=True)
+class Lent:
+    """What the keeper lends for one order to restore."""
+
+    neighbours: dict[int, tuple[Arena, int]]
+    """By rank of this node its slot with the generation to restore, and the image's capacity."""
+    reading: Arena | None = None
+    """Memory in which ranks of this node read from storage together."""
+
+    def close(self) -> None:
+        """The restore is over."""
+        for arena, _ in self.neighbours.values():
+            arena.close()
+        if self.reading is not None:
+            self.reading.close()
 
 
 class KeeperLink:
@@ -60,11 +77,16 @@ class KeeperLink:
         self._connected_s = 0.0
         self._refusals = 0
         self.rank = attach.rank
+        self.world_size = attach.world_size
         self.board = Arena.create_shared(BOARD_BYTES, name=f"autockpt-board-r{attach.rank}")
         self.slots: list[Arena] = []
         self.chunk_bytes = 0
         self.image_bytes = 0
         """Image capacity of the slots."""
+        self._lent = Lent({})
+        """Given since the last order to restore: for the next one."""
+        self._lent_for: dict[tuple[int, int], Lent] = {}
+        """By epoch and attempt of an order that nobody has begun to carry out."""
         self._wanted: wire.SlotsWanted | None = None
         self.slots_refused = ""
         self.slots_changed = 0
@@ -276,6 +298,12 @@ class KeeperLink:
     def _received(self, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, wire.SlotsGiven):
             self._take_slots(message, descriptors)
+        elif isinstance(message, wire.NeighbourSlots):
+            arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
+            slots = zip(message.ranks, arenas, message.image_bytes, strict=True)
+            self._lend(Lent({rank: (arena, size) for rank, arena, size in slots}))
+        elif isinstance(message, wire.ReadingMemory):
+            self._lend(Lent({}, Arena.attach(*descriptors)))
         else:
             for fd in descriptors:
                 os.close(fd)
@@ -283,6 +311,16 @@ class KeeperLink:
         with self.news:
             self._note(message)
             self.news.notify_all()
+
+    def _lend(self, lent: Lent) -> None:
+        self._lent.close()
+        self._lent = lent
+
+    def take_lent(self, order: p.RestoreShard) -> Lent:
+        """What came with an order; the caller closes it.  Other orders have their own: a newer one
+        may arrive, with what belongs to it, while an older one is still being carried out."""
+        with self.news:
+            return self._lent_for.pop((order.epoch, order.attempt), Lent({}))
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
         self.chunk_bytes = given.chunk_bytes
@@ -323,13 +361,10 @@ class KeeperLink:
                 self.slots = []  # what there was did not fit, and the keeper has let it go
             case p.FenceTrainer(reason=reason):
                 self.fenced = reason
-            case (
-                p.RestoreShard()
-                | p.Resume()
-                | p.StartFresh()
-                | p.RestoreRefused()
-                | p.AttachRefused()
-            ):
+            case p.RestoreShard(epoch=epoch, attempt=attempt):
+                self._lent_for[epoch, attempt], self._lent = self._lent, Lent({})
+                self.restore_orders.put(message)
+            case p.Resume() | p.StartFresh() | p.RestoreRefused() | p.AttachRefused():
                 self.restore_orders.put(message)
 
 

@@ -3,17 +3,43 @@
 A loader with `state_dict` says itself where it is.  A plain torch DataLoader draws its shuffle from
 the global generator when its iterator is made, so that generator's state is kept from that moment;
 the iterator is rebuilt under it and skips by index without loading anything.
+
+With another number of replicas, or another batch size, the position is a number of samples: what is
+left of the epoch's order is shared out anew (`sharding/samples.py`).
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from autockpt.executors.sharding import samples
+from autockpt.executors.sharding.samples import (
+    EpochOrder,
+    Place,
+    Share,
+    place_in,
+    place_of,
+    sampler_of,
+)
 from autockpt.executors.state import Stateful
 from autockpt.values.errors import ConfigError
+from autockpt.values.record import to_data
+
+
+@runtime_checkable
+class Reshardable(Stateful, Protocol):
+    """What a stateful loader offers, so that another number of ranks than saved can go on."""
+
+    def reshard_state(self, states: Sequence[Any], rank: int, world_size: int, /) -> Any:
+        """What `load_state_dict` of `rank` out of `world_size` ranks is to take.
+
+        `states`: what `state_dict` gave on each rank that saved, in order; None where a rank had no
+        data.  Both numbers are of all ranks: a loader that is shared among data-parallel ranks
+        knows its own place among them.  Called on every rank, before the first batch.
+        """
 
 
 class DataPosition:
@@ -23,7 +49,13 @@ class DataPosition:
         self.loader = loader
         self.epoch = 0
         self.index = 0
-        """Batches handed out in this epoch."""
+        """Batches handed out in this epoch, or since its rest was shared out anew."""
+        self._start = 0
+        """Samples of the epoch's order that were taken before the rest was shared out anew."""
+        self._order: EpochOrder | None = None
+        """Of this epoch; None when it has not begun or nothing is known of its sampler."""
+        self._sharing: dict[str, Any] = {}
+        """What this epoch's states say of it: start, order and share, or nothing."""
         self._shuffle: Any = None
         """Generator states from the moment the epoch's iterator was made."""
         self._new_workers = True
@@ -32,47 +64,114 @@ class DataPosition:
         """What plain epochs iterate: after a resume, the clone that has the persistent workers."""
         self._resuming = False
         self._stateful = isinstance(loader, Stateful)
+        self._by_index = not self._stateful
+        """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
         if not self._stateful:
             _require_plain_loader(loader)
 
     def state(self) -> dict[str, Any]:
         """Position as of now: between two batches."""
         state: dict[str, Any] = {"epoch": self.epoch, "index": self.index}
-        if self._stateful:
-            state["loader"] = self.loader.state_dict()
-        else:
+        state.update(self._sharing)
+        if self._by_index:
             state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
+        else:
+            state["loader"] = self.loader.state_dict()
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` gave; the next iteration goes on from there."""
+        """Takes back what `state` gave here or, merged, on other ranks; goes on from there.
+
+        Raises ConfigError when this loader cannot go on with the samples that are left.
+        """
+        if "ranks" in state and isinstance(self.loader, Reshardable):
+            self.epoch, self.index = state["epoch"], state["index"]
+            self.loader.load_state_dict(self.loader.reshard_state(*state["ranks"]))
+            return
+        old = place_in(state)
+        self._require_kind(state, old)
         self.epoch, self.index = state["epoch"], state["index"]
-        if self._stateful != ("loader" in state):
+        self._shuffle, self._new_workers = state.get("shuffle"), state.get("new_workers", True)
+        self._by_index = "loader" not in state
+        self._go_on(old, self._own())
+        if self._by_index:
+            self._require_generators()
+            self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
+        else:
+            self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
+            self.loader.load_state_dict(state["loader"])
+
+    def _go_on(self, old: Place | None, own: Place | None) -> None:
+        if old is None:
+            self._stand(own)
+            return
+        place = samples.continued(old, own)
+        self._stand(place)
+        self.index = place.index
+        if place == old:
+            return
+        self._by_index = True
+        if not old.order.drawn:
+            self._shuffle = None  # of no use but for seeds of workers, which other ranks drew
+        elif self._shuffle is None and place.start:
+            raise ConfigError(
+                f"data: the order that the {old.order.sampler} drew is known to the loader alone; "
+                "resume with the batch size and the sampler of the checkpoint"
+            )
+
+    def _stand(self, place: Place | None) -> None:
+        self._start, self._order, self._sharing = 0, None, {}
+        if place is not None:
+            self._start, self._order = place.start, place.order
+            order, share = to_data(place.order), to_data(place.share)
+            self._sharing = {"start": place.start, "order": order, "share": share}
+
+    def _require_kind(self, state: dict[str, Any], old: Place | None) -> None:
+        if "ranks" in state and old is None:
+            raise ConfigError(
+                f"data: another number of ranks can go on with a {type(self.loader).__qualname__} "
+                "if it has reshard_state(states, rank, world_size), which gives what its "
+                "load_state_dict takes; add it, or resume with as many ranks as saved"
+            )
+        counted = self._stateful and old is not None and isinstance(self.loader, DataLoader)
+        if self._stateful != ("loader" in state) and not counted:
             raise ConfigError(
                 "data: the checkpoint was made with another kind of loader; attach the same kind "
                 "(with or without state_dict) that wrote it"
             )
-        if self._stateful:
-            self.loader.load_state_dict(state["loader"])
-        else:
-            self._shuffle, self._new_workers = state["shuffle"], state["new_workers"]
-            self._resuming = self._shuffle is not None
+
+    def _require_generators(self) -> None:
+        if self._shuffle is None:
+            return
+        saved, live = len(self._shuffle) - 1, len(_generators(self.loader))
+        if saved != live:
+            raise ConfigError(
+                f"data: the loader that wrote the checkpoint had {saved} generators of its own, "
+                f"this one has {live}; attach it with the same `generator` arguments"
+            )
+
+    def _own(self) -> Place | None:
+        """The start of an epoch of this loader, if batches tell where it is."""
+        if not isinstance(self.loader, DataLoader) or isinstance(self.loader, Reshardable):
+            return None
+        return place_of(self.loader)
 
     def batches(self) -> Iterator[Any]:
         """Batches without end, from the current position."""
         while True:
-            before = (self.epoch, self.index)
+            before = (self.epoch, self.index, self._start)
             for batch in self._epoch():
                 self.index += 1
                 yield batch
-            if self.index == 0 and before == (self.epoch, 0):
+            if self.index == 0 and before == (self.epoch, 0, 0):
                 raise ConfigError("data: the loader gave no batch in a whole epoch; is it empty?")
-            self.epoch, self.index = self.epoch + 1, 0
+            self.epoch, self.index, self._start = self.epoch + 1, 0, 0
+            self._by_index = not self._stateful
 
     def prepare(self) -> None:
         """Rebuilds the iterator of a resumed epoch; uses the global generator as it was then."""
-        if not self._stateful and self._resuming:
-            self._rebuilt = self._plain_epoch()
+        if self._resuming:
+            self._rebuilt = self._begin()
 
     _rebuilt: Iterator[Any] | None = None
 
@@ -80,77 +179,96 @@ class DataPosition:
         if self._rebuilt is not None:
             rebuilt, self._rebuilt = self._rebuilt, None
             return rebuilt
-        if self._stateful:
-            return iter(self.loader)
+        return self._begin()
+
+    def _begin(self) -> Iterator[Any]:
         self._tell_sampler()
-        return self._plain_epoch()
+        if self._resuming:
+            self._resuming = False
+            return self._resumed_epoch()
+        self._stand(self._own())
+        if not self._by_index:
+            return iter(self.loader)
+        self._shuffle = self._generator_states()
+        self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
+        return iter(self._plain)
 
     def _tell_sampler(self) -> None:
         """DistributedSampler and its like shuffle by epoch."""
-        sampler: Any = getattr(self.loader, "sampler", None)
+        sampler: Any = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
 
-    def _plain_epoch(self) -> Iterator[Any]:
-        generators = _generators(self.loader)
-        if not self._resuming:
-            self._shuffle = [torch.get_rng_state(), *(g.get_state() for g in generators)]
-            self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
-            return iter(self._plain)
-        self._resuming = False
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(g.get_state() for g in _generators(self.loader))]
+
+    def _resumed_epoch(self) -> Iterator[Any]:
+        if self._shuffle is None:
+            self._shuffle = self._generator_states()
 
         def as_then() -> None:
             torch.set_rng_state(self._shuffle[0])
-            for generator, state in zip(generators, self._shuffle[1:], strict=True):
+            for generator, state in zip(_generators(self.loader), self._shuffle[1:], strict=True):
                 generator.set_state(state)
 
-        sampler: Any = getattr(self.loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(self.epoch)
-        clone, indices = _skipping(self.loader, self.index)
+        clone, indices = _beginning_with(self.loader, self._indices_left)
         if not self._new_workers:
             indices.before_first = as_then  # the new iterator draws a seed that the old one did not
         as_then()
-        iterator = iter(clone)
+        made: Any = clone._get_iterator()
         # Samplers draw with their first index, which a loader without workers asks for only when
         # the training goes on: by then the generators are those of the boundary again.
         indices.start()
-        if _keeps_workers(clone):
+        if not self._stateful and _keeps_workers(clone):
             self._plain = clone
-        return iterator
+        return _handing_over(clone, made)
+
+    def _indices_left(self) -> Iterator[Any]:
+        """What the index sampler has left in this epoch; skipped without loading anything."""
+        own, batches = self._own(), self.loader.batch_sampler
+        items = self.loader.sampler if batches is None else batches
+        order = self._order
+        if own is not None and order is not None and (self._start or order != own.order):
+            items = self._rest(order, own.share)
+        left: Iterator[Any] = iter(items)
+        for _ in range(self.index):
+            next(left, None)
+        return left
+
+    def _rest(self, order: EpochOrder, share: Share) -> Any:
+        """This rank's indices, or batches of them, of what had been left when ranks changed."""
+        every = samples.whole_order(order, self.epoch, self.loader)
+        rest = samples.rest_of(every, self._start, share, samples.rank_in(self.loader))
+        batches = self.loader.batch_sampler
+        return (
+            rest if batches is None else BatchSampler(rest, batches.batch_size, batches.drop_last)
+        )
 
 
-class _SkipFirst:
-    """An index sampler whose first iteration leaves out its first `count` items."""
+class _FirstDiffers:
+    """An index sampler with another first iteration: later epochs are whole."""
 
-    def __init__(self, sampler: Any, count: int) -> None:
+    def __init__(self, sampler: Any, first: Callable[[], Iterator[Any]]) -> None:
         self._sampler = sampler
-        self._count = count
+        self._first: Callable[[], Iterator[Any]] | None = first
         self._newest: _Started | None = None
-        self._begun = False
         self.before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> "_Started":
         self._newest = _Started(self._begin)
         return self._newest
 
-    def __len__(self) -> int:
-        return max(0, len(self._sampler) - (0 if self._begun else self._count))
-
     def start(self) -> None:
-        """Skips now instead of with the first item, if that has not happened."""
+        """Begins now instead of with the first item, if that has not happened."""
         assert self._newest is not None
         self._newest.start()
 
     def _begin(self) -> Iterator[Any]:
-        if not self._begun:
-            self.before_first()
-        items: Iterator[Any] = iter(self._sampler)
-        # Not in later epochs of a loader with persistent workers.
-        count, self._begun = 0 if self._begun else self._count, True
-        for _ in range(count):
-            next(items, None)
-        return items
+        if self._first is None:  # a later epoch of a loader with persistent workers
+            return iter(self._sampler)
+        self.before_first()
+        first, self._first = self._first, None
+        return first()
 
 
 class _Started:
@@ -174,14 +292,39 @@ class _Started:
         return next(self._items)
 
 
-def _skipping(loader: "DataLoader[Any]", count: int) -> "tuple[DataLoader[Any], _SkipFirst]":
-    """The loader without its first batches.  Attributes are set behind DataLoader's own guard."""
+def _beginning_with(
+    loader: "DataLoader[Any]", first: Callable[[], Iterator[Any]]
+) -> "tuple[DataLoader[Any], _FirstDiffers]":
+    """The loader with another first epoch.  Attributes are set behind DataLoader's own guard."""
     clone = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    indices = _SkipFirst(getattr(loader, name), count)
+    indices = _FirstDiffers(getattr(loader, name), first)
     clone.__dict__[name] = indices
     clone.__dict__["_iterator"] = None
+    if "_initial_iter_for_state_dict" in clone.__dict__:  # torchdata: that iterator is to be used
+        clone.__dict__["_initial_iter_for_state_dict"] = False
     return clone, indices
+
+
+def _handing_over(clone: "DataLoader[Any]", made: Iterator[Any]) -> Iterator[Any]:
+    """Iterates `clone`, which finds the iterator that was made under the generators of then.
+
+    A subclass may do it in a generator, that is, later.  Raises ConfigError when it never asks.
+    """
+    asked = []
+
+    def hand_over() -> Iterator[Any]:
+        asked.append(True)
+        return made
+
+    clone.__dict__["_get_iterator"] = hand_over
+    for batch in clone:
+        if not asked:
+            raise ConfigError(
+                f"data: a {type(clone).__qualname__} does not iterate as DataLoader does, so "
+                "batches cannot be skipped; give it state_dict and load_state_dict"
+            )
+        yield batch
 
 
 def _keeps_workers(loader: "DataLoader[Any]") -> bool:

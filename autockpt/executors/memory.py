@@ -42,6 +42,15 @@ def page_align(count: int) -> int:
     return -(-count // PAGE_BYTES) * PAGE_BYTES
 
 
+READING_TABLE_BYTES = 4 * 2**20
+"""Of the memory in which ranks of a node read together: who needs and has which chunk."""
+
+
+def reading_bytes(ranks: int) -> int:
+    """Size of that memory: the table, and at least two usual chunks for every rank."""
+    return READING_TABLE_BYTES + max(64, 16 * ranks) * 2**20
+
+
 class Arena:
     """A mapping of private or shared memory with its address; `view` is writable bytes."""
 
@@ -99,10 +108,11 @@ class Arena:
             raise
 
     @classmethod
-    def attach(cls, fd: int) -> "Arena":
-        """Maps an existing memfd and takes over its descriptor."""
+    def attach(cls, fd: int, *, fault: bool = True) -> "Arena":
+        """Maps an existing memfd and takes over its descriptor; `fault`: fills its page table."""
         arena = cls(mmap.mmap(fd, os.fstat(fd).st_size), fd=fd)
-        arena.fault()
+        if fault:
+            arena.fault()
         return arena
 
     def fault(self) -> None:

@@ -176,7 +176,9 @@ class ImageReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:  # closed twice is closed
+            os.close(fd)
 
     def read_at(self, offset: int, into: memoryview) -> None:
         """Fills `into` from `offset`.  Raises CorruptCheckpointError when the file is shorter."""

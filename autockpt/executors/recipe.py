@@ -17,6 +17,7 @@ from autockpt.executors.fence import CanaryGroup, canary_groups
 from autockpt.executors.inventory import Geometry, Inventory, local_part
 from autockpt.executors.layout.plan import PAGE_BYTES, Entry, Layout
 from autockpt.executors.memory import Arena
+from autockpt.executors.sharding.sharing import Place, Shares
 
 
 @dataclass(slots=True)
@@ -35,13 +36,18 @@ class Recipe:
 
     inventory: Inventory
     places: Geometry
+    place: Place | None
+    """Among which ranks `shares` were taken."""
     layout: Layout
     boundary: Any
     """Fingerprint of the boundary tensors."""
     held: frozenset[str]
     """Parameters and optimizer state that are copied at the boundary all the same."""
     tensors: dict[str, torch.Tensor]
-    """Lazy tensors, local parts."""
+    """Lazy tensors of which this rank stores something, local parts."""
+    shares: Shares
+    sources: dict[str, torch.Tensor]
+    """What is copied of each: the tensor itself, or the range of it that this rank stores."""
     entries: list[Entry]
     """Their places, without empty ones."""
     parts: dict[str, Part]
@@ -49,6 +55,19 @@ class Recipe:
     jobs: weakref.WeakKeyDictionary[Arena, list[CopyJob]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+
+
+def elsewhere(shares: Shares) -> frozenset[str]:
+    """Names of tensors that other ranks store."""
+    return frozenset(name for name, (start, stop) in shares.ranges.items() if start == stop)
+
+
+def stored_of(name: str, local: torch.Tensor, shares: Shares) -> torch.Tensor:
+    """What this rank stores of a tensor; a part of it does not keep the tensor itself alive."""
+    start, stop = shares.ranges.get(name, (0, local.numel()))
+    if (start, stop) == (0, local.numel()):
+        return local
+    return local.data.view(-1).narrow(0, start, stop - start)
 
 
 def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:
@@ -69,6 +88,7 @@ def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]
 def parts_of(
     inventory: Inventory, layout: Layout, tensors: dict[str, torch.Tensor]
 ) -> dict[str, Part]:
+    """By optimizer what it changes; `tensors`: what is stored of each lazy tensor."""
     ends = {entry.spec.name: entry.end for entry in layout.entries}
     ends |= {alias: ends[name] for alias, name in layout.aliases if name in ends}
     parts = {}
@@ -90,7 +110,8 @@ def tensors_now(recipe: Recipe, name: str, inventory: Inventory) -> dict[str, to
     if inventory is recipe.inventory:
         return None
     names = recipe.parts[name].names
-    now = [n for n in inventory.parts.get(name, ()) if n not in recipe.held]
+    others = recipe.held | elsewhere(recipe.shares)
+    now = [n for n in inventory.parts.get(name, ()) if n not in others]
     order = names if set(now) == set(names) else now  # or: what came and what went
     return {n: inventory.locals[n] for n in order}
 

@@ -4,22 +4,26 @@ The keepers decide which generation and from where; a source that turns out bad 
 out, and the decision is taken again for everybody.
 """
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from autockpt.executors.image import read_trailer
-from autockpt.executors.link import KeeperLink
+from autockpt.executors.link import KeeperLink, Lent
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore import (
-    Chunks,
+    DiskShards,
+    NodeShards,
     RestoredState,
+    Shards,
     SlotChunks,
+    Together,
     apply_state,
-    open_disk,
-    restore_tensors,
+    restore_shards,
 )
+from autockpt.executors.sharding.progress import merge_progress
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import (
     AutockptError,
@@ -48,6 +52,8 @@ class Resumed:
     bytes: int
     progress: dict[str, Any] | None
     rng: Any
+    notices: tuple[str, ...] = ()
+    """What is not simply as it was: sentences for the user."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     apply_s: float = 0.0
@@ -84,7 +90,7 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
                     rng=None,
                 )  # fmt: skip
             case p.Resume() if restored is not None and order is not None:
-                return _finish(state, message, order, restored, read_s)
+                return _finish(link, state, message, order, restored, read_s)
             case p.AttachRefused(reason=reason):
                 named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
                 raise DirectoryBusyError(named)
@@ -99,22 +105,27 @@ def _carry_out(
     link: KeeperLink, state: LiveState, checkpoints: str, order: p.RestoreShard
 ) -> RestoredState | None:
     try:
-        chunks = _open(link, checkpoints, order)
-        try:
-            restored = restore_tensors(chunks, state)
-        finally:
-            chunks.close()
+        with contextlib.closing(link.take_lent(order)) as lent:
+            restored = restore_shards(_open(link, lent, checkpoints, order), state)
     except (CorruptCheckpointError, StorageError, OSError) as error:
-        link.send(
-            p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=str(error))
-        )
+        _bad(link, order, str(error))
+        return None
+    except ConfigError as error:
+        if order.source.kind != "memory" or link.world_size == 1:
+            raise
+        # As many ranks with another mesh: a slot holds one rank's part, the disk has all of them.
+        _bad(link, order, f"memory: {error}")
         return None
     link.send(p.ShardVerified(rank=link.rank, epoch=order.epoch, attempt=order.attempt))
     return restored
 
 
-def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Chunks:
-    source = order.source
+def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
+    link.send(p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=detail))
+
+
+def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard) -> Shards:
+    source, folder = order.source, os.path.join(checkpoints, order.generation.name)
     if source.kind == "memory":
         slot = source.slot
         if slot is None or not link.wait_until(lambda: slot < len(link.slots), 30.0):
@@ -123,17 +134,15 @@ def _open(link: KeeperLink, checkpoints: str, order: p.RestoreShard) -> Chunks:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return SlotChunks(arena, index)
-    if source.kind == "disk" and source.records:
-        folder = os.path.join(checkpoints, order.generation.name)
-        return open_disk(folder, source.records[0])
-    raise ConfigError(
-        f"generation {order.generation} was written by another number of ranks; run it with the "
-        "same --nproc-per-node and --nnodes"
-    )
+        return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+    together = None
+    if lent.reading is not None:
+        together = Together(lent.reading, order.readers, link.rank)
+    return DiskShards(folder, link.rank, link.world_size, source.root, together)
 
 
 def _finish(
+    link: KeeperLink,
     state: LiveState,
     message: p.Resume,
     order: p.RestoreShard,
@@ -142,7 +151,13 @@ def _finish(
 ) -> Resumed:
     began = time.monotonic()
     applied = apply_state(restored, state)
-    step = int(applied["progress"]["step"])
+    progress, rng = applied["progress"], applied["rng"]
+    notices: tuple[str, ...] = ()
+    if restored.by_rank and rng is not None:
+        same = progress.get("mesh", "") == state.mesh()
+        merged = merge_progress(restored.by_rank, link.rank, link.world_size, same_mesh=same)
+        progress, rng, notices = merged.progress, merged.rng, merged.notices
+    step = int(progress["step"])
     if step != message.step:
         raise CorruptCheckpointError(
             f"generation {message.generation}: its state says step {step}, its commit says "
@@ -152,10 +167,11 @@ def _finish(
         epoch=message.epoch,
         step=step,
         generation=message.generation,
-        source=order.source.kind,
+        source="memory" if order.source.kind == "memory" else "disk",
         bytes=restored.bytes,
-        progress=applied["progress"],
-        rng=applied["rng"],
+        progress=progress,
+        rng=rng,
+        notices=notices,
         read_s=read_s,
         apply_s=time.monotonic() - began,
     )

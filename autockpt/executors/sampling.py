@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from autockpt.executors.dtypes import true_shape
 from autockpt.executors.layout.plan import Entry
 from autockpt.executors.memory import Arena
-from autockpt.executors.recipe import Recipe, slot_tensor
+from autockpt.executors.recipe import Recipe, slot_tensor, stored_of
 
 SAMPLE_BYTES = 2 * 2**20
 """Bytes compared in a snapshot (about 0.2 ms)."""
@@ -43,7 +42,7 @@ def sample_differs(recipe: Recipe, arena: Arena, sample: Sequence[Entry]) -> lis
     return [
         entry.spec.name
         for entry in sample
-        if not _same_bytes(arena, entry, recipe.tensors[entry.spec.name], SAMPLE_BYTES)
+        if not _same_bytes(arena, entry, recipe.sources[entry.spec.name], SAMPLE_BYTES)
     ]
 
 
@@ -51,15 +50,17 @@ def part_differs(
     recipe: Recipe, arena: Arena, part: str, now: dict[str, torch.Tensor]
 ) -> list[str]:
     """All tensors of a part that are not what stands in the slot: only once a change was seen."""
-    return [
-        entry.spec.name
-        for entry in recipe.entries
-        if entry.spec.part == part
-        and entry.spec.name in now
-        and now[entry.spec.name].nbytes == entry.spec.nbytes
-        and tuple(now[entry.spec.name].shape) == true_shape(entry.spec.true_dtype, entry.spec.shape)
-        and not _same_bytes(arena, entry, now[entry.spec.name], None)
-    ]
+    differing = []
+    for entry in recipe.entries:
+        name = entry.spec.name
+        if entry.spec.part != part or name not in now:
+            continue
+        if now[name].shape != recipe.tensors[name].shape:
+            continue  # replaced: known by then
+        stored = stored_of(name, now[name], recipe.shares)
+        if stored.nbytes == entry.spec.nbytes and not _same_bytes(arena, entry, stored, None):
+            differing.append(name)
+    return differing
 
 
 _libc = ctypes.CDLL(None)

@@ -25,8 +25,8 @@ from autockpt.executors.copying import (
     copy_tensors,
     run_jobs,
 )
-from autockpt.executors.device import DeviceCopier, device_of
-from autockpt.executors.fence import StateProof
+from autockpt.executors.device import DeviceCopier, DeviceRead, device_of
+from autockpt.executors.fence import CanaryGroup, StateProof
 from autockpt.executors.inventory import Inventory, geometry
 from autockpt.executors.layout.plan import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
 from autockpt.executors.memory import Arena
@@ -35,12 +35,15 @@ from autockpt.executors.recipe import (
     Recipe,
     boundary_key,
     copy_jobs,
+    elsewhere,
     is_device,
     parts_of,
     slot_tensor,
+    stored_of,
     tensors_now,
 )
 from autockpt.executors.sampling import Sampler, part_differs, sample_differs
+from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
 from autockpt.executors.state import LiveState, describe, local_part
 from autockpt.values.errors import ConfigError
 
@@ -69,6 +72,8 @@ class Snapshot:
     """What a device copies is a clone: the live tensors may change."""
     late: list[Callable[[], list[str]]] = field(default_factory=list)
     """Comparisons that wait for a device."""
+    replicas: list[Agreement] = field(default_factory=list)
+    """What is shared with other ranks, as it was at the boundary."""
     completed: Callable[["Snapshot"], None] | None = None
     changed: list[str] = field(default_factory=list)
     """Names of tensors that changed behind the fence, [] if the snapshot is good."""
@@ -93,9 +98,16 @@ class Snapshotter:
     """Takes snapshots of a LiveState into slots; used from the training thread only."""
 
     def __init__(
-        self, state: LiveState, counters: memoryview, *, device: DeviceCopier | None = None
+        self,
+        state: LiveState,
+        counters: memoryview,
+        *,
+        device: DeviceCopier | None = None,
+        place: Place | None = None,
     ) -> None:
+        """`place`: this rank among the others, with whom it shares what all hold; None: alone."""
         self.state = state
+        self.place = place
         self.counters = ProgressCounter(counters)
         self.engine = CopyEngine()
         self.layout: Layout | None = None
@@ -146,17 +158,22 @@ class Snapshotter:
             kept is not None
             and kept.inventory is inventory
             and kept.places == places
+            and kept.place is self.place
             and kept.boundary == shape
             and len(text) <= kept.layout.extra_bytes
         ):
             return kept
-        layout = self._laid_out(inventory, boundary, text, held)
-        tensors = {n: t for n, t in inventory.locals.items() if n not in held}
+        lazy = {n: t for n, t in inventory.locals.items() if n not in held}
+        place = self.place
+        shares = take_shares(place, lazy, inventory.holdings)
+        layout = self._laid_out(inventory, boundary, text, held, shares)
+        tensors = {n: t for n, t in lazy.items() if n not in elsewhere(shares)}
+        sources = {n: stored_of(n, t, shares) for n, t in tensors.items()}
         self._recipe = Recipe(
-            inventory=inventory, places=places, layout=layout, boundary=shape, held=held,
-            tensors=tensors,
+            inventory=inventory, places=places, place=place, layout=layout, boundary=shape,
+            held=held, tensors=tensors, shares=shares, sources=sources,
             entries=[e for e in layout.entries if e.spec.lazy and e.spec.nbytes],
-            parts=parts_of(inventory, layout, tensors),
+            parts=parts_of(inventory, layout, sources),
             on_device=any(t.numel() and device_of(t) is not None for t in tensors.values()),
         )  # fmt: skip
         return self._recipe
@@ -167,13 +184,21 @@ class Snapshotter:
         boundary: dict[str, torch.Tensor],
         text: bytes,
         held: frozenset[str],
+        shares: Shares,
     ) -> Layout:
         if len(text) > self._extra_bytes:
             self._extra_bytes = -(-len(text) * EXTRA_SLACK // PAGE_BYTES) * PAGE_BYTES
-        lazy = {n: t for n, t in inventory.lazy.items() if n not in held}
+        others = held | elsewhere(shares)
+        lazy = {n: t for n, t in inventory.lazy.items() if n not in others}
         owners = {name: part for part, names in inventory.parts.items() for name in names}
-        specs, aliases = describe(lazy, boundary, self.state, owners, inventory.holdings)
-        layout = plan_layout(specs, aliases=aliases, extra_bytes=self._extra_bytes)
+        specs, aliases = describe(
+            lazy, boundary, self.state, owners, inventory.holdings, shares.ranges
+        )
+        own = self.place is not None and any(n not in inventory.holdings for n in lazy)
+        layout = plan_layout(
+            specs, aliases=aliases, extra_bytes=self._extra_bytes,
+            owner=self.place.rank if own and self.place is not None else None,
+        )  # fmt: skip
         if self.layout is None or layout.digest != self.layout.digest or layout != self.layout:
             self.layout = layout
         return self.layout
@@ -223,11 +248,21 @@ class Snapshotter:
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
             task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter), boundary=late,
         )  # fmt: skip
+        snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]
         self._tasks[slot] = snapshot.task
         self.current = snapshot  # before the copy thread can have a verdict on it
         self._start(snapshot, lazy=lazy)
         snapshot.boundary_stall_s = time.monotonic() - start
         return snapshot
+
+    def _noted(self, group: CanaryGroup) -> torch.Tensor | DeviceRead:
+        """Canaries as of now, on the host or on their way to it."""
+        values, device = group.take(), device_of(group.views[0])
+        if device is None:
+            return values
+        if self._device is None:
+            self._device = DeviceCopier(device)
+        return self._device.read(values)
 
     def _start(self, snapshot: Snapshot, *, lazy: bool) -> None:
         """Hands the copies out, and remembers what the tensors look like if they may change."""
@@ -294,7 +329,7 @@ class Snapshotter:
     def _jobs(self, recipe: Recipe, arena: Arena) -> list[CopyJob]:
         jobs = recipe.jobs.get(arena)
         if jobs is None:
-            jobs = recipe.jobs[arena] = copy_jobs(recipe.layout, recipe.tensors, arena)
+            jobs = recipe.jobs[arena] = copy_jobs(recipe.layout, recipe.sources, arena)
         return jobs
 
     def _issue(self, snapshot: Snapshot) -> bool:

@@ -18,10 +18,18 @@ from autockpt.executors import statetree
 from autockpt.executors.dtypes import dtype_name, stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
-from autockpt.executors.inventory import plain_name as plain_name
+from autockpt.executors.layout.boxes import overlaps
 from autockpt.executors.layout.plan import TensorSpec
+from autockpt.executors.layout.shares import Range
 from autockpt.executors.sharding.collectors import declared
-from autockpt.executors.sharding.holdings import Holding, holding_of, whole_of
+from autockpt.executors.sharding.holdings import (
+    Holding,
+    holding_of,
+    ranks_sharing,
+    whole_of,
+)
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import is_divided, owns_state, state_of
 from autockpt.values.errors import ConfigError
 
 
@@ -85,11 +93,40 @@ class LiveState:
         found = holding_of(tensor) or self._declared.get(id(tensor))
         return whole_of(tensor) if found is None else found
 
+    def mesh(self) -> str:
+        """How parameters are divided and replicated, as text: equal on ranks that divide alike."""
+        kinds = set()
+        for tensor in self.parameters().values():
+            mesh = getattr(tensor, "device_mesh", None)
+            if mesh is not None:
+                kinds.add(f"{tuple(mesh.shape)} {tensor.placements}")  # type: ignore[attr-defined]
+            elif id(tensor) in self._declared:
+                holding = self._declared[id(tensor)]
+                kinds.add(f"{len(holding.holders)} of {'a whole' if holding.is_whole else 'parts'}")
+        return "; ".join(sorted(kinds))
+
+    def has_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        """This rank has the optimizer state of a parameter: it is what steps it.
+
+        Of a DTensor every rank has some, of no rows as well; FSDP1 gives no gradient to a parameter
+        of which a rank has nothing, so its step count would stand still.
+        """
+        if not owns_state(optimizer, parameter):
+            return False
+        return hasattr(parameter, "to_local") or bool(self.holding(parameter).boxes)
+
+    def is_alike(self, world_size: int) -> bool:
+        """Every rank is known to have all parameters that this one has, and no others."""
+        return all(
+            ranks_sharing(parameter, self._declared.get(id(parameter))) == world_size
+            for parameter in self.parameters().values()
+        )
+
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for prefix, module in self.models.items():
             for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), f"{prefix}.{plain_name(name)}")
+                names.setdefault(id(parameter), f"{prefix}.{plain_fqn(name)}")
         for prefix, optimizer in self.optimizers.items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
@@ -133,7 +170,7 @@ class LiveState:
         found: dict[str, torch.Tensor] = {}
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
-                found[f"{prefix}.{plain_name(name)}"] = own
+                found[f"{prefix}.{plain_fqn(name)}"] = own
         for prefix, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -239,13 +276,13 @@ def _optimizer_skeleton(
         encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
         groups.append({"params": parts.names[g], "values": encoded})
     # Under keys that are no parameters: small, and the optimizer's own.
-    everything: dict[Any, Any] = optimizer.state
-    loose = {k: v for k, v in everything.items() if not isinstance(k, torch.Tensor)}
+    loose = {k: v for k, v in state_of(optimizer).items() if not isinstance(k, torch.Tensor)}
     return {
         "regular": parts.regular,
         "irregular": irregular,
         "groups": groups,
         "loose": statetree.encode(loose, f"{prefix}.state", tensors),
+        "divided": is_divided(optimizer),
     }
 
 
@@ -255,13 +292,14 @@ def describe(
     classes: LiveState,
     parts: Mapping[str, str] | None = None,
     holdings: Mapping[str, Holding] | None = None,
+    ranges: Mapping[str, Range] | None = None,
 ) -> tuple[list[TensorSpec], dict[str, str]]:
     """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
 
     `parts`: by name the optimizer that changes a tensor; `holdings`: by name which part of a whole
-    it is, when it is one.
+    it is, when it is one; `ranges`: by name the elements of it that this rank stores, if not all.
     """
-    parts, holdings = parts or {}, holdings or {}
+    parts, holdings, ranges = parts or {}, holdings or {}, ranges or {}
     specs: list[TensorSpec] = []
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -278,7 +316,10 @@ def describe(
             seen[key] = name
             spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
             holding = holdings.get(name) or holding_of(tensor)
-            if holding is not None and not holding.is_whole:
+            stored = ranges.get(name, (0, local.numel()))
+            if holding is not None and stored != (0, local.numel()):
+                spec = _cut(spec, local, holding, stored)
+            elif holding is not None:
                 spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
             specs.append(replace(spec, part=parts.get(name, "")))
     return specs, aliases
@@ -290,6 +331,13 @@ def _spec(name: str, local: torch.Tensor, lazy: bool, tensor_class: str) -> Tens
         name=name, dtype=dtype, shape=shape, true_dtype=dtype_name(local.dtype), lazy=lazy,
         tensor_class=tensor_class,
     )  # fmt: skip
+
+
+def _cut(spec: TensorSpec, local: torch.Tensor, holding: Holding, stored: Range) -> TensorSpec:
+    """Of a range of the elements; they stand one after another, so it has one dimension."""
+    _, shape = stored_form(local.dtype, (stored[1] - stored[0],))
+    boxes = tuple(part.box for part in overlaps(holding.boxes, *stored))
+    return replace(spec, shape=shape, global_shape=holding.global_shape, boxes=boxes)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -322,7 +370,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     np.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])
+        # The machine may have another number of GPUs than the one that saved.
+        for device, part in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(part.cpu(), device)
 
 
 def _named(value: Any, what: str, kind: type) -> dict[str, Any]:

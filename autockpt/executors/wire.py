@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,32 @@ class SlotsGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourSlots:
+    """What other ranks of the node hold of a generation about to be restored from memory.
+
+    Comes with one descriptor per rank, ahead of the order to restore.
+    """
+
+    rank: int
+    generation: Generation
+    ranks: tuple[int, ...]
+    image_bytes: tuple[int, ...]
+    """Image capacity of each slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingMemory:
+    """Comes with the descriptor of memory in which the readers of an attempt read together.
+
+    Ahead of the order to restore; not at all when there is no memory for it.
+    """
+
+    rank: int
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsRefused:
     """There is not enough memory; the reason names the binding limit."""
 
@@ -103,6 +129,8 @@ class SnapshotCopied:
 
     rank: int
     generation: Generation
+    replicas: tuple[protocol.ReplicaProof, ...] = ()
+    """What its rank shares with others of the node, to be compared with what they say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +187,8 @@ class Status:
 
 
 _OWN = (
-    Hello, SlotsWanted, SlotsGiven, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn,
-    TrainerResumed, TrainerLeaving, StatusWanted, Status,
+    Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, SlotsRefused, SnapshotBegan,
+    SnapshotCopied, SnapshotTorn, TrainerResumed, TrainerLeaving, StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

@@ -1,6 +1,8 @@
 """A storage reader: torch.distributed.checkpoint loads from our directories as they are.
 
 dcp.load(state, storage_reader=GenerationReader("runs/train-20260101-120000"))
+
+`GenerationWriter` stands here as well, so that both have one address.
 """
 
 import dataclasses
@@ -21,7 +23,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from autockpt.executors.layout.boxes import Box
 from autockpt.integrations import torch_file
+from autockpt.integrations.dcp_saving import GenerationWriter as GenerationWriter
 from autockpt.integrations.dcp_writer import StandIns
 from autockpt.integrations.generation import GenerationTree
 from autockpt.integrations.lazy import LazyTensor
@@ -106,13 +110,9 @@ class GenerationReader(StorageReader):
         if item.type == LoadItemType.BYTE_IO:
             planner.load_bytes(item, torch_file.packed(leaf))
             return
-        tensor = leaf.read()
-        for dimension, (start, size) in enumerate(
-            zip(item.storage_offsets, item.lengths, strict=True)
-        ):
-            tensor = tensor.narrow(dimension, start, size)
+        box = Box(offset=tuple(item.storage_offsets), shape=tuple(item.lengths))
         target = planner.resolve_tensor(item).detach()
-        target.copy_(tensor)
+        target.copy_(leaf.part(box))
         planner.commit_tensor(item, target)
 
     def _open(self) -> GenerationTree:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.layout.boxes import Box, intersect
 from autockpt.integrations import torch_file
-from autockpt.integrations.dcp_metadata import Chunk, DcpMetadata, Entry, read_metadata
-from autockpt.integrations.lazy import LazyTensor, Tree, empty
+from autockpt.integrations.dcp_metadata import Chunk, Entry, read_metadata
+from autockpt.integrations.lazy import LazyTensor, Tree, empty, nested
 from autockpt.values.errors import CorruptCheckpointError
 
 METADATA = ".metadata"
@@ -22,7 +23,7 @@ def read_directory(path: str) -> Tree:
     leaves = {
         metadata.paths[key]: _leaf(path, key, entry) for key, entry in metadata.entries.items()
     }
-    return _nested(path, metadata, leaves)
+    return nested(leaves, path)
 
 
 def _leaf(folder: str, key: str, entry: Entry) -> Any:
@@ -30,19 +31,26 @@ def _leaf(folder: str, key: str, entry: Entry) -> Any:
         return _piece(folder, entry.chunks[0])
     dtype = entry.dtype
 
-    def read() -> torch.Tensor:
-        tensor = empty(entry.shape, dtype)
+    def part(wanted: Box) -> torch.Tensor:
+        tensor = empty(wanted.shape, dtype)
         for chunk in entry.chunks:
-            part = _piece(folder, chunk)
-            if not isinstance(part, torch.Tensor) or part.dtype != dtype:
-                raise CorruptCheckpointError(f"{folder}: {key}: holds no tensor of {dtype}")
-            if tuple(part.shape) != chunk.sizes or part.layout != torch.strided or part.is_meta:
-                raise CorruptCheckpointError(f"{folder}: {key}: a chunk has another form")
-            ranges = zip(chunk.offsets, chunk.sizes, strict=True)
-            tensor[tuple(slice(start, start + size) for start, size in ranges)] = part
+            stored = Box(offset=chunk.offsets, shape=chunk.sizes)
+            both = intersect(stored, wanted)
+            if both is not None:
+                held = _tensor(folder, key, dtype, chunk)[both.slices_in(stored)]
+                tensor[both.slices_in(wanted)] = held
         return tensor
 
-    return LazyTensor(name=key, dtype=dtype, shape=entry.shape, read=read)
+    return LazyTensor(name=key, dtype=dtype, shape=entry.shape, part=part)
+
+
+def _tensor(folder: str, key: str, dtype: torch.dtype, chunk: Chunk) -> torch.Tensor:
+    tensor = _piece(folder, chunk)
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype:
+        raise CorruptCheckpointError(f"{folder}: {key}: holds no tensor of {dtype}")
+    if tuple(tensor.shape) != chunk.sizes or tensor.layout != torch.strided or tensor.is_meta:
+        raise CorruptCheckpointError(f"{folder}: {key}: a chunk has another form")
+    return tensor
 
 
 def _piece(folder: str, chunk: Chunk) -> Any:
@@ -56,27 +64,3 @@ def _piece(folder: str, chunk: Chunk) -> Any:
             return torch_file.unpacked(file.read(chunk.nbytes), path)
     except OSError as error:
         raise CorruptCheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _nested(path: str, metadata: DcpMetadata, leaves: dict[tuple[str | int, ...], Any]) -> Tree:
-    root: dict[str | int, Any] = {}
-    for place, leaf in leaves.items():
-        node = root
-        for part in place[:-1]:
-            node = node.setdefault(part, _Node())
-            if not isinstance(node, _Node):
-                raise CorruptCheckpointError(f"{path}: two keys stand at one place, {place}")
-        node[place[-1]] = leaf
-    return {str(key): _settled(value) for key, value in root.items()}
-
-
-class _Node(dict[str | int, Any]):
-    """A part of the state that became a dict, or a list when its keys are numbers."""
-
-
-def _settled(node: Any) -> Any:
-    if not isinstance(node, _Node):
-        return node
-    if all(isinstance(key, int) for key in node):
-        return [_settled(node[key]) for key in sorted(node, key=int)]
-    return {key: _settled(value) for key, value in node.items()}

@@ -116,7 +116,7 @@ def _write_safetensors(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) 
         _write_json(f"{path}/{INDEX}", {"metadata": {"total_size": total}, "weight_map": names})
     rest = {name: value for name, value in tree.items() if name != "model"}
     if rest:
-        skeleton, tensors = _with_names(rest)
+        skeleton, tensors = with_names(rest)
         metadata = {"autockpt.tree": json.dumps(skeleton, separators=(",", ":"))}
         safetensors_file.write_file(f"{path}/{STATE}", tensors, metadata, tell)
 
@@ -142,7 +142,7 @@ def _shards(model: dict[str, LazyTensor], limit: int) -> list[dict[str, LazyTens
     return shards
 
 
-def _with_names(tree: Tree) -> tuple[Any, dict[str, LazyTensor]]:
+def with_names(tree: Tree) -> tuple[Any, dict[str, LazyTensor]]:
     """(skeleton as in our images, tensors by the dotted paths that it names)."""
     stands: dict[int, tuple[torch.Tensor, LazyTensor]] = {}
 
@@ -181,12 +181,13 @@ def _write_dcp(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
 
 def _write_torch(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
     state = {
-        name: _numbered(value) if _is_optimizer(value) else value for name, value in tree.items()
+        name: _numbered(value) if is_optimizer(value) else value for name, value in tree.items()
     }
     torch_file.write_file(path, materialised(state, tell=tell))
 
 
-def _is_optimizer(value: Any) -> bool:
+def is_optimizer(value: Any) -> bool:
+    """Has the form of an optimizer's state dict."""
     return isinstance(value, dict) and set(value) == {"state", "param_groups"}
 
 

@@ -4,21 +4,23 @@
      "optimizer": {"state": {name: {...}}, "param_groups": [...]},   as get_optimizer_state_dict
      "scheduler": ..., other attached objects by their names, "step": 400}
 
-The ranks of a data-parallel job hold the same tensors, so one image is the state; that they do is
-checked by digests, and where those differ by bytes.  What belongs to one rank (random states, the
-place in the data) is left out.
+It is put together from the images of all ranks: tensors from their parts, optimizers from what each
+rank says of its own parameters.  What belongs to one rank (random states, the place in the data) is
+left out; of buffers and attached objects that several ranks have, the first rank's are taken.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from autockpt.executors import statetree
-from autockpt.executors.directory import CommitFile
-from autockpt.integrations.image_reader import ImageTensors, commit_of
-from autockpt.integrations.lazy import LazyTensor, Tree, materialised
+from autockpt.executors.layout.boxes import whole
+from autockpt.executors.sharding.pieces import Piece
+from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer, add_skeleton
+from autockpt.integrations.image_reader import Images, commit_of
+from autockpt.integrations.lazy import LazyTensor, Tree, nested
+from autockpt.integrations.replicas import require_same
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 LEFT_OUT = ("random states of each rank", "position of each rank in the data")
@@ -29,48 +31,123 @@ class GenerationTree:
     """One generation, open: `tree` reads from it until `close`."""
 
     def __init__(self, folder: str, *, rank: int | None = None) -> None:
-        """`rank`: whose image; None: rank 0's, once all ranks were seen to hold the same.
+        """`rank`: only what this rank's image holds, parts in the form in which it holds them.
 
         Raises ConfigError for a folder without a COMMIT, an unknown rank or ranks that differ.
         """
         commit = commit_of(folder)
+        ranks = range(len(commit.records)) if rank is None else (rank,)
         if not 0 <= (rank or 0) < len(commit.records):
             raise ConfigError(f"{folder}: has ranks 0 to {len(commit.records) - 1}, not {rank}")
         self.name = os.path.basename(os.path.abspath(folder))
         self.step = commit.step
-        self._image = ImageTensors(folder, commit, rank or 0)
+        self._images = Images(folder, commit, ranks)
         try:
             if rank is None:
-                require_replicas(folder, commit, self._image)
-            self.tree = state_tree(self._image, step=commit.step)
+                require_same(self._images, _replicated(self._images), folder)
+            self.tree = _StateTree(self._images, apart=rank is not None).tree(self.step)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Lets the file go."""
-        self._image.close()
+        """Lets the files go."""
+        self._images.close()
 
 
-def state_tree(image: ImageTensors, *, step: int) -> Tree:
-    """The state of one rank.  Raises CorruptCheckpointError for a skeleton that does not fit."""
-    skeleton, lazies = image.skeleton, image.lazy_tensors()
-    tensors: dict[str, Any] = {**lazies, **arrays_of(skeleton, lazies)}
-    try:
-        owned = _owned_by_others(skeleton)
-        tree: Tree = {"step": step, "model": {}}
-        for name, tensor in lazies.items():
-            if name not in owned and not name.startswith(tuple(_prefixes(skeleton))):
-                tree["model"][model_name(name)] = tensor
-        for path, value in skeleton["modules"].items():
-            tree["model"][model_name(path)] = statetree.decode(value, tensors)
-        for prefix, saved in skeleton["optimizers"].items():
-            tree[prefix] = _optimizer(prefix, saved, tensors)
-        for name, value in skeleton["others"].items():
-            tree[name] = statetree.decode(value, tensors)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
-    return tree
+class _StateTree:
+    """The state in the images of one rank or of all."""
+
+    def __init__(self, images: Images, *, apart: bool) -> None:
+        """`apart`: of one rank, whose parts of tensors stand for themselves."""
+        self._skeletons = [images.skeletons[rank] for rank in images.ranks]
+        self._apart = apart
+        self._lazies = _lazy_tensors(images, apart=apart)
+        self._tensors: dict[str, Any] = dict(self._lazies)
+        for skeleton in self._skeletons:
+            self._tensors |= arrays_of(skeleton, self._lazies)
+
+    def tree(self, step: int) -> Tree:
+        """All of it.  Raises CorruptCheckpointError for skeletons that do not fit."""
+        if any("tree" in skeleton for skeleton in self._skeletons):
+            return {"step": step, **self._as_written()}
+        tree: Tree = {"step": step, "model": self._parameters_and_buffers()}
+        try:
+            for path, value in self._first("modules"):
+                tree["model"][model_name(path)] = statetree.decode(value, self._tensors)
+            for prefix in self._prefixes():
+                tree[prefix] = self._optimizer(prefix)
+            for name, value in self._first("others"):
+                tree[name] = statetree.decode(value, self._tensors)
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
+        return tree
+
+    def _as_written(self) -> Tree:
+        """Of images that `torch.distributed.checkpoint.save` wrote: by the keys of that state."""
+        try:
+            leaves = {
+                tuple(path): statetree.decode(value, self._tensors)
+                for skeleton in reversed(self._skeletons)
+                for path, value in skeleton["tree"]
+            }
+            return nested(leaves, "saved state")
+        except (KeyError, ValueError, TypeError) as error:
+            raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
+
+    def _first(self, part: str) -> Iterator[tuple[str, Any]]:
+        """(name, skeleton) of a part of the state, as the first rank that has it says."""
+        seen: set[str] = set()
+        for skeleton in self._skeletons:
+            for name, value in skeleton[part].items():
+                if name not in seen:
+                    seen.add(name)
+                    yield name, value
+
+    def _prefixes(self) -> list[str]:
+        """Names of the optimizers."""
+        return list(dict.fromkeys(p for one in self._skeletons for p in one["optimizers"]))
+
+    def _parameters_and_buffers(self) -> Tree:
+        """What no optimizer, attached object or extra state refers to."""
+        parts = [value for part in ("others", "modules") for _, value in self._first(part)]
+        owned = {name for part in parts for name in statetree.tensor_names(part)}
+        prefixes = tuple(f"{prefix}." for prefix in (*self._prefixes(), "rng", "progress"))
+        return {
+            model_name(name): tensor
+            for name, tensor in self._lazies.items()
+            if name not in owned and not name.startswith(prefixes)
+        }
+
+    def _optimizer(self, prefix: str) -> Tree:
+        """One optimizer by parameter names."""
+        parts = _optimizers(self._skeletons, prefix)
+        groups = _merged(parts)
+        state: Tree = {}
+        for name in (name for group in groups for name in group.names):
+            found = next((p for p in parts if name in p.keys or name in p.irregular), None)
+            if found is not None:
+                state[model_name(name)] = self._state_of(prefix, name, found)
+        return {
+            "state": {name: values for name, values in state.items() if values or not self._apart},
+            "param_groups": [
+                {
+                    "params": [model_name(name) for name in group.names],
+                    **statetree.decode(group.values, self._tensors),
+                }
+                for group in groups
+            ],
+        }
+
+    def _state_of(self, prefix: str, name: str, part: SavedOptimizer) -> Any:
+        """The state of a parameter; one rank apart may have left it to another."""
+        needed = list(part.tensors_of(prefix, name))
+        if self._apart and not all(tensor in self._tensors for tensor in needed):
+            return {}
+        if name in part.irregular:
+            return statetree.decode(part.irregular[name], self._tensors)
+        keys = [key for key, _ in part.keys[name]]
+        return {key: self._tensors[tensor] for key, tensor in zip(keys, needed, strict=True)}
 
 
 def model_name(name: str) -> str:
@@ -78,15 +155,28 @@ def model_name(name: str) -> str:
     return name.removeprefix(_MODEL).lstrip(".") if name.startswith(_MODEL) else name
 
 
-def _prefixes(skeleton: dict[str, Any]) -> list[str]:
-    """Beginnings of names that no module has."""
-    return [f"{prefix}." for prefix in (*skeleton["optimizers"], "rng", "progress")]
+def _lazy_tensors(images: Images, *, apart: bool) -> dict[str, LazyTensor]:
+    """All tensors by name, in the order of the images; a second name has the same object."""
+    stored, aliases = images.stored, dict[str, str]()
+    own: set[str] = set()
+    for rank in images.ranks:
+        header = images.headers[rank]
+        own.update(header.tensors)
+        aliases = {**header.aliases, **aliases}
+    found = {
+        name: images.lazy(name, _read_from(stored.pieces(name), apart=apart))
+        for name in stored.names()
+        if name in own
+    }
+    return found | {alias: found[name] for alias, name in aliases.items() if alias not in own}
 
 
-def _owned_by_others(skeleton: dict[str, Any]) -> set[str]:
-    """Tensors that an attached object or a module's extra state refers to."""
-    parts = [*skeleton["others"].values(), *skeleton["modules"].values()]
-    return {name for part in parts for name in statetree.tensor_names(part)}
+def _read_from(pieces: list[Piece], *, apart: bool) -> list[Piece]:
+    """The pieces that are one tensor."""
+    first = pieces[0]
+    if apart:
+        return [replace(first, global_shape=first.shape, boxes=(whole(first.shape),))]
+    return [first] if first.boxes == (whole(first.global_shape),) else pieces
 
 
 def arrays_of(skeleton: Any, lazies: Mapping[str, LazyTensor]) -> dict[str, Any]:
@@ -103,97 +193,41 @@ def arrays_of(skeleton: Any, lazies: Mapping[str, LazyTensor]) -> dict[str, Any]
     return {name: tensor for item in items for name, tensor in arrays_of(item, lazies).items()}
 
 
-def _optimizer(prefix: str, saved: dict[str, Any], tensors: dict[str, Any]) -> Tree:
-    """One optimizer by parameter names."""
-    groups, names = [], []
-    for values in saved["groups"]:
-        names.append(split_names(values["params"], set(tensors)))
-        settings = statetree.decode(values["values"], tensors)
-        groups.append({"params": [model_name(name) for name in names[-1]], **settings})
-    state: Tree = {}
-    for keys, places in saved["regular"].items():
-        marks = [mark.rsplit(":", 1)[0] for mark in keys.split(" ")]
-        for g, i in places:
-            name = names[g][i]
-            state[model_name(name)] = {key: tensors[f"{prefix}.{name}.{key}"] for key in marks}
-    for name, values in saved["irregular"].items():
-        state[model_name(name)] = statetree.decode(values, tensors)
-    ordered = [model_name(name) for group in names for name in group]
-    return {"state": {n: state[n] for n in ordered if n in state}, "param_groups": groups}
-
-
-def split_names(text: str, known: set[str]) -> list[str]:
-    """The parameters of a group, one per line; a name may hold line breaks itself."""
-    names, part = [], ""
-    for line in text.split("\n") if text else []:
-        part = f"{part}\n{line}" if part else line
-        if part in known:
-            names.append(part)
-            part = ""
-    if part:
-        raise CorruptCheckpointError(f"parameter {part!r:.100} is in a group and not in the image")
-    return names
-
-
-def require_replicas(folder: str, commit: CommitFile, first: ImageTensors) -> None:
-    """Raises ConfigError unless all ranks hold the parameters and optimizer state of rank 0."""
-    for rank in range(1, len(commit.records)):
-        other = ImageTensors(folder, commit, rank)
-        try:
-            differs = _first_difference(first, other)
-        finally:
-            other.close()
-        if differs:
-            raise ConfigError(
-                f"{folder}: rank {rank} does not hold the same {differs} as rank 0; sharded or "
-                "independent state cannot be put together yet; --rank N takes that of one rank"
-            )
-
-
-def _first_difference(first: ImageTensors, other: ImageTensors) -> str:
-    """A tensor that is not the same on both, "" when there is none.
-
-    Chunks with equal digests are equal; of the others only the bytes of tensors count, because
-    random states, gaps and running statistics of a rank's own batches stand among them.
-    """
-    if first.layout_digest != other.layout_digest:
-        return "tensors"
-    mine, theirs = first.index, other.index
-    if mine.chunk_bytes == theirs.chunk_bytes and mine.digests == theirs.digests:
-        return ""
-    theirs_by_name = other.lazy_tensors()
-    for name, tensor in _replicated(first).items():
-        place = first.header.tensors[name]
-        chunks = range(place.start // mine.chunk_bytes, -(-place.stop // mine.chunk_bytes))
-        same = other.header.tensors.get(name) == place and mine.chunk_bytes == theirs.chunk_bytes
-        if same and all(mine.digests[chunk] == theirs.digests[chunk] for chunk in chunks):
+def _optimizers(skeletons: Iterable[dict[str, Any]], prefix: str) -> list[SavedOptimizer]:
+    """What each rank says of an optimizer; ranks that repeat the first one are left out."""
+    found: list[SavedOptimizer] = []
+    first: Any = None
+    for skeleton in skeletons:
+        data = skeleton["optimizers"].get(prefix)
+        if data is None or data == first:
             continue
-        if not _same_bytes(tensor, theirs_by_name[name]):
-            return name
-    return ""
+        first = data if first is None else first
+        found.append(SavedOptimizer())
+        add_skeleton(found[-1], data)
+    return found
 
 
-def _replicated(image: ImageTensors) -> dict[str, LazyTensor]:
-    """What data parallelism keeps equal: trained parameters and their optimizer's state."""
-    skeleton, lazies = image.skeleton, image.lazy_tensors()
-    prefixes = tuple(f"{prefix}." for prefix in skeleton["optimizers"])
-    trained = {
-        name
-        for saved in skeleton["optimizers"].values()
-        for values in saved["groups"]
-        for name in split_names(values["params"], set(lazies))
-    }
-    return {
-        name: tensor
-        for name, tensor in lazies.items()
-        if name in image.header.tensors and (name in trained or name.startswith(prefixes))
-    }
+def _merged(parts: list[SavedOptimizer]) -> list[SavedGroup]:
+    """The first rank's groups; parameters that only others have join the group set as theirs is."""
+    merged: list[SavedGroup] = []
+    known: set[str] = set()
+    for number, part in enumerate(parts):
+        for group in part.groups:
+            new = tuple(name for name in group.names if name not in known)
+            known.update(new)
+            same = next((m for m in merged if m.values == group.values), None) if number else None
+            if same is not None:
+                same.names += new
+            elif new or not number:
+                merged.append(SavedGroup(new, group.values))
+    return merged
 
 
-def _same_bytes(a: LazyTensor, b: LazyTensor) -> bool:
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    x, y = materialised([a, b])
-    return not a.nbytes or torch.equal(
-        x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8)
-    )
+def _replicated(images: Images) -> Iterator[str]:
+    """What parallelism keeps equal: trained parameters and their optimizer's state."""
+    skeletons = [images.skeletons[rank] for rank in images.ranks]
+    prefixes = list(dict.fromkeys(prefix for one in skeletons for prefix in one["optimizers"]))
+    parts = [part for prefix in prefixes for part in _optimizers(skeletons, prefix)]
+    trained = {name for part in parts for group in part.groups for name in group.names}
+    starts = tuple(f"{prefix}." for prefix in prefixes)
+    return (name for name in images.stored.names() if name in trained or name.startswith(starts))

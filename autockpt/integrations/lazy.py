@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.layout.boxes import Box, whole
+from autockpt.values.errors import CorruptCheckpointError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LazyTensor:
@@ -19,10 +22,14 @@ class LazyTensor:
     """What its file calls it."""
     dtype: torch.dtype
     shape: tuple[int, ...]
-    read: Callable[[], torch.Tensor]
-    """The tensor in new host memory, checked against whatever digests its format has.
+    part: Callable[[Box], torch.Tensor]
+    """A box of it in host memory, checked against whatever digests its format has.
 
     Raises CorruptCheckpointError or StorageError."""
+
+    def read(self) -> torch.Tensor:
+        """All of it."""
+        return self.part(whole(self.shape))
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +48,11 @@ Path = tuple[str | int, ...]
 def in_memory(tensor: torch.Tensor, name: str = "") -> LazyTensor:
     """A tensor that is there already, detached and on the host."""
     found = tensor.detach().cpu()
-    return LazyTensor(name=name, dtype=found.dtype, shape=tuple(found.shape), read=lambda: found)
+    base = whole(found.shape)
+    return LazyTensor(
+        name=name, dtype=found.dtype, shape=base.shape,
+        part=lambda box: found if box == base else found[box.slices_in(base)],
+    )  # fmt: skip
 
 
 def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -99,3 +110,31 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> to
     """An uninitialised tensor; made from bytes, because torch warns of some dtypes otherwise."""
     nbytes = dtype.itemsize * math.prod(shape)
     return torch.empty(nbytes, dtype=torch.uint8, device=device).view(dtype).view(shape)
+
+
+def nested(leaves: Mapping[Path, Any], where: str) -> Tree:
+    """The tree in which every leaf stands at its path; dicts whose keys are numbers are lists.
+
+    Raises CorruptCheckpointError, which names `where`, for two leaves at one place.
+    """
+    root = _Node()
+    for place, leaf in leaves.items():
+        node = root
+        for part in place[:-1]:
+            node = node.setdefault(part, _Node())
+            if not isinstance(node, _Node):
+                raise CorruptCheckpointError(f"{where}: two keys stand at one place, {place}")
+        node[place[-1]] = leaf
+    return {str(key): _settled(value) for key, value in root.items()}
+
+
+class _Node(dict[str | int, Any]):
+    """A part of a tree that becomes a dict or a list, and is no leaf that is a dict."""
+
+
+def _settled(node: Any) -> Any:
+    if not isinstance(node, _Node):
+        return node
+    if all(isinstance(key, int) for key in node):
+        return [_settled(node[key]) for key in sorted(node, key=int)]
+    return {key: _settled(value) for key, value in node.items()}

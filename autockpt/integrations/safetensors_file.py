@@ -15,6 +15,7 @@ import torch
 
 from autockpt.executors.dtypes import dtype_name, stored_form, true_dtype
 from autockpt.executors.image import MAX_DIMENSIONS
+from autockpt.executors.layout.boxes import Box
 from autockpt.executors.layout.plan import ELEMENT_BYTES, NATURAL_DTYPE
 from autockpt.integrations.lazy import LazyTensor, bytes_of
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
@@ -135,13 +136,24 @@ def _lazy(
         name=name,
         dtype=dtype,
         shape=tuple(shape),
-        read=lambda: _read(path, base + start, stop - start, dtype, tuple(shape)),
+        part=lambda box: _part(path, base + start, dtype, tuple(shape), box),
     )
 
 
-def _read(
-    path: str, offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...]
+def _part(
+    path: str, offset: int, dtype: torch.dtype, shape: tuple[int, ...], box: Box
 ) -> torch.Tensor:
+    """A box of a tensor at `offset`; whole rows are read, because they stand together."""
+    if not shape or not box.count:
+        return _read(path, offset, dtype, box.shape)
+    row = dtype.itemsize * math.prod(shape[1:])
+    rows = Box(offset=(box.offset[0], *[0] * (len(shape) - 1)), shape=(box.shape[0], *shape[1:]))
+    found = _read(path, offset + row * box.offset[0], dtype, rows.shape)
+    return found if box == rows else found[box.slices_in(rows)]
+
+
+def _read(path: str, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    nbytes = dtype.itemsize * math.prod(shape)
     raw = torch.empty(nbytes, dtype=torch.uint8)
     try:
         with open(path, "rb") as file:

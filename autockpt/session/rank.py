@@ -34,6 +34,7 @@ class RankState:
         self._state = state
         self._data = None if data is None else DataPosition(data)
         state.dry_encode()
+        self._mesh = state.mesh()
         self._plan: CheckpointPlan = job.plan
         self._telemetry = TelemetryWriter(job.telemetry_path)
         self._step = 0

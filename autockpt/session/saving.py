@@ -213,7 +213,7 @@ class Saving(RankState):
 
     def _progress(self) -> dict[str, Any]:
         data = None if self._data is None else self._data.state()
-        return {"step": self._step, "data": data}
+        return {"step": self._step, "data": data, "mesh": self._mesh}
 
     # ------------------------------------------------------------------ the fence
 
@@ -247,7 +247,10 @@ class Saving(RankState):
         if snapshot.changed:
             self._discard(generation, step, snapshot)
             return
-        self._link.send(wire.SnapshotCopied(rank=self._job.rank, generation=generation))
+        proofs = [p.ReplicaProof(members=a.members, digest=a.digest()) for a in snapshot.replicas]
+        self._link.send(
+            wire.SnapshotCopied(rank=self._job.rank, generation=generation, replicas=tuple(proofs))
+        )
         if self._snapshotter is not None and self._snapshotter.current is not snapshot:
             self._tell_sealed(generation, step, snapshot)
 

@@ -25,6 +25,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.resume import Resumed, resume
+from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState, rng_state, set_rng_state
 from autockpt.session.ending import Ending
@@ -152,7 +153,11 @@ class Session(Ending):
         applied = time.monotonic()
         self._take_progress(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
-        self._snapshotter = Snapshotter(self._state, self._link.board.view[8 * CELL_COPIED :])
+        job = self._job
+        self._snapshotter = Snapshotter(
+            self._state, self._link.board.view[8 * CELL_COPIED :],
+            place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
+        )  # fmt: skip
         optimizers = list(self._state.optimizers.values())
         self._hooks = OptimizerHooks(optimizers, self._fence, self._after_optimizer)
         for module in self._state.models.values():
@@ -179,7 +184,10 @@ class Session(Ending):
         if self._data is not None and resumed.progress.get("data") is not None:
             self._data.load(resumed.progress["data"])
             self._data.prepare()
-        set_rng_state(resumed.rng)
+        if resumed.rng is not None:  # a checkpoint of another system has none
+            set_rng_state(resumed.rng)
+        for notice in resumed.notices:
+            self._say(notice)
 
     def _tell_started(self, resumed: Resumed, began: float, apply_s: float) -> None:
         attach_at, startup = birth.startup()
@@ -276,11 +284,21 @@ class Session(Ending):
         applied = self._switch.heard(message, self._step)
         if applied is not None:
             self._link.running_as(self._epoch, *applied)
+        if isinstance(message, p.AnnounceDropped) and message.reason.startswith(p.REPLICAS_DIFFER):
+            self._stop_sharing(message.reason)
         if isinstance(message, p.AnnounceDurable | p.AnnounceMemoryCommitted) and self._mind:
             self._mind.committed(message)
         if isinstance(message, p.AnnounceMemoryCommitted) and message.generation == self._asked:
             # With a snapshot at every iteration: the next slot is free from now on.
             self._ask_if_due(self._step + 1)
+
+    def _stop_sharing(self, reason: str) -> None:
+        """These are no replicas (local SGD, a rank that went astray): each stores its own."""
+        if self._snapshotter is not None and self._snapshotter.place is not None:
+            self._snapshotter.place = None
+            self._degraded(
+                "shared state", f"{reason}; every rank stores all of its own from now on"
+            )
 
     def _change_plan(self, step: int) -> None:
         plan = self._switch.due(step)

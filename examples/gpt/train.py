@@ -20,7 +20,7 @@ import os
 import random
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,10 @@ class TextLoader:
         """Go there; the next iterator starts from it."""
         self.seed = state["seed"]
         self._move_to(state["epoch"], state["position"])
+
+    def reshard_state(self, states: Sequence[Any], rank: int, world_size: int) -> dict[str, int]:
+        """What a rank loads that were saved by another number of ranks: all say the same."""
+        return next(state for state in states if state is not None)
 
 
 def bare_batches(loader: TextLoader, total: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autockpt.executors.directory import CheckpointDirectory
-from autockpt.executors.image import ImageIndex
+from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation
@@ -94,22 +94,31 @@ def commit_images(
     codec: str = "none",
     step: int = 1,
     parent: Generation | None = None,
+    heads: list[int] | None = None,
+    layouts: list[str] | None = None,
 ) -> str:
-    """One committed generation of given images, one per rank; its folder."""
+    """One committed generation of given images, one per rank; its folder.
+
+    `heads`: bytes of each that have a digest of their own; `layouts`: their digests.
+    """
     folder = directory.create_generation(generation)
     records: list[dict[str, Any]] = []
     for rank, image in enumerate(images):
         shard, idx = f"shard-{rank:05d}-a1.safetensors", f"idx-{rank:05d}-a1.json"
         result = persist(image, os.path.join(folder, shard), codec)
+        head = heads[rank] if heads else 0
         index = index_of(
-            image, result, generation, run_id=run_id, step=step, rank=rank, world_size=len(images)
-        )
+            image, result, generation, run_id=run_id, step=step, rank=rank, world_size=len(images),
+            layout_digest=layouts[rank] if layouts else f"layout {rank}", head_bytes=head,
+            head_digest=chunk_digest(image[:head]) if head else "",
+        )  # fmt: skip
         directory.write_index(os.path.join(folder, idx), to_json(index).encode())
         assert result.outcome is not None
         records.append(
             {
                 "rank": rank, "file": shard, "index": idx, "bytes": result.outcome.stored_bytes,
                 "root": index.root, "layout_digest": index.layout_digest,
+                "chunks": len(index.digests), "chunk_bytes": index.chunk_bytes,
             }
         )  # fmt: skip
     directory.write_commit(

@@ -37,6 +37,13 @@ class Augmented(Dataset[torch.Tensor]):
         return torch.tensor([float(index), torch.rand(()).item()])
 
 
+class Wrapping(DataLoader[Any]):
+    """Iterates in a generator, as those do that move batches to a device."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+
 def seeded() -> torch.Generator:
     """A loader's own generator."""
     return torch.Generator().manual_seed(11)
@@ -63,6 +70,10 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     ),
     "no batches": lambda: DataLoader(DATA, batch_size=None, shuffle=True),
     "augmented": lambda: DataLoader(Augmented(), 4, shuffle=True),
+    "iterates in a generator": lambda: Wrapping(Augmented(), 4, shuffle=True),
+    "batch sampler of a distributed one": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 1, seed=3), 2, False)
+    ),
 }
 SHORT_EPOCH = 5
 WORKERS: dict[str, Callable[[], DataLoader[Any]]] = {
@@ -206,6 +217,84 @@ def test_another_kind_of_loader_is_refused() -> None:
         plain.load(stateful.state())
     with pytest.raises(ConfigError, match="made with another kind of loader"):
         stateful.load(plain.state())
+
+
+@pytest.mark.parametrize("name", ["in order", "shuffled", "weighted", "subset", "distributed"])
+def test_another_batch_size_goes_on_after_the_same_samples(name: str) -> None:
+    """Samples are counted, in the order in which they were drawn."""
+
+    def make(batch_size: int) -> DataLoader[Any]:
+        return DataLoader(DATA, batch_size, sampler=LOADERS[name]().sampler)
+
+    torch.manual_seed(5)
+    whole = DataPosition(make(3))
+    batches = whole.batches()
+    take(batches, 2)
+    saved = whole.state()
+    first_epoch = itertools.takewhile(lambda _: whole.epoch == 0, batches)
+    rest = [item for batch in first_epoch for item in flat(batch)]
+    torch.manual_seed(999)
+    resumed = DataPosition(make(4))
+    resumed.load(saved)
+    resumed.prepare()
+    got = []
+    for batch in resumed.batches():
+        if resumed.epoch:
+            break
+        assert len(flat(batch)) <= 4
+        got += flat(batch)
+    assert got == rest
+
+
+def test_a_data_set_of_another_length_is_refused() -> None:
+    """Nobody knows which of its samples were taken."""
+    position = DataPosition(LOADERS["shuffled"]())
+    next(position.batches())
+    shorter = DataPosition(DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True))
+    with pytest.raises(ConfigError, match="the epoch had 23 samples, this loader's has 20"):
+        shorter.load(position.state())
+
+
+def test_another_number_of_generators_is_refused() -> None:
+    """Their states would go to the wrong ones."""
+    position = DataPosition(DataLoader(DATA, 4))
+    next(position.batches())
+    with pytest.raises(ConfigError, match="had 0 generators of its own, this one has 1"):
+        DataPosition(DataLoader(DATA, 4, generator=seeded())).load(position.state())
+
+
+@pytest.mark.parametrize("name", ["shuffled", "distributed"])
+def test_a_position_from_before_it_said_how_samples_are_shared_is_read(name: str) -> None:
+    """Older checkpoints resume on as many ranks, and from then on they say it."""
+    torch.manual_seed(5)
+    whole = DataPosition(LOADERS[name]())
+    batches = whole.batches()
+    take(batches, 2)
+    saved = {k: v for k, v in whole.state().items() if k not in ("start", "order", "share")}
+    rng = rng_state()
+    expected = take(batches, 9)
+    resumed = DataPosition(LOADERS[name]())
+    resumed.load(saved)
+    resumed.prepare()
+    assert {"start", "order", "share"} <= set(resumed.state())
+    set_rng_state(rng)
+    assert take(resumed.batches(), 9) == expected
+
+
+def test_a_loader_that_iterates_in_its_own_way_is_refused_at_the_first_batch() -> None:
+    """It would start the epoch over."""
+
+    class Own(DataLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([torch.zeros(1)] * 3)
+
+    position = DataPosition(Own(DATA))
+    next(position.batches())
+    resumed = DataPosition(Own(DATA))
+    resumed.load(position.state())
+    resumed.prepare()
+    with pytest.raises(ConfigError, match=r"a .*Own does not iterate as DataLoader does"):
+        next(resumed.batches())
 
 
 class Endless(IterableDataset[int]):

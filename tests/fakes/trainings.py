@@ -7,6 +7,7 @@ Two undisturbed runs of a spec end in the same digest, to the bit; so must a run
 """
 
 import dataclasses
+import datetime
 import hashlib
 import json
 import mmap
@@ -53,6 +54,10 @@ class JobSpec:
     width: int = 32
     pace_s: float = 0.0
     """Slept in every step: gives kills something to hit."""
+    ddp: bool = False
+    """Ranks average their gradients; they meet at the file TEST_STORE in the environment."""
+    stray_at: int | None = None
+    """The step in which rank 1 changes a parameter that should be equal on all ranks."""
 
 
 class Net(nn.Module):
@@ -183,6 +188,8 @@ class Job:
 
     spec: JobSpec
     model: Net
+    caller: nn.Module
+    """The model, or what wraps it."""
     optimizers: dict[str, torch.optim.Optimizer]
     scheduler: Any
     scaler: Any
@@ -196,7 +203,7 @@ class Job:
         optimizers = self.optimizers
         single = optimizers["optimizer"] if len(optimizers) == 1 else optimizers
         return {
-            "model": self.model,
+            "model": self.caller,
             "optimizer": single,
             "scheduler": self.scheduler,
             "scaler": self.scaler,
@@ -227,8 +234,9 @@ def build(spec: JobSpec, *, rank: int = 0) -> Job:
     first = next(iter(optimizers.values()))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(first, T_max=60)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
+    caller = nn.parallel.DistributedDataParallel(model) if spec.ddp else model
     job = Job(
-        spec=spec, model=model, optimizers=optimizers, scheduler=scheduler,
+        spec=spec, model=model, caller=caller, optimizers=optimizers, scheduler=scheduler,
         scaler=scaler if spec.scaler else None, loader=make_loader(spec, inputs, labels),
     )  # fmt: skip
     if spec.grow_at == 0:
@@ -263,7 +271,7 @@ def train_step(job: Job, step: int, batch: Any) -> None:
     def closure() -> torch.Tensor:
         for optimizer in job.optimizers.values():
             optimizer.zero_grad()
-        logits = job.model(inputs).float()
+        logits = job.caller(inputs).float()
         if job.grown:
             logits = logits * job.model.extra
         loss = F.cross_entropy(logits, labels)
@@ -280,6 +288,8 @@ def train_step(job: Job, step: int, batch: Any) -> None:
             job.scaler.update()
     job.losses.append(loss.detach().item())
     job.scheduler.step()
+    if step == spec.stray_at and os.environ.get("RANK") == "1":
+        job.model.head.weight.data.mul_(1.5)
     if spec.pace_s:
         time.sleep(spec.pace_s)
 
@@ -406,6 +416,11 @@ def run(spec: JobSpec, run_dir: str, out: str, *, attach: bool = True) -> None:
     folder = Path(out)
     cell = StepCell(folder / "step")
     rank = int(os.environ.get("RANK", "0"))
+    if spec.ddp:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{os.environ['TEST_STORE']}", rank=rank,
+            world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=60),
+        )  # fmt: skip
     job = build(spec, rank=rank)
     if not attach:
         say(folder, event="finished", rank=rank, digest=bare(job))
@@ -420,6 +435,16 @@ def run(spec: JobSpec, run_dir: str, out: str, *, attach: bool = True) -> None:
         if step == spec.propose_at and rank == 0:
             ckpt._propose(plan(memory=4, disk=4, version=2))
     say(folder, event="finished", rank=rank, digest=digest(job))
+
+
+def run_order(spec: dict[str, Any], run_dir: str, out: str, attach: bool) -> None:
+    """`run` with a spec as JSON."""
+    run(JobSpec(**spec), run_dir, out, attach=attach)
+
+
+def warm() -> None:
+    """Lazy imports of the first optimizer step: a process that forks trainers does it once."""
+    bare(build(JobSpec(steps=1)))
 
 
 def say(folder: Path, **facts: Any) -> None:

@@ -98,9 +98,14 @@ def saved_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
 
 def saved_ranks(path: Path, jobs: list[Job]) -> str:
     """One generation of several ranks."""
+    return saved_states(path, [state_of(job) for job in jobs])
+
+
+def saved_states(path: Path, states: list[LiveState]) -> str:
+    """One generation of ranks of given states."""
     images, shooters = [], []
-    for job in jobs:
-        arena, shooter = snapshot(state_of(job))
+    for state in states:
+        arena, shooter = snapshot(state)
         assert shooter.layout is not None
         images.append(arena.view[: shooter.layout.image_bytes])
         shooters.append(shooter)

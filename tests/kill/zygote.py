@@ -3,13 +3,15 @@
 It never runs a parallel operation (its children's first one would hang) and never has a second
 thread.  One JSON order per line on stdin, one JSON answer per line on stdout:
 
-    {"spec": {...}, "run_dir": ..., "out": ..., "env": {...}}  ->  {"started": pid}
-    (later)                                                        {"ended": pid, "status": n}
+    {"call": "module:function", "arguments": {...}, "out": ..., "env": {...}}  ->  {"started": pid}
+    (later)                                                     {"ended": pid, "status": n}
 
 `status` is the exit code, negative for a signal.  It ends, with its children, when stdin does.
+What is imported beforehand are the modules on its command line; `warm()` of each runs once.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAININGS = "tests.fakes.trainings"
 
 
 def environment() -> dict[str, str]:
@@ -37,10 +40,12 @@ def environment() -> dict[str, str]:
 class Zygote:
     """The test's end: orders trainers, hears how they ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """`modules`: what to import once; the trainings of the kill tests if none is named."""
+        command = [sys.executable, "-m", "tests.kill.zygote", *(modules or (TRAININGS,))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kill.zygote"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, env=environment(), cwd=ROOT, text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT,
+            text=True,
         )  # fmt: skip
         self._started: queue.Queue[int] = queue.Queue()
         self._ended: dict[int, int] = {}
@@ -51,12 +56,19 @@ class Zygote:
     def start(
         self, spec: dict[str, Any], run_dir: str, out: Path, *, attach: bool = True, **env: str
     ) -> int:
-        """Forks a trainer; its pid.  Its output goes to `out`/log."""
+        """Forks one of the trainings; its pid.  Its output goes to `out`/log."""
+        arguments = {"spec": spec, "run_dir": run_dir, "out": str(out), "attach": attach}
+        return self.call(f"{TRAININGS}:run_order", arguments, out, **env)
+
+    def call(self, function: str, arguments: dict[str, Any], out: Path, **env: str) -> int:
+        """Forks a process for `module:function`; its pid.  Its output goes to `out`/log."""
         assert self._process.stdin is not None
-        order = {"spec": spec, "run_dir": run_dir, "out": str(out), "attach": attach, "env": env}
+        order = {"call": function, "arguments": arguments, "out": str(out), "env": env}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return self._started.get(timeout=120)
+        pid = self._started.get(timeout=120)
+        assert pid, "the zygote has ended; its own output says why"
+        return pid
 
     def status(self, pid: int, *, wait_s: float = 0.0) -> int | None:
         """Exit status of a trainer, None while it runs."""
@@ -92,6 +104,7 @@ class Zygote:
                 with self._news:
                     self._ended[answer["ended"]] = answer["status"]
                     self._news.notify_all()
+        self._started.put(0)  # for whoever waits for a start
 
 
 # --- the process itself --------------------------------------------------------------------------
@@ -106,7 +119,6 @@ def main() -> None:
     import autockpt.session.job
     import autockpt.session.mind
     import autockpt.session.training
-    from tests.fakes import trainings
 
     for module in (
         autockpt.api,
@@ -115,7 +127,8 @@ def main() -> None:
         autockpt.session.training,
     ):
         assert module
-    _warm(trainings)
+    for name in sys.argv[1:]:
+        getattr(importlib.import_module(name), "warm", _nothing)()
     children: set[int] = set()
     pending = b""
     while True:
@@ -126,7 +139,7 @@ def main() -> None:
             pending += data
             *lines, pending = pending.split(b"\n")
             for line in lines:
-                pid = _fork(trainings, json.loads(line))
+                pid = _fork(json.loads(line))
                 children.add(pid)
                 _tell(started=pid)
         while children:
@@ -141,13 +154,11 @@ def main() -> None:
         os.waitpid(pid, 0)
 
 
-def _warm(trainings: Any) -> None:
-    """Lazy imports of the first optimizer step, in the parent: single-threaded, as all here."""
-    job = trainings.build(trainings.JobSpec(steps=1))
-    trainings.bare(job)
+def _nothing() -> None:
+    """For modules without `warm`."""
 
 
-def _fork(trainings: Any, order: dict[str, Any]) -> int:
+def _fork(order: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -160,8 +171,8 @@ def _fork(trainings: Any, order: dict[str, Any]) -> int:
             os.dup2(source, target)
         os.environ.update(order["env"])
         sys.argv = ["job.py"]
-        spec = trainings.JobSpec(**order["spec"])
-        trainings.run(spec, order["run_dir"], order["out"], attach=order["attach"])
+        module, function = order["call"].split(":")
+        getattr(importlib.import_module(module), function)(**order["arguments"])
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

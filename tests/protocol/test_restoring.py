@@ -73,6 +73,23 @@ def test_a_restart_resumes_from_memory_when_all_have_verified() -> None:
     assert [(r.rank, r.epoch, r.step) for r in cluster.take(m.Resume)] == [(0, 2, 3), (1, 2, 3)]
 
 
+def test_ranks_of_a_node_are_told_who_reads_with_them() -> None:
+    """From storage only: a slot is nobody else's."""
+    cluster = Cluster(nodes_of=(0, 0, 1))
+    cluster.start()
+    cluster.save(gen(1, 3))
+    die(cluster)
+    records = tuple({"file": f"{r}", "root": f"root {r}"} for r in range(3))
+    on_disk = m.CatalogueEntry(generation=gen(1, 2), step=2, world_size=3, records=records)
+    cluster.start(2, NEXT, committed=(on_disk,), parents=SCRATCH)
+    orders = cluster.take(m.RestoreShard)
+    assert {(o.source.kind, o.readers) for o in orders} == {("memory", ())}
+    cluster.tell_node(0, m.ShardBad(rank=0, epoch=2, attempt=1, detail="a chunk"))
+    cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+    readers = {order.rank: order.readers for order in cluster.take(m.RestoreShard)}
+    assert readers == {0: (0, 1), 1: (0, 1), 2: (2,)}
+
+
 def test_a_bad_source_makes_all_ranks_restore_something_else() -> None:
     """Rank 1's slot is rotten, e1s3 is nowhere else: both ranks go back to e1s2 on disk."""
     cluster = saved()

@@ -282,3 +282,56 @@ def test_a_save_that_another_rank_has_passed_is_dropped_in_either_order_of_the_n
     cluster.request(0, gen(1, 4))
     dropped = [drop.generation for drop in cluster.take(m.DiscardSnapshot)]
     assert dropped == [gen(1, 4)]
+
+
+def proofs(digest: str, members: tuple[int, ...] = (0, 1)) -> tuple[m.ReplicaProof, ...]:
+    """What one rank says of what it shares."""
+    return (m.ReplicaProof(members=members, digest=digest),)
+
+
+def sealed_with(*said: tuple[m.ReplicaProof, ...], disk: bool = False) -> Cluster:
+    """Ranks of one node that seal e1s1 with these proofs."""
+    cluster = running(nodes_of=(0,) * len(said))
+    for rank in range(len(said)):
+        cluster.request(rank, gen(1, 1), disk=disk)
+    for rank, replicas in enumerate(said):
+        cluster.seal(rank, gen(1, 1), replicas=replicas)
+    return cluster
+
+
+def test_a_save_whose_replicas_differ_is_dropped_and_every_rank_is_told_why() -> None:
+    """Each stores a part of it: put together it would be nobody's state."""
+    cluster = sealed_with(proofs("same"), proofs("other"))
+    assert cluster.take(m.AnnounceMemoryCommitted) == []
+    cluster = sealed_with(proofs("same"), proofs("other"))
+    dropped = cluster.take(m.AnnounceDropped)
+    reason = "replicas differ: rank 1 holds other values than ranks [0, 1]"
+    assert [one.reason for one in dropped] == [reason]
+    assert reason.startswith(m.REPLICAS_DIFFER)
+    assert cluster.held(0) == cluster.held(1) == []
+
+
+def test_replicas_that_differ_are_not_committed_to_disk_either() -> None:
+    """Their files are given up, whatever was written by then."""
+    cluster = sealed_with(proofs("same"), proofs("other"), disk=True)
+    for rank in (0, 1):
+        cluster.persisted(rank, gen(1, 1))
+    assert cluster.take(m.WriteCommit) == []
+
+
+def test_replicas_that_agree_within_each_group_are_committed() -> None:
+    """Two pairs of four ranks hold different things, and each pair the same."""
+    pairs = ((0, 2), (1, 3))
+    said = [proofs(f"pair {rank % 2}", pairs[rank % 2]) for rank in range(4)]
+    assert len(sealed_with(*said).take(m.AnnounceMemoryCommitted)) == 1
+    said[3] = proofs("astray", pairs[1])
+    cluster = sealed_with(*said)
+    assert cluster.take(m.AnnounceMemoryCommitted) == []
+
+
+def test_after_a_difference_saves_without_proofs_are_committed() -> None:
+    """Every rank stores all of its own from then on."""
+    cluster = sealed_with(proofs("same"), proofs("other"))
+    cluster.done = []
+    cluster.save(gen(1, 2), disk=True)
+    assert [one.generation for one in cluster.take(m.AnnounceDurable)] == [gen(1, 2)]

@@ -111,7 +111,8 @@ def test_a_commit_of_another_world_size_needs_resharding() -> None:
     choice = choose(ask(commit(gen(1, 5), world=4, reshardable=True)))
     assert choice is not None
     assert {source.kind for source in choice.sources} == {"reshard"}
-    assert len(choice.sources[0].records) == 4
+    # Whoever restores reads the commit: a list of all files for all ranks would be n squared.
+    assert not choice.sources[0].records
 
 
 def test_another_layout_is_not_restored_and_an_unknown_one_is() -> None:

@@ -24,7 +24,7 @@ from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.shards import Shards
 from autockpt.executors.keeper.slots import MemoryTable
-from autockpt.executors.memory import Arena
+from autockpt.executors.memory import Arena, reading_bytes
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.node import NodeProtocol
@@ -103,6 +103,8 @@ class Keeper:
         self._all_finished = False
         """The last trainer ended by itself: nobody will come back."""
         self._local: deque[p.WireMessage] = deque()
+        self._reading: tuple[int, int, Arena] | None = None
+        """Epoch, attempt and memory of a restore from storage."""
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
     # ------------------------------------------------------------------ loop
@@ -462,8 +464,48 @@ class Keeper:
 
     def _to_trainer(self, instruction: Any) -> None:
         trainer = self._s.trainers.get(instruction.rank)
-        if trainer is not None:
-            self._send(trainer, instruction)
+        if trainer is None:
+            return
+        if isinstance(instruction, p.RestoreShard):
+            if instruction.source.kind == "memory":
+                self._lend_neighbours(trainer, instruction.generation)
+            elif len(instruction.readers) > 1:
+                self._lend_reading_memory(trainer, instruction)
+        elif isinstance(instruction, p.Resume) and self._reading is not None:
+            self._reading[2].close()  # all have read
+            self._reading = None
+        self._send(trainer, instruction)
+
+    def _lend_reading_memory(self, trainer: Trainer, order: p.RestoreShard) -> None:
+        """What several ranks of the node need is read from storage once."""
+        attempt = (order.epoch, order.attempt)
+        if self._reading is None or self._reading[:2] != attempt:
+            if self._reading is not None:
+                self._reading[2].close()
+                self._reading = None
+            size = reading_bytes(len(order.readers))
+            try:
+                self._reading = (*attempt, Arena.create_shared(size, name="autockpt-reading"))
+            except (AutockptError, OSError) as error:
+                self._log(f"every rank reads alone: {error}")
+                return
+        fd = self._reading[2].fd
+        assert fd is not None
+        lent = wire.ReadingMemory(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt)
+        self._send(trainer, lent, (fd,))
+
+    def _lend_neighbours(self, trainer: Trainer, generation: Generation) -> None:
+        """What ranks of a node share is stored by one of them: each needs the slots of all."""
+        found: dict[int, tuple[Arena, int]] = {}
+        for rank, memory in self._memory.ranks.items():
+            arena = None if rank == trainer.rank else memory.holding(generation, self._run_id)
+            if arena is not None and arena.fd is not None:
+                found[rank] = arena, memory.image_capacity
+        lent = wire.NeighbourSlots(
+            rank=trainer.rank, generation=generation, ranks=tuple(found),
+            image_bytes=tuple(capacity for _, capacity in found.values()),
+        )  # fmt: skip
+        self._send(trainer, lent, tuple(a.fd for a, _ in found.values() if a.fd is not None))
 
     def _to_all(self, instruction: Any) -> None:
         for trainer in list(self._s.trainers.values()):

@@ -13,6 +13,7 @@ from autockpt.executors.image import (
 from autockpt.executors.memory import Arena, page_align, require_headroom
 from autockpt.executors.protocol.messages import HeldShard
 from autockpt.values.errors import GuardError
+from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
 
 BOARD_BYTES = 4096
@@ -73,6 +74,13 @@ class RankMemory:
             if index is not None and index.rank == self.rank:
                 found[slot] = index
         return found
+
+    def holding(self, generation: Generation, run_id: str) -> Arena | None:
+        """The slot that holds a generation, sealed."""
+        for slot, index in self.sealed().items():
+            if index.generation == generation and index.run_id == run_id:
+                return self.slots[slot]
+        return None
 
     def held(self, run_id: str) -> tuple[HeldShard, ...]:
         """What the protocol is told about adopted memory."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from autockpt.values.errors import ConfigError
 
+MAX_BOXES = 1024
+"""Of one tensor on one rank: far more than any parallelism needs, few enough to be compared."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:

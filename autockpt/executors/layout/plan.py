@@ -110,8 +110,17 @@ class Layout:
         return (codecs[0], tuple(ranges)) if ranges else ("none", ())
 
 
-def plan_layout(specs: list[TensorSpec], *, aliases: dict[str, str], extra_bytes: int) -> Layout:
+def plan_layout(
+    specs: list[TensorSpec],
+    *,
+    aliases: dict[str, str],
+    extra_bytes: int,
+    owner: int | None = None,
+) -> Layout:
     """The layout of `specs` and an EXTRA tensor of `extra_bytes` capacity.
+
+    `owner`: rank, when some tensors are its own and not known to be a part or replica of anything:
+    equal digests say that shards hold the same parts of the same tensors.
 
     Raises ConfigError for names that stand twice or dtypes without a stored form.
     """
@@ -136,7 +145,7 @@ def plan_layout(specs: list[TensorSpec], *, aliases: dict[str, str], extra_bytes
         boundary_end=lazy_start,
         image_bytes=image_bytes,
         extra_bytes=extra_bytes,
-        digest=_digest(specs, aliases),
+        digest=_digest(specs, aliases, owner),
     )
 
 
@@ -266,11 +275,11 @@ NATURAL_DTYPE = {
 }  # fmt: skip
 
 
-def _digest(specs: list[TensorSpec], aliases: dict[str, str]) -> str:
+def _digest(specs: list[TensorSpec], aliases: dict[str, str], owner: int | None) -> str:
     rows = [
         [s.name, s.dtype, list(s.shape), s.true_dtype, list(s.global_shape or ()),
          [[list(box.offset), list(box.shape)] for box in s.boxes]]
         for s in sorted(specs, key=lambda spec: spec.name)
     ]  # fmt: skip
-    text = json.dumps([rows, sorted(aliases.items())], separators=(",", ":"))
+    text = json.dumps([rows, sorted(aliases.items()), owner], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

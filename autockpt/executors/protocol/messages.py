@@ -42,6 +42,20 @@ class Incarnation:
         return f"{self.launch_id}#{self.restart_round}"
 
 
+REPLICAS_DIFFER = "replicas differ"
+"""Begin of the reason of a drop after which ranks stop to share what they hold alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaProof:
+    """What a shard says of the state that its rank shares with others of its node."""
+
+    members: tuple[int, ...]
+    """Ranks that must say the same, ascending."""
+    digest: str
+    """Of names and forms, and of a few elements of each tensor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldShard:
     """One sealed shard in a slot of one node's memory; what inventories list."""
@@ -58,6 +72,8 @@ class HeldShard:
     """Empty: unknown, matches every layout."""
     bytes: int = 0
     health: Health = "good"
+    replicas: tuple[ReplicaProof, ...] = ()
+    """Compared when the last rank has sealed; unknown of adopted memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +81,14 @@ class ShardSource:
     """Where one rank reads its shard at restore."""
 
     kind: Literal["memory", "disk", "reshard"]
-    """memory: own slot; disk: own file; reshard: all files, because the world size differs."""
+    """memory: own slot; disk: own file, or what else the commit lists if that is not enough;
+    reshard: the files of the commit, because the world size differs."""
     slot: int | None = None
     """Slot index, for memory."""
     root: str = ""
     """Expected root digest (memory, disk), empty if the commit names none."""
     records: tuple[Record, ...] = ()
-    """disk: the one file of this rank; reshard: the files of all ranks of the commit."""
+    """disk: the one file of this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +211,7 @@ class ShardSealed:
     bytes: int = 0
     layout_digest: str = ""
     health: Health = "good"
+    replicas: tuple[ReplicaProof, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,6 +517,8 @@ class RestoreShard:
     generation: Generation
     step: int
     source: ShardSource
+    readers: tuple[int, ...] = ()
+    """Ranks of this node that read from storage in this attempt, ascending: they read together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -809,6 +829,7 @@ class RestoreOrdered:
     generation: Generation
     step: int
     source: ShardSource
+    readers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -496,4 +496,5 @@ def _restore(message: m.RestoreOrdered) -> m.RestoreShard:
         generation=message.generation,
         step=message.step,
         source=message.source,
+        readers=message.readers,
     )

@@ -173,6 +173,7 @@ class NodeSaving(NodeState):
             layout_digest=event.layout_digest,
             bytes=event.bytes,
             health=event.health,
+            replicas=event.replicas,
         )
         slot.seal(shard)
         key = (event.rank, event.generation)

@@ -6,6 +6,8 @@ choice is made again for *all* ranks: a rank that went on alone with another gen
 two histories of the training.
 """
 
+from collections.abc import Iterable
+
 from autockpt.executors.protocol.messages import (
     AttachDenied,
     ClaimEpoch,
@@ -265,8 +267,7 @@ class Restoring(Saving):
             self.open()
             return
         self.go("restoring")
-        for rank in range(self.world_size):
-            self._order(rank, self.choice)
+        self._order(range(self.world_size), self.choice)
 
     def decision_failed(self, event: DecisionFailed) -> None:
         """Nobody acts on a decision that does not stand."""
@@ -287,7 +288,15 @@ class Restoring(Saving):
 
     # ------------------------------------------------------------------ restore and open
 
-    def _order(self, rank: int, choice: Choice) -> None:
+    def _order(self, ranks: Iterable[int], choice: Choice) -> None:
+        readers: dict[int, list[int]] = {}
+        for rank, source in enumerate(choice.sources):
+            if source.kind != "memory":
+                readers.setdefault(self.nodes[rank], []).append(rank)
+        for rank in ranks:
+            self._order_one(rank, choice, tuple(readers.get(self.nodes[rank], ())))
+
+    def _order_one(self, rank: int, choice: Choice, readers: tuple[int, ...]) -> None:
         assert self.incarnation is not None
         order = RestoreOrdered(
             incarnation=self.incarnation,
@@ -297,6 +306,7 @@ class Restoring(Saving):
             generation=choice.generation,
             step=choice.step,
             source=choice.sources[rank],
+            readers=readers,
         )
         self.send(self.nodes[rank], order)
 
@@ -464,5 +474,4 @@ class Restoring(Saving):
             for node in sorted(set(self.nodes) - set(self.inventory)):
                 self._want_inventory(node)
         elif self.phase == "restoring" and self.choice is not None:
-            for rank in sorted(set(range(self.world_size)) - self.verified):
-                self._order(rank, self.choice)
+            self._order(sorted(set(range(self.world_size)) - self.verified), self.choice)

@@ -5,10 +5,12 @@ their files and the commit record stands.  Both verdicts need every rank; a miss
 turn the generation into nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from autockpt.executors.protocol.coordinator_state import CoordinatorState, Save
 from autockpt.executors.protocol.messages import (
+    REPLICAS_DIFFER,
     BreakpointWanted,
     CatalogueEntry,
     CommitFailed,
@@ -19,6 +21,7 @@ from autockpt.executors.protocol.messages import (
     GenerationDropped,
     GenerationVerified,
     Health,
+    HeldShard,
     MarkEverCommitted,
     MemoryCommitted,
     PersistWanted,
@@ -43,6 +46,19 @@ def worst(verdicts: list[Health]) -> Health:
     if "bad" in verdicts:
         return "bad"
     return "suspect" if "suspect" in verdicts else "good"
+
+
+def replicas_that_differ(shards: Iterable[HeldShard]) -> str:
+    """Who does not hold what others say they hold alike, "" when all agree.
+
+    Each of them stores a part of it only: what they restored together would be nobody's state.
+    """
+    said: dict[tuple[int, ...], str] = {}
+    for shard in shards:
+        for proof in shard.replicas:
+            if said.setdefault(proof.members, proof.digest) != proof.digest:
+                return f"rank {shard.rank} holds other values than ranks {list(proof.members)}"
+    return ""
 
 
 class Saving(CoordinatorState):
@@ -174,6 +190,10 @@ class Saving(CoordinatorState):
 
     def _complete_memory(self, save: Save) -> None:
         if save.memory != "open" or not self.memory_complete(save):
+            return
+        differing = replicas_that_differ(save.sealed.values())
+        if differing:
+            self.drop_memory(save, f"{REPLICAS_DIFFER}: {differing}")
             return
         save.go_memory("committed")
         health = self._health(save)

@@ -205,7 +205,7 @@ def _reshard(question: Question, entry: CatalogueEntry) -> Choice | None:
     struck = any((rank, entry.generation, "reshard") in question.struck for rank in ranks)
     if not entry.reshardable or entry.corrupt or struck or not _complete(entry):
         return None
-    source = ShardSource(kind="reshard", records=entry.records)
+    source = ShardSource(kind="reshard")
     return Choice(generation=entry.generation, step=entry.step, sources=(source,) * len(ranks))
 
 

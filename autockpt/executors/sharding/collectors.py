@@ -1,14 +1,20 @@
 """What wrappers know of the plain parameters inside them.
 
 One function per kind of wrapper: module -> (parameter, holding) of those it speaks for.  Modules
-are seen as the script attached them, wrappers included.
+are seen as the script attached them, wrappers included.  DTensors (FSDP2, HSDP, tensor parallel
+and any mesh of them) need no collector: `holding_of` asks them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from autockpt.executors.sharding.deepspeed import of_deepspeed
+from autockpt.executors.sharding.fsdp1 import of_fsdp1
+from autockpt.executors.sharding.groups import ranks_of
 from autockpt.executors.sharding.holdings import Holding, whole_of
+from autockpt.executors.sharding.megatron import of_megatron
+from autockpt.executors.sharding.names import Assembled
 
 Found = Iterator[tuple[torch.Tensor, Holding]]
 
@@ -19,28 +25,33 @@ def of_ddp(module: torch.nn.Module) -> Found:
 
     for wrapped in module.modules():
         if isinstance(wrapped, DistributedDataParallel):
-            holders = _ranks(wrapped.process_group)
+            holders = ranks_of(wrapped.process_group)
             ignored = set(wrapped.parameters_to_ignore)
             for name, parameter in wrapped.module.named_parameters():
                 if name not in ignored and not hasattr(parameter, "to_local"):
                     yield parameter, whole_of(parameter, holders)
 
 
-def _ranks(group: object) -> tuple[int, ...]:
-    ranks = torch.distributed.get_process_group_ranks(group)  # type: ignore[arg-type]
-    return tuple(sorted(ranks)) if len(ranks) > 1 else ()
-
-
-COLLECTORS: tuple[Callable[[torch.nn.Module], Found], ...] = (of_ddp,)
+COLLECTORS: tuple[Callable[[torch.nn.Module], Found], ...] = (
+    of_fsdp1,
+    of_deepspeed,
+    of_megatron,
+    of_ddp,
+)
+"""Those that know more come first: DDP says only that its ranks are alike."""
 
 
 def declared(modules: Iterable[torch.nn.Module]) -> dict[int, Holding]:
-    """By id of a parameter what its wrapper knows; the first collector that knows it wins."""
+    """By id of a parameter what its wrapper knows; the first collector that knows it wins.
+
+    Raises ConfigError for a wrapper whose tensors are no parts of the model's.
+    """
     found: dict[int, Holding] = {}
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return found
     for module in modules:
-        for collect in COLLECTORS:
-            for parameter, holding in collect(module):
-                found.setdefault(id(parameter), holding)
+        for part in module.parts if isinstance(module, Assembled) else (module,):
+            for collect in COLLECTORS:
+                for parameter, holding in collect(part):
+                    found.setdefault(id(parameter), holding)
     return found

@@ -5,7 +5,7 @@ empty: boxes of the original tensor.  With False the unit's `_flat_param` is one
 fits every number of ranks but no other kind of wrapper.  What pads a range to the length of the
 others stands at its end and is no part of any tensor.
 
-torch offers no public access to these ranges; the names with underscores were read in 2.13 to 2.15.
+torch offers no public access to these ranges; the names with underscores were read in 2.13.
 """
 
 import sys
@@ -40,6 +40,11 @@ def _unit(unit: Any) -> Iterator[tuple[torch.Tensor, Holding]]:
         for parameter in flat._params if flat._params is not None else [flat]:
             yield parameter, whole_of(parameter, holders)
         return
+    if not handle.is_sharded(flat):
+        raise ConfigError(
+            f"{flat._fqns[0]}: FullyShardedDataParallel has gathered its parameters, as within a "
+            "forward, a backward or summon_full_params; attach and save between iterations"
+        )
     replicas = getattr(unit, "_inter_node_pg", None)
     holders = () if replicas is None else ranks_of(replicas)
     if flat._params is None:

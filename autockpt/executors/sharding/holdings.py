@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.layout.boxes import Box, contains, whole
+from autockpt.executors.layout.boxes import MAX_BOXES, Box, contains, whole
 from autockpt.values.errors import ConfigError
 
 
@@ -27,6 +27,10 @@ class Holding:
     """Ranks that hold the same bytes, ascending, this one among them; (): nobody else is known."""
 
     def __post_init__(self) -> None:
+        if len(self.boxes) > MAX_BOXES:
+            raise ConfigError(
+                f"{len(self.boxes)} boxes of a tensor, at most {MAX_BOXES}; join some"
+            )
         for box in self.boxes:
             if not contains(self.global_shape, box):
                 raise ConfigError(f"box {box} is no part of a tensor of {self.global_shape}")
@@ -81,15 +85,31 @@ def _same_part(tensor: Any) -> tuple[int, ...]:
     return tuple(ranks) if len(ranks) > 1 else ()
 
 
+def ranks_sharing(tensor: torch.Tensor, declared: Holding | None) -> int:
+    """Ranks among which a tensor is known to be divided or copied; 1 when nobody says."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is not None:
+        return int(mesh.size())
+    return 1 if declared is None else max(1, len(declared.holders))
+
+
 def follow(
     state: torch.Tensor, parameter: torch.Tensor, declared: Holding | None
 ) -> Holding | None:
-    """The holding of optimizer state: its own, or that of its parameter when it has its shape."""
+    """The holding of optimizer state; None: nobody knows.
+
+    Its own, or that of its parameter when it has its shape.  A step count is the same wherever the
+    parameter is, and all state is where the whole parameter is.
+    """
     own = holding_of(state)
-    if own is not None or declared is None:
+    if own is not None:
         return own
-    same = tuple(state.shape) == tuple(parameter.shape) and state.dim() > 0
-    return declared if same else None
+    if declared is not None and state.dim() and tuple(state.shape) == tuple(parameter.shape):
+        return declared
+    known = declared or holding_of(parameter)
+    if known is None or (state.numel() != 1 and not known.is_whole):
+        return None
+    return whole_of(state, known.holders if state.numel() != 1 else ())
 
 
 Declared = Mapping[int, Holding]

@@ -81,15 +81,27 @@ class Move:
         return count
 
 
+def lacking(holding: Holding, pieces: Iterable[Piece]) -> list[Box]:
+    """What no piece gives of a part."""
+    missing = [box for box in holding.boxes if box.count]
+    for piece in pieces:
+        if piece.global_shape == holding.global_shape and missing:
+            for box in piece.boxes:
+                missing = without(missing, box)
+    return missing
+
+
 def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
     """From which pieces, the first ones first, a tensor is filled.
 
-    Raises ConfigError when they are of another form, or leave something of it open.
+    Raises ConfigError when those are of another form, or leave something of it open.  Of the rest
+    nobody asks: under a name of its own every rank may hold something else.
     """
-    for piece in pieces:
+    for piece in pieces[:1]:
         _require_same_form(want, piece)
     same = next((piece for piece in pieces if piece.boxes == want.holding.boxes), None)
     if same is not None:
+        _require_same_form(want, same)
         return [Move(want, same, None, want.holding.count)]
     moves = []
     missing = list(want.holding.boxes)
@@ -97,6 +109,7 @@ def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
     for piece in pieces:
         if not missing:
             break
+        _require_same_form(want, piece)
         regions, missing = _taken(piece, missing, views)
         if regions:
             count = sum(region.count for region, _, _ in regions)
@@ -148,9 +161,25 @@ class Loading:
                 self._by_shard.setdefault(move.piece.shard, []).append(move)
         for moves_of in self._by_shard.values():
             moves_of.sort(key=lambda move: (move.start, move.stop))
+        self._lock = threading.Lock()
+        self._survey()
+
+    def _survey(self) -> None:
         self._starts = {s: [m.start for m in moves] for s, moves in self._by_shard.items()}
         self._longest = {s: max(m.stop - m.start for m in ms) for s, ms in self._by_shard.items()}
-        self._lock = threading.Lock()
+
+    def put_head(self, shard: int, head: memoryview) -> None:
+        """The first bytes of a shard, before any chunk: what stands in them whole is done."""
+        moves = self._by_shard.pop(shard, [])
+        address = address_of(head)
+        for move in moves:
+            if move.stop <= len(head):
+                count = move.put(move.start, move.stop, address + move.start)
+                self._left[move.want.name] -= count
+        rest = [move for move in moves if move.stop > len(head)]
+        if rest:
+            self._by_shard[shard] = rest
+        self._survey()
 
     def chunks(self, shard: int, index: ImageIndex) -> list[int]:
         """Chunks of a shard that hold something wanted."""

@@ -4,7 +4,9 @@ A parameter is called what it is called in the bare model.  Wrappers put their o
 name; a hand-made pipeline stage counts its layers from 0 again.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -33,19 +35,30 @@ class Assembled(torch.nn.Module):
     already; several of them are laid over one another::
 
         Assembled(stage_0.submod, stage_3.submod)
-        Assembled(at={"layers.4": layers[4], "layers.5": layers[5], "head": head})
+        Assembled(at={"layers.4": block_4, "layers.5": block_5}, wrappers=[ddp_of_both])
     """
 
     def __init__(
-        self, *parts: torch.nn.Module, at: Mapping[str, torch.nn.Module] | None = None
+        self,
+        *parts: torch.nn.Module,
+        at: Mapping[str, torch.nn.Module] | None = None,
+        wrappers: Iterable[torch.nn.Module] = (),
     ) -> None:
-        """Raises ConfigError when two parts claim one name."""
+        """`wrappers`: what knows how parts of `at` are divided, where the parts are inside of it.
+
+        Raises ConfigError when two parts claim one name.
+        """
         super().__init__()
         placed = [*(("", part) for part in parts), *(at or {}).items()]
-        self.parts = tuple(part for _, part in placed)
-        """As given, wrappers included."""
+        # Whoever keeps DDP alive keeps gloo's threads alive past the end.
+        self._given = tuple(weakref.ref(m) for m in (*(part for _, part in placed), *wrappers))
         for path, part in placed:
             _put(self, path.split(".") if path else [], bare(part), path)
+
+    @property
+    def parts(self) -> tuple[torch.nn.Module, ...]:
+        """As given, wrappers included, as far as the script still has them."""
+        return tuple(part for ref in self._given if (part := ref()) is not None)
 
 
 def bare(module: torch.nn.Module) -> torch.nn.Module:
@@ -84,7 +97,10 @@ def _own_place(module: torch.nn.Module, where: str) -> torch.nn.Module:
 
 def _lay_over(into: torch.nn.Module, part: torch.nn.Module, where: str) -> None:
     """Adds the tensors and modules of a part to a place."""
-    tensors = ((into._parameters, part._parameters), (into._buffers, part._buffers))
+    tensors: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = (
+        (into._parameters, part._parameters),
+        (into._buffers, part._buffers),
+    )
     for known, more in tensors:
         for name, tensor in more.items():
             if tensor is not None and known.setdefault(name, tensor) is not tensor:
@@ -92,14 +108,13 @@ def _lay_over(into: torch.nn.Module, part: torch.nn.Module, where: str) -> None:
     # A buffer that is not persistent stays so.
     into._non_persistent_buffers_set |= part._non_persistent_buffers_set
     for name, child in part._modules.items():
-        if child is None or into._modules.get(name) is child:
-            continue
-        if name not in into._modules:
+        there = into._modules.get(name)
+        if there is None:
             into._modules[name] = child
-        else:
-            place = _own_place(into._modules[name] or _Place(), f"{where}.{name}".lstrip("."))
-            into._modules[name] = place
-            _lay_over(place, child, f"{where}.{name}".lstrip("."))
+        elif child is not None and child is not there:
+            path = f"{where}.{name}".lstrip(".")
+            into._modules[name] = place = _own_place(there, path)
+            _lay_over(place, child, path)
 
 
 def _twice(where: str, name: str) -> str:

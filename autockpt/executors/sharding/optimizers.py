@@ -1,8 +1,9 @@
-"""Optimizers whose state is divided over ranks by whole parameters (ZeroRedundancyOptimizer).
+"""Optimizers whose state is divided over ranks while the parameters are not, or otherwise.
 
-Such an optimizer lists all parameters in its groups, steps those of this rank in an inner optimizer
-that holds their state, and broadcasts the results.  The division follows from the sizes of the
-parameters and the number of ranks: with another number a rank owns other parameters' state.
+torch's ZeroRedundancyOptimizer lists all parameters in its groups, steps those of this rank in an
+inner optimizer that holds their state, and broadcasts the results.  The division follows from the
+sizes of the parameters and the number of ranks: with another number a rank owns other parameters'
+state.  DeepSpeed's is seen through `ZeroView`.
 """
 
 from collections.abc import MutableMapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from autockpt.executors.sharding.holdings import Holding
+from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.values.errors import ConfigError
 
 
@@ -20,7 +22,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> MutableMapping[Any, Any]:
 
     Raises ConfigError when the optimizer has not decided yet which those are.
     """
-    if not _divides(optimizer):
+    if not is_divided(optimizer):
         return optimizer.state
     inner = getattr(optimizer, "optim", None)
     if inner is None:
@@ -33,22 +35,33 @@ def state_of(optimizer: torch.optim.Optimizer) -> MutableMapping[Any, Any]:
 
 
 def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """This rank has the optimizer state of a parameter of `param_groups`.
+    """This rank has optimizer state of a parameter of `param_groups`.
 
     Raises ConfigError when the optimizer has not decided yet.
     """
-    if not _divides(optimizer):
+    if isinstance(optimizer, ZeroView):
+        return optimizer.part(parameter) is not None
+    if not is_divided(optimizer):
         return True
     state_of(optimizer)
     zero: Any = optimizer
     return bool(zero._param_to_rank[parameter] == zero.rank)
 
 
-def held_state(optimizer: torch.optim.Optimizer, declared: Holding) -> Holding:
-    """The holding of a parameter's state, of the parameter's own: divided state has one holder."""
-    return replace(declared, holders=()) if _divides(optimizer) else declared
+def held_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, declared: Holding
+) -> Holding:
+    """What this rank holds of state in the form of a parameter, from the parameter's own holding.
+
+    Copies of a parameter have copies of its state, unless the optimizer divides it.
+    """
+    if isinstance(optimizer, ZeroView):
+        part = optimizer.part(parameter)
+        return replace(declared, boxes=(), holders=()) if part is None else part.holding
+    return replace(declared, holders=()) if is_divided(optimizer) else declared
 
 
-def _divides(optimizer: torch.optim.Optimizer) -> bool:
+def is_divided(optimizer: torch.optim.Optimizer) -> bool:
+    """Ranks have the state of different parameters, though all have all parameters."""
     # Asked of the class: reading the property divides the parameters, for good.
     return hasattr(type(optimizer), "_param_to_rank")

@@ -1,5 +1,6 @@
 """What the shards of a generation hold: every stored tensor as a piece of a global one."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from autockpt.executors.dtypes import true_form
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import Box, whole
 from autockpt.executors.layout.plan import EXTRA
+from autockpt.values.errors import CorruptCheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Piece:
     global_shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     """In the order of its bytes."""
+    declared: bool
+    """Somebody knew which part of what it is; else it is whole, and its rank's own."""
 
     @property
     def nbytes(self) -> int:
@@ -36,19 +40,18 @@ class Stored:
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[Piece]] = {}
-        self._headers: dict[int, ImageHeader] = {}
+        self._shards: set[int] = set()
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._shards
 
     def add(self, shard: int, header: ImageHeader) -> None:
         """Takes in the header of a shard.  Raises CorruptCheckpointError when it lies."""
-        self._headers[shard] = header
+        self._shards.add(shard)
         found = {name: _piece(shard, header, name) for name in header.tensors if name != EXTRA}
         found |= {alias: found[name] for alias, name in header.aliases.items() if name in found}
         for name, piece in found.items():
             self._pieces.setdefault(name, []).append(piece)
-
-    def header(self, shard: int) -> ImageHeader:
-        """Of a shard that was added."""
-        return self._headers[shard]
 
     def pieces(self, name: str) -> list[Piece]:
         """All pieces of a tensor, of the shards in the order in which they were added."""
@@ -63,6 +66,10 @@ def _piece(shard: int, header: ImageHeader, name: str) -> Piece:
     place = header.tensors[name]
     dtype, shape = true_form(header, name)
     part = header.parts.get(name)
+    if part is not None and sum(box.count for box in part.boxes) != math.prod(shape):
+        raise CorruptCheckpointError(
+            f"{name}: holds {math.prod(shape)} elements, its boxes say otherwise; the header lies"
+        )
     return Piece(
         shard=shard,
         start=place.start,
@@ -70,4 +77,5 @@ def _piece(shard: int, header: ImageHeader, name: str) -> Piece:
         shape=shape,
         global_shape=shape if part is None else part.global_shape,
         boxes=(whole(shape),) if part is None else part.boxes,
+        declared=part is not None,
     )

@@ -35,6 +35,8 @@ class SavedOptimizer:
     """By parameter the skeleton of state that is not only tensors."""
     loose: Any = field(default_factory=dict)
     """Skeleton of state under keys that are no parameters."""
+    divided: bool = False
+    """Parameters without state in the home shard may have it in others."""
 
     def knows(self, parameter: str) -> bool:
         """Some group that was read has this parameter."""
@@ -66,6 +68,7 @@ def add_skeleton(saved: SavedOptimizer, data: Any) -> None:
         groups = [_group(row) for row in data["groups"]]
         if not saved.groups:
             saved.own_groups, saved.loose = len(groups), data.get("loose", {})
+            saved.divided = bool(data.get("divided", False))
         saved.groups += groups
         for keys, places in data["regular"].items():
             marks = [mark.rsplit(":", 1) for mark in keys.split(" ")]
@@ -78,5 +81,7 @@ def add_skeleton(saved: SavedOptimizer, data: Any) -> None:
 
 
 def _group(row: Any) -> SavedGroup:
-    names = str(row["params"])
-    return SavedGroup(tuple(names.split("\n")) if names else (), row["values"])
+    names = row["params"]
+    if isinstance(names, list):
+        return SavedGroup(tuple(map(str, names)), row["values"])
+    return SavedGroup(tuple(str(names).split("\n")) if names else (), row["values"])

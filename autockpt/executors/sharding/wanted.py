@@ -10,11 +10,15 @@ from autockpt.executors.fresh import FreshMemory
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
-from autockpt.executors.sharding.loading import Move, Want, moves_for
+from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
+from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
 from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
+
+_Wish = tuple[str, Holding, torch.Tensor | None, tuple[int, ...], torch.dtype]
+"""(name, part, live tensor or None, shape of the local tensor, dtype) of one tensor to fill."""
 
 
 class Wanted:
@@ -33,6 +37,7 @@ class Wanted:
         self._stored = stored
         self._home = home
         self._skeleton = skeleton
+        self._holdings: dict[int, Holding] = {}
         self.optimizers: dict[str, SavedOptimizer] = {}
         """Of the attached optimizers, by prefix."""
         self.placed: set[str] = set()
@@ -40,31 +45,45 @@ class Wanted:
         self._fresh: dict[str, torch.Tensor] = {}
         self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
         """(live tensor, host memory to copy to it at the end): devices, odd strides."""
+        if skeleton.get("partial"):
+            self._live = _spoken_of(state, live, stored)
         for prefix in state.optimizers:
             if prefix not in skeleton["optimizers"]:
+                if skeleton.get("partial"):
+                    continue
                 raise ConfigError(f"{prefix}: is not in the checkpoint; attach what wrote it")
             self.optimizers[prefix] = SavedOptimizer()
             add_skeleton(self.optimizers[prefix], skeleton["optimizers"][prefix])
+
+    def _holding(self, tensor: torch.Tensor) -> Holding:
+        """Of a live tensor, asked for once."""
+        found = self._holdings.get(id(tensor))
+        if found is None:
+            found = self._holdings[id(tensor)] = self._state.holding(tensor)
+        return found
 
     # ------------------------------------------------------------------ does home suffice?
 
     @property
     def suffices(self) -> bool:
         """All that is needed stands in the home shard, byte for byte as this rank holds it."""
-        live = ((name, self._state.holding(tensor)) for name, tensor in self._live.items())
+        live = ((name, self._holding(tensor)) for name, tensor in self._live.items())
         if not all(self._stands(name, holding) for name, holding in live):
             return False
         for prefix, parameters in self._parameters():
-            saved = self.optimizers[prefix]
-            if not all(saved.knows(name) for name in parameters):
+            if not all(self.optimizers[prefix].knows(name) for name in parameters):
                 return False
-            for name, parameter in parameters.items():
-                for tensor in saved.tensors_of(prefix, name):
-                    pieces = self._stored.pieces(tensor)
-                    if not pieces or not self._stands(
-                        tensor, self._state_holding(parameter, pieces[0])
-                    ):
-                        return False
+        return all(self._state_stands(*owned) for owned in self._owned())
+
+    def _state_stands(self, prefix: str, name: str, parameter: torch.Tensor) -> bool:
+        saved = self.optimizers[prefix]
+        tensors = list(saved.tensors_of(prefix, name))
+        if not tensors:
+            return not saved.divided
+        for tensor in tensors:
+            pieces = self._stored.pieces(tensor)
+            if not pieces or not self._stands(tensor, self._state_holding(parameter, pieces[0])):
+                return False
         return True
 
     def _stands(self, name: str, holding: Holding) -> bool:
@@ -73,14 +92,22 @@ class Wanted:
 
     def _parameters(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """(prefix, parameters by name) of every optimizer."""
-        for prefix, optimizer in self._state.optimizers.items():
-            groups = optimizer.param_groups
+        for prefix in self.optimizers:
+            groups = self._state.optimizers[prefix].param_groups
             named = {self._state.name_of(p): p for group in groups for p in group["params"]}
             yield prefix, named
 
+    def _owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(prefix, name, parameter) of those whose optimizer state this rank has."""
+        for prefix, parameters in self._parameters():
+            optimizer = self._state.optimizers[prefix]
+            for name, parameter in parameters.items():
+                if self._state.has_state(optimizer, parameter):
+                    yield prefix, name, parameter
+
     def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
         """Optimizer state in its parameter's form is divided with it; the rest is as it was."""
-        holding = self._state.holding(parameter)
+        holding = self._holding(parameter)
         if piece.global_shape == holding.global_shape and piece.global_shape:
             return holding
         return Holding(global_shape=piece.global_shape, boxes=(whole(piece.global_shape),))
@@ -90,9 +117,11 @@ class Wanted:
     def complete(self, skeleton_of: Callable[[int], Any]) -> None:
         """Reads the skeletons of other shards for what the home shard does not know."""
         for prefix, parameters in self._parameters():
-            saved = self.optimizers[prefix]
-            for name in parameters:
-                if saved.knows(name) and any(True for _ in saved.tensors_of(prefix, name)):
+            saved, optimizer = self.optimizers[prefix], self._state.optimizers[prefix]
+            for name, parameter in parameters.items():
+                found = any(True for _ in saved.tensors_of(prefix, name))
+                found = found or not self._state.has_state(optimizer, parameter)
+                if found and saved.knows(name):
                     continue
                 for shard in self._shards_of(prefix, name):
                     other = skeleton_of(shard)["optimizers"].get(prefix)
@@ -111,28 +140,73 @@ class Wanted:
             break
         return list(dict.fromkeys(found))
 
+    @property
+    def covered(self) -> bool:
+        """Every element of all that is wanted stands in a shard that was read, and no skeleton of
+        another can know more of an optimizer."""
+        for prefix, parameters in self._parameters():
+            saved = self.optimizers[prefix]
+            if not all(saved.knows(name) for name in parameters):
+                return False
+            with_state = [any(True for _ in saved.tensors_of(prefix, n)) for n in parameters]
+            if any(with_state) and not all(with_state):
+                return False
+        return not any(
+            lacking(holding, self._stored.pieces(name)) for name, holding, *_ in self._wishes()
+        )
+
     # ------------------------------------------------------------------ the plan
 
     def moves(self, *, exact: bool) -> list[Move]:
         """What to copy from where.
 
-        `exact`: nothing but the home shard is read, so that it must name what is alive and nothing
-        else.  Raises ConfigError when checkpoint and live state do not fit.
+        `exact`: what this rank does not take nobody takes, so that the checkpoint must name what is
+        alive and nothing else.  Raises ConfigError when checkpoint and live state do not fit.
         """
         self._require_names(exact)
+        self._fresh.clear()
+        self._late.clear()
         sizes: list[int] = []
         makers: list[Callable[[FreshMemory], Want]] = []
-        for name, holding, live, dtype in self._wishes():
+        for name, holding, live, shape, dtype in self._wishes():
             direct = live is not None and live.device.type == "cpu" and live.is_contiguous()
             if not direct:
                 sizes.append(dtype.itemsize * holding.count)
-            makers.append(self._maker(name, holding, live, dtype, direct=direct))
+            makers.append(self._maker(name, holding, live, shape, dtype, direct=direct))
         memory = FreshMemory(sizes)
         wants = [make(memory) for make in makers]
-        return [move for want in wants for move in moves_for(want, self._stored.pieces(want.name))]
+        return [move for want in wants for move in moves_for(want, self._pieces_for(want))]
 
-    def _wishes(self) -> Iterator[tuple[str, Holding, torch.Tensor | None, torch.dtype]]:
-        """(name, part, live tensor or None, dtype) of everything to fill, each memory once."""
+    def ambiguous(self) -> list[str]:
+        """Parameters and their state that several ranks stored as their own.
+
+        Buffers are not among them: running statistics of each rank's own batches are no error, and
+        the home shard's are as good as any.
+        """
+        return [name for name, ranks in self._claims().items() if ranks > 1]
+
+    @property
+    def undeclared(self) -> bool:
+        """Nobody knew of something wanted which part of what it is: others may claim it too."""
+        return any(self._claims().values())
+
+    def _claims(self) -> dict[str, int]:
+        """By name of parameters and their state how many ranks stored it as their own."""
+        buffers = self._state.buffers()
+        names = [name for name in self._live if name not in buffers]
+        for prefix, name, _ in self._owned():
+            names += self.optimizers[prefix].tensors_of(prefix, name)
+        pieces = {name: self._stored.pieces(name) for name in names}
+        return {name: sum(not p.declared for p in found) for name, found in pieces.items()}
+
+    def _pieces_for(self, want: Want) -> list[Piece]:
+        """The home shard's own first; of what others hold as well all of them choose the same
+        pieces, so that one of them reads for all."""
+        pieces = self._stored.pieces(want.name)
+        return sorted(pieces, key=lambda p: p.shard) if want.holding.holders else pieces
+
+    def _wishes(self) -> Iterator[_Wish]:
+        """Everything to fill, each memory once."""
         places: set[tuple[object, ...]] = set()
         for name, tensor in self._live.items():
             local = local_part(tensor.detach())
@@ -140,24 +214,27 @@ class Wanted:
             if local.numel() and place in places:
                 continue
             places.add(place)
-            yield name, self._state.holding(tensor), local, local.dtype
+            yield name, self._holding(tensor), local, tuple(local.shape), local.dtype
         yield from self._optimizer_wishes()
         for name in self._private():
             pieces = self._stored.pieces(name)
             if pieces and name not in self._live:
                 part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
-                yield name, part, None, pieces[0].dtype
+                yield name, part, None, pieces[0].shape, pieces[0].dtype
 
-    def _optimizer_wishes(self) -> Iterator[tuple[str, Holding, None, torch.dtype]]:
-        for prefix, parameters in self._parameters():
-            for name, parameter in parameters.items():
-                for tensor in self.optimizers[prefix].tensors_of(prefix, name):
-                    pieces = self._stored.pieces(tensor)
-                    if pieces:  # else whoever puts the state together says what is missing
-                        holding = self._state_holding(parameter, pieces[0])
-                        if pieces[0].global_shape == self._state.holding(parameter).global_shape:
-                            self.placed.add(tensor)
-                        yield tensor, holding, None, pieces[0].dtype
+    def _optimizer_wishes(self) -> Iterator[_Wish]:
+        for prefix, name, parameter in self._owned():
+            for tensor in self.optimizers[prefix].tensors_of(prefix, name):
+                pieces = self._stored.pieces(tensor)
+                if not pieces:
+                    continue  # whoever puts the state together says what is missing
+                holding = self._state_holding(parameter, pieces[0])
+                shape = pieces[0].global_shape
+                if shape == self._holding(parameter).global_shape:
+                    self.placed.add(tensor)
+                    # Of nothing, too: no rows of 6 elements are no row of no elements.
+                    shape = tuple(local_part(parameter).shape)
+                yield tensor, holding, None, shape, pieces[0].dtype
 
     def _private(self) -> list[str]:
         """Names that the home shard's skeleton refers to, beside the state of parameters."""
@@ -172,6 +249,7 @@ class Wanted:
         name: str,
         holding: Holding,
         live: torch.Tensor | None,
+        shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
         direct: bool,
@@ -179,7 +257,6 @@ class Wanted:
         def make(memory: FreshMemory) -> Want:
             if live is not None and direct:
                 return Want(name=name, holding=holding, memory=live)
-            shape = tuple(live.shape) if live is not None else self._shape(name, holding)
             own = memory.tensor(shape, dtype)
             if live is None:
                 self._fresh[name] = own
@@ -188,13 +265,6 @@ class Wanted:
             return Want(name=name, holding=holding, memory=own)
 
         return make
-
-    def _shape(self, name: str, holding: Holding) -> tuple[int, ...]:
-        """Of the local tensor of optimizer state or a private tensor."""
-        pieces = self._stored.pieces(name)
-        if pieces and pieces[0].boxes == holding.boxes:
-            return pieces[0].shape
-        return holding.boxes[0].shape if len(holding.boxes) == 1 else (holding.count,)
 
     def finish(self) -> dict[str, torch.Tensor]:
         """Everything was put: fills devices; the tensors without a live one, by all their names."""
@@ -227,3 +297,18 @@ class Wanted:
                 f"{gone[0]!r}; the model changed since; use --fresh to start over, or the code "
                 "that wrote it"
             )
+
+
+def _spoken_of(
+    state: LiveState, live: dict[str, torch.Tensor], stored: Stored
+) -> dict[str, torch.Tensor]:
+    """Without what the files of others leave out: buffers that do not persist, second names."""
+    saved = set(stored.names())
+    known = {id(tensor) for name, tensor in live.items() if name in saved}
+    passing = {
+        f"{prefix}.{plain_fqn(f'{path}.{name}'.lstrip('.'))}"
+        for prefix, module in state.models.items()
+        for path, child in module.named_modules()
+        for name in child._non_persistent_buffers_set
+    }
+    return {n: t for n, t in live.items() if n in saved or not (id(t) in known or n in passing)}

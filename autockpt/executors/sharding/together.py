@@ -1,0 +1,239 @@
+"""Ranks of one node read a checkpoint together: every chunk once, by one of them, for all.
+
+They share a piece of memory that their keeper made: a table of who needs which chunk, and a ring of
+buffers that belong to one rank each.  Whoever has nothing to take reads a chunk that nobody reads
+yet, checks it, takes its own part and leaves the chunk in a buffer of its own until all that need
+it have taken theirs.  Taking never waits, so nobody waits in a circle.
+
+A chunk is claimed by a lock on one byte of the memory's descriptor, which the kernel opens when a
+process dies; everything else in the table is written by one rank only.  As long as it lives a rank
+holds one more lock, by which the others know that it does.
+
+Nobody depends on it: a rank for which nothing moves any more reads the rest by itself.
+"""
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autockpt.executors.memory import PAGE_BYTES, READING_TABLE_BYTES, Arena, page_align
+from autockpt.values.errors import StorageError
+
+PATIENCE_S = 120.0
+"""Nothing moved for this long: whoever is missing will not come."""
+LIFE_S = 1.0
+"""Nothing moved for this long: somebody may have died."""
+_PAUSE_S = 0.0005
+_LEFT = 2
+"""Mark of a rank that takes nothing more."""
+
+
+class ReadTogether:
+    """One rank's end.  `chunks`: how many there are in all, numbered alike by all members."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        members: Sequence[int],
+        rank: int,
+        *,
+        chunks: int,
+        chunk_bytes: int,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Raises StorageError when the memory is too small for so many or such large chunks."""
+        assert arena.fd is not None
+        self._fd = arena.fd
+        self._arena, self._members = arena, list(members)
+        self._me = self._members.index(rank)
+        count = len(self._members)
+        size = page_align(chunk_bytes)
+        buffers = min((arena.nbytes - READING_TABLE_BYTES) // size, 2**16 - 1)
+        self._per_member = buffers // count
+        if PAGE_BYTES + chunks * (2 * count + 2) > READING_TABLE_BYTES or self._per_member < 1:
+            raise StorageError(f"{chunks} chunks of {chunk_bytes} bytes are too many to share")
+        table = np.frombuffer(arena.view, dtype=np.uint8, count=READING_TABLE_BYTES)
+        self._marks = table[:count]
+        """By member: 0 not here yet, 1 its needs are known, 2 takes nothing more."""
+        start = PAGE_BYTES
+        self._needs = table[start : start + count * chunks].reshape(count, chunks)
+        start += count * chunks
+        self._taken = table[start : start + count * chunks].reshape(count, chunks)
+        start += count * chunks
+        self._places = table[start : start + 2 * chunks].view(np.uint16)
+        """By chunk: 0 not read, else 1 + its buffer."""
+        self._size = size
+        self._begun = np.zeros(chunks, dtype=bool)
+        """Chunks that a thread of ours reads or takes, or has."""
+        self._mine: dict[int, int] = {}
+        """Chunks in buffers of ours, or on their way into one."""
+        self._lock = threading.Lock()
+        self._failed = False
+        self._patience_s = patience_s
+        self._alone = False
+        """The others were given up."""
+        self._moved = time.monotonic()
+
+    # ------------------------------------------------------------------ coming and going
+
+    def join(self, needed: Sequence[int]) -> None:
+        """Says what this rank needs, and waits until all have said so or will not come."""
+        self._needs[self._me, list(needed)] = 1
+        self._lock_byte(len(self._begun) + self._me)
+        self._marks[self._me] = 1
+        deadline = time.monotonic() + self._patience_s
+        while not all(self._marks) and not self._alone:
+            self._alone = time.monotonic() > deadline
+            time.sleep(_PAUSE_S)
+        self._moved = time.monotonic()
+
+    def leave(self) -> None:
+        """Nobody waits for this rank any more."""
+        self._marks[self._me] = _LEFT
+
+    # ------------------------------------------------------------------ the work
+
+    def run(
+        self,
+        read: Callable[[int], memoryview],
+        put: Callable[[int, memoryview], None],
+    ) -> None:
+        """One thread of this rank: reads and takes until nothing is left that it needs.
+
+        `read(chunk)` gives its verified bytes, valid until the next call of this thread; `put` may
+        be given more than those.  What either raises ends all threads of this rank.
+        """
+        try:
+            self._run(read, put)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _run(
+        self, read: Callable[[int], memoryview], put: Callable[[int, memoryview], None]
+    ) -> None:
+        while not self._failed:
+            chunk, ready = self._next()
+            if chunk is None:
+                if not self._left():
+                    return
+                self._look_around()
+                time.sleep(_PAUSE_S)
+            elif ready:
+                put(chunk, self._buffer(int(self._places[chunk]) - 1))
+                self._took(chunk)
+            else:
+                self._read(chunk, read, put)
+
+    def _read(
+        self,
+        chunk: int,
+        read: Callable[[int], memoryview],
+        put: Callable[[int, memoryview], None],
+    ) -> None:
+        try:
+            data = read(chunk)
+            self._keep(chunk, data)
+            put(chunk, data)
+            self._took(chunk)
+        finally:
+            self._unlock(chunk)
+
+    def _next(self) -> tuple[int | None, bool]:
+        """(chunk to take or to read, it is there already); None: nothing to do now."""
+        with self._lock:
+            open_ = (self._needs[self._me] == 1) & ~self._begun
+            ready = np.flatnonzero(open_ & (self._places != 0))
+            if ready.size:
+                self._begun[ready[0]] = True
+                return int(ready[0]), True
+            shared = self._shared()
+            buffer = self._free_buffer(shared)
+            waiting = np.flatnonzero(open_ if buffer is not None else open_ & ~shared)
+            # Each begins elsewhere, so that they meet seldom.
+            turn = len(self._begun) * self._me // len(self._members)
+            start = int(np.searchsorted(waiting, turn))
+            for chunk in (int(c) for c in np.concatenate((waiting[start:], waiting[:start]))):
+                if self._claim(chunk):
+                    self._begun[chunk] = True
+                    if shared[chunk] and buffer is not None:
+                        self._mine[chunk] = buffer
+                    return chunk, False
+            return None, False
+
+    def _shared(self) -> NDArray[np.bool_]:
+        """By chunk: somebody else needs it, has not taken it and is still there; never again once
+        it is not so."""
+        if self._alone:
+            return np.zeros(len(self._begun), dtype=bool)
+        there = self._marks == 1
+        there[self._me] = False
+        found: NDArray[np.bool_] = (self._needs[there] == 1) & (self._taken[there] == 0)
+        return np.asarray(found.any(axis=0))
+
+    def _free_buffer(self, shared: NDArray[np.bool_]) -> int | None:
+        """A buffer of ours that holds nothing which somebody still has to take."""
+        held = {c: b for c, b in self._mine.items() if shared[c] or not self._places[c]}
+        self._mine = held
+        used = set(held.values())
+        return next((b for b in range(self._per_member) if b not in used), None)
+
+    def _keep(self, chunk: int, data: memoryview) -> None:
+        """Into the buffer that was set aside for it, for the others."""
+        buffer = self._mine.get(chunk)
+        if buffer is None:
+            return
+        number = self._me * self._per_member + buffer
+        self._buffer(number)[: len(data)] = data
+        self._places[chunk] = number + 1
+
+    def _buffer(self, number: int) -> memoryview:
+        start = READING_TABLE_BYTES + number * self._size
+        return self._arena.view[start : start + self._size]
+
+    def _took(self, chunk: int) -> None:
+        self._taken[self._me, chunk] = 1
+        self._moved = time.monotonic()
+
+    def _left(self) -> bool:
+        """Chunks that we need and have not taken, by any thread of ours."""
+        return bool(((self._needs[self._me] == 1) & (self._taken[self._me] == 0)).any())
+
+    # ------------------------------------------------------------------ claims
+
+    def _claim(self, chunk: int) -> bool:
+        """Nobody else reads it; it may have become ready meanwhile."""
+        if self._alone:
+            return True
+        if not self._lock_byte(chunk):
+            return False
+        if self._places[chunk]:
+            self._unlock(chunk)
+            return False
+        return True
+
+    def _lock_byte(self, number: int) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self, number: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
+
+    def _look_around(self) -> None:
+        """Counts the dead as gone; gives everybody up when nothing moves."""
+        idle = time.monotonic() - self._moved
+        if idle < LIFE_S:
+            return
+        for member, mark in enumerate(self._marks):
+            byte = len(self._begun) + member
+            if mark == 1 and member != self._me and self._lock_byte(byte):
+                self._unlock(byte)
+                self._marks[member] = _LEFT
+        self._alone |= idle > self._patience_s

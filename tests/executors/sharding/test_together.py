@@ -1,0 +1,104 @@
+"""Ranks of a node read together: every chunk once, whoever dies, fails, stops or never comes."""
+
+import pytest
+
+from autockpt.executors.memory import READING_TABLE_BYTES, Arena
+from autockpt.executors.sharding.together import ReadTogether
+from autockpt.values.errors import StorageError
+from tests.executors.sharding.readers import Scene, play
+
+ALL = list(range(40))
+
+
+def everything(members: int) -> list[list[int]]:
+    """All need all."""
+    return [ALL] * members
+
+
+@pytest.mark.parametrize(("members", "threads"), [(2, 4), (3, 1)])
+def test_what_all_need_is_read_once_and_taken_by_all(members: int, threads: int) -> None:
+    """Bytes read over unique bytes are 1, with one thread a rank and with several."""
+    seen = play(Scene(needs=everything(members), chunks=len(ALL), threads=threads))
+    assert seen.ended == [0] * members
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
+    assert seen.takes == [[1] * len(ALL)] * members
+    assert all(sum(row) for row in seen.reads), "the work was divided"
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_ring_of_one_buffer_a_rank_is_enough(threads: int) -> None:
+    """More threads than buffers, far more chunks than buffers: slower, and nothing is lost."""
+    seen = play(Scene(needs=everything(3), chunks=len(ALL), buffers=1, threads=threads))
+    assert seen.ended == [0] * 3
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
+    assert seen.takes == [[1] * len(ALL)] * 3
+
+
+def test_a_chunk_that_one_rank_needs_is_read_by_that_one() -> None:
+    """Overlapping needs: each rank takes its own, once, and reads nothing for nobody."""
+    needs = [list(range(25)), list(range(15, 40)), [3, 39]]
+    seen = play(Scene(needs=needs, chunks=len(ALL)))
+    assert seen.ended == [0] * 3
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
+    for needed, taken, read in zip(needs, seen.takes, seen.reads, strict=True):
+        assert [chunk for chunk in ALL if taken[chunk]] == needed
+        assert {chunk for chunk in ALL if read[chunk]} <= set(needed)
+        assert max(taken) == 1
+
+
+def test_a_rank_without_needs_leaves_and_keeps_nobody() -> None:
+    """All that it wanted stood in the heads."""
+    seen = play(Scene(needs=[ALL, []], chunks=len(ALL), buffers=1))
+    assert (seen.ended, sum(seen.reads[1])) == ([0, 0], 0)
+    assert seen.reads[0] == [1] * len(ALL)
+
+
+@pytest.mark.parametrize(("at", "buffers"), [(1, 8), (4, 1)])
+def test_a_rank_killed_while_it_reads_is_replaced_by_the_others(at: int, buffers: int) -> None:
+    """Its claim is opened by the kernel and its buffers stay; one chunk is read a second time."""
+    seen = play(
+        Scene(needs=everything(3), chunks=len(ALL), buffers=buffers, faults={"1": ("kill", at)})
+    )
+    assert seen.ended == [0, -9, 0]
+    assert [seen.takes[0], seen.takes[2]] == [[1] * len(ALL)] * 2
+    # Its other thread may have died in a read as well.
+    assert len(ALL) < sum(seen.read_in_all(chunk) for chunk in ALL) <= len(ALL) + 2
+
+
+def test_a_rank_that_fails_keeps_nobody_waiting() -> None:
+    """A chunk that does not match ends its rank; the others read it themselves, and see it too."""
+    seen = play(Scene(needs=everything(2), chunks=len(ALL), faults={"0": ("fail", 5)}))
+    assert seen.ended == [1, 0]
+    assert seen.takes[1] == [1] * len(ALL)
+    assert max(seen.takes[0]) == 1
+
+
+@pytest.mark.parametrize(("fault", "buffers"), [(("stop", 3), 1), (("absent", 0), 8)])
+def test_a_rank_that_stands_still_is_given_up_and_its_part_read_alone(
+    fault: tuple[str, int], buffers: int
+) -> None:
+    """A checkpoint is not called bad because somebody is slow: patience ends, work does not."""
+    seen = play(
+        Scene(
+            needs=everything(2), chunks=len(ALL), buffers=buffers, patience_s=1.5,
+            faults={"1": fault},
+        )
+    )  # fmt: skip
+    assert seen.ended[0] == 0
+    assert seen.takes[0] == [1] * len(ALL)
+    assert seen.seconds > 1.5
+
+
+def test_a_late_rank_is_waited_for() -> None:
+    """Reading before all needs are known would read twice."""
+    seen = play(Scene(needs=everything(2), chunks=len(ALL), faults={"0": ("late", 1)}))
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
+
+
+@pytest.mark.parametrize(("chunks", "chunk_bytes"), [(2**21, 4096), (8, 2**20)])
+def test_what_does_not_fit_the_memory_is_refused(chunks: int, chunk_bytes: int) -> None:
+    """Too many chunks for the table, or too large ones for a buffer a rank: each reads alone."""
+    arena = Arena.create_shared(READING_TABLE_BYTES + 2**20, name="autockpt-test-reading")
+    with pytest.raises(StorageError, match="too many to share"):
+        ReadTogether(arena, (0, 1), 0, chunks=chunks, chunk_bytes=chunk_bytes)
+    arena.close()

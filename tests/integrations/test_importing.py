@@ -1,0 +1,169 @@
+"""Other people's checkpoints become a generation that a job goes on from."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+import autockpt
+from autockpt.cli.app import run
+from autockpt.executors.restore import DiskShards, apply_state, restore_shards
+from autockpt.executors.state import LiveState
+from autockpt.integrations.importing import import_tree
+from autockpt.integrations.loading import opened
+from autockpt.integrations.places import generation_folder
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from tests.integrations.test_export import assert_same_job, same
+from tests.integrations.trained import Job, new_job, saved, state_of, trained_job
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+def imported(source: Path, out: Path) -> tuple[str, Any]:
+    """(folder of the generation that was made, what the import says)."""
+    with opened(str(source)) as tree:
+        done = import_tree(tree, str(out))
+    return generation_folder(str(out)), done
+
+
+def restored(folder: str, state: LiveState) -> dict[str, Any]:
+    """As `attach` does it."""
+    return apply_state(restore_shards(DiskShards(folder, 0, 1), state), state)
+
+
+def write(kind: str, path: Path, job: Job) -> Path:
+    """A whole job as somebody else stores it."""
+    model, optimizer, scheduler = job
+    state = {
+        "model": dict(model.state_dict()),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "scheduler": scheduler.state_dict(), "step": 3,
+    }  # fmt: skip
+    if kind == "dcp":
+        save(state, checkpoint_id=str(path), no_dist=True)
+    elif kind == "torch":
+        torch.save(state, path)
+    else:
+        folder = saved(path.parent / "ours", job)
+        assert run(["convert", folder, str(path), "--to", "safetensors", "--all"]) == 0
+    return path
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch", "safetensors"])
+def test_a_whole_job_goes_on(tmp_path: Path, kind: str) -> None:
+    """Weights, moments, groups, schedule and step; ties stay ties."""
+    job, fresh = trained_job(), new_job(1)
+    folder, done = imported(write(kind, tmp_path / "theirs", job), tmp_path / "run")
+    assert done.left_out == ()
+    applied = restored(folder, state_of(fresh))
+    assert applied["progress"]["step"] == (7 if kind == "safetensors" else 3)
+    assert applied["rng"] is None
+    assert_same_job(fresh, job)
+    again = autockpt.load(str(tmp_path / "run"))
+    assert same(again["model"], dict(job[0].state_dict()))
+    if kind != "dcp":  # which knows no ties
+        assert again["model"]["head.weight"] is again["model"]["embed.weight"]
+
+
+def test_weights_alone_leave_the_rest_as_it_was_built(tmp_path: Path) -> None:
+    """Without the second name of tied weights, without buffers that do not persist."""
+    job, fresh = trained_job(), trained_job(1)
+    weights = {n: t for n, t in job[0].state_dict().items() if n != "head.weight"}
+    save_file(weights, tmp_path / "w.safetensors")
+    fresh[0].register_buffer("table", torch.ones(4), persistent=False)
+    before = fresh[1].state_dict(), fresh[2].state_dict()
+    folder, _ = imported(tmp_path / "w.safetensors", tmp_path / "run")
+    applied = restored(folder, state_of(fresh))
+    assert applied["progress"] == {"step": 0, "data": None}
+    assert same(dict(fresh[0].state_dict()), dict(job[0].state_dict()))
+    assert same((fresh[1].state_dict(), fresh[2].state_dict()), before)
+    assert torch.equal(fresh[0].table, torch.ones(4))
+
+
+def test_a_missing_weight_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    """Only what cannot be in such a file may be left out of it."""
+    job, fresh = trained_job(), new_job(1)
+    weights = {n: t for n, t in job[0].state_dict().items() if n not in ("low.bias", "head.weight")}
+    save_file(weights, tmp_path / "w.safetensors")
+    folder, _ = imported(tmp_path / "w.safetensors", tmp_path / "run")
+    before = {name: tensor.clone() for name, tensor in fresh[0].state_dict().items()}
+    with pytest.raises(ConfigError, match=r"not in the checkpoint, first 'model\.low\.bias'"):
+        restored(folder, state_of(fresh))
+    assert same(dict(fresh[0].state_dict()), before)
+
+
+def test_files_of_torch_save_by_their_usual_keys(tmp_path: Path) -> None:
+    """model_state_dict of a DDP model; an optimizer with names, and one with numbers only."""
+    job, fresh = trained_job(), new_job(1)
+    model = {f"module.{name}": tensor for name, tensor in job[0].state_dict().items()}
+    numbered = job[1].state_dict()
+    torch.save({"model_state_dict": model, "optimizer_state_dict": numbered}, tmp_path / "a.pt")
+    folder, done = imported(tmp_path / "a.pt", tmp_path / "a")
+    (left,) = done.left_out
+    assert "optimizer_state_dict (its parameters are not named" in left
+    restored(folder, state_of(fresh))
+    assert same(dict(fresh[0].state_dict()), dict(job[0].state_dict()))
+
+    names = {id(p): name for name, p in job[0].named_parameters()}
+    for group, live in zip(numbered["param_groups"], job[1].param_groups, strict=True):
+        group["param_names"] = [names[id(p)] for p in live["params"]]
+    torch.save({"model_state_dict": model, "optimizer_state_dict": numbered}, tmp_path / "b.pt")
+    folder, done = imported(tmp_path / "b.pt", tmp_path / "b")
+    assert done.left_out == ()
+    restored(folder, state_of(fresh))
+    assert same(fresh[1].state_dict()["state"], job[1].state_dict()["state"])
+
+
+def test_a_state_without_a_model_is_refused(tmp_path: Path) -> None:
+    """The error says what there is."""
+    torch.save({"weights": {"x": torch.ones(2)}, "epoch": 3}, tmp_path / "x.pt")
+    with pytest.raises(ConfigError, match=r"holds no model.*there are: weights, epoch"):
+        imported(tmp_path / "x.pt", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_source_imports_nothing(tmp_path: Path) -> None:
+    """As with exports: there as a whole or not at all."""
+    folder = saved(tmp_path / "c", trained_job())
+    shard = next(Path(folder).glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[-5000] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="expected digest"):
+        imported(Path(folder), tmp_path / "run")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+SCRIPT = """
+import torch, autockpt
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+ckpt = autockpt.attach(model=model, optimizer=optimizer)
+for step in ckpt.steps(7):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    print("step", step, float(model.weight.sum()))
+"""
+
+
+@pytest.mark.slow
+def test_run_goes_on_from_an_import(tmp_path: Path) -> None:
+    """`autockpt convert --to autockpt`, then `autockpt run` in the directory it made."""
+    weights = {"weight": torch.full((3, 4), 2.0), "bias": torch.zeros(3)}
+    torch.save({"model": weights, "step": 5}, tmp_path / "w.pt")
+    (tmp_path / "t.py").write_text(SCRIPT)
+    assert run(["convert", str(tmp_path / "w.pt"), str(tmp_path / "r"), "--to", "autockpt"]) == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "autockpt", "run", "--run-dir", "r", "t.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "resumed step 5 from disk" in done.stderr
+    assert done.stdout.split() == ["step", "5", "24.0", "step", "6", "24.0"]
