@@ -238,7 +238,7 @@ class RestoredState:
     placed: frozenset[str]
     """Optimizer state that is divided as its parameter is."""
     exact: bool
-    """Nothing but the home shard was needed: it was written by a rank like this one."""
+    """Nothing but the home shard was needed, and it was written by a rank like this one."""
     bytes: int
 
 
@@ -337,7 +337,7 @@ class _Restore:
         loading.finish()
         return RestoredState(
             skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
-            placed=frozenset(wanted.placed), exact=alone,
+            placed=frozenset(wanted.placed), exact=alone and not skeleton.get("partial"),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 
