@@ -14,9 +14,10 @@ import torch
 from autockpt.executors.inventory import plain_name
 from autockpt.integrations.committing import GenerationsOf
 from autockpt.integrations.destination import new_export
-from autockpt.integrations.export import Exported, is_optimizer, with_names
+from autockpt.integrations.export import Exported, with_names
 from autockpt.integrations.image_writer import Ticket, spec_of, write_image
 from autockpt.integrations.lazy import LazyTensor, Tree, tensors_of
+from autockpt.integrations.optimizer_forms import is_flat, is_optimizer, named
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 
@@ -84,19 +85,25 @@ class _State:
             "partial": True, "progress": {"step": self.step, "data": None}, "rng": None,
             "modules": {}, "optimizers": {}, "others": {},
         }  # fmt: skip
-        model = next((key for key in _MODEL if isinstance(self.tree.get(key), dict)), None)
-        if model is None:
+        model = self._model_key()
+        weights = {key: t for key, t in self.tree.items() if isinstance(t, LazyTensor)}
+        self._take_model(self.tree[model] if model else weights)
+        taken = {"step", model} if model else {"step", *weights}
+        for key, value in self.tree.items():
+            if is_optimizer(value) or is_flat(value):
+                self._take_optimizer(str(key), value)
+            elif key not in taken:
+                self.skeleton["others"][key] = self._encoded(value, key)
+
+    def _model_key(self) -> str | None:
+        """Where the model stands; None: its tensors stand at the top, as TorchTitan saves them."""
+        found = next((key for key in _MODEL if isinstance(self.tree.get(key), dict)), None)
+        if found is None and not any(isinstance(t, LazyTensor) for t in self.tree.values()):
             raise ConfigError(
                 f"holds no model: expected it under {', '.join(_MODEL)}, there are: "
                 f"{', '.join(map(str, self.tree)) or 'no keys'}"
             )
-        taken = ("step", model)
-        self._take_model(self.tree[model])
-        for key, value in self.tree.items():
-            if is_optimizer(value):
-                self._take_optimizer(key, value)
-            elif key not in taken:
-                self.skeleton["others"][key] = self._encoded(value, key)
+        return found
 
     @property
     def stored(self) -> dict[str, LazyTensor]:
@@ -118,26 +125,25 @@ class _State:
             else:
                 self.skeleton["modules"][full] = self._encoded(leaf, full)
 
-    def _take_optimizer(self, key: str, saved: Tree) -> None:
-        groups = [_names_in(group) for group in saved["param_groups"]]
-        names = [name for group in groups for name in group]
-        numbers = [number for group in saved["param_groups"] for number in group["params"]]
-        if len(names) != len(numbers) or any(name not in self.tensors for name in names):
+    def _take_optimizer(self, key: str, value: Tree) -> None:
+        saved = named(value, {name.removeprefix("model.") for name in self.tensors})
+        if saved is None:
             self.left_out.append(f"{key} (its parameters are not named as those of the model)")
             return
         prefix = "optimizer" if key in _OPTIMIZER else f"optimizer.{key.removeprefix('optimizer.')}"
-        rows: list[Any] = []
+        groups: list[Any] = []
         state: dict[str, Any] = {}
-        for number, (names, group) in enumerate(zip(groups, saved["param_groups"], strict=True)):
-            settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        for number, group in enumerate(saved["param_groups"]):
+            settings = {k: v for k, v in group.items() if k != "params"}
+            names = [f"model.{name}" for name in group["params"]]
             values = self._encoded(settings, f"{prefix}.group{number}")
-            rows.append({"params": names, "values": values})
-            for name, place in zip(names, group["params"], strict=True):
-                if place in saved["state"]:
-                    own = saved["state"][place]
+            groups.append({"params": names, "values": values})
+            for name, bare in zip(names, group["params"], strict=True):
+                if bare in saved["state"]:
+                    own = saved["state"][bare]
                     state[name] = self._moments(own, f"{prefix}.{name}", group)
         self.skeleton["optimizers"][prefix] = {
-            "groups": rows, "regular": {}, "irregular": state, "loose": {},
+            "groups": groups, "regular": {}, "irregular": state, "loose": {},
         }  # fmt: skip
 
     def _moments(self, values: Tree, path: str, group: Tree) -> Any:
@@ -154,11 +160,3 @@ class _State:
         skeleton, tensors = with_names({name: value})
         self.tensors |= tensors
         return skeleton[name]
-
-
-def _names_in(group: Tree) -> list[str]:
-    """Full names of a group's parameters; none when they are numbers only."""
-    names = group.get("param_names") or group["params"]
-    if not all(isinstance(name, str) for name in names):
-        return []
-    return [f"model.{plain_name(name)}" for name in names]
