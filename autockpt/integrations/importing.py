@@ -42,6 +42,7 @@ def import_tree(
     model, CorruptCheckpointError or StorageError.
     """
     state = _State(tree)
+    names, aliases = state.untied()
     total, done = sum(tensor.nbytes for tensor in tensors_of(list(state.tensors.values()))), 0
 
     def read(name: str) -> Iterable[torch.Tensor]:
@@ -58,13 +59,14 @@ def import_tree(
             directory=directory.path, run_id=directory.run_id, generation=generation,
             step=state.step, rank=0, world_size=1,
         )  # fmt: skip
-        specs = [spec_of(name, t.dtype, t.shape) for name, t in state.stored.items()]
-        record = write_image(ticket, specs, state.aliases, state.skeleton, read)
+        stored = ((name, state.tensors[name]) for name in names)
+        specs = [spec_of(name, tensor.dtype, tensor.shape) for name, tensor in stored]
+        record = write_image(ticket, specs, aliases, state.skeleton, read)
         directory.commit(state.step, [record])
         directory.close()
     return Exported(
         generation=generation.name, step=state.step, target=TARGET, path=destination,
-        tensors=len(state.stored), bytes=total, left_out=tuple(state.left_out),
+        tensors=len(names), bytes=total, left_out=tuple(state.left_out),
     )  # fmt: skip
 
 
@@ -105,23 +107,22 @@ class _State:
             )
         return found
 
-    @property
-    def stored(self) -> dict[str, LazyTensor]:
-        """Each tensor once, under its first name."""
-        return {name: t for name, t in self.tensors.items() if name not in self.aliases}
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """Other names of the same tensors."""
+    def untied(self) -> tuple[list[str], dict[str, str]]:
+        """(names to store, other name -> stored name): what is one tensor is stored once."""
         first: dict[int, str] = {}
         kept = {name: first.setdefault(id(t), name) for name, t in self.tensors.items()}
-        return {name: stored for name, stored in kept.items() if name != stored}
+        return list(first.values()), {n: stored for n, stored in kept.items() if n != stored}
+
+    def _note(self, name: str, tensor: LazyTensor) -> None:
+        if name in self.tensors:
+            raise ConfigError(f"two tensors would be called {name!r}; rename one of them")
+        self.tensors[name] = tensor
 
     def _take_model(self, model: Tree) -> None:
         for name, leaf in model.items():
             full = f"model.{plain_name(str(name))}"
             if isinstance(leaf, LazyTensor) and not full.endswith("._extra_state"):
-                self.tensors[full] = leaf
+                self._note(full, leaf)
             else:
                 self.skeleton["modules"][full] = self._encoded(leaf, full)
 
@@ -158,5 +159,6 @@ class _State:
     def _encoded(self, value: Any, name: str) -> Any:
         """The skeleton of a value; its tensors are noted under dotted names."""
         skeleton, tensors = with_names({name: value})
-        self.tensors |= tensors
+        for path, tensor in tensors.items():
+            self._note(path, tensor)
         return skeleton[name]

@@ -145,6 +145,13 @@ def test_a_state_without_a_model_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A wrapper's prefix is no difference."""
+    torch.save({"model": {"x": torch.ones(2), "module.x": torch.ones(2)}}, tmp_path / "x.pt")
+    with pytest.raises(ConfigError, match=r"two tensors would be called 'model\.x'"):
+        imported(tmp_path / "x.pt", tmp_path / "run")
+
+
 def test_a_damaged_source_imports_nothing(tmp_path: Path) -> None:
     """As with exports: there as a whole or not at all."""
     folder = saved(tmp_path / "c", trained_job())
