@@ -77,7 +77,8 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
 
     `path` is a run, a checkpoint directory (then `generation`, or the newest good one), one
     generation, a safetensors file, directory or index, a file of torch.save (read with
-    weights_only=True), or a directory of torch.distributed.checkpoint.  Never runs code of a file.
+    weights_only=True), or a directory of torch.distributed.checkpoint.  Of a generation the images
+    of all ranks are put together, or (`rank`) one is taken as it is.  Never runs code of a file.
     Raises ConfigError for what is no checkpoint, CorruptCheckpointError for damage.
     """
     from autockpt.integrations.lazy import materialised

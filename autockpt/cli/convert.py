@@ -33,7 +33,7 @@ PROGRESS_EVERY_S = 5.0
     "--all", "everything", is_flag=True, help="safetensors: also the optimizer and so on."
 )
 @click.option("--max-shard-size", metavar="SIZE", help="safetensors: of one file (default 5 GB).")
-@click.option("--rank", type=int, help="State of one rank; otherwise all must hold the same.")
+@click.option("--rank", type=int, help="Only what is in one rank's image; otherwise of all.")
 @click.option("--force", is_flag=True, help="Replace an export that is there already.")
 @common
 def convert(

@@ -299,7 +299,7 @@ class RestoredState:
     by_rank: dict[int, dict[str, Any]]
     """{"progress", "rng"} of every rank that wrote, when ranks or mesh are others; else empty."""
     exact: bool
-    """The home shard was all that is needed and nothing else: its rank was one like this."""
+    """Nothing but the home shard was needed, and it was written by a rank like this one."""
     bytes: int
 
 
@@ -424,7 +424,8 @@ class _Restore:
         loading.finish()
         return RestoredState(
             skeleton=skeleton, optimizers=wanted.optimizers, tensors=wanted.finish(),
-            placed=frozenset(wanted.placed), exact=alone and exact,
+            placed=frozenset(wanted.placed),
+            exact=alone and exact and not skeleton.get("partial"),
             by_rank=self._by_rank(same_mesh=same_mesh),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip

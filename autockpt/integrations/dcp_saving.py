@@ -27,7 +27,6 @@ from autockpt.integrations import torch_file
 from autockpt.integrations.committing import GenerationsOf
 from autockpt.integrations.image_writer import Record, Ticket, spec_of, write_image
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
-from autockpt.values.generation import Generation
 
 
 class GenerationWriter(StorageWriter):
@@ -72,20 +71,22 @@ class GenerationWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begins a generation and tells every rank which image of it is its own."""
-        if self._lease is None:
-            self._lease = GenerationsOf(self._path)
-        generation = self._lease.begin(self._saves)
+        directory = self._leased()
+        ticket = Ticket(
+            directory=directory.path, run_id=directory.run_id,
+            generation=directory.begin(self._saves), step=self._label,
+            rank=0, world_size=len(plans),
+        )  # fmt: skip
         return [
-            dataclasses.replace(plan, storage_data=self._ticket(generation, rank, len(plans)))
+            dataclasses.replace(plan, storage_data=dataclasses.replace(ticket, rank=rank))
             for rank, plan in enumerate(plans)
         ]
 
-    def _ticket(self, generation: Generation, rank: int, world_size: int) -> Ticket:
-        run_id = "" if self._lease is None else self._lease.run_id
-        return Ticket(
-            directory=self._path, run_id=run_id, generation=generation, step=self._label,
-            rank=rank, world_size=world_size,
-        )  # fmt: skip
+    def _leased(self) -> GenerationsOf:
+        """The directory, by this process; only the coordinator asks."""
+        if self._lease is None:
+            self._lease = GenerationsOf(self._path)
+        return self._lease
 
     @property
     def _label(self) -> int:
@@ -106,9 +107,8 @@ class GenerationWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """All images are durable: commits.  Raises GuardError when a newer run took over."""
-        if self._lease is not None:
-            records = [result.storage_data for of_rank in results for result in of_rank]
-            self._lease.commit(self._label, records)
+        records = [result.storage_data for of_rank in results for result in of_rank]
+        self._leased().commit(self._label, records)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -24,6 +24,7 @@ from autockpt.integrations.lazy import (
     tensors_of,
     transformed,
 )
+from autockpt.integrations.optimizer_forms import is_optimizer, numbered
 from autockpt.values.errors import ConfigError
 
 TARGETS = ("safetensors", "dcp", "torch")
@@ -181,26 +182,9 @@ def _write_dcp(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
 
 def _write_torch(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
     state = {
-        name: _numbered(value) if is_optimizer(value) else value for name, value in tree.items()
+        name: numbered(value) if is_optimizer(value) else value for name, value in tree.items()
     }
     torch_file.write_file(path, materialised(state, tell=tell))
-
-
-def is_optimizer(value: Any) -> bool:
-    """Has the form of an optimizer's state dict."""
-    return isinstance(value, dict) and set(value) == {"state", "param_groups"}
-
-
-def _numbered(optimizer: Tree) -> Tree:
-    """As `optimizer.state_dict()`: parameters by their place instead of their name."""
-    names = [name for group in optimizer["param_groups"] for name in group["params"]]
-    number = {name: place for place, name in enumerate(names)}
-    groups = [
-        {**group, "params": [number[name] for name in group["params"]]}
-        for group in optimizer["param_groups"]
-    ]
-    state = {number[name]: values for name, values in optimizer["state"].items()}
-    return {"state": state, "param_groups": groups}
 
 
 _WRITERS: dict[str, Callable[[str, Tree, int, Tell], None]] = {

@@ -6,7 +6,8 @@
 
 It is put together from the images of all ranks: tensors from their parts, optimizers from what each
 rank says of its own parameters.  What belongs to one rank (random states, the place in the data) is
-left out; of buffers and attached objects that several ranks have, the first rank's are taken.
+left out; of buffers and attached objects that several ranks have, the first rank's are taken.  What
+`torch.distributed.checkpoint` saved has the keys that it was saved by.
 """
 
 import os
@@ -92,7 +93,7 @@ class _StateTree:
                 for path, value in skeleton["tree"]
             }
             return nested(leaves, "saved state")
-        except (KeyError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError, RecursionError) as error:
             raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
 
     def _first(self, part: str) -> Iterator[tuple[str, Any]]:

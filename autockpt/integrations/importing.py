@@ -14,9 +14,10 @@ import torch
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.integrations.committing import GenerationsOf
 from autockpt.integrations.destination import new_export
-from autockpt.integrations.export import Exported, is_optimizer, with_names
+from autockpt.integrations.export import Exported, with_names
 from autockpt.integrations.image_writer import Ticket, spec_of, write_image
 from autockpt.integrations.lazy import LazyTensor, Tree, tensors_of
+from autockpt.integrations.optimizer_forms import is_flat, is_optimizer, named
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 
@@ -41,6 +42,7 @@ def import_tree(
     model, CorruptCheckpointError or StorageError.
     """
     state = _State(tree)
+    names, aliases = state.untied()
     total, done = sum(tensor.nbytes for tensor in tensors_of(list(state.tensors.values()))), 0
 
     def read(name: str) -> Iterable[torch.Tensor]:
@@ -57,13 +59,14 @@ def import_tree(
             directory=directory.path, run_id=directory.run_id, generation=generation,
             step=state.step, rank=0, world_size=1,
         )  # fmt: skip
-        specs = [spec_of(name, t.dtype, t.shape) for name, t in state.stored.items()]
-        record = write_image(ticket, specs, state.aliases, state.skeleton, read)
+        stored = ((name, state.tensors[name]) for name in names)
+        specs = [spec_of(name, tensor.dtype, tensor.shape) for name, tensor in stored]
+        record = write_image(ticket, specs, aliases, state.skeleton, read)
         directory.commit(state.step, [record])
         directory.close()
     return Exported(
         generation=generation.name, step=state.step, target=TARGET, path=destination,
-        tensors=len(state.stored), bytes=total, left_out=tuple(state.left_out),
+        tensors=len(names), bytes=total, left_out=tuple(state.left_out),
     )  # fmt: skip
 
 
@@ -84,60 +87,64 @@ class _State:
             "partial": True, "progress": {"step": self.step, "data": None}, "rng": None,
             "modules": {}, "optimizers": {}, "others": {},
         }  # fmt: skip
-        model = next((key for key in _MODEL if isinstance(self.tree.get(key), dict)), None)
-        if model is None:
+        model = self._model_key()
+        weights = {key: t for key, t in self.tree.items() if isinstance(t, LazyTensor)}
+        self._take_model(self.tree[model] if model else weights)
+        taken = {"step", model} if model else {"step", *weights}
+        for key, value in self.tree.items():
+            if is_optimizer(value) or is_flat(value):
+                self._take_optimizer(str(key), value)
+            elif key not in taken:
+                self.skeleton["others"][key] = self._encoded(value, key)
+
+    def _model_key(self) -> str | None:
+        """Where the model stands; None: its tensors stand at the top, as TorchTitan saves them."""
+        found = next((key for key in _MODEL if isinstance(self.tree.get(key), dict)), None)
+        if found is None and not any(isinstance(t, LazyTensor) for t in self.tree.values()):
             raise ConfigError(
                 f"holds no model: expected it under {', '.join(_MODEL)}, there are: "
                 f"{', '.join(map(str, self.tree)) or 'no keys'}"
             )
-        taken = ("step", model)
-        self._take_model(self.tree[model])
-        for key, value in self.tree.items():
-            if is_optimizer(value):
-                self._take_optimizer(key, value)
-            elif key not in taken:
-                self.skeleton["others"][key] = self._encoded(value, key)
+        return found
 
-    @property
-    def stored(self) -> dict[str, LazyTensor]:
-        """Each tensor once, under its first name."""
-        return {name: t for name, t in self.tensors.items() if name not in self.aliases}
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """Other names of the same tensors."""
+    def untied(self) -> tuple[list[str], dict[str, str]]:
+        """(names to store, other name -> stored name): what is one tensor is stored once."""
         first: dict[int, str] = {}
         kept = {name: first.setdefault(id(t), name) for name, t in self.tensors.items()}
-        return {name: stored for name, stored in kept.items() if name != stored}
+        return list(first.values()), {n: stored for n, stored in kept.items() if n != stored}
+
+    def _note(self, name: str, tensor: LazyTensor) -> None:
+        if name in self.tensors:
+            raise ConfigError(f"two tensors would be called {name!r}; rename one of them")
+        self.tensors[name] = tensor
 
     def _take_model(self, model: Tree) -> None:
         for name, leaf in model.items():
             full = f"model.{plain_fqn(str(name))}"
             if isinstance(leaf, LazyTensor) and not full.endswith("._extra_state"):
-                self.tensors[full] = leaf
+                self._note(full, leaf)
             else:
                 self.skeleton["modules"][full] = self._encoded(leaf, full)
 
-    def _take_optimizer(self, key: str, saved: Tree) -> None:
-        groups = [_names_in(group) for group in saved["param_groups"]]
-        names = [name for group in groups for name in group]
-        numbers = [number for group in saved["param_groups"] for number in group["params"]]
-        if len(names) != len(numbers) or any(name not in self.tensors for name in names):
+    def _take_optimizer(self, key: str, value: Tree) -> None:
+        saved = named(value, {name.removeprefix("model.") for name in self.tensors})
+        if saved is None:
             self.left_out.append(f"{key} (its parameters are not named as those of the model)")
             return
         prefix = "optimizer" if key in _OPTIMIZER else f"optimizer.{key.removeprefix('optimizer.')}"
-        rows: list[Any] = []
+        groups: list[Any] = []
         state: dict[str, Any] = {}
-        for number, (names, group) in enumerate(zip(groups, saved["param_groups"], strict=True)):
-            settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        for number, group in enumerate(saved["param_groups"]):
+            settings = {k: v for k, v in group.items() if k != "params"}
+            names = [f"model.{name}" for name in group["params"]]
             values = self._encoded(settings, f"{prefix}.group{number}")
-            rows.append({"params": names, "values": values})
-            for name, place in zip(names, group["params"], strict=True):
-                if place in saved["state"]:
-                    own = saved["state"][place]
+            groups.append({"params": names, "values": values})
+            for name, bare in zip(names, group["params"], strict=True):
+                if bare in saved["state"]:
+                    own = saved["state"][bare]
                     state[name] = self._moments(own, f"{prefix}.{name}", group)
         self.skeleton["optimizers"][prefix] = {
-            "groups": rows, "regular": {}, "irregular": state, "loose": {},
+            "groups": groups, "regular": {}, "irregular": state, "loose": {},
         }  # fmt: skip
 
     def _moments(self, values: Tree, path: str, group: Tree) -> Any:
@@ -152,13 +159,6 @@ class _State:
     def _encoded(self, value: Any, name: str) -> Any:
         """The skeleton of a value; its tensors are noted under dotted names."""
         skeleton, tensors = with_names({name: value})
-        self.tensors |= tensors
+        for path, tensor in tensors.items():
+            self._note(path, tensor)
         return skeleton[name]
-
-
-def _names_in(group: Tree) -> list[str]:
-    """Full names of a group's parameters; none when they are numbers only."""
-    names = group.get("param_names") or group["params"]
-    if not all(isinstance(name, str) for name in names):
-        return []
-    return [f"model.{plain_fqn(name)}" for name in names]

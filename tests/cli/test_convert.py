@@ -108,3 +108,34 @@ def test_wrong_usage_names_the_way_out(here: Path, capsys: pytest.CaptureFixture
     assert run(["convert", "nothing", "out", "--to", "torch"]) == 78
     assert run(["convert", "r", "out", "--to", "torch", "--generation", "x"]) == 78
     assert not (here / "out").exists()
+
+
+def test_convert_makes_a_run_of_somebody_elses_checkpoint(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of torch.save becomes a run directory, of the same content, which stays."""
+    weights = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    torch.save({"model": weights, "optimizer": torch.optim.SGD([torch.ones(1)]).state_dict()}, "w")
+    assert run(["convert", "w", "new", "--to", "autockpt"]) == 0
+    out, err = capsys.readouterr()
+    assert "gen-e000001-s000000001 (step 0) -> new: 2 tensors" in out
+    assert "left out: optimizer (its parameters are not named" in err
+    assert "autockpt run --run-dir new SCRIPT" in err
+    assert run(["diff", "w", "new", "--only", "model"]) == 0
+    assert run(["verify", "new"]) == 0
+    assert run(["convert", "w", "new", "--to", "autockpt", "--force"]) == 70
+    assert "which no export writes" in capsys.readouterr().err
+
+
+def test_show_tells_parts_of_tensors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole's shape and the boxes that a rank stores."""
+    from autockpt.executors.layout.boxes import Box
+    from tests.integrations.test_image_reader import write_parts
+
+    boxes = [[Box(offset=(0, 0), shape=(1, 3))], [Box(offset=(1, 0), shape=(1, 3))]]
+    write_parts("parts", torch.ones(2, 3), boxes)
+    assert run(["show", "parts", "--tensors"]) == 0
+    assert "[2, 3] [1:2, 0:3]" in capsys.readouterr().out
+    shown = object_of(capsys, "show", "parts")
+    (row,) = [row for row in shown["shards"][1]["contents"] if row["name"] == "x"]
+    assert (row["shape"], row["of"], row["boxes"]) == ([1, 3], [2, 3], ["[1:2, 0:3]"])

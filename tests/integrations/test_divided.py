@@ -76,6 +76,26 @@ def test_what_dcp_saved_is_a_checkpoint_of_ours(root: Path) -> None:
     assert same(state, expected(root, "dcp"))
 
 
+@pytest.mark.parametrize("way", ["fsdp", "dcp"])
+def test_divided_checkpoints_become_one_that_a_single_process_goes_on_from(
+    root: Path, tmp_path: Path, way: str
+) -> None:
+    """By `convert --to autockpt`, from images of `attach` and of `dcp.save`."""
+    from tests.integrations.test_importing import imported, restored
+
+    folder, done = imported(root / way, tmp_path / "run")
+    assert done.left_out == ()
+    net = ranks.Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1.0)
+    applied = restored(folder, LiveState.of(model=net, optimizer=optimizer))
+    assert applied["progress"]["step"] == {"fsdp": 2, "dcp": 20}[way]
+    whole = expected(root, way)
+    assert same(dict(net.state_dict()), whole["model"])
+    moments = {n: optimizer.state[p] for n, p in net.named_parameters()}
+    assert same(moments, whole["optimizer"]["state"])
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+
+
 def test_one_rank_is_what_its_image_holds(root: Path) -> None:
     """Parts as it stored them; what another rank stores is not there."""
     first, second = (autockpt.load(str(root / "ddp"), rank=rank) for rank in (0, 1))

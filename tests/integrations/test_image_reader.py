@@ -3,14 +3,19 @@
 import itertools
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import autockpt
+from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.layout.boxes import Box, flat_range_boxes, whole
+from autockpt.executors.memory import Arena
 from autockpt.integrations.committing import GenerationsOf
+from autockpt.integrations.export import export
 from autockpt.integrations.image_reader import Images, commit_of
 from autockpt.integrations.image_writer import Ticket, spec_of, write_image
 from autockpt.values.errors import AutockptError, ConfigError
@@ -29,18 +34,28 @@ def write_parts(path: str, tensor: torch.Tensor | list[torch.Tensor], parts: Par
     Ranks may see other values: then `tensor` is one for each.
     """
     seen = tensor if isinstance(tensor, list) else [tensor] * len(parts)
+    return write_ranks(path, [{"x": mine} for mine in seen], [{"x": boxes} for boxes in parts])
+
+
+def write_ranks(
+    path: str, seen: list[dict[str, torch.Tensor]], parts: list[dict[str, list[Box]]]
+) -> str:
+    """A generation of what every rank sees of each tensor, and the boxes of it that it stores."""
     directory = GenerationsOf(path)
     generation = directory.begin(1)
     records = []
-    for rank, boxes in enumerate(parts):
+    for rank, (tensors, boxes) in enumerate(zip(seen, parts, strict=True)):
         ticket = Ticket(
             directory=directory.path, run_id=directory.run_id, generation=generation, step=1,
             rank=rank, world_size=len(parts), chunk_bytes=CHUNK,
         )  # fmt: skip
-        mine = seen[rank]
-        held = [mine[box.slices_in(whole(mine.shape))] for box in boxes]
-        specs = [spec_of("x", mine.dtype, mine.shape, boxes)] if boxes else []
-        records.append(write_image(ticket, specs, {}, NOTHING, lambda _, held=held: held))
+        held = {
+            name: [tensors[name][box.slices_in(whole(tensors[name].shape))] for box in own]
+            for name, own in boxes.items()
+            if own
+        }
+        specs = [spec_of(n, tensors[n].dtype, tensors[n].shape, boxes[n]) for n in held]
+        records.append(write_image(ticket, specs, {}, NOTHING, held.__getitem__))
     directory.commit(1, records)
     return f"{directory.path}/{generation.name}"
 
@@ -91,9 +106,7 @@ def test_any_box_of_any_division_is_that_part_of_the_tensor(data: st.DataObject)
         images.close()
 
 
-def test_only_the_chunks_of_a_box_are_read(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_chunks_of_a_box_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of a large tensor costs one chunk, not the image."""
     tensor = torch.arange(64 * 1024.0).view(64, 1024)
     rows = [Box(offset=(32 * r, 0), shape=(32, 1024)) for r in (0, 1)]
@@ -115,7 +128,29 @@ def test_only_the_chunks_of_a_box_are_read(
     images.close()
 
 
-def test_a_hole_is_an_error_that_names_it(tmp_path: object) -> None:
+def test_an_export_reads_every_chunk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors in parts on three ranks, across chunks, with room for a fraction of the chunks."""
+    tensors = {f"model.{n}": torch.randn(6, 900 + 200 * n) for n in range(12)}
+    parts = [
+        {n: [Box(offset=(2 * rank, 0), shape=(2, t.shape[1]))] for n, t in tensors.items()}
+        for rank in range(3)
+    ]
+    folder = write_ranks(str(tmp_path / "c"), [tensors] * 3, parts)
+    read: list[tuple[str, int]] = []
+    plain = ChunkSource.read
+
+    def noted(self: ChunkSource, chunk: int, buffer: Arena) -> memoryview:
+        read.append((self.path, chunk))
+        return plain(self, chunk, buffer)
+
+    monkeypatch.setattr(ChunkSource, "read", noted)
+    export(folder, str(tmp_path / "out"), "safetensors")
+    assert len(read) == len(set(read)) > 3 * 8
+    loaded = autockpt.load(str(tmp_path / "out"))["model"]
+    assert all(torch.equal(loaded[n.removeprefix("model.")], t) for n, t in tensors.items())
+
+
+def test_a_hole_is_an_error_that_names_it(tmp_path: Path) -> None:
     """No rank stores the middle; what is there can be read."""
     tensor = torch.arange(30.0)
     parts = [[Box(offset=(0,), shape=(10,))], [Box(offset=(20,), shape=(10,))]]
@@ -130,7 +165,7 @@ def test_a_hole_is_an_error_that_names_it(tmp_path: object) -> None:
     images.close()
 
 
-def test_two_writers_of_one_directory_take_turns_by_epoch(tmp_path: object) -> None:
+def test_two_writers_of_one_directory_take_turns_by_epoch(tmp_path: Path) -> None:
     """The later one fences the earlier one, whose generation then does not count."""
     from autockpt.executors.catalogue import list_generations
     from autockpt.values.errors import GuardError

@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import save
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import autockpt
 from autockpt.cli.app import run
 from autockpt.executors.restore import DiskShards, apply_state, restore_shards
 from autockpt.executors.state import LiveState
+from autockpt.integrations.dcp import GenerationWriter
 from autockpt.integrations.importing import import_tree
 from autockpt.integrations.loading import opened
 from autockpt.integrations.places import generation_folder
@@ -120,12 +121,35 @@ def test_files_of_torch_save_by_their_usual_keys(tmp_path: Path) -> None:
     assert same(fresh[1].state_dict()["state"], job[1].state_dict()["state"])
 
 
+def test_a_flat_state_as_torchtitan_saves_it(tmp_path: Path) -> None:
+    """Weights at the top, an optimizer by names; written by dcp.save into a directory of ours."""
+    job, fresh = trained_job(), new_job(1)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    optimizer = get_optimizer_state_dict(job[0], job[1], options=flat)
+    state = {**job[0].state_dict(), "optimizer": optimizer, "train_state": {"step": 3}}
+    save(state, storage_writer=GenerationWriter(tmp_path / "titan"), no_dist=True)
+    folder, done = imported(tmp_path / "titan", tmp_path / "run")
+    assert done.left_out == ()
+    restored(folder, LiveState.of(model=fresh[0], optimizer=fresh[1]))
+    assert same(dict(fresh[0].state_dict()), dict(job[0].state_dict()))
+    assert same(fresh[1].state_dict()["state"], job[1].state_dict()["state"])
+    rates = [group["lr"] for group in fresh[1].param_groups]
+    assert rates == [group["lr"] for group in job[1].param_groups]
+
+
 def test_a_state_without_a_model_is_refused(tmp_path: Path) -> None:
     """The error says what there is."""
     torch.save({"weights": {"x": torch.ones(2)}, "epoch": 3}, tmp_path / "x.pt")
     with pytest.raises(ConfigError, match=r"holds no model.*there are: weights, epoch"):
         imported(tmp_path / "x.pt", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A wrapper's prefix is no difference."""
+    torch.save({"model": {"x": torch.ones(2), "module.x": torch.ones(2)}}, tmp_path / "x.pt")
+    with pytest.raises(ConfigError, match=r"two tensors would be called 'model\.x'"):
+        imported(tmp_path / "x.pt", tmp_path / "run")
 
 
 def test_a_damaged_source_imports_nothing(tmp_path: Path) -> None:
