@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,16 +40,15 @@ def fingerprint(*, layout_digest: str, storage_dir: str, ranks: Ranks | None = N
 def state_inventory(
     state: LiveState,
     layout: Layout,
-    progress: dict[str, Any],
     *,
     changed: set[str] | None = None,
 ) -> StateInventory:
-    """Bytes by class of what a session with this `progress` would save.
+    """Bytes by class of what this rank would save in this layout.
 
     `changed` names tensors that were seen to change behind the fence.
     """
     return inventory(
-        tensor_facts(state, progress, changed or set()),
+        tensor_facts(state, layout, changed or set()),
         layout_digest=layout.digest,
         extra_bytes=layout.extra_bytes,
     )

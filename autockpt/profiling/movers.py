@@ -11,15 +11,16 @@ from autockpt.executors.codecs import codec
 from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.device import register_with_cuda
 from autockpt.executors.image import chunk_digest
-from autockpt.executors.layout.plan import Layout, TensorSpec
+from autockpt.executors.layout.plan import EXTRA, Layout, TensorSpec
 from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import Snapshot, Snapshotter
-from autockpt.executors.state import LiveState, describe, local_part
+from autockpt.executors.state import LiveState, local_part
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
 from autockpt.profiles.probes.proof import raw_bytes
 from autockpt.profiles.samples import TensorFacts
+from autockpt.profiling.ranks import Ranks
 from autockpt.values.errors import AutockptError
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 
@@ -41,7 +42,7 @@ class LiveSnapshot:
         self.changed: set[str] = set()
         """Tensors that changed behind the fence."""
         self._counter = Arena.anonymous(_COUNTER_BYTES)
-        self._snapshotter = Snapshotter(state, self._counter.view)
+        self._snapshotter = Snapshotter(state, self._counter.view, place=Ranks.find().place)
         self.layout: Layout = self._snapshotter.plan(progress())
         self.arena: Arena | None = None
         self._began_s = 0.0
@@ -115,12 +116,9 @@ class LiveSnapshot:
         ]
 
 
-def tensor_facts(
-    state: LiveState, progress: dict[str, Any], changed: set[str]
-) -> list[TensorFacts]:
+def tensor_facts(state: LiveState, layout: Layout, changed: set[str]) -> list[TensorFacts]:
     """Every tensor that a checkpoint of this rank holds; `changed` ones are not lazy."""
-    _, boundary = state.extra(progress)
-    specs, _ = describe(state.lazy_tensors(), boundary, state)
+    specs = [entry.spec for entry in layout.entries if entry.spec.name != EXTRA]
     owned = state.tensors.keys()
     return [
         TensorFacts(

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autockpt.executors.sharding.sharing import Place
+
 TIMEOUT_S = 180.0
 """Others wait this long for the rank that probes the storage."""
 
@@ -42,6 +44,14 @@ class Ranks:
     def nodes(self) -> int:
         """Nodes of the job, as far as the launcher tells."""
         return max(1, self.world_size // max(1, self.local_world_size))
+
+    @property
+    def place(self) -> Place | None:
+        """This rank among those with whom it shares what all hold; None: alone."""
+        if self.world_size == 1:
+            return None
+        local = max(1, self.local_world_size)
+        return Place(rank=self.rank, nodes=tuple(r // local for r in range(self.world_size)))
 
     @property
     def writes(self) -> bool:

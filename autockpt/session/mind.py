@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from autockpt.executors.layout.plan import Layout
 from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemoryCommitted
@@ -213,10 +212,9 @@ class Mind:
         layout = self._layout()
         if layout is None:
             return
-        progress: dict[str, Any] = {"step": self._step, "data": None}
         facts = host_facts(
             self._job.run_directory,
-            state=state_inventory(self._state, layout, progress),
+            state=state_inventory(self._state, layout),
             storage_dir=self._job.checkpoints,
         )
         profile = profile_from_run(self._samples.run_samples(), facts)
