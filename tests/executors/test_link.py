@@ -1,0 +1,77 @@
+"""What a keeper lends for a restore stays with the order that it was lent for."""
+
+import os
+from pathlib import Path
+
+from autockpt.executors import wire
+from autockpt.executors.link import KeeperLink
+from autockpt.executors.memory import Arena
+from autockpt.executors.protocol import messages as p
+from autockpt.values.generation import Generation
+
+
+def link(folder: Path) -> KeeperLink:
+    """The trainer's end, of a keeper that was never started."""
+    incarnation = p.Incarnation(launch_id="launch", restart_round=0)
+    attach = p.TrainerAttached(
+        rank=0, incarnation=incarnation, world_size=2, nodes=(0, 0), slots=0
+    )  # fmt: skip
+    return KeeperLink(
+        str(folder), 0, checkpoints=str(folder), attach=attach, launcher_pid=0, restart_count=0,
+        on_lost=lambda reason: None,
+    )  # fmt: skip
+
+
+def order(attempt: int) -> p.RestoreShard:
+    """To restore from storage, with a neighbour."""
+    return p.RestoreShard(
+        rank=0, epoch=1, attempt=attempt, generation=Generation(epoch=1, seq=1), step=1,
+        source=p.ShardSource(kind="disk"), readers=(0, 1),
+    )  # fmt: skip
+
+
+def lend(to: KeeperLink, attempt: int, mark: bytes) -> None:
+    """Memory, and the order that it is for."""
+    arena = Arena.create_shared(4096, name="autockpt-test-lent")
+    arena.view[: len(mark)] = mark
+    assert arena.fd is not None
+    to._received(wire.ReadingMemory(rank=0, epoch=1, attempt=attempt), [os.dup(arena.fd)])
+    to._received(order(attempt), [])
+    arena.close()
+
+
+def test_a_newer_order_keeps_its_memory_when_an_older_one_ends(tmp_path: Path) -> None:
+    """Another rank's source was bad: the next order arrives while this rank still restores."""
+    one = link(tmp_path)
+    lend(one, 1, b"first")
+    first = one.take_lent(order(1))
+    lend(one, 2, b"second")
+    assert first.reading is not None
+    assert bytes(first.reading.view[:5]) == b"first"
+    first.close()
+    second = one.take_lent(order(2))
+    assert second.reading is not None
+    assert bytes(second.reading.view[:6]) == b"second"
+    second.close()
+
+
+def test_an_order_without_memory_gets_nothing_of_another_one(tmp_path: Path) -> None:
+    """There was no room for it, or the source is a slot: this rank reads by itself."""
+    one = link(tmp_path)
+    lend(one, 1, b"first")
+    one._received(order(2), [])
+    assert one.take_lent(order(2)).reading is None
+    assert one.take_lent(order(1)).reading is not None
+    assert one.take_lent(order(1)).reading is None, "once"
+
+
+def test_memory_that_no_order_followed_is_given_back(tmp_path: Path) -> None:
+    """A keeper died between the two."""
+    one = link(tmp_path)
+    arena = Arena.create_shared(4096, name="autockpt-test-lent")
+    assert arena.fd is not None
+    fds = len(os.listdir("/proc/self/fd"))
+    for attempt in range(3):
+        message = wire.ReadingMemory(rank=0, epoch=1, attempt=attempt)
+        one._received(message, [os.dup(arena.fd)])
+    assert len(os.listdir("/proc/self/fd")) <= fds + 2  # the descriptor, and mmap's own
