@@ -120,7 +120,8 @@ def tensor_facts(
 ) -> list[TensorFacts]:
     """Every tensor that a checkpoint of this rank holds; `changed` ones are not lazy."""
     _, boundary = state.extra(progress)
-    specs, _ = describe(state.lazy_tensors(), boundary, state)
+    inventory = state.inventory()
+    specs, _ = describe(inventory.lazy, boundary, state, holdings=inventory.holdings)
     owned = state.tensors.keys()
     return [
         TensorFacts(
@@ -136,7 +137,9 @@ def tensor_facts(
 
 def proof_tensors(state: LiveState) -> dict[str, torch.Tensor]:
     """The local bytes of everything that might be copied lazily, and of the buffers."""
-    return {name: local_part(tensor) for name, tensor in state.tensors.items()}
+    inventory = state.inventory()
+    buffers = {name: local_part(tensor) for name, tensor in inventory.buffers.items()}
+    return {**inventory.locals, **buffers}
 
 
 def host_copy(source: memoryview, target: Arena) -> Move:
