@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from autockpt.executors.device import DeviceRead, device_of
+from autockpt.executors.sharding.optimizers import steps_as
 
 CANARIES = 4
 """Elements of each tensor compared bit by bit; any update of a whole tensor changes them."""
@@ -157,7 +158,7 @@ class OptimizerHooks:
         before: Callable[[torch.optim.Optimizer | None], None],
         after: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        self._ids = {id(optimizer) for optimizer in optimizers}
+        self._known = {id(steps_as(optimizer)): optimizer for optimizer in optimizers}
         self._before = before
         self._after = after
         self._handles: list[Any] = [
@@ -165,7 +166,7 @@ class OptimizerHooks:
             register_optimizer_step_post_hook(self._post),
         ]
         for optimizer in optimizers:
-            hook = optimizer.register_load_state_dict_pre_hook
+            hook = steps_as(optimizer).register_load_state_dict_pre_hook
             self._handles.append(hook(lambda *_: self._before(None)))
 
     def guard_module(self, module: torch.nn.Module) -> None:
@@ -180,9 +181,9 @@ class OptimizerHooks:
         self._handles.clear()
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._ids:
-            self._before(optimizer)
+        if id(optimizer) in self._known:
+            self._before(self._known[id(optimizer)])
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._ids:
-            self._after(optimizer)
+        if id(optimizer) in self._known:
+            self._after(self._known[id(optimizer)])

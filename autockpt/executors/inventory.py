@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from autockpt.executors import statetree
-from autockpt.executors.sharding.holdings import Declared, Holding, follow, holding_of
+from autockpt.executors.sharding.holdings import Declared, Holding, holding_of
+from autockpt.executors.sharding.local import own_elements
 from autockpt.executors.sharding.names import plain_fqn
-from autockpt.executors.sharding.optimizers import held_state, state_of
+from autockpt.executors.sharding.optimizers import state_holding, state_of
 from autockpt.values.errors import ConfigError
 
 
@@ -67,7 +68,8 @@ class Inventory:
     lazy: dict[str, torch.Tensor]
     """Parameters and optimizer state, themselves; in the order in which optimizers change them."""
     locals: dict[str, torch.Tensor]
-    """The bytes of each that this rank holds (the tensor itself, unless it is distributed)."""
+    """The bytes of each that this rank holds (the tensor itself, unless it is distributed or
+    padded)."""
     parts: dict[str, tuple[str, ...]]
     """Names of `lazy` by the optimizer that changes them; "" for those that none does."""
     needs: dict[str, tuple[str, ...]]
@@ -97,7 +99,7 @@ class Inventory:
     def renew_locals(self) -> None:
         """Asks distributed tensors for their local part again."""
         for name in self.distributed:
-            self.locals[name] = local_part(self.lazy[name])
+            self.locals[name] = local_part(self.lazy[name], self.holdings.get(name))
 
 
 def _same_roots(
@@ -203,9 +205,8 @@ class _Walk:
                 self._state(f"{prefix}.{self._name_of(parameter)}", values, found)
                 part.update(found)
                 known = self._declared.get(id(parameter))
-                known = None if known is None else held_state(optimizer, parameter, known)
                 for name, tensor in found.items():
-                    holding = follow(tensor, parameter, known)
+                    holding = state_holding(optimizer, parameter, tensor, known)
                     if holding is not None:
                         self._holdings[name] = holding
         self._optimizers[prefix] = parts
@@ -250,9 +251,11 @@ class _Walk:
         if rest:
             self._parts[""] = rest
         lazy = {name: tensor for part in self._parts.values() for name, tensor in part.items()}
+        held = self._holdings
+        local = {name: local_part(tensor, held.get(name)) for name, tensor in lazy.items()}
         return Inventory(
             lazy=lazy,
-            locals={name: local_part(tensor) for name, tensor in lazy.items()},
+            locals=local,
             parts={prefix: tuple(part) for prefix, part in self._parts.items()},
             needs={prefix: tuple(needs) for prefix, needs in self._needs.items()},
             buffers=self._buffers,
@@ -260,8 +263,8 @@ class _Walk:
             optimizers=self._optimizers,
             anchors=Anchors(self._dicts, self._lists),
             roots=self._roots,
-            holdings=self._holdings,
-            distributed=tuple(n for n, t in lazy.items() if hasattr(t, "to_local")),
+            holdings=held,
+            distributed=tuple(n for n, t in lazy.items() if local[n] is not t),
             cacheable=self._cacheable,
         )
 
@@ -278,7 +281,12 @@ def _tensor_keys(values: Any) -> str | None:
     return " ".join(marks)
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes that this rank holds: a DTensor's local tensor, else the tensor itself."""
+def local_part(tensor: torch.Tensor, holding: Holding | None = None) -> torch.Tensor:
+    """The bytes that this rank holds: a DTensor's local tensor, else the tensor itself.
+
+    `holding`: the elements that count, where that is known; see `own_elements`.
+    """
+    if holding is not None:
+        return own_elements(tensor, holding)
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor

@@ -409,15 +409,17 @@ class _Restore:
         home = self._open(self._shards.home)
         skeleton = home.skeleton()
         wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
-        alone = len(self._shards.within_reach) == 1 or wanted.suffices
         world_size = self._shards.world_size
         exact = world_size == 1 or self._state.is_alike(world_size)
         same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
+        as_it_was = same_mesh and not self._shards.regrouped
+        # Of other ranks than these one shard may lack state that another one has.
+        alone = len(self._shards.within_reach) == 1 or (as_it_was and wanted.suffices)
         if alone:
             moves = wanted.moves(exact=exact)
         else:
             moves = self._from_several(wanted, exact=exact, same_mesh=same_mesh)
-        if self._shards.regrouped or not same_mesh:
+        if not as_it_was:
             self._require_equal(wanted.ambiguous())
         loading = Loading(moves)
         self._read(loading)

@@ -126,7 +126,8 @@ class Snapshotter:
     # ------------------------------------------------------------------ what to copy
 
     def plan(self, progress: dict[str, Any]) -> Layout:
-        """The layout of the state as it is now, kept until its structure changes."""
+        """The layout of the state as it is at this boundary, kept until its structure changes."""
+        self.state.at_boundary()
         inventory = self.state.inventory()
         boundary, text, held = self._gather(inventory, progress, None)
         return self._planned(inventory, boundary, text, held).layout
@@ -141,7 +142,7 @@ class Snapshotter:
         """
         skeleton, boundary = self.state.extra(progress, rng=rng, inventory=inventory)
         held = frozenset(self.state.not_lazy) & inventory.lazy.keys()
-        boundary |= {name: inventory.lazy[name] for name in sorted(held)}
+        boundary |= {name: inventory.locals[name] for name in sorted(held)}
         return boundary, json.dumps(skeleton, separators=(",", ":")).encode(), held
 
     def _planned(
@@ -230,6 +231,7 @@ class Snapshotter:
         if former is not None and former.copied != math.inf:
             self.engine.wait()  # withdrawn, and a device still copies into this slot
         counter.set(0)
+        self.state.at_boundary()
         inventory = self.state.inventory()
         boundary, text, held = self._gather(inventory, progress, rng)
         recipe = self._planned(inventory, boundary, text, held)

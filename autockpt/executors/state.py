@@ -22,6 +22,8 @@ from autockpt.executors.layout.boxes import overlaps
 from autockpt.executors.layout.plan import TensorSpec
 from autockpt.executors.layout.shares import Range
 from autockpt.executors.sharding.collectors import declared
+from autockpt.executors.sharding.deepspeed import is_zero
+from autockpt.executors.sharding.gathered import shard_again
 from autockpt.executors.sharding.holdings import (
     Holding,
     holding_of,
@@ -30,6 +32,7 @@ from autockpt.executors.sharding.holdings import (
 )
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import is_divided, owns_state, state_of
+from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.values.errors import ConfigError
 
 
@@ -76,9 +79,11 @@ class LiveState:
     ) -> "LiveState":
         """The state of a job as `attach` receives it.  Raises ConfigError naming a bad entry."""
         attached = _named(model, "model", torch.nn.Module)
+        for module in attached.values():
+            shard_again(module)  # else its parameters are not those that the optimizer has
         # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
         models = {name: unwrapped(module) for name, module in attached.items()}
-        optimizers = _named(optimizer, "optimizer", torch.optim.Optimizer)
+        optimizers = _named(_viewed(optimizer), "optimizer", torch.optim.Optimizer)
         for name, value in others.items():
             if value is not None and not isinstance(value, Stateful):
                 raise ConfigError(
@@ -132,6 +137,11 @@ class LiveState:
                 for i, parameter in enumerate(group["params"]):
                     names.setdefault(id(parameter), f"{prefix}.group{g}.param{i}")
         return names
+
+    def at_boundary(self) -> None:
+        """Makes every module hold what its optimizer steps, also after an evaluation."""
+        for module in self.models.values():
+            shard_again(module)
 
     def inventory(self) -> Inventory:
         """What there is now; walked again only when something was added, replaced or removed.
@@ -305,7 +315,7 @@ def describe(
     seen: dict[tuple[object, ...], str] = {}
     for group, is_lazy in ((lazy, True), (boundary, False)):
         for name, tensor in group.items():
-            local = local_part(tensor)
+            local = local_part(tensor, holdings.get(name))
             key = (
                 local.untyped_storage().data_ptr(), local.storage_offset(), tuple(local.shape),
                 tuple(local.stride()), dtype_name(local.dtype),
@@ -373,6 +383,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
         # The machine may have another number of GPUs than the one that saved.
         for device, part in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
             torch.cuda.set_rng_state(part.cpu(), device)
+
+
+def _viewed(optimizer: Any) -> Any:
+    """DeepSpeed's optimizers as optimizers of the model's parameters."""
+    if isinstance(optimizer, Mapping):
+        return {name: _viewed(one) for name, one in optimizer.items()}
+    return ZeroView(optimizer) if is_zero(optimizer) else optimizer
 
 
 def _named(value: Any, what: str, kind: type) -> dict[str, Any]:

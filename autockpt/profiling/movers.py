@@ -134,7 +134,9 @@ def tensor_facts(state: LiveState, layout: Layout, changed: set[str]) -> list[Te
 
 def proof_tensors(state: LiveState) -> dict[str, torch.Tensor]:
     """The local bytes of everything that might be copied lazily, and of the buffers."""
-    return {name: local_part(tensor) for name, tensor in state.tensors.items()}
+    inventory = state.inventory()
+    buffers = {name: local_part(tensor) for name, tensor in inventory.buffers.items()}
+    return {**inventory.locals, **buffers}
 
 
 def host_copy(source: memoryview, target: Arena) -> Move:

@@ -229,7 +229,8 @@ class Session(Ending):
                 self._boundary(self._step + 1, rng=self._auto_rng)
 
         for module in self._state.models.values():
-            module.register_forward_pre_hook(hook)
+            # First of all: FSDP2's hook gathers the parameters, and they must be what they were.
+            module.register_forward_pre_hook(hook, prepend=True)
 
     # ------------------------------------------------------------------ the boundary
 

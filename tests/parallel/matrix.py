@@ -79,14 +79,14 @@ class Matrix:
 
     def train(
         self, mesh: str, run_dir: Path, *, seed: int = 2, steps: int = SAVED_STEPS,
-        end: str = "save", more: int = 0, tied: bool = False,
+        end: str = "save", more: int = 0, tied: bool = False, **how: bool,
     ) -> Seen:  # fmt: skip
         """One training to its end, see `rank.train`.  Raises Failed with what its ranks said."""
         out = self._folder / f"out-{next(_launches)}"
         self._served.add(str(run_dir))
         order = {
             "mesh": mesh, "seed": seed, "run_dir": str(run_dir), "out": str(out), "steps": steps,
-            "end": end, "more": more, "tied": tied,
+            "end": end, "more": more, "tied": tied, **how,
         }  # fmt: skip
         try:
             self._run(MESHES[mesh].ranks, order, out)

@@ -52,6 +52,13 @@ class Training:
         self.scheduler.step()
         return loss
 
+    def evaluate(self) -> None:
+        """A forward without a backward."""
+        self.model.eval()
+        with torch.no_grad():
+            self.model(batch(0)[0])
+        self.model.train()
+
     def full_state(self) -> Tensors:
         """The whole state, as far as this rank can say: collective."""
         options = StateDictOptions(full_state_dict=True)

@@ -18,12 +18,14 @@ PATIENCE_S = 60.0
 
 
 def train(
-    *, mesh: str, seed: int, tied: bool, run_dir: str, out: str, steps: int, end: str, more: int
-) -> None:
+    *, mesh: str, seed: int, tied: bool, run_dir: str, out: str, steps: int, end: str, more: int,
+    evaluate: bool = False, automatic: bool = False,
+) -> None:  # fmt: skip
     """Trains up to `steps` under autockpt, then `more` without; rank-N.pt holds what it saw.
 
     `end` of the part under autockpt: "save" a last checkpoint, "leave" without one, or "die" when
-    the checkpoints that were begun are durable.
+    the checkpoints that were begun are durable.  `evaluate`: a forward without a backward ahead of
+    attach and of every boundary; `automatic`: the optimizer's step tells where a boundary is.
 
     `attached`: the whole state right after attach, when something was restored; `saved` and
     `ended`: after the last step under autockpt, and at the end; `losses`: by step.
@@ -36,6 +38,8 @@ def train(
     saving.GRANT_WAIT_S = PATIENCE_S
     _join(out)
     training = MESHES[mesh].build(partial(Net, seed, tied=tied))
+    if evaluate:
+        training.evaluate()
     session: Any = autockpt.attach(
         model=training.model, optimizer=training.optimizer, scheduler=training.scheduler,
         run_dir=run_dir,
@@ -45,7 +49,10 @@ def train(
     losses = {}
     for step in range(start, steps):
         losses[step] = training.train_step(step)
-        session.step()
+        if evaluate:
+            training.evaluate()
+        if not automatic:
+            session.step()
         if end == "die":
             _wait_ready(session)
     saved = training.full_state()

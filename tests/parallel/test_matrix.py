@@ -124,6 +124,24 @@ def test_killed_ranks_come_back_as_another_mesh(
     assert set(sources(run_dir)) == {source}
 
 
+@pytest.mark.parametrize("automatic", [False, True], ids=["told", "automatic"])
+def test_parameters_that_an_evaluation_left_gathered_are_saved(
+    automatic: bool, matrix: Matrix
+) -> None:
+    """FSDP2's root has plain tensors then, and its optimizer steps others."""
+    run_dir = matrix.new_run("evaluated", memory=1, disk=1)
+    how = {"evaluate": True, "automatic": automatic}
+    saved = matrix.train("fsdp2-2", run_dir, seed=1, **how)
+    assert complaints(run_dir) == []
+    back = matrix.train("fsdp2-2", run_dir, steps=STEPS, **how)
+    # The boundary behind a step is the next forward, and none follows the last step.
+    assert back.start == SAVED_STEPS - automatic
+    if not automatic:
+        assert differences(saved.saved, back.attached) == []
+    assert complaints(run_dir) == []
+    require_same_losses(back.losses, matrix.source("single").seen.losses)
+
+
 def test_the_bound_sees_a_lost_moment() -> None:
     """Without the first moments the loss of the very next steps is off by far more."""
     exact, lost = (_trained(STEPS, forget_at=at) for at in (None, SAVED_STEPS))

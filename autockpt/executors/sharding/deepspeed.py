@@ -46,11 +46,18 @@ class Part:
     """The fp32 partition; the inner optimizer has its state by it."""
     start: int
     """First element of the part in it."""
+    first: int
+    """First element of the part in this rank's memory of the parameter."""
     holding: Holding
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """The part, live and 1-D, of a tensor in the form of the partition."""
         return flat.detach().narrow(0, self.start, self.holding.count)
+
+    def trained(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The part of the parameter itself, 1-D, in the precision of the training."""
+        memory: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
+        return memory.detach().reshape(-1).narrow(0, self.first, self.holding.count)
 
 
 def part_of(optimizer: Any, parameter: Any) -> Part | None:
@@ -69,7 +76,7 @@ def part_of(optimizer: Any, parameter: Any) -> Part | None:
                 "set its device to cpu or none to have it in checkpoints"
             )
         flat = optimizer.fp32_partitioned_groups_flat[group]
-        return Part(flat=flat, start=start, holding=_range(parameter))
+        return Part(flat=flat, start=start, first=0, holding=_range(parameter))
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
         return None
@@ -78,6 +85,7 @@ def part_of(optimizer: Any, parameter: Any) -> Part | None:
     return Part(
         flat=optimizer.single_partition_of_fp32_groups[mapping.param_group_index],
         start=mapping.hp_fragment_address.start,
+        first=first,
         holding=Holding(global_shape=shape, boxes=tuple(boxes)),
     )
 

@@ -13,8 +13,8 @@ def own_elements(tensor: torch.Tensor, holding: Holding) -> torch.Tensor:
 
     The local tensor of a DTensor, the partition of a ZeRO-3 parameter, without the padding at the
     end that FSDP1's flat units, ZeRO-3 and padded vocabularies have (1-D then); else the tensor.
-    Raises ConfigError when the memory does not fit the holding, as that of a tensor that a wrapper
-    has gathered.
+    Of nothing but padding there is nothing.  Raises ConfigError when the memory does not fit the
+    holding, as that of a tensor that a wrapper has gathered.
     """
     local: Any = tensor
     if hasattr(local, "to_local"):
@@ -23,6 +23,8 @@ def own_elements(tensor: torch.Tensor, holding: Holding) -> torch.Tensor:
         local = local.ds_tensor
     if local.numel() == holding.count:
         return local  # type: ignore[no-any-return]
+    if not holding.count:
+        return local.flatten()[:0]  # type: ignore[no-any-return]
     gathered = local is tensor and tuple(local.shape) == holding.global_shape
     if local.numel() < holding.count or gathered or not local.is_contiguous():
         raise ConfigError(

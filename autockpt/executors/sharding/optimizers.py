@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.sharding.holdings import Holding
+from autockpt.executors.sharding.holdings import Holding, follow, whole_of
 from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.values.errors import ConfigError
 
@@ -22,7 +22,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> MutableMapping[Any, Any]:
 
     Raises ConfigError when the optimizer has not decided yet which those are.
     """
-    if not is_divided(optimizer):
+    if not _is_redundancy(optimizer):
         return optimizer.state
     inner = getattr(optimizer, "optim", None)
     if inner is None:
@@ -41,7 +41,7 @@ def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> boo
     """
     if isinstance(optimizer, ZeroView):
         return optimizer.part(parameter) is not None
-    if not is_divided(optimizer):
+    if not _is_redundancy(optimizer):
         return True
     state_of(optimizer)
     zero: Any = optimizer
@@ -58,10 +58,35 @@ def held_state(
     if isinstance(optimizer, ZeroView):
         part = optimizer.part(parameter)
         return replace(declared, boxes=(), holders=()) if part is None else part.holding
-    return replace(declared, holders=()) if is_divided(optimizer) else declared
+    return replace(declared, holders=()) if _is_redundancy(optimizer) else declared
+
+
+def state_holding(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    state: torch.Tensor,
+    declared: Holding | None,
+) -> Holding | None:
+    """What this rank holds of a tensor of optimizer state; None: nobody knows.
+
+    `declared`: what is known of the parameter, None for a DTensor, which says so itself.
+    """
+    known = None if declared is None else held_state(optimizer, parameter, declared)
+    if isinstance(optimizer, ZeroView) and known is not None:
+        return known if state.dim() else whole_of(state)
+    return follow(state, parameter, known)
 
 
 def is_divided(optimizer: torch.optim.Optimizer) -> bool:
-    """Ranks have the state of different parameters, though all have all parameters."""
+    """Ranks have the state of different parameters, or of other parts than they have of those."""
+    return isinstance(optimizer, ZeroView) or _is_redundancy(optimizer)
+
+
+def steps_as(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose step changes the parameters."""
+    return optimizer.inner if isinstance(optimizer, ZeroView) else optimizer
+
+
+def _is_redundancy(optimizer: torch.optim.Optimizer) -> bool:
     # Asked of the class: reading the property divides the parameters, for good.
     return hasattr(type(optimizer), "_param_to_rank")

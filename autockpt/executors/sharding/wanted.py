@@ -1,5 +1,6 @@
 """What this rank needs of a checkpoint: live tensors, their optimizer state, its private rest."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,12 @@ from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
+from autockpt.executors.sharding.local import own_elements
 from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
+from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
 
@@ -82,7 +86,10 @@ class Wanted:
             return not saved.divided
         for tensor in tensors:
             pieces = self._stored.pieces(tensor)
-            if not pieces or not self._stands(tensor, self._state_holding(parameter, pieces[0])):
+            if not pieces:
+                return False
+            holding, _ = self._state_holding(prefix, parameter, pieces[0])
+            if not self._stands(tensor, holding):
                 return False
         return True
 
@@ -105,12 +112,20 @@ class Wanted:
                 if self._state.has_state(optimizer, parameter):
                     yield prefix, name, parameter
 
-    def _state_holding(self, parameter: torch.Tensor, piece: Piece) -> Holding:
-        """Optimizer state in its parameter's form is divided with it; the rest is as it was."""
-        holding = self._holding(parameter)
-        if piece.global_shape == holding.global_shape and piece.global_shape:
-            return holding
-        return Holding(global_shape=piece.global_shape, boxes=(whole(piece.global_shape),))
+    def _state_holding(
+        self, prefix: str, parameter: torch.Tensor, piece: Piece
+    ) -> tuple[Holding, tuple[int, ...]]:
+        """(part, shape here) of optimizer state: in its parameter's form it is divided with it, or
+        as its optimizer divides it; the rest is as it was."""
+        shape, own = piece.global_shape, self._holding(parameter)
+        if shape != own.global_shape or not shape:
+            return Holding(global_shape=shape, boxes=(whole(shape),)), shape
+        optimizer = self._state.optimizers[prefix]
+        holding = held_state(optimizer, parameter, own)
+        if isinstance(optimizer, ZeroView):
+            return holding, (holding.count,)
+        # With its padding.  Of nothing, too: no rows of 6 elements are no row of no elements.
+        return holding, tuple(local_part(parameter).shape)
 
     # ------------------------------------------------------------------ other shards
 
@@ -171,7 +186,7 @@ class Wanted:
         for name, holding, live, shape, dtype in self._wishes():
             direct = live is not None and live.device.type == "cpu" and live.is_contiguous()
             if not direct:
-                sizes.append(dtype.itemsize * holding.count)
+                sizes.append(dtype.itemsize * math.prod(shape))
             makers.append(self._maker(name, holding, live, shape, dtype, direct=direct))
         memory = FreshMemory(sizes)
         wants = [make(memory) for make in makers]
@@ -209,12 +224,13 @@ class Wanted:
         """Everything to fill, each memory once."""
         places: set[tuple[object, ...]] = set()
         for name, tensor in self._live.items():
-            local = local_part(tensor.detach())
+            holding = self._holding(tensor)
+            local = local_part(tensor, holding).detach()
             place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype)
             if local.numel() and place in places:
                 continue
             places.add(place)
-            yield name, self._holding(tensor), local, tuple(local.shape), local.dtype
+            yield name, holding, local, tuple(local.shape), local.dtype
         yield from self._optimizer_wishes()
         for name in self._private():
             pieces = self._stored.pieces(name)
@@ -228,12 +244,9 @@ class Wanted:
                 pieces = self._stored.pieces(tensor)
                 if not pieces:
                     continue  # whoever puts the state together says what is missing
-                holding = self._state_holding(parameter, pieces[0])
-                shape = pieces[0].global_shape
-                if shape == self._holding(parameter).global_shape:
+                holding, shape = self._state_holding(prefix, parameter, pieces[0])
+                if pieces[0].global_shape == self._holding(parameter).global_shape:
                     self.placed.add(tensor)
-                    # Of nothing, too: no rows of 6 elements are no row of no elements.
-                    shape = tuple(local_part(parameter).shape)
                 yield tensor, holding, None, shape, pieces[0].dtype
 
     def _private(self) -> list[str]:
@@ -258,11 +271,13 @@ class Wanted:
             if live is not None and direct:
                 return Want(name=name, holding=holding, memory=live)
             own = memory.tensor(shape, dtype)
+            if own.numel() != holding.count:
+                own.zero_()  # what pads it is in no checkpoint
             if live is None:
                 self._fresh[name] = own
             else:
                 self._late.append((live, own))
-            return Want(name=name, holding=holding, memory=own)
+            return Want(name=name, holding=holding, memory=own_elements(own, holding))
 
         return make
 

@@ -94,6 +94,8 @@ class _States(MutableMapping[torch.Tensor, State]):
 
     def __setitem__(self, parameter: torch.Tensor, values: Mapping[str, Any]) -> None:
         part = self.parts[parameter]
+        if MASTER not in values:  # another optimizer saved it: the parameter is all there is
+            part.of(part.flat).copy_(part.trained(parameter))
         for key, value in values.items():
             if not _is_flat(value):
                 self._inner.setdefault(part.flat, {})[key] = value

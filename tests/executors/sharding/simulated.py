@@ -19,33 +19,11 @@ from tests.executors.states import Holder, bytes_of, step
 G = Generation(epoch=1, seq=1)
 
 
-class Rank:
-    """One rank of data parallelism: a model that all hold alike, random numbers of its own."""
+class Member:
+    """One rank of several: a state, and where it stands."""
 
-    def __init__(
-        self, rank: int, nodes: Sequence[int], *, seed: int = 7, width: int = 64, note: int = 0
-    ) -> None:
-        """`note`: elements of a tensor that only this rank has."""
-        torch.manual_seed(7)
-        self.model = torch.nn.Sequential(
-            torch.nn.Linear(40, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3)
-        )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        torch.manual_seed(seed)
-        step(self.model, self.optimizer)
-        with torch.no_grad():  # a buffer: nobody says that others hold the same
-            self.model[1].running_mean += rank  # type: ignore[operator]
-        self.place = Place(rank=rank, nodes=tuple(nodes)) if len(nodes) > 1 else None
-        self.state = LiveState(
-            {"model": self.model},
-            {"optimizer": self.optimizer},
-            {"note": Holder({"t": torch.ones(note)})},
-            self._held(len(nodes)),
-        )
-
-    def _held(self, ranks: int) -> dict[int, Holding]:
-        holders = tuple(range(ranks)) if ranks > 1 else ()
-        return {id(p): whole_of(p, holders) for p in self.model.parameters()}
+    def __init__(self, state: LiveState, place: Place | None = None) -> None:
+        self.state, self.place = state, place
 
     def image(self) -> tuple[memoryview, int, str]:
         """(image, bytes of its head, digest of its layout) of a snapshot of now."""
@@ -68,7 +46,34 @@ class Rank:
         return {name: bytes_of(tensor) for name, tensor in self.state.tensors.items()}
 
 
-def save(folder: str, ranks: Sequence[Rank], **how: Any) -> str:
+class Rank(Member):
+    """One rank of data parallelism: a model that all hold alike, random numbers of its own."""
+
+    def __init__(
+        self, rank: int, nodes: Sequence[int], *, seed: int = 7, width: int = 64, note: int = 0
+    ) -> None:
+        """`note`: elements of a tensor that only this rank has."""
+        torch.manual_seed(7)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(40, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        torch.manual_seed(seed)
+        step(self.model, self.optimizer)
+        with torch.no_grad():  # a buffer: nobody says that others hold the same
+            self.model[1].running_mean += rank  # type: ignore[assignment,operator]
+        place = Place(rank=rank, nodes=tuple(nodes)) if len(nodes) > 1 else None
+        held = self._held(len(nodes))
+        others = {"note": Holder({"t": torch.ones(note)})}
+        state = LiveState({"model": self.model}, {"optimizer": self.optimizer}, others, held)
+        super().__init__(state, place)
+
+    def _held(self, ranks: int) -> dict[int, Holding]:
+        holders = tuple(range(ranks)) if ranks > 1 else ()
+        return {id(p): whole_of(p, holders) for p in self.model.parameters()}
+
+
+def save(folder: str, ranks: Sequence[Member], **how: Any) -> str:
     """Commits a generation of all ranks; its folder."""
     directory = CheckpointDirectory(folder)
     run_id = directory.open()
