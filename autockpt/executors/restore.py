@@ -35,6 +35,8 @@ from autockpt.executors.sharding.loading import Loading, Move, Want, moves_for
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.pieces import Piece, Stored
+from autockpt.executors.sharding.placing import seen_name
+from autockpt.executors.sharding.rules import missing_rule
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.executors.sharding.wanted import Wanted
@@ -407,17 +409,17 @@ class _Restore:
         """All of it."""
         home = self._open(self._shards.home)
         skeleton = home.skeleton()
-        wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
+        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
+        wanted = Wanted(
+            self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh
+        )
         alone = len(self._shards.within_reach) == 1 or wanted.suffices
         world_size = self._shards.world_size
         exact = world_size == 1 or self._state.is_alike(world_size)
-        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
         if alone:
             moves = wanted.moves(exact=exact)
         else:
             moves = self._from_several(wanted, exact=exact, same_mesh=same_mesh)
-        if self._shards.regrouped or not same_mesh:
-            self._require_equal(wanted.ambiguous())
         loading = Loading(moves)
         self._read(loading)
         loading.finish()
@@ -441,24 +443,27 @@ class _Restore:
                 "generation is not on disk"
             )
         self._survey(wanted, shards.within_reach)
+        if shards.regrouped or not same_mesh:
+            self._require_equal(wanted.ambiguous())
         return wanted.moves(exact=exact)
 
-    def _require_equal(self, names: list[str]) -> None:
+    def _require_equal(self, parameter_of: Mapping[str, str]) -> None:
         """What several ranks stored as their own must be the same, else nobody knows whose to take.
 
-        Nothing is written into the live state.  Raises ConfigError naming the first that differs.
+        `parameter_of`: by name of such a tensor whose state it is, or itself.  Nothing is written
+        into the live state.  Raises ConfigError naming the first that differs.
         """
-        for name in names:
+        for name, parameter in parameter_of.items():
             pieces = [piece for piece in self._stored.pieces(name) if not piece.declared]
             if len({(piece.global_shape, piece.dtype) for piece in pieces}) > 1:
-                raise _whose(name, pieces)
+                raise _whose(parameter, pieces)
             copies = [torch.empty(piece.shape, dtype=piece.dtype) for piece in pieces]
             part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
             wants = [Want(name=f"{name} {i}", holding=part, memory=c) for i, c in enumerate(copies)]
             moves = [moves_for(w, [piece]) for w, piece in zip(wants, pieces, strict=True)]
             self._read_alone(Loading(move for some in moves for move in some))
             if not all(_same_bytes(copies[0], copy) for copy in copies[1:]):
-                raise _whose(name, pieces)
+                raise _whose(parameter, pieces)
 
     def _by_rank(self, *, same_mesh: bool) -> dict[int, dict[str, Any]]:
         """What is private to each rank, when none of those that read is what it was."""
@@ -569,12 +574,12 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-def _whose(name: str, pieces: Sequence[Piece]) -> ConfigError:
-    ranks = ", ".join(str(piece.shard) for piece in pieces)
+def _whose(parameter: str, pieces: Sequence[Piece]) -> ConfigError:
+    shapes = {piece.shard: piece.shape for piece in pieces}
     return ConfigError(
-        f"{name}: ranks {ranks} stored different values under this name, and nothing says which "
-        "part of what they are; resume with the same ranks, or save with a wrapper that says it "
-        "(DDP, DTensor) or under other names"
+        f"{missing_rule(seen_name(parameter), shapes)}\n"
+        "This checkpoint was written without one: resume it on the ranks that wrote it, with "
+        "attach(rules=..., axes=...), and save again"
     )
 
 

@@ -32,15 +32,16 @@ def train(
     import autockpt
     from autockpt.session import saving
     from tests.parallel.meshes import MESHES
+    from tests.parallel.ruled import RULED
 
     saving.GRANT_WAIT_S = PATIENCE_S
     _join(out)
-    training = MESHES[mesh].build(seed)
+    training = (MESHES | RULED)[mesh].build(seed)
     if evaluate:
         training.evaluate()
     session = autockpt.attach(
         model=training.model, optimizer=training.optimizer, scheduler=training.scheduler,
-        run_dir=run_dir,
+        run_dir=run_dir, **training.attach,
     )  # fmt: skip
     start = session.step_count
     attached = training.full_state() if start else {}
