@@ -171,6 +171,12 @@ class LiveState:
         for module in self.models.values():
             shard_again(module)
 
+    def refresh(self) -> None:
+        """After a restore: what wrappers derive from parameters.  All ranks call it."""
+        for optimizer in self.optimizers.values():
+            if isinstance(optimizer, ZeroView):
+                optimizer.refresh()
+
     def inventory(self) -> Inventory:
         """What there is now; walked again only when something was added, replaced or removed.
 
