@@ -10,10 +10,35 @@ for step, batch in ckpt.batches(total):
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autockpt.api import attach, decide, load, profile_of, telemetry
+    from autockpt.api import (
+        Assembled,
+        Expert,
+        PaddedVocabulary,
+        Rule,
+        Rules,
+        Sharded,
+        attach,
+        decide,
+        load,
+        profile_of,
+        telemetry,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attach", "decide", "load", "profile_of", "telemetry"]
+__all__ = [
+    "Assembled",
+    "Expert",
+    "PaddedVocabulary",
+    "Rule",
+    "Rules",
+    "Sharded",
+    "__version__",
+    "attach",
+    "decide",
+    "load",
+    "profile_of",
+    "telemetry",
+]
 
 
 def __getattr__(name: str) -> Any:

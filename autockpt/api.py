@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autockpt.executors import birth
+from autockpt.executors.sharding.names import Assembled as Assembled
+from autockpt.executors.sharding.rules import Expert as Expert
+from autockpt.executors.sharding.rules import PaddedVocabulary as PaddedVocabulary
+from autockpt.executors.sharding.rules import Rule as Rule
+from autockpt.executors.sharding.rules import Rules as Rules
+from autockpt.executors.sharding.rules import Sharded as Sharded
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch.distributed.device_mesh import DeviceMesh
 
     from autockpt.profiling import PassThroughSession
     from autockpt.session import Session
@@ -26,26 +33,34 @@ def attach(
     run_dir: str | None = None,
     goal: Goal | None = None,
     fresh: bool = False,
+    rules: "Rules | Mapping[str, Any] | str | os.PathLike[str] | None" = None,
+    axes: "Mapping[str, int] | DeviceMesh | None" = None,
     **others: Any,
 ) -> "Session | PassThroughSession":
     """Protects a training job: restores what there is to restore, then checkpoints it.
 
     `data` is a DataLoader or anything with state_dict/load_state_dict; `others` are named objects
-    with both (scheduler, scaler, ema, ...).  `run_dir` and `goal` matter without `autockpt run`,
-    which brings its own.  Raises ConfigError for anything that cannot be saved safely, naming it,
-    and DirectoryBusyError when another live run owns the directory.  Under `autockpt profile` the
-    session only passes batches through.
+    with both (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make
+    the whole model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest);
+    DTensors, DDP, FSDP and DeepSpeed need none.  `run_dir` and `goal` matter without
+    `autockpt run`, which brings its own.  Raises ConfigError for anything that cannot be saved
+    safely, naming it, and DirectoryBusyError when another live run owns the directory.  Under
+    `autockpt profile` the session only passes batches through.
     """
+    from autockpt.session.division import rank_rules
+    from autockpt.session.job import current_job, place_of_rank
+
+    rank, world_size = place_of_rank()
+    ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
     if os.environ.get("AUTOCKPT_MODE") == "profile":
         from autockpt import profiling
 
-        return profiling.adopt(model=model, optimizer=optimizer, data=data, **others)
+        return profiling.adopt(model=model, optimizer=optimizer, data=data, ruled=ruled, **others)
     birth.attach_begins()
     from autockpt.executors.state import LiveState
     from autockpt.session import Session
-    from autockpt.session.job import current_job
 
-    state = LiveState.of(model=model, optimizer=optimizer, **others)
+    state = LiveState.of(model=model, optimizer=optimizer, ruled=ruled, **others)
     job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)
     return Session(job, state, data)
 

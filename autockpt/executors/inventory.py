@@ -131,13 +131,15 @@ def take_inventory(
     models: Mapping[str, torch.nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     name_of: Callable[[torch.Tensor], str],
+    path_of: Callable[[str, str, torch.Tensor], str],
     declared: Declared,
 ) -> Inventory:
-    """Walks everything.  `optimizers` in the order in which they step.
+    """Walks everything.  `optimizers` in the order in which they step; `path_of`: from prefix and
+    name in the module the name of a parameter.
 
     Raises ConfigError for optimizer state that cannot be saved or named.
     """
-    walk = _Walk(name_of, declared)
+    walk = _Walk(name_of, path_of, declared)
     for prefix, module in models.items():
         walk.module(prefix, module)
     for prefix, optimizer in optimizers.items():
@@ -148,8 +150,14 @@ def take_inventory(
 class _Walk:
     """What is found while walking."""
 
-    def __init__(self, name_of: Callable[[torch.Tensor], str], declared: Declared) -> None:
+    def __init__(
+        self,
+        name_of: Callable[[torch.Tensor], str],
+        path_of: Callable[[str, str, torch.Tensor], str],
+        declared: Declared,
+    ) -> None:
         self._name_of = name_of
+        self._path_of = path_of
         self._declared = declared
         self._holdings: dict[str, Holding] = {}
         self._parameters: dict[int, dict[str, torch.Tensor]] = {}
@@ -173,10 +181,11 @@ class _Walk:
                 self._extras.append((f"{prefix}.{plain_fqn(name)}._extra_state", child))
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names = self._parameters.setdefault(id(parameter), {})
-            names[f"{prefix}.{plain_fqn(name)}"] = parameter
+            path = self._path_of(prefix, name, parameter)
+            names[path] = parameter
             holding = holding_of(parameter) or self._declared.get(id(parameter))
             if holding is not None:
-                self._holdings[f"{prefix}.{plain_fqn(name)}"] = holding
+                self._holdings[path] = holding
         for name, buffer in module.named_buffers(remove_duplicate=False):
             self._buffers[f"{prefix}.{plain_fqn(name)}"] = buffer
 

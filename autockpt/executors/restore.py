@@ -36,6 +36,8 @@ from autockpt.executors.sharding.loading import Loading, Move, Want, moves_for
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.pieces import Piece, Stored
+from autockpt.executors.sharding.placing import seen_name
+from autockpt.executors.sharding.rules import missing_rule
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.executors.sharding.wanted import Wanted
@@ -408,19 +410,19 @@ class _Restore:
         """All of it."""
         home = self._open(self._shards.home)
         skeleton = home.skeleton()
-        wanted = Wanted(self._state, self._live, self._stored, home.header, skeleton)
+        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
+        wanted = Wanted(
+            self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh
+        )
         world_size = self._shards.world_size
         exact = world_size == 1 or self._state.is_alike(world_size)
-        same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
         as_it_was = same_mesh and not self._shards.regrouped
         # Of other ranks than these one shard may lack state that another one has.
         alone = len(self._shards.within_reach) == 1 or (as_it_was and wanted.suffices)
         if alone:
             moves = wanted.moves(exact=exact)
         else:
-            moves = self._from_several(wanted, exact=exact, same_mesh=same_mesh)
-        if not as_it_was:
-            self._require_equal(wanted.ambiguous())
+            moves = self._from_several(wanted, exact=exact, as_it_was=as_it_was)
         loading = Loading(moves)
         self._read(loading)
         loading.finish()
@@ -432,10 +434,10 @@ class _Restore:
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 
-    def _from_several(self, wanted: Wanted, *, exact: bool, same_mesh: bool) -> list[Move]:
-        """From those in memory if the mesh is what it was, else from all there are."""
+    def _from_several(self, wanted: Wanted, *, exact: bool, as_it_was: bool) -> list[Move]:
+        """From those in memory if ranks and mesh are what they were, else from all there are."""
         shards = self._shards
-        if same_mesh and shards.near:
+        if as_it_was and shards.near:
             self._survey(wanted, shards.near, all_of_them=False)
             with contextlib.suppress(ConfigError):
                 return wanted.moves(exact=exact)
@@ -445,28 +447,29 @@ class _Restore:
                 "generation is not on disk"
             )
         # One rank must know what nobody takes; others, whether several ranks claim one name.
-        alone = shards.world_size == 1 or (
-            (shards.regrouped or not same_mesh) and wanted.undeclared
-        )
+        alone = shards.world_size == 1 or (not as_it_was and wanted.undeclared)
         self._survey(wanted, shards.within_reach, all_of_them=alone)
+        if not as_it_was:
+            self._require_equal(wanted.ambiguous())
         return wanted.moves(exact=exact)
 
-    def _require_equal(self, names: list[str]) -> None:
+    def _require_equal(self, parameter_of: Mapping[str, str]) -> None:
         """What several ranks stored as their own must be the same, else nobody knows whose to take.
 
-        Nothing is written into the live state.  Raises ConfigError naming the first that differs.
+        `parameter_of`: by name of such a tensor whose state it is, or itself.  Nothing is written
+        into the live state.  Raises ConfigError naming the first that differs.
         """
-        for name in names:
+        for name, parameter in parameter_of.items():
             pieces = [piece for piece in self._stored.pieces(name) if not piece.declared]
             if len({(piece.global_shape, piece.dtype) for piece in pieces}) > 1:
-                raise _whose(name, pieces)
+                raise _whose(parameter, pieces)
             copies = [torch.empty(piece.shape, dtype=piece.dtype) for piece in pieces]
             part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
             wants = [Want(name=f"{name} {i}", holding=part, memory=c) for i, c in enumerate(copies)]
             moves = [moves_for(w, [piece]) for w, piece in zip(wants, pieces, strict=True)]
             self._read_alone(Loading(move for some in moves for move in some))
             if not all(_same_bytes(copies[0], copy) for copy in copies[1:]):
-                raise _whose(name, pieces)
+                raise _whose(parameter, pieces)
 
     def _by_rank(self, *, same_mesh: bool) -> dict[int, dict[str, Any]]:
         """What is private to each rank, when none of those that read is what it was."""
@@ -582,12 +585,12 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-def _whose(name: str, pieces: Sequence[Piece]) -> ConfigError:
-    ranks = ", ".join(str(piece.shard) for piece in pieces)
+def _whose(parameter: str, pieces: Sequence[Piece]) -> ConfigError:
+    shapes = {piece.shard: piece.shape for piece in pieces}
     return ConfigError(
-        f"{name}: ranks {ranks} stored different values under this name, and nothing says which "
-        "part of what they are; resume with the same ranks, or save with a wrapper that says it "
-        "(DDP, DTensor) or under other names"
+        f"{missing_rule(seen_name(parameter), shapes)}\n"
+        "This checkpoint was written without one: resume it on the ranks that wrote it, with "
+        "attach(rules=..., axes=...), and save again"
     )
 
 

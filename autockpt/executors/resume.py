@@ -151,6 +151,7 @@ def _finish(
 ) -> Resumed:
     began = time.monotonic()
     applied = apply_state(restored, state)
+    state.refresh()
     progress, rng = applied["progress"], applied["rng"]
     notices: tuple[str, ...] = ()
     if restored.by_rank and rng is not None:

@@ -32,6 +32,13 @@ from autockpt.executors.sharding.holdings import (
 )
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import is_divided, owns_state, state_of
+from autockpt.executors.sharding.placing import (
+    RankRules,
+    placed_parameters,
+    stored_name,
+    with_places,
+)
+from autockpt.executors.sharding.rules import Placed
 from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.values.errors import ConfigError
 
@@ -56,8 +63,11 @@ class LiveState:
         optimizers: dict[str, torch.optim.Optimizer],
         others: dict[str, Any],
         holdings: dict[int, Holding] | None = None,
+        placed: Mapping[int, Placed] | None = None,
+        axes: str = "",
     ) -> None:
-        """`holdings`: by id of a parameter what its wrapper knows of it."""
+        """`holdings`: by id of a parameter what its wrapper knows of it; `placed`: what rules say,
+        on ranks that stand along these `axes`."""
         self.models = models
         self.optimizers = optimizers
         self.others = others
@@ -65,7 +75,9 @@ class LiveState:
         """Tensors that were seen to change behind the fence; copied at the boundary since."""
         self.step_order: list[str] = []
         """Optimizers in the order in which they step, as far as seen."""
-        self._declared = holdings or {}
+        self._placed = placed or {}
+        self._declared = with_places(holdings or {}, self._placed)
+        self._axes = axes
         self._inventory: Inventory | None = None
         self._names = self._parameter_names()
 
@@ -75,6 +87,7 @@ class LiveState:
         *,
         model: torch.nn.Module | Mapping[str, torch.nn.Module],
         optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
+        ruled: RankRules | None = None,
         **others: Any,
     ) -> "LiveState":
         """The state of a job as `attach` receives it.  Raises ConfigError naming a bad entry."""
@@ -91,7 +104,9 @@ class LiveState:
                     "state_dict/load_state_dict; wrap it in an object that has both"
                 )
         kept = {name: value for name, value in others.items() if value is not None}
-        return cls(models, optimizers, kept, declared(attached.values()))
+        known = declared(attached.values())
+        placed = placed_parameters(models, attached, known, ruled)
+        return cls(models, optimizers, kept, known, placed, "" if ruled is None else ruled.axes)
 
     def holding(self, tensor: torch.Tensor) -> Holding:
         """Which part of which whole this rank holds."""
@@ -100,7 +115,7 @@ class LiveState:
 
     def mesh(self) -> str:
         """How parameters are divided and replicated, as text: equal on ranks that divide alike."""
-        kinds = set()
+        kinds = {f"rules over {self._axes}"} if self._axes else set()
         for tensor in self.parameters().values():
             mesh = getattr(tensor, "device_mesh", None)
             if mesh is not None:
@@ -114,11 +129,24 @@ class LiveState:
         """This rank has the optimizer state of a parameter: it is what steps it.
 
         Of a DTensor every rank has some, of no rows as well; FSDP1 gives no gradient to a parameter
-        of which a rank has nothing, so its step count would stand still.
+        of which a rank has nothing, so its step count would stand still.  What a rule places is
+        an ordinary parameter here, even if all of it is padding.
         """
         if not owns_state(optimizer, parameter):
             return False
-        return hasattr(parameter, "to_local") or bool(self.holding(parameter).boxes)
+        ordinary = hasattr(parameter, "to_local") or id(parameter) in self._placed
+        return ordinary or bool(self.holding(parameter).boxes)
+
+    @property
+    def drifting(self) -> dict[str, int]:
+        """By name how many copies of a parameter drift apart, of those that do."""
+        places = ((self._names[number], placed) for number, placed in self._placed.items())
+        return {name: placed.copies for name, placed in places if placed.copies}
+
+    def _path(self, prefix: str, name: str, parameter: torch.Tensor) -> str:
+        """What a parameter of a model is called in a checkpoint."""
+        path = f"{prefix}.{plain_fqn(name)}"
+        return stored_name(path, self._placed.get(id(parameter)))
 
     def is_alike(self, world_size: int) -> bool:
         """Every rank is known to have all parameters that this one has, and no others."""
@@ -131,7 +159,7 @@ class LiveState:
         names: dict[int, str] = {}
         for prefix, module in self.models.items():
             for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), f"{prefix}.{plain_fqn(name)}")
+                names.setdefault(id(parameter), self._path(prefix, name, parameter))
         for prefix, optimizer in self.optimizers.items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
@@ -142,6 +170,12 @@ class LiveState:
         """Makes every module hold what its optimizer steps, also after an evaluation."""
         for module in self.models.values():
             shard_again(module)
+
+    def refresh(self) -> None:
+        """After a restore: what wrappers derive from parameters.  All ranks call it."""
+        for optimizer in self.optimizers.values():
+            if isinstance(optimizer, ZeroView):
+                optimizer.refresh()
 
     def inventory(self) -> Inventory:
         """What there is now; walked again only when something was added, replaced or removed.
@@ -154,7 +188,7 @@ class LiveState:
             order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
             kept = self._inventory = take_inventory(
                 self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
-                self._declared,
+                self._path, self._declared,
             )  # fmt: skip
         elif kept.distributed:
             kept.renew_locals()
@@ -180,7 +214,7 @@ class LiveState:
         found: dict[str, torch.Tensor] = {}
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
-                found[f"{prefix}.{plain_fqn(name)}"] = own
+                found[self._path(prefix, name, own)] = own
         for prefix, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -82,8 +82,7 @@ def current_job(
         files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
-    world_size = _number("WORLD_SIZE", "SLURM_NTASKS", 1)
-    rank = _number("RANK", "SLURM_PROCID", 0)
+    rank, world_size = place_of_rank()
     local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
     launch_id, launcher_pid = _launcher()
     restart_count = _number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0)
@@ -119,6 +118,11 @@ def current_job(
         profile=profile,
         profile_in_place=in_place,
     )
+
+
+def place_of_rank() -> tuple[int, int]:
+    """(rank, number of ranks) as torchrun, Slurm or nobody says."""
+    return _number("RANK", "SLURM_PROCID", 0), _number("WORLD_SIZE", "SLURM_NTASKS", 1)
 
 
 def _first_plan(

@@ -16,6 +16,7 @@ from tests.conftest import end_keeper, keeper_pids
 from tests.fakes import trainings
 from tests.kill.zygote import Zygote
 from tests.parallel.meshes import MESHES
+from tests.parallel.ruled import RULED
 
 SAVED_STEPS, MORE_STEPS = 3, 2
 PATIENCE_S = 90.0
@@ -89,7 +90,7 @@ class Matrix:
             "end": end, "more": more, "tied": tied, **how,
         }  # fmt: skip
         try:
-            self._run(MESHES[mesh].ranks, order, out)
+            self._run({**MESHES, **RULED}[mesh].ranks, order, out)
         finally:
             if end == "leave":
                 self._end_keeper(str(run_dir))

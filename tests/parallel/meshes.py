@@ -5,7 +5,7 @@ torch's own means (`get_state_dict`, `consolidate_state_dict`): none of it is au
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Training:
     scheduler: torch.optim.lr_scheduler.LRScheduler
     forward_backward: Callable[[int], float | None]
     """Gradients of a step; the loss of this rank's part of the batch, None where it is unknown."""
+    attach: dict[str, Any] = field(default_factory=dict)
+    """What `attach` is told beside the model and its optimizer."""
     full_optimizer: Callable[[], dict[str, Any]] | None = None
     """State by parameter name, where `get_state_dict` does not know the optimizer."""
 

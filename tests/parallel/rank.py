@@ -34,15 +34,18 @@ def train(
     from autockpt.session import saving
     from tests.parallel.meshes import MESHES
     from tests.parallel.model import Net
+    from tests.parallel.ruled import RULED
 
     saving.GRANT_WAIT_S = PATIENCE_S
     _join(out)
-    training = MESHES[mesh].build(partial(Net, seed, tied=tied))
+    ruled = RULED.get(mesh)
+    make = partial(Net, seed, tied=tied)
+    training = ruled.build(seed) if ruled is not None else MESHES[mesh].build(make)
     if evaluate:
         training.evaluate()
     session: Any = autockpt.attach(
         model=training.model, optimizer=training.optimizer, scheduler=training.scheduler,
-        run_dir=run_dir,
+        run_dir=run_dir, **training.attach,
     )  # fmt: skip
     start = session.step_count
     attached = training.full_state() if start else {}

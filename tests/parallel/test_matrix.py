@@ -130,10 +130,9 @@ def test_parameters_that_an_evaluation_left_gathered_are_saved(
 ) -> None:
     """FSDP2's root has plain tensors then, and its optimizer steps others."""
     run_dir = matrix.new_run("evaluated", memory=1, disk=1)
-    how = {"evaluate": True, "automatic": automatic}
-    saved = matrix.train("fsdp2-2", run_dir, seed=1, **how)
+    saved = matrix.train("fsdp2-2", run_dir, seed=1, evaluate=True, automatic=automatic)
     assert complaints(run_dir) == []
-    back = matrix.train("fsdp2-2", run_dir, steps=STEPS, **how)
+    back = matrix.train("fsdp2-2", run_dir, steps=STEPS, evaluate=True, automatic=automatic)
     # The boundary behind a step is the next forward, and none follows the last step.
     assert back.start == SAVED_STEPS - automatic
     if not automatic:

@@ -9,6 +9,7 @@ Source: Universal Checkpointing (ATC 2025), its patterns of parameters.
 """
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class Rule:
         if self.padded_vocabulary and (dim != 0 or self.sub_parameters != 1):
             self._refuse("a padded vocabulary is cut in dim 0 and has no sub_parameters")
         axes = [*self.divided, *self.replicated]
+        if self.averaged and self.unique:
+            self._refuse("a tensor of each rank's own is not averaged; keep one of the two")
         if not axes:
             self._refuse("says nothing; add sharded, replicated, averaged, expert or unique")
         if len(axes) != len(set(axes)):
@@ -106,8 +109,8 @@ class Placed:
     """Of the global tensor."""
     holding: Holding
     """Boxes of the first `holding.count` elements; what follows them is padding."""
-    averaged: bool = False
-    """Where this name is not stored, the mean of its `drifted_copies` is the tensor."""
+    copies: int = 0
+    """So many copies drift apart; of another number their mean is the tensor.  0: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +143,7 @@ class Rules:
         return Placed(
             name="".join([_expert_name(name, rule, at), *numbers]),
             holding=self._holding(name, tuple(shape), rule, at),
-            averaged=bool(rule.averaged),
+            copies=math.prod(map(at.size, rule.averaged)) if rule.averaged else 0,
         )
 
     def apply(self, name: str, shape: Sequence[int], at: Coordinates) -> Holding | None:
@@ -160,15 +163,26 @@ class Rules:
                     found[id(parameter)] = placed
         return found
 
-    def require_used(self, names: Iterable[str]) -> None:
-        """Raises ConfigError for a rule that matches none of `names`, of all ranks together."""
+    def require_used(self, names: Iterable[str], at: Coordinates | None = None) -> None:
+        """Raises ConfigError for a rule that matches none of `names`, of all ranks together.
+
+        `at`: they are the names of this rank alone, and a rule counts only if all ranks have what
+        it matches: no axis is left along which other parameters stand.
+        """
         known = list(names)
         for rule in self.rules:
+            if at is not None and self._others(rule, at):
+                continue
             if not any(rule.matches(name) for name in known):
                 raise ConfigError(
                     f"rule {rule.match!r} matches none of {len(known)} parameters, among them "
                     f"{', '.join(known[:3]) or 'none'}; correct the pattern or remove the rule"
                 )
+
+    def _others(self, rule: Rule, at: Coordinates) -> set[str]:
+        """Axes along which other ranks may have other parameters than those of a rule."""
+        several = {axis for axis, size in at.axes.items() if size > 1}
+        return several - {*self.copies, *rule.replicated, *rule.divided}
 
     def _holding(self, name: str, shape: tuple[int, ...], rule: Rule, at: Coordinates) -> Holding:
         holders = at.along({*self.copies, *rule.replicated} - set(rule.divided))
@@ -241,11 +255,15 @@ def _expert_name(name: str, rule: Rule, at: Coordinates) -> str:
     return f"{name[: found.start(1)]}{number}{name[found.end(1) :]}"
 
 
+def unnumbered(name: str) -> str:
+    """A name without the numbers of ranks that `unique` and `averaged` put behind it."""
+    return re.sub(r"(\[\w+=\d+\])+$", "", name)
+
+
 def drifted_copies(name: str, stored: Iterable[str]) -> list[str]:
     """Stored names of the copies whose mean an averaged tensor is, in the order of `stored`."""
-    numbers = re.compile(r"(\[\w+=\d+\])*")
-    bare = re.sub(r"(\[\w+=\d+\])+$", "", name)
-    return [s for s in stored if s.startswith(bare) and numbers.fullmatch(s, len(bare))]
+    bare = unnumbered(name)
+    return [s for s in stored if s.startswith(bare) and unnumbered(s) == bare]
 
 
 def missing_rule(name: str, shapes: Mapping[int, Sequence[int]]) -> str:

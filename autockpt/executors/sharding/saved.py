@@ -4,7 +4,7 @@ Ranks of a pipeline have other parameters, ranks of a partitioned optimizer the 
 one skeleton may not say everything, and several are put together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,15 @@ class SavedOptimizer:
         return found[0] if all(g.values == found[0].values for g in found) else None
 
 
-def add_skeleton(saved: SavedOptimizer, data: Any) -> None:
-    """Takes in what one rank's skeleton says.  Raises CorruptCheckpointError."""
+def add_skeleton(
+    saved: SavedOptimizer, data: Any, called: Callable[[str], str] = lambda name: name
+) -> None:
+    """Takes in what one rank's skeleton says; `called`: the name of a stored parameter here.
+
+    Raises CorruptCheckpointError.
+    """
     try:
-        groups = [_group(row) for row in data["groups"]]
+        groups = [_group(row, called) for row in data["groups"]]
         if not saved.groups:
             saved.own_groups, saved.loose = len(groups), data.get("loose", {})
             saved.divided = bool(data.get("divided", False))
@@ -75,13 +80,13 @@ def add_skeleton(saved: SavedOptimizer, data: Any) -> None:
             for g, i in places:
                 saved.keys.setdefault(groups[g].names[i], [(k, m == "d") for k, m in marks])
         for name, values in data["irregular"].items():
-            saved.irregular.setdefault(name, values)
+            saved.irregular.setdefault(called(name), values)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(f"image: its optimizer is malformed: {error!r:.200}") from None
 
 
-def _group(row: Any) -> SavedGroup:
+def _group(row: Any, called: Callable[[str], str]) -> SavedGroup:
     names = row["params"]
-    if isinstance(names, list):
-        return SavedGroup(tuple(map(str, names)), row["values"])
-    return SavedGroup(tuple(str(names).split("\n")) if names else (), row["values"])
+    if not isinstance(names, list):
+        names = str(names).split("\n") if names else []
+    return SavedGroup(tuple(called(str(name)) for name in names), row["values"])

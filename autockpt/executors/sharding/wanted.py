@@ -1,7 +1,8 @@
 """What this rank needs of a checkpoint: live tensors, their optimizer state, its private rest."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from autockpt.executors import statetree
 from autockpt.executors.fresh import FreshMemory
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import whole
+from autockpt.executors.sharding.drifting import Drift, mean_of
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
 from autockpt.executors.sharding.local import own_elements
@@ -21,8 +23,33 @@ from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
 
-_Wish = tuple[str, Holding, torch.Tensor | None, tuple[int, ...], torch.dtype]
-"""(name, part, live tensor or None, shape of the local tensor, dtype) of one tensor to fill."""
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """One tensor to fill."""
+
+    name: str
+    holding: Holding
+    live: torch.Tensor | None
+    """None: in new memory."""
+    shape: tuple[int, ...]
+    """Of the local tensor, with its padding."""
+    dtype: torch.dtype
+    copies: Sequence[str] = ()
+    """Stored tensors whose mean it is; (): the one of its name."""
+
+    @property
+    def nbytes(self) -> int:
+        """New memory that it takes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def in_place(self) -> bool:
+        """Bytes go straight to the live tensor."""
+        live = self.live
+        if live is None or self.copies:
+            return False
+        return live.device.type == "cpu" and live.is_contiguous()
 
 
 class Wanted:
@@ -35,7 +62,10 @@ class Wanted:
         stored: Stored,
         home: ImageHeader,
         skeleton: Any,
+        *,
+        same_mesh: bool,
     ) -> None:
+        self._drift = Drift(state.drifting, stored, same_mesh=same_mesh)
         self._state = state
         self._live = live
         self._stored = stored
@@ -47,8 +77,8 @@ class Wanted:
         self.placed: set[str] = set()
         """Optimizer state that is divided as its parameter is."""
         self._fresh: dict[str, torch.Tensor] = {}
-        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """(live tensor, host memory to copy to it at the end): devices, odd strides."""
+        self._late: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        """(tensor, host memory whose mean it is at the end): devices, odd strides, copies."""
         if skeleton.get("partial"):
             self._live = _spoken_of(state, live, stored)
         for prefix in state.optimizers:
@@ -57,7 +87,8 @@ class Wanted:
                     continue
                 raise ConfigError(f"{prefix}: is not in the checkpoint; attach what wrote it")
             self.optimizers[prefix] = SavedOptimizer()
-            add_skeleton(self.optimizers[prefix], skeleton["optimizers"][prefix])
+            own = skeleton["optimizers"][prefix]
+            add_skeleton(self.optimizers[prefix], own, self._drift.called)
 
     def _holding(self, tensor: torch.Tensor) -> Holding:
         """Of a live tensor, asked for once."""
@@ -71,6 +102,8 @@ class Wanted:
     @property
     def suffices(self) -> bool:
         """All that is needed stands in the home shard, byte for byte as this rank holds it."""
+        if self._drift:
+            return False
         live = ((name, self._holding(tensor)) for name, tensor in self._live.items())
         if not all(self._stands(name, holding) for name, holding in live):
             return False
@@ -141,14 +174,15 @@ class Wanted:
                 for shard in self._shards_of(prefix, name):
                     other = skeleton_of(shard)["optimizers"].get(prefix)
                     if other is not None:
-                        add_skeleton(saved, other)
+                        add_skeleton(saved, other, self._drift.called)
 
     def _shards_of(self, prefix: str, parameter: str) -> list[int]:
         """Shards that may know a parameter, or have state of it; one of each kind is enough."""
         saved, found = self.optimizers[prefix], []
+        stored = (self._drift.copies(parameter) or [parameter])[0]
         if not saved.knows(parameter):
-            found += [piece.shard for piece in self._stored.pieces(parameter)[:1]]
-        start = f"{prefix}.{parameter}."
+            found += [piece.shard for piece in self._stored.pieces(stored)[:1]]
+        start = f"{prefix}.{stored}."
         with_state = (n for n in self._stored.names() if n.startswith(start))
         for name in with_state:
             found += [piece.shard for piece in self._stored.pieces(name)[:1]]
@@ -158,7 +192,9 @@ class Wanted:
     @property
     def covered(self) -> bool:
         """Every element of all that is wanted stands in a shard that was read, and no skeleton of
-        another can know more of an optimizer."""
+        another can know more of an optimizer, or hold a copy that belongs to a mean."""
+        if self._drift:
+            return False
         for prefix, parameters in self._parameters():
             saved = self.optimizers[prefix]
             if not all(saved.knows(name) for name in parameters):
@@ -167,7 +203,7 @@ class Wanted:
             if any(with_state) and not all(with_state):
                 return False
         return not any(
-            lacking(holding, self._stored.pieces(name)) for name, holding, *_ in self._wishes()
+            lacking(wish.holding, self._stored.pieces(wish.name)) for wish in self._wishes()
         )
 
     # ------------------------------------------------------------------ the plan
@@ -181,38 +217,34 @@ class Wanted:
         self._require_names(exact)
         self._fresh.clear()
         self._late.clear()
-        sizes: list[int] = []
-        makers: list[Callable[[FreshMemory], Want]] = []
-        for name, holding, live, shape, dtype in self._wishes():
-            direct = live is not None and live.device.type == "cpu" and live.is_contiguous()
-            if not direct:
-                sizes.append(dtype.itemsize * math.prod(shape))
-            makers.append(self._maker(name, holding, live, shape, dtype, direct=direct))
-        memory = FreshMemory(sizes)
-        wants = [make(memory) for make in makers]
+        wishes = list(self._wishes())
+        new = [wish for wish in wishes if not wish.in_place]
+        memory = FreshMemory([wish.nbytes for wish in new for _ in wish.copies or ("",)])
+        wants = [want for wish in wishes for want in self._wants(wish, memory)]
         return [move for want in wants for move in moves_for(want, self._pieces_for(want))]
 
-    def ambiguous(self) -> list[str]:
-        """Parameters and their state that several ranks stored as their own.
+    def ambiguous(self) -> dict[str, str]:
+        """By name the parameter, of parameters and their state that several ranks stored as their
+        own.
 
         Buffers are not among them: running statistics of each rank's own batches are no error, and
         the home shard's are as good as any.
         """
-        return [name for name, ranks in self._claims().items() if ranks > 1]
+        return {name: of for name, (of, ranks) in self._claims().items() if ranks > 1}
 
     @property
     def undeclared(self) -> bool:
         """Nobody knew of something wanted which part of what it is: others may claim it too."""
-        return any(self._claims().values())
+        return any(ranks for _, ranks in self._claims().values())
 
-    def _claims(self) -> dict[str, int]:
-        """By name of parameters and their state how many ranks stored it as their own."""
+    def _claims(self) -> dict[str, tuple[str, int]]:
+        """By name (parameter whose state it is, or itself; ranks that stored it as their own)."""
         buffers = self._state.buffers()
-        names = [name for name in self._live if name not in buffers]
+        of = {name: name for name in self._live if name not in buffers}
         for prefix, name, _ in self._owned():
-            names += self.optimizers[prefix].tensors_of(prefix, name)
-        pieces = {name: self._stored.pieces(name) for name in names}
-        return {name: sum(not p.declared for p in found) for name, found in pieces.items()}
+            of |= dict.fromkeys(self.optimizers[prefix].tensors_of(prefix, name), name)
+        pieces = {name: self._stored.pieces(name) for name in of}
+        return {n: (of[n], sum(not p.declared for p in found)) for n, found in pieces.items()}
 
     def _pieces_for(self, want: Want) -> list[Piece]:
         """The home shard's own first; of what others hold as well all of them choose the same
@@ -230,24 +262,26 @@ class Wanted:
             if local.numel() and place in places:
                 continue
             places.add(place)
-            yield name, holding, local, tuple(local.shape), local.dtype
+            copies = self._drift.copies(name)
+            yield _Wish(name, holding, local, tuple(local.shape), local.dtype, copies)
         yield from self._optimizer_wishes()
         for name in self._private():
             pieces = self._stored.pieces(name)
             if pieces and name not in self._live:
                 part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
-                yield name, part, None, pieces[0].shape, pieces[0].dtype
+                yield _Wish(name, part, None, pieces[0].shape, pieces[0].dtype)
 
     def _optimizer_wishes(self) -> Iterator[_Wish]:
         for prefix, name, parameter in self._owned():
             for tensor in self.optimizers[prefix].tensors_of(prefix, name):
-                pieces = self._stored.pieces(tensor)
+                copies = self._drift.copies_of_state(prefix, name, tensor)
+                pieces = self._stored.pieces(copies[0] if copies else tensor)
                 if not pieces:
                     continue  # whoever puts the state together says what is missing
                 holding, shape = self._state_holding(prefix, parameter, pieces[0])
                 if pieces[0].global_shape == self._holding(parameter).global_shape:
                     self.placed.add(tensor)
-                yield tensor, holding, None, shape, pieces[0].dtype
+                yield _Wish(tensor, holding, None, shape, pieces[0].dtype, copies)
 
     def _private(self) -> list[str]:
         """Names that the home shard's skeleton refers to, beside the state of parameters."""
@@ -257,34 +291,24 @@ class Wanted:
             names += saved.private_tensors()
         return list(dict.fromkeys(names))
 
-    def _maker(
-        self,
-        name: str,
-        holding: Holding,
-        live: torch.Tensor | None,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        *,
-        direct: bool,
-    ) -> Callable[[FreshMemory], Want]:
-        def make(memory: FreshMemory) -> Want:
-            if live is not None and direct:
-                return Want(name=name, holding=holding, memory=live)
-            own = memory.tensor(shape, dtype)
-            if own.numel() != holding.count:
-                own.zero_()  # what pads it is in no checkpoint
-            if live is None:
-                self._fresh[name] = own
-            else:
-                self._late.append((live, own))
-            return Want(name=name, holding=holding, memory=own_elements(own, holding))
-
-        return make
+    def _wants(self, wish: _Wish, memory: FreshMemory) -> list[Want]:
+        """Where the bytes of a wish go first; `finish` does the rest."""
+        if wish.live is not None and wish.in_place:
+            return [Want(name=wish.name, holding=wish.holding, memory=wish.live)]
+        names = wish.copies or [wish.name]
+        own = [_new(wish, memory) for _ in names]
+        if wish.live is None:
+            self._fresh[wish.name] = own[0]
+        if wish.live is not None or wish.copies:
+            self._late.append((own[0] if wish.live is None else wish.live, own))
+        parts = [own_elements(tensor, wish.holding) for tensor in own]
+        wants = zip(names, parts, strict=True)
+        return [Want(name=n, holding=wish.holding, memory=part) for n, part in wants]
 
     def finish(self) -> dict[str, torch.Tensor]:
         """Everything was put: fills devices; the tensors without a live one, by all their names."""
-        for live, staging in self._late:
-            live.copy_(staging)
+        for tensor, copies in self._late:
+            tensor.copy_(mean_of(copies))
         self._late.clear()
         for alias, original in self._home.aliases.items():
             if alias in self._fresh and original in self._fresh:
@@ -295,7 +319,8 @@ class Wanted:
 
     def _require_names(self, exact: bool) -> None:
         saved = set(self._stored.names())
-        missing = sorted(name for name in self._live if name not in saved)
+        own = (name for name in self._live if not self._drift.copies(name))
+        missing = sorted(name for name in own if name not in saved)
         if missing:
             raise ConfigError(
                 f"state: {len(missing)} tensors are not in the checkpoint, first {missing[0]!r}; "
@@ -305,7 +330,8 @@ class Wanted:
         if not exact:
             return  # what this rank does not take may be another's
         expected = {name.split(".", 1)[0] for name in self._live if name.startswith("model")}
-        gone = sorted(n for n in saved if n.split(".", 1)[0] in expected and n not in self._live)
+        others = {name for name in saved if self._drift.called(name) not in self._live}
+        gone = sorted(name for name in others if name.split(".", 1)[0] in expected)
         if gone:
             raise ConfigError(
                 f"state: the checkpoint has {len(gone)} tensors the model has not, first "
@@ -327,3 +353,11 @@ def _spoken_of(
         for name in child._non_persistent_buffers_set
     }
     return {n: t for n, t in live.items() if n in saved or not (id(t) in known or n in passing)}
+
+
+def _new(wish: _Wish, memory: FreshMemory) -> torch.Tensor:
+    """Memory of the form of a wish."""
+    tensor = memory.tensor(wish.shape, wish.dtype)
+    if tensor.numel() != wish.holding.count:
+        tensor.zero_()  # what pads it is in no checkpoint
+    return tensor

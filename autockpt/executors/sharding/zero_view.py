@@ -25,6 +25,7 @@ class ZeroView(torch.optim.Optimizer):
 
     def __init__(self, zero: Any) -> None:
         # Not torch's own: it copies the groups, which must stay DeepSpeed's.
+        self._zero = zero
         self.inner: torch.optim.Optimizer = zero.optimizer
         """The optimizer that steps."""
         groups = zip(self.inner.param_groups, _parameters(zero), strict=True)
@@ -35,6 +36,15 @@ class ZeroView(torch.optim.Optimizer):
     def state(self) -> Any:  # type: ignore[override]
         """By parameter its state on this rank."""
         return self._state
+
+    def refresh(self) -> None:
+        """Makes ZeRO-3's small parameters, which are kept whole, equal to their restored parts.
+
+        All ranks call it: it communicates.
+        """
+        kept = getattr(self._zero, "persistent_parameters", ())
+        if kept:
+            kept[0].all_gather(kept)
 
     def part(self, parameter: torch.Tensor) -> Part | None:
         """Where this rank's state of a parameter is; None when it has none."""
@@ -135,13 +145,3 @@ class _States(MutableMapping[torch.Tensor, State]):
 def _is_flat(value: Any) -> bool:
     """It has an element for every one of the partition; steps are scalars or numbers."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def refresh(zero: Any) -> None:
-    """Makes ZeRO-3's small parameters, which are kept whole, equal to their restored parts.
-
-    All ranks call it: it communicates.
-    """
-    kept = getattr(zero, "persistent_parameters", ())
-    if kept:
-        kept[0].all_gather(kept)

@@ -14,7 +14,8 @@ from autockpt.executors.sharding.deepspeed import is_zero, of_deepspeed, part_of
 from autockpt.executors.sharding.holdings import whole_of
 from autockpt.executors.sharding.local import own_elements
 from autockpt.executors.sharding.optimizers import held_state, owns_state, state_of
-from autockpt.executors.sharding.zero_view import MASTER, ZeroView, refresh
+from autockpt.executors.sharding.zero_view import MASTER, ZeroView
+from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError
 from tests.executors.sharding.covering import taken, times_covered
 from tests.executors.sharding.zeros import model_of, zero_2, zero_3
@@ -157,10 +158,14 @@ def test_partitions_on_nvme_are_refused() -> None:
 def test_small_parameters_that_are_kept_whole_are_gathered_again() -> None:
     """ZeRO 3 does it after each step; a restore is no step."""
     gathered: list[Any] = []
-    kept = [SimpleNamespace(all_gather=gathered.append)]
-    refresh(SimpleNamespace(persistent_parameters=kept))
-    refresh(SimpleNamespace())
-    assert gathered == [kept]
+    for make in (zero_2, zero_3):
+        zero, module = make([(2,)], 0, 1)
+        state = LiveState.of(model=module, optimizer=zero)
+        state.refresh()
+        assert gathered == []
+    zero.persistent_parameters = [SimpleNamespace(all_gather=gathered.append)]
+    state.refresh()
+    assert gathered == [zero.persistent_parameters]
 
 
 def test_other_optimizers_are_not_taken_for_deepspeeds() -> None:

@@ -148,8 +148,8 @@ def test_tensors_of_their_own_are_numbered_in_their_names() -> None:
     noise, bias = rules.place("noise", (2,), at), rules.place("bias", (2,), at)
     assert noise is not None
     assert bias is not None
-    assert (noise.name, noise.averaged) == ("noise[dp=1][tp=1]", False)
-    assert (bias.name, bias.averaged) == ("bias[tp=1]", True)
+    assert (noise.name, noise.copies) == ("noise[dp=1][tp=1]", 0)
+    assert (bias.name, bias.copies) == ("bias[tp=1]", 2)
     stored = ["bias[tp=0]", "bias[tp=1]", "bias", "bias2[tp=0]", "other"]
     assert drifted_copies("bias[tp=5]", stored) == ["bias[tp=0]", "bias[tp=1]", "bias"]
 
