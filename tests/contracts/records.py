@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
+from autockpt.values.failure import Exposure, Incident
 from autockpt.values.generation import Generation
 from autockpt.values.plan import Choice, Staging, TierPlan
 
@@ -23,7 +24,12 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     },
     TierPlan: {"interval_steps": st.integers(0, 10**9)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},
-}
+    Incident: {"at_s": st.floats(-1e12, 1e12)},
+    Exposure: {
+        "begin_s": st.floats(-1e12, 0.0), "end_s": st.floats(0.0, 1e12),
+        "node_s": st.floats(0.0, 1e15), "job_s": st.floats(0.0, 1e15),
+    },
+}  # fmt: skip
 """Fields that a record checks beyond their type."""
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 120
 TRAINING = ("examples/gpt/train.py", "--size", "tiny", "--steps", str(STEPS), "--digest",
             "--threads", "1", "--text-bytes", "200000")  # fmt: skip
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def environment() -> dict[str, str]:
