@@ -413,6 +413,8 @@ class _Restore:
         wanted = Wanted(
             self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh
         )
+        if not self._shards.regrouped:
+            wanted.adopt()
         alone = len(self._shards.within_reach) == 1 or wanted.suffices
         world_size = self._shards.world_size
         exact = world_size == 1 or self._state.is_alike(world_size)

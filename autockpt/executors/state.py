@@ -131,8 +131,12 @@ class LiveState:
         """
         if not owns_state(optimizer, parameter):
             return False
-        ordinary = hasattr(parameter, "to_local") or id(parameter) in self._placed
+        ordinary = hasattr(parameter, "to_local") or self.is_placed(parameter)
         return ordinary or bool(self.holding(parameter).boxes)
+
+    def is_placed(self, parameter: torch.Tensor) -> bool:
+        """A rule says what it is a part of, or its module by itself."""
+        return id(parameter) in self._placed
 
     @property
     def drifting(self) -> dict[str, int]:

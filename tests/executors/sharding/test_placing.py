@@ -13,6 +13,7 @@ from autockpt.executors.sharding.holdings import Holding, whole_of
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.placing import RankRules, placed_parameters
 from autockpt.executors.sharding.rules import Rule, Rules, Sharded
+from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError
 from tests.executors.sharding.simulated import Member, save
@@ -157,3 +158,26 @@ def test_a_tensor_of_each_ranks_own_is_not_averaged() -> None:
     """Else the mean would be of different things."""
     with pytest.raises(ConfigError, match="is not averaged"):
         Rule(match="w", unique=("dp",), averaged=("tp",))
+
+
+def _half(rank: int, told: RankRules | None, value: float | None = None) -> Member:
+    rows = torch.arange(12.0).view(6, 2)[3 * rank : 3 * rank + 3]
+    tensor = rows if value is None else torch.full_like(rows, value)
+    return Member(state_of({"weight": tensor}, told), Place(rank=rank, nodes=(0, 0)))
+
+
+def test_ranks_that_saved_without_rules_go_on_with_them(tmp_path: Any) -> None:
+    """Each takes what was its own; from the next checkpoint on any number of ranks may follow."""
+    before = save(str(tmp_path / "before"), [_half(rank, None) for rank in range(2)])
+    whole = state_of({"weight": torch.zeros(6, 2)}, ruled(COLUMNS, tp=1))
+    with pytest.raises(ConfigError, match=r"^weight: ranks 0, 1 hold different content"):
+        Member(whole).restore(DiskShards(before, 0, 1))
+    ranks = [_half(rank, ruled(COLUMNS, rank=rank), value=9.0) for rank in range(2)]
+    for number, rank in enumerate(ranks):
+        rank.restore(DiskShards(before, number, 2))
+        assert rank.contents() == _half(number, ruled(COLUMNS, rank=number)).contents()
+    after = save(str(tmp_path / "after"), ranks)
+    Member(whole).restore(DiskShards(after, 0, 1))
+    (weight,), (optimizer,) = whole.parameters().values(), whole.optimizers.values()
+    assert torch.equal(weight, torch.arange(12.0).view(6, 2))
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], weight * 2)
