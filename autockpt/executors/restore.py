@@ -414,6 +414,8 @@ class _Restore:
         wanted = Wanted(
             self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh
         )
+        if not self._shards.regrouped:
+            wanted.adopt()
         world_size = self._shards.world_size
         exact = world_size == 1 or self._state.is_alike(world_size)
         as_it_was = same_mesh and not self._shards.regrouped

@@ -44,7 +44,8 @@ from autockpt.executors.recipe import (
 )
 from autockpt.executors.sampling import Sampler, part_differs, sample_differs
 from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
-from autockpt.executors.state import LiveState, describe, local_part
+from autockpt.executors.specs import describe
+from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2

@@ -8,19 +8,15 @@ next and may be copied under compute; everything else is small and copied at the
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from autockpt.executors import statetree
-from autockpt.executors.dtypes import dtype_name, stored_form
+from autockpt.executors.dtypes import stored_form
 from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
 from autockpt.executors.inventory import local_part as local_part
-from autockpt.executors.layout.boxes import overlaps
-from autockpt.executors.layout.plan import TensorSpec
-from autockpt.executors.layout.shares import Range
 from autockpt.executors.sharding.collectors import declared
 from autockpt.executors.sharding.deepspeed import is_zero
 from autockpt.executors.sharding.gathered import shard_again
@@ -35,7 +31,7 @@ from autockpt.executors.sharding.optimizers import is_divided, owns_state, state
 from autockpt.executors.sharding.placing import (
     RankRules,
     placed_parameters,
-    stored_name,
+    renamed,
     with_places,
 )
 from autockpt.executors.sharding.rules import Placed
@@ -77,6 +73,7 @@ class LiveState:
         """Optimizers in the order in which they step, as far as seen."""
         self._placed = placed or {}
         self._declared = with_places(holdings or {}, self._placed)
+        self._renamed = renamed(models, self._placed)
         self._axes = axes
         self._inventory: Inventory | None = None
         self._names = self._parameter_names()
@@ -134,8 +131,12 @@ class LiveState:
         """
         if not owns_state(optimizer, parameter):
             return False
-        ordinary = hasattr(parameter, "to_local") or id(parameter) in self._placed
+        ordinary = hasattr(parameter, "to_local") or self.is_placed(parameter)
         return ordinary or bool(self.holding(parameter).boxes)
+
+    def is_placed(self, parameter: torch.Tensor) -> bool:
+        """A rule says what it is a part of, or its module by itself."""
+        return id(parameter) in self._placed
 
     @property
     def drifting(self) -> dict[str, int]:
@@ -145,8 +146,7 @@ class LiveState:
 
     def _path(self, prefix: str, name: str, parameter: torch.Tensor) -> str:
         """What a parameter of a model is called in a checkpoint."""
-        path = f"{prefix}.{plain_fqn(name)}"
-        return stored_name(path, self._placed.get(id(parameter)))
+        return self._renamed.get(id(parameter)) or f"{prefix}.{plain_fqn(name)}"
 
     def is_alike(self, world_size: int) -> bool:
         """Every rank is known to have all parameters that this one has, and no others."""
@@ -328,60 +328,6 @@ def _optimizer_skeleton(
         "loose": statetree.encode(loose, f"{prefix}.state", tensors),
         "divided": is_divided(optimizer),
     }
-
-
-def describe(
-    lazy: dict[str, torch.Tensor],
-    boundary: dict[str, torch.Tensor],
-    classes: LiveState,
-    parts: Mapping[str, str] | None = None,
-    holdings: Mapping[str, Holding] | None = None,
-    ranges: Mapping[str, Range] | None = None,
-) -> tuple[list[TensorSpec], dict[str, str]]:
-    """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
-
-    `parts`: by name the optimizer that changes a tensor; `holdings`: by name which part of a whole
-    it is, when it is one; `ranges`: by name the elements of it that this rank stores, if not all.
-    """
-    parts, holdings, ranges = parts or {}, holdings or {}, ranges or {}
-    specs: list[TensorSpec] = []
-    aliases: dict[str, str] = {}
-    seen: dict[tuple[object, ...], str] = {}
-    for group, is_lazy in ((lazy, True), (boundary, False)):
-        for name, tensor in group.items():
-            local = local_part(tensor, holdings.get(name))
-            key = (
-                local.untyped_storage().data_ptr(), local.storage_offset(), tuple(local.shape),
-                tuple(local.stride()), dtype_name(local.dtype),
-            )  # fmt: skip
-            if local.numel() and key in seen:
-                aliases[name] = seen[key]
-                continue
-            seen[key] = name
-            spec = _spec(name, local, is_lazy, classes.tensor_class(name, tensor))
-            holding = holdings.get(name) or holding_of(tensor)
-            stored = ranges.get(name, (0, local.numel()))
-            if holding is not None and stored != (0, local.numel()):
-                spec = _cut(spec, local, holding, stored)
-            elif holding is not None:
-                spec = replace(spec, global_shape=holding.global_shape, boxes=holding.boxes)
-            specs.append(replace(spec, part=parts.get(name, "")))
-    return specs, aliases
-
-
-def _spec(name: str, local: torch.Tensor, lazy: bool, tensor_class: str) -> TensorSpec:
-    dtype, shape = stored_form(local.dtype, tuple(local.shape))
-    return TensorSpec(
-        name=name, dtype=dtype, shape=shape, true_dtype=dtype_name(local.dtype), lazy=lazy,
-        tensor_class=tensor_class,
-    )  # fmt: skip
-
-
-def _cut(spec: TensorSpec, local: torch.Tensor, holding: Holding, stored: Range) -> TensorSpec:
-    """Of a range of the elements; they stand one after another, so it has one dimension."""
-    _, shape = stored_form(local.dtype, (stored[1] - stored[0],))
-    boxes = tuple(part.box for part in overlaps(holding.boxes, *stored))
-    return replace(spec, shape=shape, global_shape=holding.global_shape, boxes=boxes)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -11,11 +11,12 @@ from autockpt.executors.codecs import codec
 from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.device import register_with_cuda
 from autockpt.executors.image import chunk_digest
+from autockpt.executors.inventory import local_part
 from autockpt.executors.layout.plan import EXTRA, Layout, TensorSpec
 from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import Snapshot, Snapshotter
-from autockpt.executors.state import LiveState, local_part
+from autockpt.executors.state import LiveState
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
 from autockpt.profiles.probes.proof import raw_bytes

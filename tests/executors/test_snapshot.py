@@ -12,8 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autockpt.executors import copying, snapshot
-from autockpt.executors import state as state_module
+from autockpt.executors import copying, snapshot, specs
 from autockpt.executors.copying import PIECE_BYTES
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
@@ -301,7 +300,7 @@ def test_tensors_that_turn_out_to_change_are_in_every_image(
     """Behind a device the copy thread says so at any time, also while a snapshot is being begun:
     lazy for one half of it and held for the other, a tensor would be in no image at all."""
     state = LiveState.of(model=Module([("a", torch.randn(9)), ("b", torch.randn(9))]))
-    describe = state_module.describe
+    describe = specs.describe
 
     def late(*arguments: Any) -> Any:
         state.not_lazy.add("model.b")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from autockpt.executors.dtypes import true_form
 from autockpt.executors.image import ImageHeader
 from autockpt.executors.layout.boxes import Box, whole
 from autockpt.executors.layout.plan import EXTRA
+from autockpt.executors.sharding.holdings import Holding
 from autockpt.values.errors import CorruptCheckpointError
 
 
@@ -56,6 +57,12 @@ class Stored:
     def pieces(self, name: str) -> list[Piece]:
         """All pieces of a tensor, of the shards in the order in which they were added."""
         return self._pieces.get(name, [])
+
+    def declare(self, name: str, holding: Holding) -> None:
+        """The first piece of a tensor is this part; its rank did not know of what."""
+        first, *rest = self._pieces[name]
+        part = replace(first, global_shape=holding.global_shape, boxes=holding.boxes, declared=True)
+        self._pieces[name] = [part, *rest]
 
     def names(self) -> Iterable[str]:
         """Every name, second names too."""

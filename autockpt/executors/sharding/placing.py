@@ -82,15 +82,23 @@ def _require_undivided(name: str, parameter: torch.Tensor, known: Declared) -> N
 
 
 def seen_name(stored: str) -> str:
-    """A parameter's name in rules; `stored_name` is the way back."""
+    """A parameter's name in rules, from that in checkpoints."""
     return stored.removeprefix(MODEL)
 
 
-def stored_name(stored: str, placed: Placed | None) -> str:
-    """The name of a parameter in a checkpoint, from its own one and its place."""
-    if placed is None:
-        return stored
-    return f"{MODEL if stored.startswith(MODEL) else ''}{placed.name}"
+def renamed(models: Mapping[str, torch.nn.Module], placed: Mapping[int, Placed]) -> dict[int, str]:
+    """By id of a parameter its name in checkpoints, where that is not its own.
+
+    One that keeps its name keeps all of them: a tied weight has several.
+    """
+    found = {}
+    for prefix, module in models.items():
+        for name, parameter in module.named_parameters():
+            path, place = f"{prefix}.{plain_fqn(name)}", placed.get(id(parameter))
+            if place is not None and place.name != seen_name(path):
+                start = MODEL if path.startswith(MODEL) else ""
+                found[id(parameter)] = f"{start}{place.name}"
+    return found
 
 
 def with_places(known: Declared, placed: Mapping[int, Placed]) -> dict[int, Holding]:

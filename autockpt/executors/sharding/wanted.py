@@ -97,6 +97,23 @@ class Wanted:
             found = self._holdings[id(tensor)] = self._state.holding(tensor)
         return found
 
+    def adopt(self) -> None:
+        """What this very rank saved before there were rules is the part that they say now."""
+        placed = {n: t for n, t in self._live.items() if self._state.is_placed(t)}
+        for name, parameter in placed.items():
+            self._adopt(name, parameter, self._holding(parameter))
+        for prefix, name, parameter in self._owned():
+            if name in placed:
+                own = self._holding(parameter)
+                held = held_state(self._state.optimizers[prefix], parameter, own)
+                for tensor in self.optimizers[prefix].tensors_of(prefix, name):
+                    self._adopt(tensor, parameter, held)
+
+    def _adopt(self, name: str, parameter: torch.Tensor, holding: Holding) -> None:
+        pieces = self._stored.pieces(name)
+        if pieces and not pieces[0].declared and pieces[0].shape == tuple(parameter.shape):
+            self._stored.declare(name, holding)
+
     # ------------------------------------------------------------------ does home suffice?
 
     @property
