@@ -25,11 +25,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import autockpt
+from autockpt.executors.applying import apply_state
 from autockpt.executors.catalogue import READERS, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.memory import Arena, reading_bytes
 from autockpt.executors.persist import ImageReader, read_image
-from autockpt.executors.restore import DiskShards, Together, apply_state, restore_shards
+from autockpt.executors.restore import restore_shards
+from autockpt.executors.shards import DiskShards, Together
 from autockpt.executors.state import LiveState
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.job import Job

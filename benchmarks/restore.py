@@ -29,19 +29,14 @@ from typing import Any
 import torch
 
 import autockpt
+from autockpt.executors.applying import apply_state
 from autockpt.executors.catalogue import READERS, ChunkSource, load_index, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.image import ImageIndex, read_trailer
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import read_image, run_parallel
-from autockpt.executors.restore import (
-    COPIERS,
-    Chunks,
-    SlotChunks,
-    apply_state,
-    open_disk,
-    restore_tensors,
-)
+from autockpt.executors.restore import COPIERS, restore_tensors
+from autockpt.executors.shards import Chunks, SlotChunks, open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.harness import Row, publish, row

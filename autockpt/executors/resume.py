@@ -10,20 +10,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from autockpt.executors.applying import RestoredState, apply_state
 from autockpt.executors.image import read_trailer
 from autockpt.executors.link import KeeperLink, Lent
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.restore import (
-    DiskShards,
-    NodeShards,
-    RestoredState,
-    Shards,
-    SlotChunks,
-    Together,
-    apply_state,
-    restore_shards,
-)
+from autockpt.executors.restore import restore_shards
 from autockpt.executors.sharding.progress import merge_progress
+from autockpt.executors.shards import DiskShards, NodeShards, Shards, SlotChunks, Together
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import (
     AutockptError,

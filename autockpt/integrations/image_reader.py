@@ -14,10 +14,10 @@ from autockpt.executors.image import ImageHeader, find_header, header_bytes, rea
 from autockpt.executors.layout.boxes import Box
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
-from autockpt.executors.restore import parse_skeleton
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Loading, Want, moves_for
 from autockpt.executors.sharding.pieces import Piece, Stored
+from autockpt.executors.shards import parse_skeleton
 from autockpt.integrations.lazy import LazyTensor, empty
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 

@@ -25,7 +25,8 @@ from autockpt.executors.image import chunk_digest
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.memory import Arena, page_align
 from autockpt.executors.persist import ImageFile
-from autockpt.executors.restore import open_disk, restore_tensors
+from autockpt.executors.restore import restore_tensors
+from autockpt.executors.shards import open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 from benchmarks.ablation.presets import attach, goal_of

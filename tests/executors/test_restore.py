@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from autockpt.executors.applying import apply_state
 from autockpt.executors.directory import CheckpointDirectory, read_commit
 from autockpt.executors.image import ImageIndex, chunk_digest, header_bytes
 from autockpt.executors.memory import Arena
-from autockpt.executors.restore import SlotChunks, apply_state, open_disk, restore_tensors
+from autockpt.executors.restore import restore_tensors
+from autockpt.executors.shards import SlotChunks, open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation

@@ -180,7 +180,9 @@ def test_overlapping_parts_have_to_agree(tmp_path: Path) -> None:
 
 def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
     """Of parameters with optimizer state; loaded and restored."""
-    from autockpt.executors.restore import DiskShards, apply_state, restore_shards
+    from autockpt.executors.applying import apply_state
+    from autockpt.executors.restore import restore_shards
+    from autockpt.executors.shards import DiskShards
 
     net = torch.nn.Module()
     net.register_parameter("two\nlines", torch.nn.Parameter(torch.ones(3)))

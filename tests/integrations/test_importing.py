@@ -13,7 +13,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 import autockpt
 from autockpt.cli.app import run
-from autockpt.executors.restore import DiskShards, apply_state, restore_shards
+from autockpt.executors.applying import apply_state
+from autockpt.executors.restore import restore_shards
+from autockpt.executors.shards import DiskShards
 from autockpt.executors.state import LiveState
 from autockpt.integrations.dcp import GenerationWriter
 from autockpt.integrations.importing import import_tree

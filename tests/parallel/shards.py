@@ -14,8 +14,9 @@ import torch
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.image import header_bytes
 from autockpt.executors.layout.boxes import Box, whole
-from autockpt.executors.restore import DiskShards, restore_shards
+from autockpt.executors.restore import restore_shards
 from autockpt.executors.sharding.holdings import Holding
+from autockpt.executors.shards import DiskShards
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation
 from tests.executors.checkpoints import commit_images

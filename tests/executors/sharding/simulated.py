@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.applying import RestoredState, apply_state
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.memory import Arena, page_align
-from autockpt.executors.restore import RestoredState, Shards, apply_state, restore_shards
+from autockpt.executors.restore import restore_shards
 from autockpt.executors.sharding.holdings import Holding, whole_of
 from autockpt.executors.sharding.sharing import Place
+from autockpt.executors.shards import Shards
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation

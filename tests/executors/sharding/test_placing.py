@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from autockpt.executors.layout.boxes import Box
-from autockpt.executors.restore import DiskShards
 from autockpt.executors.sharding.holdings import Holding, whole_of
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.placing import RankRules, placed_parameters
 from autockpt.executors.sharding.rules import Rule, Rules, Sharded
 from autockpt.executors.sharding.sharing import Place
+from autockpt.executors.shards import DiskShards
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError
 from tests.executors.sharding.simulated import Member, save

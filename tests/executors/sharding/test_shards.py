@@ -14,7 +14,7 @@ from autockpt.executors import restore
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.directory import read_commit
 from autockpt.executors.memory import PAGE_BYTES, Arena
-from autockpt.executors.restore import Chunks, DiskShards
+from autockpt.executors.shards import Chunks, DiskShards
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
 from tests.executors.checkpoints import CHUNK

@@ -11,11 +11,11 @@ from torch import nn
 
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.layout.boxes import Box
-from autockpt.executors.restore import DiskShards
 from autockpt.executors.sharding.holdings import Holding, whole_of
 from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.sharding.zero_view import MASTER, ZeroView
+from autockpt.executors.shards import DiskShards
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError
 from tests.executors.sharding.covering import taken

@@ -1,0 +1,155 @@
+"""What a restore brought, put into optimizers, modules and objects."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autockpt.executors import statetree
+from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.optimizers import state_of
+from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
+from autockpt.executors.state import LiveState
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
+
+
+@dataclass(slots=True)
+class RestoredState:
+    """What came out of the shards beside the tensors that are in place already."""
+
+    skeleton: Any
+    """Of the home shard; its optimizers stand in `optimizers`."""
+    optimizers: dict[str, SavedOptimizer]
+    tensors: dict[str, torch.Tensor]
+    """Optimizer state and private tensors, in new host memory."""
+    placed: frozenset[str]
+    """Optimizer state that is divided as its parameter is."""
+    by_rank: dict[int, dict[str, Any]]
+    """{"progress", "rng"} of every rank that wrote, when ranks or mesh are others; else empty."""
+    exact: bool
+    """Nothing but the home shard was needed, and it was written by a rank like this one."""
+    bytes: int
+
+
+def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
+    """Puts optimizers, modules' extras and stateful objects back; (progress, rng) for the session.
+
+    Raises ConfigError naming what does not fit any more.
+    """
+    skeleton, tensors = restored.skeleton, restored.tensors
+    for prefix in restored.optimizers:
+        _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
+    for prefix, module in state.models.items():
+        for name, child in module.named_modules():
+            path = f"{prefix}.{plain_fqn(name)}._extra_state"
+            if path in skeleton["modules"]:
+                child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
+    missing = sorted(set(state.others) - set(skeleton["others"]))
+    if missing and not skeleton.get("partial"):
+        raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
+    for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
+        value.load_state_dict(statetree.decode(skeleton["others"][name], tensors))
+    return {
+        "progress": statetree.decode(skeleton["progress"], tensors),
+        "rng": statetree.decode(skeleton["rng"], tensors),
+    }
+
+
+def _apply_optimizer(
+    state: LiveState, prefix: str, optimizer: torch.optim.Optimizer, restored: RestoredState
+) -> None:
+    """Writes state and groups directly: `load_state_dict` casts fp32 moments of bf16 weights."""
+    saved, tensors = restored.optimizers[prefix], restored.tensors
+    named = [
+        {state.name_of(parameter): parameter for parameter in group["params"]}
+        for group in optimizer.param_groups
+    ]
+    for number, (group, names) in enumerate(zip(optimizer.param_groups, named, strict=True)):
+        its = _saved_group(prefix, saved, tuple(names), number, len(named), exact=restored.exact)
+        settings = statetree.decode(its.values, tensors, _device(group["params"]))
+        _require_same_settings(prefix, optimizer, set(group) - {"params"}, set(settings))
+        group.update(settings)
+    live = state_of(optimizer)
+    live.clear()
+    every = ((name, parameter) for names in named for name, parameter in names.items())
+    for name, parameter in ((n, p) for n, p in every if state.has_state(optimizer, p)):
+        if name in saved.keys:
+            live[parameter] = {
+                key: _placed(restored, f"{prefix}.{name}.{key}", parameter, on_device=on_device)
+                for key, on_device in saved.keys[name]
+            }
+        elif name in saved.irregular:
+            values = saved.irregular[name]
+            own = {n: _divided(restored, n, parameter) for n in statetree.tensor_names(values)}
+            live[parameter] = statetree.decode(values, own, parameter.device)
+    # A COMMIT of before this existed has none.
+    live.update(statetree.decode(saved.loose, tensors))
+
+
+def _saved_group(
+    prefix: str,
+    saved: SavedOptimizer,
+    names: tuple[str, ...],
+    number: int,
+    groups: int,
+    *,
+    exact: bool,
+) -> SavedGroup:
+    """The settings of a group of parameters: of the same group, or of those that have them now."""
+    own = saved.groups[: saved.own_groups]
+    if len(own) == groups and own[number].names == names:
+        return own[number]
+    found = None if exact else saved.group_of(names)
+    if found is not None:
+        return found
+    if len(own) != groups:
+        raise ConfigError(
+            f"{prefix}: has {groups} parameter groups, the checkpoint {len(own)}; build it with "
+            "the same groups"
+        )
+    raise ConfigError(
+        f"{prefix}: its parameter groups differ from the checkpoint's; build it from the same "
+        "parameters in the same groups"
+    )
+
+
+def _require_same_settings(
+    prefix: str, optimizer: torch.optim.Optimizer, now: set[str], saved: set[str]
+) -> None:
+    """Another version may add settings and a scheduler drop some; both at once is another kind."""
+    if saved - now and now - saved:
+        raise ConfigError(
+            f"{prefix}: a {type(optimizer).__qualname__} with {', '.join(sorted(now - saved))} "
+            f"cannot go on from the checkpoint, whose optimizer has "
+            f"{', '.join(sorted(saved - now))}; use --fresh to start over, or the code that wrote "
+            "it"
+        )
+
+
+def _placed(
+    restored: RestoredState, name: str, parameter: torch.Tensor, *, on_device: bool
+) -> torch.Tensor:
+    if name not in restored.tensors:
+        raise CorruptCheckpointError(f"{name}: is named in the state and not in the image")
+    tensor = restored.tensors[name]
+    return _divided(restored, name, parameter, tensor.to(parameter.device) if on_device else tensor)
+
+
+def _divided(
+    restored: RestoredState, name: str, parameter: torch.Tensor, tensor: torch.Tensor | None = None
+) -> torch.Tensor:
+    """State in the form of a DTensor parameter is a DTensor as well."""
+    tensor = restored.tensors[name] if tensor is None else tensor
+    if name not in restored.placed or not hasattr(parameter, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        tensor.to(parameter.device), parameter.device_mesh,
+        parameter.placements,  # type: ignore[attr-defined]  # a DTensor
+        run_check=False, shape=parameter.shape, stride=parameter.stride(),
+    )  # fmt: skip
+
+
+def _device(parameters: list[torch.Tensor]) -> torch.device | None:
+    return parameters[0].device if parameters else None
