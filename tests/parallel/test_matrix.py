@@ -77,7 +77,9 @@ def test_every_mesh_trains_the_same_model(mesh: str, matrix: Matrix) -> None:
 @pytest.mark.parametrize(
     ("tied", "meshes"),
     [
-        (False, ["zero1-2", "pp-4", "tp-2", "zero3-2", "single"]),
+        pytest.param(
+            False, ["zero1-2", "pp-4", "tp-2", "zero3-2", "single"], marks=pytest.mark.slow
+        ),
         pytest.param(True, ["single", "fsdp2-2", "zero3-2", "zero1-2"], marks=pytest.mark.slow),
         pytest.param(True, ["zero3-4", "ddp-4", "fsdp2-4", "single"], marks=pytest.mark.slow),
     ],
