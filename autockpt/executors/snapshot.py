@@ -467,14 +467,15 @@ class Snapshotter:
         """On the copy thread, when the last byte is in the slot: later changes do no harm.
 
         The sooner it is proven the sooner it counts.  What was added or replaced meanwhile is left
-        to the fence: the walk belongs to the training thread.
+        to the fence: the walk belongs to the training thread.  So is what only moved: reading its
+        state FSDP1 shows a parameter from other memory for a moment, and nobody wrote to it.
         """
         recipe, task = snapshot.recipe, snapshot.task
         try:
             if task.error is None and snapshot.proofs and not recipe.inventory.holds():
                 return
             for name in list(snapshot.proofs):
-                self._prove_part(snapshot, name, recipe.inventory)
+                self._prove_part(snapshot, name, recipe.inventory, patient=True)
         except RuntimeError:  # a dict changed under us: the fence will see what it was
             return
         self._settle(snapshot)
@@ -491,13 +492,18 @@ class Snapshotter:
         for name in names:
             self._prove_part(snapshot, name, inventory)
 
-    def _prove_part(self, snapshot: Snapshot, name: str, inventory: Inventory) -> None:
+    def _prove_part(
+        self, snapshot: Snapshot, name: str, inventory: Inventory, *, patient: bool = False
+    ) -> None:
         with snapshot.lock:
             proof = snapshot.proofs.get(name)
             if proof is None:
                 return
             recipe = snapshot.recipe
-            changed = proof.changed(tensors_now(recipe, name, inventory))
+            changed, moved = proof.compare(tensors_now(recipe, name, inventory))
+            if moved and patient and not changed:
+                return
+            changed = list(dict.fromkeys([*changed, *moved]))
             if snapshot.cloned:
                 kept = recipe.tensors
                 changed = [n for n in changed if n in kept and snapshot.may_tear(kept[n])]

@@ -8,7 +8,7 @@ turn the generation into nothing.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autockpt.executors.protocol.coordinator_state import CoordinatorState, Save
+from autockpt.executors.protocol.coordinator_state import Save
 from autockpt.executors.protocol.messages import (
     REPLICAS_DIFFER,
     BreakpointWanted,
@@ -34,6 +34,7 @@ from autockpt.executors.protocol.messages import (
     VerifyGeneration,
     WriteCommit,
 )
+from autockpt.executors.protocol.protecting import Protecting
 from autockpt.executors.protocol.retention import deletions
 from autockpt.values.generation import Generation
 
@@ -61,7 +62,7 @@ def replicas_that_differ(shards: Iterable[HeldShard]) -> str:
     return ""
 
 
-class Saving(CoordinatorState):
+class Saving(Protecting):
     """Counts seals and votes of the open epoch."""
 
     # ------------------------------------------------------------------ rules
@@ -77,10 +78,6 @@ class Saving(CoordinatorState):
     def to_delete(self) -> tuple[Generation, ...]:
         """Rule 10: what retention lets go, seen from the open epoch."""
         return deletions(self.catalogue.values(), self.retention, chain=self.chain)
-
-    def accepts(self, generation: Generation) -> bool:
-        """Rule 9: news about another epoch than the open one is from a zombie or late."""
-        return self.phase == "running" and generation.epoch == self.epoch
 
     # ------------------------------------------------------------------ what ranks report
 
@@ -205,6 +202,7 @@ class Saving(CoordinatorState):
             self.emit(MarkEverCommitted(epoch=self.epoch))
         self.broadcast(MemoryCommitted(generation=save.generation, health=health))
         self._drop_older_seals(save)
+        self.begin_round()
         if self.breakpoint:
             self.persist_newest()
 
