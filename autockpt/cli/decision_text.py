@@ -74,9 +74,10 @@ def promise(expected: Expected) -> list[str]:
 def _peers(expected: Expected) -> list[str]:
     if expected.recovery_peer_s is None:
         return []
+    peers_s, share = format_duration(expected.recovery_peer_s), format_fraction(expected.survived)
     return [
-        f"          a lost node costs {format_duration(expected.recovery_peer_s)} from other nodes' "
-        f"memory, which serves {format_fraction(expected.survived)} of such failures"
+        f"          a lost node costs {peers_s} from other nodes' memory, which serves {share} of "
+        "such failures"
     ]
 
 
