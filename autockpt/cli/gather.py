@@ -74,17 +74,9 @@ def what_if_of(
 
 def _tiers(profile: Profile, goal: Goal, plan: CheckpointPlan) -> "Tiers":
     """Costs and failure rates of the plan's tiers, as `policies.decide` sees them."""
-    from autockpt.policies.codec import choose_codec
-    from autockpt.policies.costs import profile_costs
-    from autockpt.policies.expectation import rates_of
-    from autockpt.policies.frequency import tiers_of
-    from autockpt.policies.staging import choose_write
+    from autockpt.policies.what_if import tiers_of_plan
 
-    write = choose_write(profile, goal.pins)
-    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
-    costs = profile_costs(profile, plan.staging, write=write.measure, encoding=codec.encoding)
-    memory_on = plan.tier("memory").interval_steps > 0
-    return tiers_of(costs, rates_of(profile, goal), memory_on=memory_on)
+    return tiers_of_plan(profile, goal, plan)
 
 
 def write_report(run: RunDirectory) -> str:

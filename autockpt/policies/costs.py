@@ -20,6 +20,21 @@ ASSUMED_WRITE_BYTES_PER_S = 0.2e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCosts:
+    """What redundancy adds to each checkpoint in memory, and the failures that it serves."""
+
+    send_s: float
+    """From the complete snapshot until peers hold it, mean."""
+    send_high_s: float
+    slowdown_s: float
+    """Training time lost to interference by one exchange, sent and received."""
+    restore_s: float
+    """Reading the state back from peers."""
+    served: float
+    """Fraction of the failures which this node's memory does not survive that peers serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Seconds of one checkpoint and of one recovery; `high` marks 95th percentiles."""
 
@@ -44,18 +59,27 @@ class Costs:
     """Failure to running again: detection and process start."""
     restore_memory_s: float
     restore_disk_s: float
+    peers: PeerCosts | None = None
+    """None: snapshots stay in this node's memory."""
     notes: tuple[str, ...] = ()
     """What was predicted or assumed, in sentences."""
 
-    def memory_tier(self, failures_per_s: float) -> TierCost:
-        """A snapshot, serving the failures that leave this node's memory alive."""
+    def memory_tier(self, failures_per_s: float, *, from_peers_per_s: float = 0.0) -> TierCost:
+        """A snapshot, serving the failures that leave this node's memory alive.
+
+        With peers it serves some of the others as well: then latency and restore are means over
+        all failures that memory serves.
+        """
+        total = failures_per_s + from_peers_per_s
+        share = from_peers_per_s / total if total > 0 else 0.0
+        peers = self.peers or NO_PEERS
         return TierCost(
             stall_s=self.stall_s,
-            slowdown_s=self.copy_slowdown_s,
-            latency_s=self.copy_s,
+            slowdown_s=self.copy_slowdown_s + peers.slowdown_s,
+            latency_s=self.copy_s + share * peers.send_s,
             restart_s=self.restart_s,
-            restore_s=self.restore_memory_s,
-            failures_per_s=failures_per_s,
+            restore_s=(1.0 - share) * self.restore_memory_s + share * peers.restore_s,
+            failures_per_s=total,
         )
 
     def disk_tier(self, failures_per_s: float, *, alone: bool) -> TierCost:
@@ -68,6 +92,9 @@ class Costs:
             restore_s=self.restore_disk_s,
             failures_per_s=failures_per_s,
         )
+
+
+NO_PEERS = PeerCosts(send_s=0.0, send_high_s=0.0, slowdown_s=0.0, restore_s=0.0, served=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

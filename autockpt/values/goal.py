@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from autockpt.values.redundancy import Arrangement, PeerPath, Scheme
+
 Retune = bool | Literal["observe"]
 """Whether the plan may change during a run; observe: what would change is only written down."""
 
@@ -53,6 +55,24 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedundancyWish:
+    """What is fixed about copies and parity in other nodes' memory; None means `auto`."""
+
+    scheme: Scheme | None = None
+    copies: int | None = None
+    """Of each shard, the own one included, >= 2."""
+    placement: Arrangement | None = None
+    set_size: int | None = None
+    parity: int | None = None
+    """Nodes that a parity set may lose, >= 1."""
+    path: PeerPath | None = None
+    rate_bytes_per_s: float | None = None
+    """Most that a node sends."""
+    floor: int = 0
+    """Simultaneous node losses that memory must survive; a plan without that is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDeclaration:
     """Failures as the user knows them; replaces the posterior's mean."""
 
@@ -81,6 +101,7 @@ class Goal:
     objective: Literal["goodput", "stall", "durability"] = "goodput"
     limits: Limits = Limits()
     pins: Pins = Pins()
+    redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()
     retention: Retention = Retention()
     storage_path: str | None = None

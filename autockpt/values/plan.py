@@ -5,6 +5,7 @@ from typing import Literal
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Retention, Retune
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 CHUNK_BYTES = 8 * 2**20
 """Default chunk of the pipeline: within 10 % of the best size measured on NVMe and virtio."""
@@ -85,6 +86,8 @@ class CheckpointPlan:
     """Images of the state in host memory per rank."""
     retention: Retention = field(default_factory=Retention)
     restore_order: tuple[str, ...] = ("memory", "disk")
+    redundancy: Redundancy = NO_REDUNDANCY
+    """Of every checkpoint in memory, in the memory of other nodes."""
     retune: Retune = True
     overhead_budget: float | None = None
 
@@ -119,6 +122,10 @@ class Expected:
     recovery_memory_s: float
     """Lost work and restart after a failure that leaves the memory tier alive, mean."""
     recovery_disk_s: float
+    recovery_peer_s: float | None = None
+    """The same after a loss of nodes that the memory of others survives; None: no redundancy."""
+    survived: float = 0.0
+    """Fraction of the failures that take a node's memory which the memory of others survives."""
 
     @property
     def goodput(self) -> float:
@@ -131,7 +138,7 @@ class Choice:
     """One decision with its reason, the numbers behind it and the runner-up."""
 
     name: str
-    """memory.interval, disk.interval, staging, path, codec, retention, slots."""
+    """memory.interval, disk.interval, staging, path, codec, retention, slots, redundancy."""
     chosen: str
     reason: str
     """One sentence with numbers."""

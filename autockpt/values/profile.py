@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import to_json
 
 
@@ -27,13 +28,16 @@ class LinkMeasure:
     """Seconds for S bytes over a link: alpha_s + S / bytes_per_s, least squares over sizes."""
 
     link: str
-    """host_copy, host_to_peer, device_to_host_pinned, device_to_host_pageable, device_clone."""
+    """host_copy, host_to_peer, device_to_peer, device_to_host_pinned, device_to_host_pageable,
+    device_clone."""
     alpha_s: float
     bytes_per_s: float
     relative_spread: float
     """Standard deviation of the residuals over the mean time."""
     n: int
     note: str = ""
+    between_nodes: bool = False
+    """Of a link to a peer: between two nodes; False: within one, which bounds the network only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ class InterferenceMeasure:
     """Slow-down of an iteration while background work runs, from interleaved iterations."""
 
     work: str
-    """snapshot_copy, storage_write, persist (copy and write together)."""
+    """snapshot_copy, storage_write, persist (copy and write together), peer_host and peer_device
+    (sending to peers and receiving from them on that path)."""
     slowdown: Distribution
     """(iteration with the work / quiet iteration) - 1, fraction."""
     busy_s: float
@@ -186,6 +191,8 @@ class RecoveryTimes:
     """Process start, imports, rendezvous."""
     restore_memory: Estimate
     restore_disk: Estimate
+    restore_peer: Estimate | None = None
+    """From the memory of other nodes, where it was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +261,8 @@ class Profile:
     codecs: tuple[CodecMeasure, ...] = ()
     bubbles: tuple[Bubble, ...] = ()
     gpus: tuple[GpuCounters, ...] = ()
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    """What nodes share and lose together."""
     stall_s: Distribution | None = None
     """Stall of a snapshot on this job (boundary copy + wait at the fence)."""
     snapshot_s: Distribution | None = None

@@ -91,6 +91,11 @@ class Redundancy:
 NO_REDUNDANCY = Redundancy()
 
 
+def arrangement(copies: int, nodes: int) -> Arrangement:
+    """Groups, and a ring of the rest where `copies` does not divide the nodes."""
+    return "mixed" if nodes % copies else "group"
+
+
 def said(redundancy: Redundancy) -> str:
     """A scheme in a few words: "2 copies, group"."""
     match redundancy.scheme:

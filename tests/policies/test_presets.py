@@ -22,7 +22,7 @@ from tests.fakes.profiles import example_profile
 
 SYSTEMS = (
     "sync", "async", "dlrover", "easyckpt", "datastates", "checkfreq", "pccheck", "fastpersist",
-    "bytecheckpoint-pipeline",
+    "bytecheckpoint-pipeline", "gemini", "reft",
 )  # fmt: skip
 
 MECHANISMS = {
@@ -54,6 +54,19 @@ MECHANISMS = {
         "memory.slots": "4",
         "disk.writers": "2",
         "staging.in_flight": "3",
+    },
+    ("easyckpt", "gemini"): {
+        "memory.interval": "1 step",
+        "disk.interval": "3 h",
+        "redundancy.scheme": "replicas",
+        "redundancy.copies": "2",
+        "redundancy.placement": "mixed",
+        "redundancy.path": "device",
+    },
+    ("easyckpt", "reft"): {
+        "redundancy.scheme": "xor",
+        "redundancy.set_size": "8",
+        "redundancy.path": "host",
     },
     ("sync", "fastpersist"): {
         "disk.writers": "4",
