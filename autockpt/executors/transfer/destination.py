@@ -1,0 +1,59 @@
+"""The receiving end: memory that the owner hands in, one chunk at a time."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from autockpt.executors.image import ImageIndex
+from autockpt.executors.transfer.frames import Subject
+
+
+class Destination(Protocol):
+    """Where chunks go; called from several streams at once, between the owner's accept and the end
+    of the transfer, and never after `Transfer.abort` returned.
+
+    `place` gives the memory of a chunk, at most once a chunk, and does not block; after it comes
+    `keep` when the chunk is there and its digest is right, or `drop` when it never will be.
+    `seal` comes once, after the last `keep`, before the other end is told.  What raises ends the
+    transfer.
+    """
+
+    def place(self, number: int, nbytes: int) -> memoryview:
+        """Writable memory of exactly `nbytes`."""
+
+    def keep(self, number: int, chunk: memoryview) -> None:
+        """`chunk`, the memory from `place`, holds chunk `number`."""
+
+    def drop(self, number: int, chunk: memoryview) -> None:
+        """`chunk` holds rubbish."""
+
+    def seal(self, index: ImageIndex) -> None:
+        """All chunks that were to come have come, and they are those of `index`."""
+
+
+class SlotDestination:
+    """The image stands where a slot has it; `sealed` makes the slot self-describing."""
+
+    def __init__(
+        self,
+        image: memoryview,
+        subject: Subject,
+        *,
+        sealed: Callable[[ImageIndex], None] = lambda index: None,
+    ) -> None:
+        """`image`: at least `subject.image_bytes` of writable memory."""
+        self._image, self._subject, self._sealed = image, subject, sealed
+
+    def place(self, number: int, nbytes: int) -> memoryview:
+        """The chunk's place in the slot."""
+        start, stop = self._subject.chunk_range(number)
+        return self._image[start:stop]
+
+    def keep(self, number: int, chunk: memoryview) -> None:
+        """It is in its place."""
+
+    def drop(self, number: int, chunk: memoryview) -> None:
+        """The slot is not sealed: nobody will read it."""
+
+    def seal(self, index: ImageIndex) -> None:
+        """Hands on to the owner."""
+        self._sealed(index)
