@@ -475,9 +475,8 @@ def test_a_connection_for_transfers_is_none_for_messages() -> None:
     with pytest.raises(ProtocolError, match="comes for transfer"):
         called.feed(caller.outbox[0])
     said = caller.outbox[0].replace(b'"purpose":"transfer"', b'"purpose":"control"')
-    again = Channel(bytes(32), someone(node=0), to_node=None)
     with pytest.raises(ProtocolError, match="secret"):
-        again.feed(struct.pack("!I", len(said) - 4) + said[4:])
+        called.feed(struct.pack("!I", len(said) - 4) + said[4:])
 
 
 # ------------------------------------------------------------------ who may say what

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from autockpt.executors.image import ImageIndex
 from autockpt.executors.transfer.frames import Subject
+from autockpt.values.errors import GuardError
 
 
 class Destination(Protocol):
@@ -40,7 +41,11 @@ class SlotDestination:
         *,
         sealed: Callable[[ImageIndex], None] = lambda index: None,
     ) -> None:
-        """`image`: at least `subject.image_bytes` of writable memory."""
+        """`image`: writable memory.  Raises GuardError when it is too small."""
+        if len(image) < subject.image_bytes:
+            raise GuardError(
+                f"an image of {subject.image_bytes} bytes for a slot of {len(image)}; refuse it"
+            )
         self._image, self._subject, self._sealed = image, subject, sealed
 
     def place(self, number: int, nbytes: int) -> memoryview:

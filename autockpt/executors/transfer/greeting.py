@@ -4,7 +4,7 @@ import struct
 import time
 
 from autockpt.executors.keeper.handshake import MAX_GREETING_BYTES, Channel, Identity
-from autockpt.executors.transfer.stream import Stream, TlsStream
+from autockpt.executors.transfer.stream import Silent, Stream, TlsStream
 from autockpt.values.errors import ProtocolError
 
 HANDSHAKE_S = 5.0
@@ -18,6 +18,15 @@ def greet(stream: Stream, channel: Channel) -> Identity:
     """
     before_s = stream.until_s
     stream.until_s = min(before_s, time.monotonic() + HANDSHAKE_S)
+    try:
+        return _greet(stream, channel)
+    except Silent:
+        raise Silent(f"no handshake within {HANDSHAKE_S:g} s") from None
+    finally:
+        stream.until_s = before_s
+
+
+def _greet(stream: Stream, channel: Channel) -> Identity:
     if isinstance(stream, TlsStream):
         stream.shake_hands()
     _flush(stream, channel)
@@ -31,7 +40,6 @@ def greet(stream: Stream, channel: Channel) -> Identity:
         stream.read(memoryview(body))
         channel.feed(bytes(head + body))
         _flush(stream, channel)
-    stream.until_s = before_s
     return channel.peer
 
 

@@ -89,6 +89,16 @@ class Reception:
                 f"{expected}, got {got} from a sender who says {said}"
             )
 
+    def require(self, spans: Sequence[Span]) -> None:
+        """Raises ProtocolError unless all of these chunks have come."""
+        missing = sum(
+            len(self._table[number]) <= 1
+            for span in spans
+            for number in range(span.start, span.stop)
+        )
+        if missing:
+            raise ProtocolError(f"{missing} of the chunks that were asked for did not come")
+
     def finish(self, index: ImageIndex, *, within_s: float) -> None:
         """Everything that was sent is `index`'s: waits for what other streams still bring, seals.
 

@@ -302,6 +302,7 @@ class Fetch:
         header = take_chunks(stream, self._reception, until_s=self._transfer.until_s)
         if header.kind != END:
             raise ProtocolError(f"a frame of kind {header.kind} among chunks")
+        self._reception.require(part)
         if part is not self._parts[0]:
             stream.tell(Sealed(root=self._root))
         return stream

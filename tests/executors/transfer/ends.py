@@ -25,6 +25,7 @@ SECRET = bytes(range(32))
 HOST = "127.0.0.1"
 PATIENCE_S = 20.0
 CHUNK = 64 * 2**10
+CAPACITY = 2**27
 GENERATION = Generation(epoch=1, seq=7)
 
 
@@ -116,6 +117,8 @@ class End:
         return SlotDestination(memoryview(self.received), subject, sealed=self.sealed.append)
 
     def _take(self, offer: Offer, transfer: Transfer) -> Acceptance | str:
+        if offer.subject.image_bytes > CAPACITY:
+            return f"{offer.subject.image_bytes} bytes do not fit a slot of {CAPACITY}"
         return self.refusal or Acceptance(
             destination=self.destination(offer.subject), deadline_s=self.deadline_s
         )
