@@ -1,5 +1,6 @@
 """The receiving end: memory that the owner hands in, one chunk at a time."""
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -58,6 +59,68 @@ class SlotDestination:
 
     def drop(self, number: int, chunk: memoryview) -> None:
         """The slot is not sealed: nobody will read it."""
+
+    def seal(self, index: ImageIndex) -> None:
+        """Hands on to the owner."""
+        self._sealed(index)
+
+
+class Staging:
+    """Memory for chunks that only pass through, for any number of transfers at once."""
+
+    def __init__(self, memory: memoryview, chunk_bytes: int) -> None:
+        """`memory`: as many chunks as there may be streams, all transfers together."""
+        starts = range(0, len(memory) - chunk_bytes + 1, chunk_bytes)
+        self._free = [memory[start : start + chunk_bytes] for start in starts]
+        self._lent: dict[int, memoryview] = {}
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> memoryview:
+        """Memory for a chunk.  Raises GuardError when all of it is in use."""
+        with self._lock:
+            if not self._free or nbytes > len(self._free[-1]):
+                raise GuardError(
+                    f"no memory for a passing chunk of {nbytes} bytes: {len(self._lent)} are "
+                    "under way; fewer streams at a time, or more staging memory"
+                )
+            whole = self._free.pop()
+            piece = whole[:nbytes]
+            self._lent[id(piece)] = whole
+            return piece
+
+    def give_back(self, piece: memoryview) -> None:
+        """What `take` gave."""
+        with self._lock:
+            self._free.append(self._lent.pop(id(piece)))
+
+
+class PassingDestination:
+    """Chunks are handed on, verified, and their memory is used again: for parity and rebuilding."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        *,
+        kept: Callable[[int, memoryview], None],
+        sealed: Callable[[ImageIndex], None] = lambda index: None,
+    ) -> None:
+        """`kept(number, chunk)`: on the threads of the streams, valid until it returns."""
+        self._staging, self._kept, self._sealed = staging, kept, sealed
+
+    def place(self, number: int, nbytes: int) -> memoryview:
+        """Staging memory."""
+        return self._staging.take(nbytes)
+
+    def keep(self, number: int, chunk: memoryview) -> None:
+        """Hands it on."""
+        try:
+            self._kept(number, chunk)
+        finally:
+            self._staging.give_back(chunk)
+
+    def drop(self, number: int, chunk: memoryview) -> None:
+        """Its memory is free again."""
+        self._staging.give_back(chunk)
 
     def seal(self, index: ImageIndex) -> None:
         """Hands on to the owner."""

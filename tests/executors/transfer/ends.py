@@ -144,6 +144,12 @@ class End:
                 self._news.wait(left_s)
         return found[0]
 
+    def wait(self, done: Callable[[list[Event]], bool]) -> list[Event]:
+        """All events but single chunks, as soon as they are `done`."""
+        with self._news:
+            assert self._news.wait_for(lambda: done(self.facts()), PATIENCE_S), self.facts()
+        return self.facts()
+
     def facts(self) -> list[Event]:
         """All but single chunks."""
         return [event for event in self.events if not isinstance(event, ChunkReceived)]
