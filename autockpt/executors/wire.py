@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +181,8 @@ class Status:
     durable: str
     draining: bool
     slots_bytes: int
+    protected: str = ""
+    """Newest generation that survives the loss of a node."""
     degraded: str = ""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""

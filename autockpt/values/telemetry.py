@@ -127,6 +127,16 @@ class MemoryCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationProtected(Event):
+    """Other nodes hold copies of every shard: the loss of a node loses nothing before it."""
+
+    generation: str
+    step: int
+    latency_s: float
+    """Since the snapshot began on the reporting node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersistCommitted(Event):
     """The generation is durable on disk."""
 
@@ -178,7 +188,7 @@ class Restored(Event):
     generation: str
     step: int
     source: str
-    """memory or disk."""
+    """memory, peer (fetched from the memory of another node) or disk."""
     bytes: int
     restore_s: float
     lost_steps: int
@@ -240,6 +250,7 @@ EVENTS: dict[str, type[Event]] = {
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,
+        GenerationProtected,
         PersistCommitted,
         PersistFailed,
         CheckpointRetired,

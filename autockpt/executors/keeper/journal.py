@@ -97,6 +97,16 @@ class Journal:
             )
         )  # fmt: skip
 
+    def protected(self, generation: Generation) -> None:
+        """Every shard has its copies on other nodes."""
+        began, step = self._began.get(generation, (_now(), -1))
+        self._writer.emit(
+            t.GenerationProtected(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
+                latency_s=_now() - began,
+            )
+        )  # fmt: skip
+
     def durable(self, generation: Generation) -> None:
         """COMMIT stands."""
         began, step = self._began.pop(generation, (_now(), -1))

@@ -206,6 +206,7 @@ class Shards:
                 generation=generation,
                 root=shard.index.root,
                 bytes=shard.index.image_bytes,
+                chunk_bytes=shard.index.chunk_bytes,
                 layout_digest=shard.index.layout_digest,
                 replicas=shard.replicas,
             )
