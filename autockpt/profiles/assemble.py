@@ -67,6 +67,8 @@ class Measurements:
     """Quiet ones."""
     links: dict[str, list[TransferSample]] = field(default_factory=dict)
     link_notes: dict[str, str] = field(default_factory=dict)
+    between_nodes: set[str] = field(default_factory=set)
+    """Links to a peer that was on another node."""
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
@@ -76,7 +78,10 @@ class Measurements:
 def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     """The profile of a probed job.  Raises ConfigError when not one iteration was timed."""
     links = tuple(
-        estimators.fit_link(name, samples, note=measured.link_notes.get(name, ""))
+        replace(
+            estimators.fit_link(name, samples, note=measured.link_notes.get(name, "")),
+            between_nodes=name in measured.between_nodes,
+        )
         for name, samples in measured.links.items()
         if samples
     )
