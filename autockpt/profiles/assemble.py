@@ -19,6 +19,7 @@ from autockpt.profiles.samples import (
     TransferSample,
     UnitSample,
 )
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.profile import (
     Distribution,
     Estimate,
@@ -54,6 +55,8 @@ class JobFacts:
     failures: FailureRates
     recovery: RecoveryTimes
     gpus: tuple[GpuCounters, ...] = ()
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class Measurements:
     """Quiet ones."""
     links: dict[str, list[TransferSample]] = field(default_factory=dict)
     link_notes: dict[str, str] = field(default_factory=dict)
+    between_nodes: set[str] = field(default_factory=set)
+    """Links to a peer that was on another node."""
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
@@ -73,7 +78,10 @@ class Measurements:
 def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     """The profile of a probed job.  Raises ConfigError when not one iteration was timed."""
     links = tuple(
-        estimators.fit_link(name, samples, note=measured.link_notes.get(name, ""))
+        replace(
+            estimators.fit_link(name, samples, note=measured.link_notes.get(name, "")),
+            between_nodes=name in measured.between_nodes,
+        )
         for name, samples in measured.links.items()
         if samples
     )
@@ -94,13 +102,14 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),
         gpus=facts.gpus,
+        domains=facts.domains,
         stall_s=estimators.maybe(s for unit in units for s in unit.stalls_s),
         snapshot_s=estimators.maybe(s for unit in units for s in unit.copies_s),
         persist_s=estimators.maybe(s for unit in units for s in unit.persists_s),
         samples=_raw_samples(measured),
     )
     probe_warnings = measured.storage.warnings if measured.storage else ()
-    said = (*measured.warnings, *probe_warnings)
+    said = (*facts.warnings, *measured.warnings, *probe_warnings)
     return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 
@@ -141,6 +150,7 @@ def profile_from_run(
         storage=storage,
         interference=interference,
         gpus=facts.gpus,
+        domains=facts.domains,
         stall_s=estimators.maybe(samples.stalls_s),
         snapshot_s=estimators.maybe(samples.copies_s),
         persist_s=estimators.maybe(samples.persists_s),
@@ -153,7 +163,8 @@ def profile_from_run(
         },
     )
     in_place = "measured in place by a run's first iterations; `autockpt profile` sees more"
-    return replace(profile, warnings=(in_place, *warnings, *missing(profile), *unsteady(profile)))
+    said = (in_place, *facts.warnings, *warnings)
+    return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 
 def derive_recovery(

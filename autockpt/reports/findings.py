@@ -4,6 +4,7 @@ A check that does not apply returns None; one that passed returns a finding with
 away.  Ids are stable: scripts and the documentation refer to them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ from autockpt.reports.promises import FACTOR, Promise
 from autockpt.reports.saves import Saves
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
+from autockpt.values.redundancy import GENERATIONS
 from autockpt.values.telemetry import Degraded
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
@@ -399,11 +401,12 @@ def promises_broken(facts: Facts) -> Finding | None:
 
 
 def slots_bytes_of(profile: Profile | None, decision: Decision | None) -> int:
-    """Host memory of the slots on one node."""
+    """Host memory on one node: the slots, and what is held for other nodes."""
     if profile is None or decision is None:
         return 0
     ranks = max(1, profile.fingerprint.world_size // max(1, profile.fingerprint.nodes))
-    return decision.plan.slots * profile.state.total_bytes * ranks
+    images = decision.plan.slots + GENERATIONS * decision.plan.redundancy.memory_share
+    return math.ceil(images * profile.state.total_bytes * ranks)
 
 
 def _reason(saves: Saves) -> str:

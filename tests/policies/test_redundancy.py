@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autockpt.cli import app
 from autockpt.policies.decide import decide
 from autockpt.policies.peers import SLOWDOWN_LIMIT, peer_costs, served, way_of
 from autockpt.policies.policy_file import load_policy, plan_from_yaml, plan_to_yaml
 from autockpt.policies.sensitivity import flips
 from autockpt.policies.what_if import tiers_of_plan
+from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits, Pins, RedundancyWish
 from autockpt.values.placement import FailureDomains
@@ -324,3 +326,24 @@ def test_a_slower_network_turns_the_choice():
     turned = [flip for flip in found if flip.input == "time to peers"]
     assert any(flip.choice == "redundancy" and flip.factor > 1 for flip in turned)
     assert all(math.isfinite(flip.factor) for flip in turned)
+
+
+def test_known_domains_are_placed_around_and_said():
+    """Four racks of four: any of them may go, and the reason has it."""
+    domains = FailureDomains(levels=("rack",), labels=tuple((f"r{n // 4}",) for n in range(16)))
+    choice = decide(cluster(domains=domains), Goal()).choice("redundancy")
+    assert choice is not None
+    assert choice.numbers["survived_rack"] == 1.0
+    assert "of whole losses of a rack it survives 100 %" in choice.reason
+
+
+def test_the_plan_command_shows_the_choice(tmp_path, capsys):
+    """Scheme, reason, runner-up, and what a lost node costs; plan.yaml carries the reason."""
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_profile(cluster())
+    out = tmp_path / "plan.yaml"
+    assert app.run(["plan", "--profile", str(tmp_path / "run"), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "redundancy       2 copies, group, host to host" in text
+    assert "a lost node costs" in text
+    assert "# redundancy = 2 copies, group, host to host: serves" in out.read_text()
