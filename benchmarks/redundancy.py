@@ -6,7 +6,8 @@ Transfer: an image of one rank goes from the slot of one process into that of an
 and as root between two network namespaces whose link tc holds to a rate.
 
 Parity: the rate at which a holder takes the chunks of the other members of its set into its parity,
-against a plain copy of the same bytes; and Reed-Solomon for two losses beside it.
+against a plain copy of the same bytes, for one loss and for two, and beside them pyeclib where it
+is installed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row, publish, row
 from benchmarks.namespaces import Node, cable
+from benchmarks.redundancy_parity import parity_rows
 
 UNSHAPED_TARGET, SHAPED_TARGET = 0.70, 0.85
 LOCAL = Node(host="127.0.0.1", prefix=())
@@ -39,6 +41,7 @@ def main() -> None:
     nbytes = args.mib * 2**20
     rows = unshaped(transfers(LOCAL, LOCAL, nbytes, args.streams, args.rounds), nbytes)
     rows += shaped(nbytes, args.streams, max(3, args.rounds // 3), args.mbit * 10**6)
+    rows += parity_rows(args.mib, args.rounds)
     publish("redundancy", rows, settings=vars(args))
 
 

@@ -132,7 +132,7 @@ class Push:
         self._send(stream)
         with last_words(stream):
             self._await_others(stream)
-            root = send_index(stream, self._source)
+            root = send_index(stream, self._source, transfer.lease)
             sealed = expect(Sealed, stream.hear(within_s=(FINISH_SILENCES + 1) * stream.silence_s))
         if sealed.root != root:
             raise ProtocolError(f"sealed as {sealed.root[:16]}, expected {root[:16]}")

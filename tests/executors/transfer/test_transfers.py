@@ -15,7 +15,7 @@ from autockpt.executors.transfer.events import (
     TransferFailed,
 )
 from autockpt.executors.transfer.frames import Span
-from autockpt.executors.transfer.lease import Revoked
+from autockpt.executors.transfer.lease import Lease, Revoked
 from autockpt.executors.transfer.session import split_spans
 from autockpt.values.errors import ConfigError
 from tests.executors.transfer.conftest import Make, Start
@@ -184,7 +184,7 @@ def test_a_revoked_source_begins_no_transfer(start: Start, image: Make) -> None:
     sender.pool.push(1, sender.address, made.source, deadline_s=1)
     assert sender.told(TransferFailed).fault == "aborted"
     with pytest.raises(Revoked, match="overwritten"):
-        made.source.wait_chunk(0, 0)
+        made.source.wait_chunk(0, 0, Lease())
 
 
 def test_after_abort_nothing_is_written_to_the_destination(start: Start, image: Make) -> None:
