@@ -3,6 +3,7 @@
 Reads only.  Works on the directory of a live run.
 """
 
+import errno
 import os
 from dataclasses import dataclass
 
@@ -12,12 +13,14 @@ from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
 from autockpt.executors.persist import ImageReader
-from autockpt.values.errors import AutockptError, CorruptCheckpointError
+from autockpt.values.errors import AutockptError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
 READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
 _NOW = OpenGate()
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+"""The file is not there, or something else is: asking again will not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +105,17 @@ def _unusable(name: str, state: str, detail: str) -> GenerationRecord:
 
 
 def load_index(folder: str, record: dict[str, object], commit: CommitFile) -> ImageIndex:
-    """The index of one shard, bound to its commit.  Raises CorruptCheckpointError."""
+    """The index of one shard, bound to its commit.
+
+    Raises CorruptCheckpointError, or StorageError when the storage does not answer now.
+    """
     name = _plain_file(str(record.get("index", "")))
     path = os.path.join(folder, name)
     try:
         index = read_index(read_small(path, limit=MAX_INDEX_BYTES), where=path)
     except OSError as error:
-        raise CorruptCheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        kind = CorruptCheckpointError if error.errno in _NO_FILE else StorageError
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
     if index.root != record.get("root"):
         raise CorruptCheckpointError(
             f"{path}: its root is {index.root[:16]}..., COMMIT says {str(record.get('root'))[:16]}"

@@ -21,6 +21,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ _OURS = re.compile(
     r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
+_NO_RECORD = (ConfigError, CorruptCheckpointError)
 MAX_RECORD_BYTES = 16 * 2**20
 HEARTBEAT_S = 2.0
 FOREIGN_PATIENCE_S = 10.0
@@ -151,18 +153,19 @@ class CheckpointDirectory:
                 os.unlink(path)
 
     def highest_epoch(self) -> EpochFile | None:
-        """The newest claim, or None."""
+        """The newest claim, or None.  Raises StorageError, or ConfigError for a damaged one."""
         names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))
         if not names:
             return None
         path = os.path.join(self.path, "epochs", names[-1])
-        return from_json(EpochFile, read_small(path), where=path)
+        with _storage("read", path):
+            return from_json(EpochFile, read_small(path), where=path)
 
     def claim(self, run_id: str, launch_id: str, restart_round: int, *, force: bool) -> int:
         """Claims the next epoch; its number.
 
         The same launch takes over at once; a foreign one only when its holder is dead (`force`
-        states that it is known to be).  Raises DirectoryBusyError naming the holder.
+        states that it is known to be).  Raises DirectoryBusyError naming the holder, StorageError.
         """
         for _ in range(100):
             holder = self.highest_epoch()
@@ -175,8 +178,9 @@ class CheckpointDirectory:
                 pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
             )  # fmt: skip
             path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
-            if self._publish(path, to_json(mine).encode(), replace=False):
-                return epoch
+            with _storage("claim", path):
+                if self._publish(path, to_json(mine).encode(), replace=False):
+                    return epoch
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
     def holds(self, epoch: int) -> bool:
@@ -276,11 +280,9 @@ class CheckpointDirectory:
             parent=parent, records=records, health=health, created_s=created_s,
         ).sealed()  # fmt: skip
         path = os.path.join(self.generation_path(generation), "COMMIT")
-        try:
+        with _storage("commit", path):
             if not self._publish(path, to_json(commit).encode(), replace=False):
                 raise StorageError(f"{path}: exists already")
-        except OSError as error:
-            raise StorageError(f"{path}: cannot commit: {error.strerror}") from error
         self._require_epoch(generation.epoch)
         return created_s
 
@@ -291,21 +293,29 @@ class CheckpointDirectory:
     def write_decision(
         self, epoch: int, attempt: int, generation: Generation | None, reason: str
     ) -> None:
-        """Records what an incarnation resumes from.  Raises GuardError when fenced."""
+        """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
         self._require_epoch(epoch)
         parent = None if generation is None else generation.name
         text = json.dumps({"epoch": epoch, "attempt": attempt, "parent": parent, "reason": reason})
-        self._publish(
-            os.path.join(self.path, "decisions", f"e-{epoch:06d}"), text.encode(), replace=True
-        )
+        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        with _storage("write", path):
+            self._publish(path, text.encode(), replace=True)
 
     def parents(self) -> tuple[EpochParent, ...]:
-        """The lineage on disk."""
+        """The lineage on disk; damaged records are none.
+
+        Raises StorageError when one cannot be read: without it an abandoned generation may look
+        like the newest.
+        """
         found = []
         directory = os.path.join(self.path, "decisions")
-        for name in sorted(_names(directory)):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AutockptError):
-                data = json.loads(read_small(os.path.join(directory, name)))
+        for name in sorted(filter(_EPOCH.fullmatch, _names(directory))):
+            path = os.path.join(directory, name)
+            with (
+                contextlib.suppress(ValueError, KeyError, TypeError, *_NO_RECORD),
+                _storage("read", path),
+            ):
+                data = json.loads(read_small(path))
                 parent = data["parent"]
                 found.append(
                     EpochParent(
@@ -316,7 +326,11 @@ class CheckpointDirectory:
         return tuple(found)
 
     def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
-        """Every valid COMMIT of this run, oldest first."""
+        """Every valid COMMIT of this run, oldest first.
+
+        One that cannot be read is left out, as a shard that cannot be read is passed over.  Raises
+        StorageError when the directory itself cannot be: nothing there would mean from scratch.
+        """
         entries = []
         for name in sorted(_names(self.path)):
             with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
@@ -358,8 +372,11 @@ class CheckpointDirectory:
                 _fsync_directory(self.path)
 
     def ever_committed(self) -> bool:
-        """True when some generation was once committed to memory or disk."""
-        return os.path.exists(os.path.join(self.path, "EVER"))
+        """True when some generation was once committed to memory or disk.  Raises StorageError."""
+        path = os.path.join(self.path, "EVER")
+        with _storage("read", path), contextlib.suppress(FileNotFoundError):
+            return bool(os.stat(path))
+        return False
 
     # ------------------------------------------------------------------ removal
 
@@ -407,7 +424,10 @@ class CheckpointDirectory:
     def empty_trash(self) -> None:
         """Removes what an earlier process could not finish removing."""
         directory = os.path.join(self.path, "trash")
-        for name in _names(directory):
+        names: list[str] = []
+        with contextlib.suppress(StorageError):
+            names = _names(directory)
+        for name in names:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
         self.spares.clear()
 
@@ -477,11 +497,20 @@ def pid_start(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _names(path: str) -> list[str]:
+@contextlib.contextmanager
+def _storage(verb: str, path: str) -> Iterator[None]:
+    """An error of the operating system is a StorageError that names the file."""
     try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot {verb}: {error.strerror}") from error
+
+
+def _names(path: str) -> list[str]:
+    """What stands in a folder; nothing if there is none.  Raises StorageError."""
+    with _storage("list", path), contextlib.suppress(FileNotFoundError):
         return [name for name in os.listdir(path) if not name.endswith(".tmp")]
-    except OSError:
-        return []
+    return []
 
 
 def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
