@@ -30,7 +30,7 @@ def main() -> int:
     for name in names:
         summaries.append(_run(name, given))
         print(summaries[-1].line, flush=True)
-        for violation in summaries[-1].violations:
+        for violation in summaries[-1].violations[:3]:
             print(f"  {violation}", flush=True)
         if given.only is not None:
             print(f"  {dict(summaries[-1].outcomes)}")

@@ -2,12 +2,13 @@
 
 import errno
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from autockpt.values.errors import AutockptError
 from tests.campaigns.faults import CODES, Errno, Layer, Rule, Short, passing
 from tests.campaigns.framework import require
-from tests.campaigns.job import ACTS, SHAPES, Job, Scene, no_leak, require_recovery
+from tests.campaigns.job import ACTS, DURABLE, SHAPES, Job, Scene, no_leak, require_recovery
 
 KINDS = (*((code, sticky) for code in CODES for sticky in (False, True)), (0, False), (0, True))
 """(code, sticky); code 0 moves fewer bytes than asked for."""
@@ -23,7 +24,7 @@ class ErrnoEverywhere:
         self._plan: list[tuple[Scene, str, int, int, bool]] = []
         for scene in self._scenes:
             for act in ACTS:
-                for operation in range(operations(scene, act)):
+                for operation in range(operations(scene, ACTS[act])):
                     self._plan += [(scene, act, operation, *kind) for kind in KINDS]
         self.distinct: int | None = len(self._plan)
         random.Random(0).shuffle(self._plan)
@@ -32,7 +33,7 @@ class ErrnoEverywhere:
         """One of the plan."""
         scene, act, operation, code, sticky = self._plan[number % len(self._plan)]
         rule: Rule = Errno(operation, code, sticky) if code else Short(operation, sticky)
-        job, promised = scene.fresh(), [3]
+        job, promised = scene.fresh(), [DURABLE]
         job.promise = promised.append
         what = f"{act} of {scene.shape}, operation {operation}, {errno.errorcode.get(code, 'short')}"
         with no_leak():
@@ -63,9 +64,9 @@ def attack(job: Job, act: str, rule: Rule, what: str) -> str:
     return "done"
 
 
-def operations(scene: Scene, act: str) -> int:
+def operations(scene: Scene, act: Callable[[Job], object]) -> int:
     """How many operations an act is, undisturbed."""
     job, layer = scene.fresh(), Layer(passing)
     with layer.armed():
-        ACTS[act](job)
+        act(job)
     return len(layer.names)

@@ -103,8 +103,8 @@ class Job:
     shape: Shape
     epoch: int = 0
     run_id: str = ""
-    promise: Callable[[int], None] = lambda seq: None
-    """Hears the number of every generation that was reported durable."""
+    promise: Callable[[Generation], None] = lambda generation: None
+    """Hears every generation that was reported durable."""
     directory: CheckpointDirectory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Job:
             self.run_id, generation, step=generation.seq, world_size=self.shape.world,
             parent=parent, records=records, health="good",
         )  # fmt: skip
-        self.promise(generation.seq)
+        self.promise(generation)
 
     def _shard(self, folder: str, generation: Generation, rank: int) -> dict[str, Any]:
         arena = Arena.anonymous(self.shape.image_bytes)
@@ -243,6 +243,10 @@ def read_shard(folder: str, rank: int) -> bytes:
         buffer.close()
 
 
+DURABLE = Generation(epoch=1, seq=3)
+"""What every scene begins with."""
+
+
 class Scene:
     """A directory with a past, made once for a shape and copied for every case.
 
@@ -308,14 +312,25 @@ def _abort(job: Job) -> None:
     job.directory.trash(generation)
 
 
-def require_recovery(job: Job, promised: int) -> Generation:
+def life(job: Job) -> None:
+    """All that a process does that comes after another one: restores, saves, reads back, cleans."""
+    job.start("another")
+    restored = job.restore()
+    following = Generation(epoch=job.epoch, seq=1)
+    job.directory.write_decision(job.epoch, 2, restored, "restored")
+    job.save(following, restored)
+    job.scrub(following)
+    job.retain()
+
+
+def require_recovery(job: Job, promised: Generation) -> Generation:
     """After the fault is over: the newest durable generation comes back, and saving goes on."""
     after = Job(path=job.path, shape=job.shape)
     after.start("after")
     restored = after.restore()
-    require(restored is not None, f"nothing can be restored, seq {promised} was durable")
+    require(restored is not None, f"nothing can be restored, {promised} was durable")
     assert restored is not None
-    require(restored.seq >= promised, f"{restored} restored, seq {promised} was durable")
+    require(restored >= promised, f"{restored} restored, {promised} was durable")
     following = Generation(epoch=after.epoch, seq=1)
     after.directory.write_decision(after.epoch, 2, restored, "restored")
     after.save(following, restored)

@@ -13,10 +13,20 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from autockpt.values.generation import Generation
 from tests.campaigns.errno_ops import operations
 from tests.campaigns.faults import Layer, Sudden
 from tests.campaigns.framework import require
-from tests.campaigns.job import ACTS, SHAPES, Job, Scene, no_leak, require_recovery
+from tests.campaigns.job import (
+    ACTS,
+    DURABLE,
+    SHAPES,
+    Job,
+    Scene,
+    life,
+    no_leak,
+    require_recovery,
+)
 
 
 class KillEverywhere:
@@ -29,7 +39,7 @@ class KillEverywhere:
             (scene, act, operation, half)
             for scene in (Scene(scratch, shape) for shape in SHAPES)
             for act in ACTS
-            for operation in range(operations(scene, act))
+            for operation in range(operations(scene, ACTS[act]))
             for half in (False, True)
         ]
         self.distinct: int | None = len(self._plan)
@@ -39,7 +49,7 @@ class KillEverywhere:
         """One of the plan."""
         scene, act, operation, half = self._plan[number % len(self._plan)]
         job = scene.fresh()
-        promised = die(job, [(act, Sudden(operation, half))])
+        promised = die(job, ACTS[act], Sudden(operation, half))
         with no_leak():
             require_recovery(job, promised)
         scene.require_foreign_untouched()
@@ -50,77 +60,73 @@ class KillEverywhere:
 
 
 class KillInRecovery:
-    """A kill in an act, another one in the start or the save after it, then the oracle."""
+    """A kill in an act, another one in the life of the process that comes after, then the oracle."""
 
     claim = "whatever was durable survives a second SIGKILL in the recovery from the first"
 
     def __init__(self, scratch: Path) -> None:
         self._scenes = [Scene(scratch, shape) for shape in SHAPES[:2]]
-        self._lengths = {
-            (scene.shape, act): operations(scene, act) for scene in self._scenes for act in ACTS
+        self._firsts = {
+            (scene.shape, act): operations(scene, ACTS[act]) for scene in self._scenes for act in ACTS
         }
-        firsts = sum(self._lengths[key] for key in self._lengths)
-        seconds = sum(self._lengths[scene.shape, "start"] for scene in self._scenes)
-        self.distinct: int | None = firsts * seconds // len(self._scenes)
+        self._lives = {scene.shape: operations(scene, life) for scene in self._scenes}
+        self.distinct: int | None = sum(
+            4 * length * self._lives[shape] for (shape, _), length in self._firsts.items()
+        )
 
     def run(self, number: int, rng: random.Random) -> str:
         """Both instants are drawn."""
-        scene = rng.choice(self._scenes)
-        act, again = rng.choice(sorted(ACTS)), rng.choice(["start", "start", "save", "retain"])
+        scene, act = rng.choice(self._scenes), rng.choice(sorted(ACTS))
         job = scene.fresh()
-        first = Sudden(rng.randrange(self._lengths[scene.shape, act]), rng.random() < 0.5)
-        second = Sudden(rng.randrange(self._lengths[scene.shape, again]), rng.random() < 0.5)
-        promised = die(job, [(act, first)])
-        promised = max(promised, die(job, [(again, second)]))
+        first = Sudden(rng.randrange(self._firsts[scene.shape, act]), rng.random() < 0.5)
+        second = Sudden(rng.randrange(self._lives[scene.shape]), rng.random() < 0.5)
+        promised = die(job, ACTS[act], first)
+        promised = max(promised, die(job, life, second))
         require_recovery(job, promised)
         scene.require_foreign_untouched()
-        return f"{act}, {again}"
+        return f"{act}, life"
 
     def close(self) -> None:
         """Nothing stays open."""
 
 
-def die(job: Job, acts: list[tuple[str, Sudden]]) -> int:
-    """Plays acts in a child, which is killed in one of them; the newest seq it promised."""
+def die(job: Job, act: Callable[[Job], object], rule: Sudden) -> Generation:
+    """Plays an act in a child, which is killed in it; the newest generation it promised.
 
-    def play() -> None:
-        for act, rule in acts:
-            with Layer(rule).armed():
-                ACTS[act](job)
-
-    return in_child(job, play)
-
-
-def in_child(job: Job, play: Callable[[], None]) -> int:
-    """Runs `play` in a forked process; the newest generation it reported durable, 3 if none.
-
-    Raises Violation when it ends in another way than by itself, by an error of ours, by SIGKILL.
+    Raises Violation when it ends in another way than by SIGKILL, or by itself.
     """
     shared = mmap.mmap(-1, mmap.PAGESIZE)
-    shared[0] = 3
+    _set(shared, DURABLE)
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
-        _be_the_child(job, play, shared)
+        _be_the_child(job, act, rule, shared)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    promised, told = shared[0], shared[1:].split(b"\0", 1)[0].decode(errors="replace")
+    promised = Generation(
+        epoch=int.from_bytes(shared[:8], "big"), seq=int.from_bytes(shared[8:16], "big")
+    )
+    told = shared[16:].split(b"\0", 1)[0].decode(errors="replace")
     shared.close()
     require(code in (0, -signal.SIGKILL), f"the child ended with {code}: {told}")
     return promised
 
 
-def _be_the_child(job: Job, play: Callable[[], None], shared: mmap.mmap) -> None:
-    def promise(seq: int) -> None:
-        shared[0] = max(shared[0], seq)
+def _set(shared: mmap.mmap, generation: Generation) -> None:
+    shared[:16] = generation.epoch.to_bytes(8, "big") + generation.seq.to_bytes(8, "big")
 
+
+def _be_the_child(
+    job: Job, act: Callable[[Job], object], rule: Sudden, shared: mmap.mmap
+) -> None:
     code = 1
     try:
-        job.promise = promise
-        play()
+        job.promise = lambda generation: _set(shared, generation)
+        with Layer(rule).armed():
+            act(job)
         code = 0
     except BaseException:
-        told = traceback.format_exc()[-4000:].encode()
-        shared[1 : 1 + len(told)] = told
+        told = traceback.format_exc()[-1500:].encode()
+        shared[16 : 16 + len(told)] = told
     finally:
         os._exit(code)
