@@ -14,7 +14,6 @@ repaired by guessing.  Used from one thread at a time.
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autockpt.executors.decisions import decision_text, read_decision
 from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
 from autockpt.executors.spares import SpareFiles
 from autockpt.values.errors import (
@@ -44,7 +44,6 @@ _OURS = re.compile(
     r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
-_NO_RECORD = (ConfigError, CorruptCheckpointError)
 MAX_RECORD_BYTES = 16 * 2**20
 HEARTBEAT_S = 2.0
 FOREIGN_PATIENCE_S = 10.0
@@ -153,13 +152,23 @@ class CheckpointDirectory:
                 os.unlink(path)
 
     def highest_epoch(self) -> EpochFile | None:
-        """The newest claim, or None.  Raises StorageError, or ConfigError for a damaged one."""
+        """The newest claim, or None; of a damaged one all but its number is unknown.
+
+        Raises StorageError.
+        """
         names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))
         if not names:
             return None
         path = os.path.join(self.path, "epochs", names[-1])
-        with _storage("read", path):
-            return from_json(EpochFile, read_small(path), where=path)
+        epoch = int(names[-1][2:])
+        with _storage("read", path), contextlib.suppress(ConfigError, CorruptCheckpointError):
+            found = from_json(EpochFile, read_small(path), where=path)
+            if found.epoch == epoch:
+                return found
+        return EpochFile(
+            epoch=epoch, run_id="", launch_id="?", restart_round=0, host="?", boot_id="", pid=0,
+            pid_start=0, nonce="",
+        )  # fmt: skip
 
     def claim(self, run_id: str, launch_id: str, restart_round: int, *, force: bool) -> int:
         """Claims the next epoch; its number.
@@ -295,11 +304,10 @@ class CheckpointDirectory:
     ) -> None:
         """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
         self._require_epoch(epoch)
-        parent = None if generation is None else generation.name
-        text = json.dumps({"epoch": epoch, "attempt": attempt, "parent": parent, "reason": reason})
         path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
         with _storage("write", path):
-            self._publish(path, text.encode(), replace=True)
+            text = decision_text(epoch, attempt, generation, reason)
+            self._publish(path, text, replace=True)
 
     def parents(self) -> tuple[EpochParent, ...]:
         """The lineage on disk; damaged records are none.
@@ -311,18 +319,8 @@ class CheckpointDirectory:
         directory = os.path.join(self.path, "decisions")
         for name in sorted(filter(_EPOCH.fullmatch, _names(directory))):
             path = os.path.join(directory, name)
-            with (
-                contextlib.suppress(ValueError, KeyError, TypeError, *_NO_RECORD),
-                _storage("read", path),
-            ):
-                data = json.loads(read_small(path))
-                parent = data["parent"]
-                found.append(
-                    EpochParent(
-                        epoch=int(data["epoch"]),
-                        parent=None if parent is None else Generation.from_name(parent),
-                    )
-                )
+            with contextlib.suppress(CorruptCheckpointError), _storage("read", path):
+                found.append(read_decision(read_small(path), epoch=int(name[2:]), where=path))
         return tuple(found)
 
     def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:

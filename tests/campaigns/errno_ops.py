@@ -35,7 +35,9 @@ class ErrnoEverywhere:
         rule: Rule = Errno(operation, code, sticky) if code else Short(operation, sticky)
         job, promised = scene.fresh(), [DURABLE]
         job.promise = promised.append
-        what = f"{act} of {scene.shape}, operation {operation}, {errno.errorcode.get(code, 'short')}"
+        what = (
+            f"{act} of {scene.shape}, operation {operation}, {errno.errorcode.get(code, 'short')}"
+        )
         with no_leak():
             outcome = attack(job, act, rule, what)
         require(code or outcome == "done", f"{what}: a short count is no failure")

@@ -98,6 +98,7 @@ class Skipped(Exception):
 
 CAMPAIGNS: dict[str, str] = {
     "errno": "tests.campaigns.errno_ops:ErrnoEverywhere",
+    "corruption": "tests.campaigns.corruption:Corruptions",
     "kill": "tests.campaigns.kill_ops:KillEverywhere",
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
 }

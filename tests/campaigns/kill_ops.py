@@ -67,7 +67,9 @@ class KillInRecovery:
     def __init__(self, scratch: Path) -> None:
         self._scenes = [Scene(scratch, shape) for shape in SHAPES[:2]]
         self._firsts = {
-            (scene.shape, act): operations(scene, ACTS[act]) for scene in self._scenes for act in ACTS
+            (scene.shape, act): operations(scene, ACTS[act])
+            for scene in self._scenes
+            for act in ACTS
         }
         self._lives = {scene.shape: operations(scene, life) for scene in self._scenes}
         self.distinct: int | None = sum(
@@ -116,9 +118,7 @@ def _set(shared: mmap.mmap, generation: Generation) -> None:
     shared[:16] = generation.epoch.to_bytes(8, "big") + generation.seq.to_bytes(8, "big")
 
 
-def _be_the_child(
-    job: Job, act: Callable[[Job], object], rule: Sudden, shared: mmap.mmap
-) -> None:
+def _be_the_child(job: Job, act: Callable[[Job], object], rule: Sudden, shared: mmap.mmap) -> None:
     code = 1
     try:
         job.promise = lambda generation: _set(shared, generation)
