@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +61,8 @@ class Summary:
     seed: int = 0
     cases: int = 0
     distinct: int | None = None
+    executions: int = 0
+    """Attempts within the cases, where a case is many."""
     violations: list[str] = field(default_factory=list)
     """The first of them, each with its replay line."""
     violated: int = 0
@@ -73,6 +75,7 @@ class Summary:
         """Another share of the same campaign."""
         self.claim, self.distinct = other.claim or self.claim, other.distinct or self.distinct
         self.cases += other.cases
+        self.executions += other.executions
         self.violated += other.violated
         self.violations = (self.violations + other.violations)[:KEPT_VIOLATIONS]
         self.outcomes.update(other.outcomes)
@@ -85,9 +88,9 @@ class Summary:
         if self.skipped:
             return f"{self.name:<12} skipped: {self.skipped}"
         among = f" of {self.distinct} different" if self.distinct else ""
-        rate = self.cases / self.seconds if self.seconds else 0.0
+        rate = self.executions / self.seconds if self.seconds else 0.0
         return (
-            f"{self.name:<12} {self.cases:>9} cases{among}, {self.violated} violations, "
+            f"{self.name:<12} {self.executions:>9} cases{among}, {self.violated} violations, "
             f"{self.seconds:.0f} s, {rate:.0f}/s: {self.claim}"
         )
 
@@ -99,6 +102,7 @@ class Skipped(Exception):
 CAMPAIGNS: dict[str, str] = {
     "errno": "tests.campaigns.errno_ops:ErrnoEverywhere",
     "corruption": "tests.campaigns.corruption:Corruptions",
+    "fuzz": "tests.campaigns.fuzz:Fuzz",
     "kill": "tests.campaigns.kill_ops:KillEverywhere",
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
 }
@@ -141,6 +145,7 @@ def run_share(
         campaign.close()
         shutil.rmtree(scratch, ignore_errors=True)
     summary.seconds = time.monotonic() - began
+    summary.executions = getattr(campaign, "executions", summary.cases)
     return summary
 
 
@@ -156,7 +161,9 @@ def _play(campaign: Campaign, summary: Summary, number: int) -> None:
         outcome = "violation"
         replay = replay_line(summary.name, summary.seed, number)
         if len(summary.violations) < KEPT_VIOLATIONS:
-            summary.violations.append(f"{type(error).__name__}: {error}\n  replay: {replay}")
+            summary.violations.append(
+                f"{type(error).__name__}: {str(error)[:2500]}\n  replay: {replay}"
+            )
     summary.cases += 1
     summary.outcomes[outcome] += 1
 
@@ -202,7 +209,7 @@ def environment() -> dict[str, str]:
 
 def write_summaries(path: Path, summaries: Iterable[Summary], **facts: Any) -> None:
     """The table as JSON."""
-    rows = [asdict(one) for one in summaries]
+    rows = [{f.name: getattr(one, f.name) for f in fields(one)} for one in summaries]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**facts, "campaigns": rows}, indent=1) + "\n")
 
