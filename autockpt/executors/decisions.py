@@ -8,6 +8,7 @@ sha256 of itself without its digest.  Records of before there was a digest are r
 
 import hashlib
 import json
+from collections.abc import Mapping
 
 from autockpt.executors.protocol.messages import EpochParent
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
@@ -41,5 +42,5 @@ def read_decision(text: bytes, *, epoch: int, where: str) -> EpochParent:
         raise CorruptCheckpointError(f"{where}: no decision: {error!r:.200}") from None
 
 
-def _digest(data: dict[str, object]) -> str:
+def _digest(data: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()

@@ -41,7 +41,7 @@ from autockpt.values.record import from_json, to_json
 FORMAT = 1
 _EPOCH = re.compile(r"e-\d{6}")
 _OURS = re.compile(
-    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|COMMIT(\.\w+\.tmp)?"
+    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
 MAX_RECORD_BYTES = 16 * 2**20
@@ -340,7 +340,8 @@ class CheckpointDirectory:
 
     def _entry(self, commit: CommitFile) -> CatalogueEntry:
         folder = self.generation_path(commit.generation)
-        health: Health = "good" if commit.health == "good" else "suspect"
+        sick = commit.health != "good" or os.path.exists(os.path.join(folder, "SUSPECT"))
+        health: Health = "suspect" if sick else "good"
         return CatalogueEntry(
             generation=commit.generation,
             step=commit.step,
@@ -357,7 +358,7 @@ class CheckpointDirectory:
         )
 
     def mark(self, generation: Generation, name: str) -> None:
-        """Leaves a mark (VERIFIED, CORRUPT) in a generation; a lost mark is harmless."""
+        """Leaves a mark (VERIFIED, CORRUPT, SUSPECT) in a generation; a lost one is harmless."""
         with contextlib.suppress(OSError):
             _write_plain(os.path.join(self.generation_path(generation), name), b"")
 

@@ -17,7 +17,7 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 MAX_DEPTH = 32
 _JSON_DEPTH = 4 * MAX_DEPTH
-"""A level of state takes up to three of JSON ({"$dict": [[key, value]]}), and a few stand around."""
+"""A level of state takes up to three of JSON ({"$dict": [[key, value]]}); a few stand around."""
 
 Skeleton = Any
 """JSON data."""

@@ -189,8 +189,12 @@ class DiskWorker:
             # The storage does not answer: that says nothing about the checkpoint.
             self._tell(StorageError(f"{generation}: not verified: {detail}"))
             return
+        if result.ok and result.sick:
+            self._directory.mark(generation, "SUSPECT")
         self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
-        self._tell(p.GenerationVerified(generation=generation, ok=result.ok, detail=detail))
+        sound = result.ok and not result.sick  # only what is sound lets others go
+        detail = detail or result.sick
+        self._tell(p.GenerationVerified(generation=generation, ok=sound, detail=detail))
 
 
 def _drain(jobs: "queue.Queue[Callable[[], None]]", tell: Callable[[object], None]) -> None:
