@@ -261,7 +261,7 @@ def _last_progress(path: str) -> _Progress | None:
             elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
                 steps += int(data.get("count", 0)) if kind == "Iterated" else 0
                 result = _Progress(float(data["at_s"]), int(data["step"]), started, steps)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # a torn line, or somebody else's
     if result is not None and result.at_s > time.monotonic():
         return None  # another boot's clock
