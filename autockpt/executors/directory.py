@@ -124,7 +124,7 @@ class CheckpointDirectory:
                     format=FORMAT,
                     created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 )
-                self._publish(path, to_json(run).encode(), replace=False)
+                publish(path, to_json(run).encode(), replace=False)
             run = from_json(RunFile, read_small(path), where=path)
         except OSError as error:
             raise StorageError(
@@ -188,7 +188,7 @@ class CheckpointDirectory:
             )  # fmt: skip
             path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
             with _storage("claim", path):
-                if self._publish(path, to_json(mine).encode(), replace=False):
+                if publish(path, to_json(mine).encode(), replace=False):
                     return epoch
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
@@ -210,6 +210,12 @@ class CheckpointDirectory:
         path = os.path.join(self.path, "epochs", "heartbeat")
         with contextlib.suppress(OSError):
             _write_plain(path, f"{epoch} {secrets.token_hex(4)}\n".encode())
+
+    def require_unheld(self) -> None:
+        """Raises DirectoryBusyError naming the live run that holds the directory."""
+        holder = self.highest_epoch()
+        if holder is not None:
+            self._require_dead(holder)
 
     def _require_dead(self, holder: EpochFile) -> None:
         if os.path.exists(self._left(holder.epoch)):
@@ -290,7 +296,7 @@ class CheckpointDirectory:
         ).sealed()  # fmt: skip
         path = os.path.join(self.generation_path(generation), "COMMIT")
         with _storage("commit", path):
-            if not self._publish(path, to_json(commit).encode(), replace=False):
+            if not publish(path, to_json(commit).encode(), replace=False):
                 raise StorageError(f"{path}: exists already")
         self._require_epoch(generation.epoch)
         return created_s
@@ -307,7 +313,7 @@ class CheckpointDirectory:
         path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
         with _storage("write", path):
             text = decision_text(epoch, attempt, generation, reason)
-            self._publish(path, text, replace=True)
+            publish(path, text, replace=True)
 
     def parents(self) -> tuple[EpochParent, ...]:
         """The lineage on disk; damaged records are none.
@@ -430,32 +436,31 @@ class CheckpointDirectory:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
         self.spares.clear()
 
-    # ------------------------------------------------------------------ files
 
-    def _publish(self, path: str, text: bytes, *, replace: bool) -> bool:
-        """Durable, whole, at once; False when it exists and may not be replaced."""
-        temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def publish(path: str, text: bytes, *, replace: bool) -> bool:
+    """Durable, whole, at once; False when it exists and may not be replaced."""
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            try:
-                _write_all(fd, text)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            if read_small(temporary) != text:
-                raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
-            if replace:
-                os.rename(temporary, path)
-            else:
-                try:
-                    os.link(temporary, path)
-                except FileExistsError:
-                    return False
+            _write_all(fd, text)
+            os.fsync(fd)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        _fsync_directory(os.path.dirname(path))
-        return True
+            os.close(fd)
+        if read_small(temporary) != text:
+            raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
+        if replace:
+            os.rename(temporary, path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    _fsync_directory(os.path.dirname(path))
+    return True
 
 
 def read_commit(path: str) -> CommitFile:
@@ -566,6 +571,11 @@ def _listed(path: str) -> tuple[list[str], frozenset[str]]:
 def _plain(name: str) -> str:
     """A name in the generation's folder, whatever a COMMIT says."""
     return os.path.basename(name) or "none"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of a generation is one that we write."""
+    return bool(_OURS.fullmatch(name))
 
 
 def _ours(path: str, listed: frozenset[str]) -> list[str]:
