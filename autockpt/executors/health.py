@@ -18,6 +18,8 @@ from autockpt.values.errors import CorruptCheckpointError
 BLOCK_BYTES = 2**16
 SAMPLED = 16
 """At a seal one block of so many is looked at."""
+SMALL_BYTES = 4 * SAMPLED * BLOCK_BYTES
+"""An image up to this is looked at as a whole."""
 _WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LARGEST = {"F16": 0x7C00, "BF16": 0x7F80}
 """Bits of infinity: whatever is greater, without its sign, is NaN."""
@@ -68,6 +70,8 @@ def first_nan(floats: Sequence[Floats], start: int, data: memoryview) -> str:
 
 def sampled_nan(floats: Sequence[Floats], image: memoryview, turn: int) -> str:
     """As `first_nan`, in one block of SAMPLED; which ones depends on `turn`."""
+    if len(image) <= SMALL_BYTES:
+        return first_nan(floats, 0, image)
     for start in range(turn % SAMPLED * BLOCK_BYTES, len(image), SAMPLED * BLOCK_BYTES):
         name = first_nan(floats, start, image[start : start + BLOCK_BYTES])
         if name:

@@ -9,6 +9,7 @@ import pytest
 from autockpt.executors.health import (
     BLOCK_BYTES,
     SAMPLED,
+    SMALL_BYTES,
     NanScan,
     first_nan,
     floats_in,
@@ -73,7 +74,7 @@ def test_integers_and_what_stands_before_the_border_are_not_judged() -> None:
 
 def test_a_nan_everywhere_is_found_by_every_sample() -> None:
     """As after one step with a NaN gradient."""
-    numbers = np.full(SAMPLED * BLOCK_BYTES // 2, np.nan, dtype="<f4").tobytes()
+    numbers = np.full(SMALL_BYTES // 2, np.nan, dtype="<f4").tobytes()
     data = image(w=("F32", numbers))
     floats = floats_in(memoryview(data), beyond=0)
     for turn in range(SAMPLED):
@@ -82,7 +83,7 @@ def test_a_nan_everywhere_is_found_by_every_sample() -> None:
 
 def test_a_single_nan_is_found_within_as_many_turns_as_there_are_samples() -> None:
     """Each looks at other blocks."""
-    data = image(w=("F32", bytes(2 * SAMPLED * BLOCK_BYTES)))
+    data = image(w=("F32", bytes(2 * SMALL_BYTES)))
     data[20 * BLOCK_BYTES : 20 * BLOCK_BYTES + 4] = NAN["F32"]
     floats = floats_in(memoryview(data), beyond=0)
     found = [sampled_nan(floats, memoryview(data), turn) for turn in range(SAMPLED)]
