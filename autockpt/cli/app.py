@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls:ls", "The checkpoints of a run or a directory."),
     "show": ("show:show", "What one checkpoint holds."),
     "verify": ("verify:verify", "Read checkpoints back and compare every byte's digest."),
+    "gc": ("gc:gc", "Remove what dead runs left behind, and nothing else."),
     "convert": ("convert:convert", "A checkpoint as safetensors, torch DCP or torch.save."),
     "diff": ("diff:diff", "What differs between two checkpoints."),
     "doctor": ("doctor:doctor", "What this machine can and cannot do, each with its fix."),

@@ -3,21 +3,26 @@
 Reads only.  Works on the directory of a live run.
 """
 
+import contextlib
+import errno
 import os
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
 from autockpt.executors.directory import CommitFile, read_commit, read_small
 from autockpt.executors.gate import Gate, OpenGate
+from autockpt.executors.health import NanScan
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
 from autockpt.executors.persist import ImageReader
-from autockpt.values.errors import AutockptError, CorruptCheckpointError
+from autockpt.values.errors import AutockptError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
 READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
 _NOW = OpenGate()
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+"""The file is not there, or something else is: asking again will not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,8 @@ class VerifyResult:
     shards: int
     problems: tuple[str, ...]
     """One sentence each: file, rank, what was expected and found."""
+    sick: str = ""
+    """Whole, but a tensor holds NaN: rank and name; see `health`."""
     damaged: bool = False
     """Some bytes are wrong; False with problems: they could not be read now (storage)."""
 
@@ -89,7 +96,7 @@ def _record(directory: str, name: str) -> GenerationRecord:
         parent="" if commit.parent is None else commit.parent.name,
         bytes=sum(int(record.get("bytes", 0)) for record in commit.records),
         created_s=commit.created_s,
-        health=commit.health,
+        health="suspect" if os.path.exists(os.path.join(folder, "SUSPECT")) else commit.health,
         state=state,
     )
 
@@ -102,13 +109,17 @@ def _unusable(name: str, state: str, detail: str) -> GenerationRecord:
 
 
 def load_index(folder: str, record: dict[str, object], commit: CommitFile) -> ImageIndex:
-    """The index of one shard, bound to its commit.  Raises CorruptCheckpointError."""
+    """The index of one shard, bound to its commit.
+
+    Raises CorruptCheckpointError, or StorageError when the storage does not answer now.
+    """
     name = _plain_file(str(record.get("index", "")))
     path = os.path.join(folder, name)
     try:
         index = read_index(read_small(path, limit=MAX_INDEX_BYTES), where=path)
     except OSError as error:
-        raise CorruptCheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        kind = CorruptCheckpointError if error.errno in _NO_FILE else StorageError
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
     if index.root != record.get("root"):
         raise CorruptCheckpointError(
             f"{path}: its root is {index.root[:16]}..., COMMIT says {str(record.get('root'))[:16]}"
@@ -212,29 +223,52 @@ def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> Verify
             name=name, ok=False, bytes=0, shards=0, problems=(str(error),),
             damaged=isinstance(error, CorruptCheckpointError),
         )  # fmt: skip
-    damaged = False
-    problems: list[str] = []
-    total = 0
+    reading = _Reading(gate)
     for rank, record in enumerate(commit.records):
         try:
             index = load_index(folder, record, commit)
             source = ChunkSource(shard_path(folder, record), index)
         except (AutockptError, OSError) as error:
-            damaged |= isinstance(error, CorruptCheckpointError)
-            problems.append(f"rank {rank}: {error}")
+            reading.failed(rank, error)
             continue
-        buffer = source.buffer()
+        with contextlib.closing(source):
+            reading.shard(rank, source)
+    return VerifyResult(
+        name=name, ok=not reading.problems, bytes=reading.bytes, shards=len(commit.records),
+        problems=tuple(reading.problems), damaged=reading.damaged, sick=reading.sick,
+    )  # fmt: skip
+
+
+class _Reading:
+    """What comes of reading the shards of a generation."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.bytes = 0
+        self.problems: list[str] = []
+        self.damaged = False
+        self.sick = ""
+
+    def failed(self, rank: int, error: Exception) -> None:
+        """A file or a chunk that is not what it must be, or cannot be read now."""
+        self.damaged |= isinstance(error, CorruptCheckpointError)
+        self.problems.append(f"rank {rank}: {error}")
+
+    def shard(self, rank: int, source: ChunkSource) -> None:
+        """All chunks; a bad one does not end it."""
+        index = source.index
+        scan, buffer = NanScan(index.image_bytes, beyond=index.head_bytes), source.buffer()
         for chunk in range(len(index.digests)):
             start, stop = index.chunk_range(chunk)
-            gate.wait(stop - start)
+            self._gate.wait(stop - start)
             try:
-                total += len(source.read(chunk, buffer))
+                data = source.read(chunk, buffer)
             except AutockptError as error:
-                damaged |= isinstance(error, CorruptCheckpointError)
-                problems.append(f"rank {rank}: {error}")
-        source.close()
+                self.failed(rank, error)
+                continue
+            self.bytes += len(data)
+            scan.take(start, data)
+            del data
         buffer.close()
-    return VerifyResult(
-        name=name, ok=not problems, bytes=total, shards=len(commit.records),
-        problems=tuple(problems), damaged=damaged,
-    )  # fmt: skip
+        if scan.found and not self.sick:
+            self.sick = f"rank {rank} has NaN in {scan.found}"

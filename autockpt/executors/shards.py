@@ -347,4 +347,6 @@ def parse_skeleton(text: bytes) -> Any:
     parts = {"progress", "rng", "optimizers", "modules", "others"}
     if not isinstance(skeleton, dict) or parts - set(skeleton):
         raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
+    if not statetree.is_shallow(skeleton):
+        raise CorruptCheckpointError(f"image: its {EXTRA} is nested deeper than any state")
     return skeleton

@@ -160,6 +160,19 @@ class PersistFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed(Event):
+    """A durable generation was read back and compared, in the background."""
+
+    generation: str
+    ok: bool
+    bytes: int
+    """That matched."""
+    scrub_s: float
+    detail: str
+    """What was wrong with it; empty if nothing was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRetired(Event):
     """A durable generation was deleted by the retention policy."""
 
@@ -253,6 +266,7 @@ EVENTS: dict[str, type[Event]] = {
         GenerationProtected,
         PersistCommitted,
         PersistFailed,
+        Scrubbed,
         CheckpointRetired,
         FailureObserved,
         Restored,

@@ -81,7 +81,9 @@ class ShardPipeline:
         on_persisted: Callable[[ShardOutcome], None],
         on_failed: Callable[[Exception], None],
         after: threading.Event | None = None,
+        inspect: Callable[[memoryview], None] = lambda image: None,
     ) -> None:
+        """`inspect` looks at the whole image, on a thread of ours, before it is announced."""
         self._image = image
         self._chunk_bytes = chunk_bytes
         self._available = available
@@ -101,6 +103,7 @@ class ShardPipeline:
         self.settled = threading.Event()
         """The digests were announced, or never will be."""
         self._after = after
+        self._inspect = inspect
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
@@ -191,6 +194,7 @@ class ShardPipeline:
         self._sealed.wait()
         if self._known is not None:
             return
+        self._inspect(self._image)
         while self._after is not None and not self._cancelled and not self._after.wait(0.05):
             pass
         if not self._cancelled:

@@ -80,7 +80,12 @@ class Keeper:
         self._wake_read.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._disk = DiskWorker(
-            self._directory, self._run_id, self.post, self._disk_answered, self._retired
+            self._directory,
+            self._run_id,
+            self.post,
+            self._disk_answered,
+            self._retired,
+            self._journal.scrubbed,
         )
         retention = _goal(run_directory).retention
         self._peers = Peers(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from autockpt.executors import wire
 from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.health import Floats, floats_in, sampled_nan, sick_state
 from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
@@ -22,6 +23,8 @@ from autockpt.values.record import to_json
 
 HEAD_BYTES = 4 * 2**20
 """Of the boundary group up to which it gets a digest of its own (0.2 ms in the keeper's loop)."""
+MAX_LAYOUTS = 64
+"""Whose places are remembered: one per rank of the node, and a few that were replaced."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class Shard:
     pipeline: ShardPipeline | None = None
     writing: bool = False
     """The pipeline has a storage target."""
+    sick: str = ""
+    """A tensor with a NaN, or empty."""
 
 
 class Shards:
@@ -61,6 +66,8 @@ class Shards:
         self._post, self._submit, self._tell = post, submit, tell
         self._world_size, self._degrade = world_size, degrade
         self._all: dict[tuple[int, Generation], Shard] = {}
+        self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
+        """Where the numbers of a layout stand."""
         self._settled: dict[int, threading.Event] = {}
         """By rank, of its newest snapshot: digests are announced in the order of the snapshots.
         The event and not its pipeline, which would keep a slot alive that was replaced."""
@@ -140,6 +147,7 @@ class Shards:
             known=index,
             target=target,
             after=self._settled.get(rank),
+            inspect=lambda image: self._inspect(shard, generation, image),
             on_digested=lambda digests: self._post(
                 lambda: self._digested(rank, generation, shard, digests)
             ),
@@ -176,6 +184,16 @@ class Shards:
         self._directory.spares.clear()
         return None
 
+    def _inspect(self, shard: Shard, generation: Generation, image: memoryview) -> None:
+        """On a thread of the pipeline: the verdict on the numbers."""
+        if shard.began is None:
+            return
+        key = (shard.began.layout_digest, shard.began.boundary_end)
+        if key not in self._floats:
+            floats = floats_in(image, beyond=shard.began.boundary_end)
+            self._floats = dict([*self._floats.items(), (key, floats)][-MAX_LAYOUTS:])
+        shard.sick = sampled_nan(self._floats[key], image, generation.seq)
+
     def _digested(
         self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
     ) -> None:
@@ -208,9 +226,12 @@ class Shards:
                 bytes=shard.index.image_bytes,
                 chunk_bytes=shard.index.chunk_bytes,
                 layout_digest=shard.index.layout_digest,
+                health="suspect" if shard.sick else "good",
                 replicas=shard.replicas,
             )
         )
+        if shard.sick:
+            self._degrade("health", sick_state(generation, rank, shard.sick))
         if shard.persist_attempt and not shard.writing:
             self._start_pipeline(rank, generation, shard)
 
