@@ -11,6 +11,7 @@ from dataclasses import replace
 from autockpt.policies.costs import Costs, copy_link, link_time_s, profile_costs
 from autockpt.policies.frequency import Intervals, Rates, tiers_of
 from autockpt.policies.gamma import gamma_quantile
+from autockpt.policies.silent import silent_share
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Expected, Staging
 from autockpt.values.profile import FailureRates, Profile, StorageMeasure
@@ -35,7 +36,16 @@ def split_rates(failures: FailureRates, goal: Goal) -> Rates:
     total = failures.interruptions_per_s
     if goal.failures.mtbf_s is not None:
         total = 1.0 / goal.failures.mtbf_s
-    return Rates(memory_per_s=total * share, disk_per_s=total * (1.0 - share))
+    declared, disk = goal.failures, total * (1.0 - share)
+    late_s = goal.retention.reach_s
+    return Rates(
+        memory_per_s=total * share,
+        disk_per_s=disk,
+        preempted_per_s=1.0 / declared.preemption_s if declared.preemption_s else 0.0,
+        notice_s=declared.notice_s or 0.0,
+        silent_per_s=min(disk, total * silent_share(failures)) if late_s is not None else 0.0,
+        noticed_after_s=late_s or 0.0,
+    )
 
 
 def rate_band(failures: FailureRates, goal: Goal) -> tuple[float, float]:

@@ -98,6 +98,8 @@ class Cost(Protocol):
     @property
     def restore_s(self) -> float: ...
     @property
+    def unnoticed_s(self) -> float: ...
+    @property
     def failures_per_s(self) -> float: ...
 
 
@@ -158,7 +160,9 @@ def what_if(
         point[f"{tier}_stall_s"] = (cost.stall_s if cost else 0.0) + (
             0.0 if latency_s > 0 else slowed_s
         )
-        point[f"{tier}_restore_s"] = cost.restart_s + cost.restore_s - restart_s if cost else 0.0
+        # Work on a state that was wrong already is lost for good: time as a restore is.
+        back_s = cost.restart_s + cost.restore_s + cost.unnoticed_s if cost else restart_s
+        point[f"{tier}_restore_s"] = back_s - restart_s
     tiers = ("memory", "disk") if memory else ("disk",)
     return WhatIfCurve(point=point, waste=waste, tiers=tiers, mtbf_assumed=mtbf_assumed)
 
