@@ -347,12 +347,15 @@ def assumed(facts: Facts) -> Finding | None:
     }
     guesses = [name for name, estimate in times.items() if estimate.source == "assumed"]
     events = rates.per_node.events + rates.per_job.events
-    if events and not guesses:
-        return Finding(id="assumed", severity="low", title="Failure rate and recovery are observed",
-                       evidence=f"{events} interruptions on record", passed=True)  # fmt: skip
+    curve = facts.data.what_if
+    unknown = curve.mtbf_assumed if curve is not None else not events
+    if not unknown and not guesses:
+        known = f"{events} interruptions on record" if events else "the rate is declared"
+        return Finding(id="assumed", severity="low", title="Failure rate and recovery are known",
+                       evidence=known, passed=True)  # fmt: skip
     parts = []
-    if not events:
-        rate = rates.interruptions_per_s
+    if unknown:
+        rate = facts.data.interruptions_per_s
         mtbf = f"one interruption in {format_duration(1 / rate)}" if rate > 0 else "no interruption"
         parts.append(f"{mtbf} ({rates.per_node.source})")
     if guesses:

@@ -116,6 +116,13 @@ button:hover{border-color:var(--accent)} .js-only{display:none} .js .js-only{dis
 .ours{fill:var(--c-productive)} .ours.over{fill:var(--bad)}
 .limit{stroke:var(--bad);stroke-width:2.5} .bin{fill:var(--c-productive)}
 .quantile{stroke:var(--soft);stroke-dasharray:3 3}
+.violin{fill:color-mix(in srgb,var(--accent) 34%,transparent);stroke:var(--accent)}
+.whisker{fill:var(--ink);stroke:var(--ink)} .legend .whisker{stroke-width:2.5}
+.luck .here,.legend .here{stroke:var(--ink)} .luck text{fill:var(--ink)}
+.best-so-far{fill:none;stroke:var(--soft);stroke-width:1.5}
+.write{stroke:var(--paper);stroke-width:1} .write.seed{fill:var(--c-stall)}
+.write.search{fill:var(--accent)} .write.final{fill:var(--good)}
+.write.failed{fill:none;stroke:var(--bad);stroke-width:2}
 .sliders{display:grid!important;grid-template-columns:repeat(auto-fit,minmax(205px,1fr));
   gap:12px 28px;margin:16px 0 18px}
 html:not(.js) .sliders{display:none!important}
@@ -139,7 +146,8 @@ footer{border-top:1px solid var(--line);color:var(--soft);font-size:13px;padding
 @media(max-width:640px){.wrap{padding:0 16px}header.wrap{padding-top:24px}.verdict{
   padding:18px 18px 12px}.verdict h2{font-size:21px}.tiles{grid-template-columns:1fr 1fr}
   .findings>li{grid-template-columns:1fr}.findings p,.findings .save{grid-column:1;
-  text-align:left}.chart.u-curve,.chart.gantt,.chart.memory,.chart.iterations{min-width:640px}
+  text-align:left}.chart.u-curve,.chart.gantt,.chart.memory,.chart.iterations,.chart.luck,.chart.search{
+  min-width:640px}
   .chartbox{overflow-x:auto}.tiles .value{font-size:20px}.chart.bars text{display:none}}
 @media(prefers-reduced-motion:reduce){html{scroll-behavior:auto}*{transition:none!important;
   animation:none!important}}

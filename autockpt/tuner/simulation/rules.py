@@ -23,6 +23,7 @@ from autockpt.tuner.simulation.strategy import (
 )
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan
 from autockpt.values.profile import Profile
 from autockpt.values.units import format_duration, format_fraction
 
@@ -84,8 +85,11 @@ def build(name: str, bench: Bench) -> Strategy:
 
 def of_goal(name: str, profile: Profile, goal: Goal) -> Strategy:
     """What `autockpt plan` decides under this goal."""
-    decision = decide(profile, goal)
-    plan = decision.plan
+    return of_plan(name, profile, goal, decide(profile, goal).plan)
+
+
+def of_plan(name: str, profile: Profile, goal: Goal, plan: CheckpointPlan) -> Strategy:
+    """A plan that was decided for this profile under this goal."""
     tiers = tiers_of_plan(profile, goal, plan)
     memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
     sync = plan.staging.persist == "sync"
