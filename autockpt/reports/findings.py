@@ -369,6 +369,29 @@ def assumed(facts: Facts) -> Finding | None:
     )
 
 
+def gpus(facts: Facts) -> Finding | None:
+    """A GPU that is about to fail, or that something holds back."""
+    profile = facts.data.profile
+    if profile is None or not profile.gpus:
+        return None
+    dying = [gpu.name for gpu in profile.gpus if gpu.remapping_failed]
+    errors = [gpu.name for gpu in profile.gpus if gpu.ecc_uncorrected]
+    slowed = [f"{gpu.name}: {', '.join(gpu.slowed_by)}" for gpu in profile.gpus if gpu.slowed_by]
+    if dying or errors:
+        what = f"no spare row left on {', '.join(dying)}" if dying else "uncorrected ECC errors"
+        return Finding(id="gpus", severity="high", title="A GPU's memory fails",
+                       evidence=f"{what}; {len(errors)} of {len(profile.gpus)} had such errors "
+                       "since the driver was loaded",
+                       fix="drain the node and have it checked; it will interrupt the job again",
+                       )  # fmt: skip
+    if slowed:
+        return Finding(id="gpus", severity="medium", title="A GPU is slowed down",
+                       evidence="; ".join(slowed),
+                       fix="look at cooling and power limit; one slow GPU slows all")  # fmt: skip
+    return Finding(id="gpus", severity="low", title="GPUs run freely",
+                   evidence=f"{len(profile.gpus)} without errors", passed=True)  # fmt: skip
+
+
 def promises_broken(facts: Facts) -> Finding | None:
     """The run did not do what the plan promised."""
     compared = [promise for promise in facts.promises if promise.verdict != "not yet"]
@@ -431,5 +454,6 @@ CHECKS = (
     limits,
     memory_tight,
     unstable,
+    gpus,
     assumed,
 )

@@ -12,6 +12,7 @@ from autockpt.reports.model import build
 from autockpt.reports.risk import Luck, sensitivity
 from autockpt.reports.what_if import waste
 from autockpt.values.errors import ConfigError
+from autockpt.values.profile import GpuCounters
 from tests.reports.examples import a_risk, a_search, a_what_if, profile_data, run_data
 
 
@@ -108,3 +109,27 @@ def test_a_declared_rate_is_no_assumption() -> None:
     assert "one interruption in" not in evidence["assumed"]
     evidence = {f.id: f.evidence for f in build(data).findings}
     assert "one interruption in 12 h" in evidence["assumed"]
+
+
+def test_a_gpu_that_is_held_back_or_fails_is_found() -> None:
+    """One hot, one without spare rows; what NVML does not tell is a dash."""
+    data = profile_data()
+    assert data.profile is not None
+    quiet = GpuCounters(name="H200", pcie_generation=5, pcie_width=16, ecc_uncorrected=0,
+                        temperature_c=60, xid_events=0)  # fmt: skip
+    hot = replace(quiet, slowed_by=("heat (hardware)",), sm_clock_hz=1.2e9, sm_clock_most_hz=1.98e9)
+    dying = replace(quiet, rows_remapped=8, remapping_failed=True)
+
+    def found(*gpus: GpuCounters) -> tuple[str, str]:
+        model = build(replace(data, profile=replace(data.profile, gpus=gpus)))
+        page = render(model)
+        return next(f.severity for f in model.findings if f.id == "gpus"), page
+
+    assert found(quiet)[0] == "low"
+    severity, page = found(quiet, hot)
+    assert severity == "medium"
+    assert "1.20 of 1.98 GHz" in page
+    severity, page = found(hot, dying)
+    assert severity == "high"
+    assert "8 rows, no spare left" in page
+    assert "gpus" not in {f.id for f in build(data).findings}
