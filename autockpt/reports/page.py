@@ -196,7 +196,14 @@ addEventListener("beforeprint", () => {
 
 const box = byId("what-if-data") && JSON.parse(byId("what-if-data").textContent);
 if (box) {
-  const plan = box.point, now = {...plan}, g = box.geometry;
+  const plan = box.point, now = {...plan}, times = {}, g = box.geometry;
+  const scaled = () => {
+    const point = {...now};
+    for (const scale of Object.keys(times))
+      for (const name of Object.keys(scales[scale]))
+        point[name] *= times[scale] ** scales[scale][name];
+    return point;
+  };
   const inputs = [...document.querySelectorAll("input[data-name]")];
   const x = s => g.left + g.width * Math.log(max(s, g.low / 10) / g.low) / Math.log(g.high / g.low);
   const ticksTo = top => {
@@ -205,18 +212,19 @@ if (box) {
     return Array.from({length: Math.floor(top / step * 1.0001) + 1}, (_, i) => i * step);
   };
   const show = input => {
-    const value = now[input.dataset.name];
-    const text = input.dataset.unit === "s" ? duration(value) : fraction(value);
+    const unit = input.dataset.unit, name = input.dataset.name;
+    const text = unit === "x" ? three(name in times ? times[name] : 1) + " x" :
+      unit === "s" ? duration(now[name]) : fraction(now[name]);
     input.parentNode.querySelector("output").textContent = text;
     input.setAttribute("aria-valuetext", text);
   };
   const draw = () => {
-    const here = waste(now), curves = {};
+    const at = scaled(), here = waste(at), curves = {};
     let least = Infinity;
     for (const tier of box.tiers) {
       curves[tier] = Array.from({length: g.samples + 1}, (_, i) => {
         const s = g.low * (g.high / g.low) ** (i / g.samples);
-        const w = waste({...now, [tier + "_interval_s"]: s});
+        const w = waste({...at, [tier + "_interval_s"]: s});
         least = min(least, w);
         return [s, w];
       });
@@ -230,23 +238,23 @@ if (box) {
     for (const tier of box.tiers) {
       byId("curve-" + tier).setAttribute("d", "M" + curves[tier].map(
         ([s, w]) => x(s).toFixed(2) + " " + y(w).toFixed(2)).join("L"));
-      byId("here-" + tier).setAttribute("cx", x(now[tier + "_interval_s"]));
+      byId("here-" + tier).setAttribute("cx", x(at[tier + "_interval_s"]));
       byId("here-" + tier).setAttribute("cy", y(here));
-      const s = optimum[tier](now), base = g.top + g.height;
+      const s = optimum[tier](at), base = g.top + g.height;
       byId("best-" + tier).setAttribute("d", `M${x(s)} ${base}V${base - 14}`);
       best.push(tier + " every " + duration(s));
     }
     byId("what-if-status").textContent = "Lost time " + fraction(here) + ", goodput " +
       fraction(max(0, 1 - here)) + ". Least loss here: " + best.join(", ") + ".";
-    const parts = terms(now);
+    const parts = terms(at);
     for (const name of Object.keys(parts)) byId("term-" + name).textContent = fraction(parts[name]);
   };
   for (const input of inputs) {
     const low = Number(input.dataset.low), high = Number(input.dataset.high);
     const linear = input.dataset.scale === "linear";
     input.addEventListener("input", () => {
-      const t = Number(input.value) / 1000;
-      now[input.dataset.name] = linear ? low + (high - low) * t : low * (high / low) ** t;
+      const t = Number(input.value) / 1000, moved = input.dataset.unit === "x" ? times : now;
+      moved[input.dataset.name] = linear ? low + (high - low) * t : low * (high / low) ** t;
       show(input);
       draw();
     });
@@ -254,6 +262,7 @@ if (box) {
   }
   byId("what-if-reset").addEventListener("click", () => {
     Object.assign(now, plan);
+    for (const scale of Object.keys(times)) delete times[scale];
     for (const input of inputs) { input.value = input.defaultValue; show(input); }
     draw();
   });

@@ -15,6 +15,7 @@ holds the two together, and a report says so when they disagree about a plan.
 """
 
 import ast
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -68,6 +69,18 @@ OPTIMUM = {
     for tier, share in (("memory", "process_share"), ("disk", "1 - process_share"))
 }
 """The interval of least waste per tier, before limits.  Source: dw/dT_i = 0."""
+
+SCALES: dict[str, dict[str, int]] = {
+    "nodes": {"mtbf_s": -1},
+    "storage": {"disk_latency_s": -1, "disk_restore_s": -1},
+    "state": {
+        f"{tier}_{name}": 1
+        for tier in ("memory", "disk")
+        for name in ("stall_s", "latency_s", "restore_s")
+    },
+}
+"""What else may be another: times as many nodes, times as fast a storage, times as much state; and
+the power with which each parameter follows."""
 
 NEVER_S = 1e12
 """Mean time between interruptions that stands for "none at all": 30 thousand years."""
@@ -180,6 +193,15 @@ def waste(point: Mapping[str, float]) -> float:
     return evaluate(WASTE, point)
 
 
+def scaled(point: Mapping[str, float], times: Mapping[str, float]) -> dict[str, float]:
+    """`point` with `times` as many nodes, as fast a storage, as much state; see `SCALES`."""
+    moved = dict(point)
+    for scale, factor in times.items():
+        for name, power in SCALES[scale].items():
+            moved[name] *= factor**power
+    return moved
+
+
 def terms(point: Mapping[str, float]) -> dict[str, float]:
     """The waste at `point` by what is lost; adds up to `waste`."""
     return {name: evaluate(expression, point) for name, expression in TERMS.items()}
@@ -191,7 +213,7 @@ def optimum_s(tier: str, point: Mapping[str, float]) -> float:
 
 
 def javascript() -> str:
-    """The same formulas as JavaScript: `waste(v)`, `terms(v)` and `optimum.memory(v)`."""
+    """The same as JavaScript: `waste(v)`, `terms(v)`, `optimum.memory(v)` and `scales`."""
     names = ", ".join(PARAMETERS)
     parts = [f"{name}: {expression}" for name, expression in TERMS.items()]
     best = [f"{tier}: ({{{names}}}) => {expression}" for tier, expression in OPTIMUM.items()]
@@ -201,6 +223,7 @@ def javascript() -> str:
             f"const waste = ({{{names}}}) => {WASTE};",
             f"const terms = ({{{names}}}) => ({{{', '.join(parts)}}});",
             f"const optimum = {{{', '.join(best)}}};",
+            f"const scales = {json.dumps(SCALES)};",
         )
     )
 

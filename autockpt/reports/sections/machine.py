@@ -108,7 +108,22 @@ def _storage(model: ReportModel, profile: Profile) -> list[Child]:
             chosen=chosen,
         )  # fmt: skip
         parts.append(drawn if i == 0 else details(f"{operation.capitalize()}, {how}", drawn))
+    if profile.storage:
+        parts.append(details("Fixed time and spread of each cell", _cells(profile)))
     return parts
+
+
+def _cells(profile: Profile) -> Child:
+    rows = [
+        (f"{m.operation}, {'direct' if m.direct else 'buffered'}, {m.writers} x "
+         f"{m.chunk_bytes / 2**20:g} MiB", format_duration(m.alpha_s),
+         *map(format_rate, (m.bytes_per_s.p10, m.bytes_per_s.p50, m.bytes_per_s.p90)),
+         str(m.bytes_per_s.n))
+        for m in profile.storage
+    ]  # fmt: skip
+    head = ("operation, writers x chunk", "fixed time", "p10", "p50", "p90", "n")
+    caption = "Time for S bytes is the fixed time plus S over the rate"
+    return table(head, rows, caption=caption, numbers=(1, 2, 3, 4, 5))
 
 
 def _links(profile: Profile) -> Child:
