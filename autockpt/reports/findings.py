@@ -349,12 +349,15 @@ def assumed(facts: Facts) -> Finding | None:
     }
     guesses = [name for name, estimate in times.items() if estimate.source == "assumed"]
     events = rates.per_node.events + rates.per_job.events
-    if events and not guesses:
-        return Finding(id="assumed", severity="low", title="Failure rate and recovery are observed",
-                       evidence=f"{events} interruptions on record", passed=True)  # fmt: skip
+    curve = facts.data.what_if
+    unknown = curve.mtbf_assumed if curve is not None else not events
+    if not unknown and not guesses:
+        known = f"{events} interruptions on record" if events else "the rate is declared"
+        return Finding(id="assumed", severity="low", title="Failure rate and recovery are known",
+                       evidence=known, passed=True)  # fmt: skip
     parts = []
-    if not events:
-        rate = rates.interruptions_per_s
+    if unknown:
+        rate = facts.data.interruptions_per_s
         mtbf = f"one interruption in {format_duration(1 / rate)}" if rate > 0 else "no interruption"
         parts.append(f"{mtbf} ({rates.per_node.source})")
     if guesses:
@@ -366,6 +369,29 @@ def assumed(facts: Facts) -> Finding | None:
         evidence="assumed: " + "; ".join(parts),
         fix="set failures.mtbf in the policy if you know it; every run sharpens the estimate",
     )
+
+
+def gpus(facts: Facts) -> Finding | None:
+    """A GPU that is about to fail, or that something holds back."""
+    profile = facts.data.profile
+    if profile is None or not profile.gpus:
+        return None
+    dying = [gpu.name for gpu in profile.gpus if gpu.remapping_failed]
+    errors = [gpu.name for gpu in profile.gpus if gpu.ecc_uncorrected]
+    slowed = [f"{gpu.name}: {', '.join(gpu.slowed_by)}" for gpu in profile.gpus if gpu.slowed_by]
+    if dying or errors:
+        what = f"no spare row left on {', '.join(dying)}" if dying else "uncorrected ECC errors"
+        return Finding(id="gpus", severity="high", title="A GPU's memory fails",
+                       evidence=f"{what}; {len(errors)} of {len(profile.gpus)} had such errors "
+                       "since the driver was loaded",
+                       fix="drain the node and have it checked; it will interrupt the job again",
+                       )  # fmt: skip
+    if slowed:
+        return Finding(id="gpus", severity="medium", title="A GPU is slowed down",
+                       evidence="; ".join(slowed),
+                       fix="look at cooling and power limit; one slow GPU slows all")  # fmt: skip
+    return Finding(id="gpus", severity="low", title="GPUs run freely",
+                   evidence=f"{len(profile.gpus)} without errors", passed=True)  # fmt: skip
 
 
 def promises_broken(facts: Facts) -> Finding | None:
@@ -431,5 +457,6 @@ CHECKS = (
     limits,
     memory_tight,
     unstable,
+    gpus,
     assumed,
 )

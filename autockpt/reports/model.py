@@ -13,7 +13,9 @@ from autockpt.reports.data import RunData
 from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.promises import Promise, in_force, promises
 from autockpt.reports.restarts import Restart, restarts
+from autockpt.reports.risk import Risk
 from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
+from autockpt.reports.search import SearchHistory
 from autockpt.reports.timeline import Timeline, timeline
 from autockpt.reports.verdict import (
     Tile,
@@ -69,6 +71,8 @@ class ReportModel:
     profile: Profile | None = None
     decision: Decision | None = None
     what_if: WhatIfCurve | None = None
+    risk: Risk | None = None
+    search: SearchHistory | None = None
     accounting: Accounting | None = None
     saves: Saves | None = None
     restores: tuple[Restore, ...] = ()
@@ -104,6 +108,8 @@ def _profile_report(data: RunData) -> ReportModel:
         profile=data.profile,
         decision=data.decision,
         what_if=data.what_if,
+        risk=data.risk,
+        search=data.search,
     )
 
 
@@ -139,6 +145,8 @@ def _run_report(data: RunData) -> ReportModel:
         profile=profile,
         decision=decision,
         what_if=data.what_if,
+        risk=data.risk,
+        search=data.search,
         accounting=accounting,
         saves=saved,
         restores=restores,
@@ -157,8 +165,13 @@ def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> t
     accounting, restores = account(
         since, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
     )
-    rate = profile.failures.interruptions_per_s if profile else 0.0
-    return promises(decision.expected, accounting, saves(since), restores, interruptions_per_s=rate)
+    return promises(
+        decision.expected,
+        accounting,
+        saves(since),
+        restores,
+        interruptions_per_s=data.interruptions_per_s,
+    )
 
 
 def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:

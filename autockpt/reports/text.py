@@ -30,6 +30,7 @@ def render(model: ReportModel) -> str:
         _restores(model),
         _restarts(model),
         _choices(model),
+        _unknown(model),
         _findings(model.findings),
         _warnings(model.warnings),
     )
@@ -138,6 +139,18 @@ def _choices(model: ReportModel) -> list[str]:
     lines = ["Decisions"]
     for choice in model.decision.choices:
         lines += _wrap(f"{choice.name}: {choice.chosen}, because {choice.reason}", "  ", "    ")
+    return lines
+
+
+def _unknown(model: ReportModel) -> list[str]:
+    """What a search found, and how a month may go."""
+    lines = []
+    if model.search is not None:
+        found = model.search
+        what = f"the default stays: {found.winner}" if found.kept_default else found.winner
+        lines += ["Search", *_wrap(f"{what}; {found.reason}", "  ", "    ")]
+    if model.risk is not None:
+        lines += ["Risk", *_wrap(model.risk.sentence(), "  ", "    ")]
     return lines
 
 

@@ -80,6 +80,11 @@ class FailureDeclaration:
     """Mean time between interruptions of the whole job."""
     process_share: float | None = None
     """Fraction of them that leave this node's memory alive, 0..1."""
+    preemption_s: float | None = None
+    """Mean time between announced ends of nodes (spot, a scheduler's preemption), beside the
+    interruptions above; None: there are none."""
+    notice_s: float | None = None
+    """From the announcement, a SIGTERM, to the end; None: ends come unannounced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class Retention:
     keep_every_s: float | None = None
     """Beyond those, one per this time."""
     keep_every_steps: int | None = None
+    reach_s: float | None = None
+    """An error of the state is noticed within this time: one checkpoint from before it is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

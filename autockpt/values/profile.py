@@ -214,6 +214,21 @@ class GpuCounters:
     ecc_uncorrected: int | None
     temperature_c: int | None
     xid_events: int | None
+    utilisation: float | None = None
+    """Fraction of the last sample period in which a kernel ran, 0..1."""
+    memory_utilisation: float | None = None
+    """The same of reads and writes of device memory."""
+    pcie_tx_bytes_per_s: float | None = None
+    """Sent by the GPU, over NVML's last 20 ms."""
+    pcie_rx_bytes_per_s: float | None = None
+    rows_remapped: int | None = None
+    """Rows of device memory (pages on older GPUs) replaced after errors that were not corrected."""
+    remapping_failed: bool | None = None
+    """No spare row was left: the GPU should be replaced."""
+    sm_clock_hz: float | None = None
+    sm_clock_most_hz: float | None = None
+    slowed_by: tuple[str, ...] | None = None
+    """Why clocks are held back now, in words; empty: they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

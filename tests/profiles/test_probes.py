@@ -1,11 +1,14 @@
 """Probes on tiny sizes, with movers that can be told what to do and with the real ones."""
 
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -507,3 +510,79 @@ def test_what_the_driver_does_not_say_is_none(monkeypatch: pytest.MonkeyPatch) -
 
     assert (found.name, found.pcie_width) == ("H200", 16)
     assert (found.pcie_generation, found.ecc_uncorrected, found.xid_events) == (None, None, None)
+    assert (found.utilisation, found.rows_remapped, found.slowed_by) == (None, None, None)
+    assert (found.pcie_tx_bytes_per_s, found.sm_clock_hz) == (None, None)
+
+
+class TalkativeNvml(FakeNvml):
+    """One GPU that copies, is hot, and has lost three rows."""
+
+    NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES, NVML_CLOCK_SM = 0, 1, 1
+    nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap = 1, 4
+    nvmlClocksEventReasonHwThermalSlowdown = 64
+
+    def nvmlDeviceGetUtilizationRates(self, device: object) -> object:
+        return SimpleNamespace(gpu=97, memory=41)
+
+    def nvmlDeviceGetPcieThroughput(self, device: object, counter: int) -> int:
+        return (24_500_000, 120_000)[counter]
+
+    def nvmlDeviceGetRemappedRows(self, device: object) -> tuple[int, int, int, int]:
+        return 1, 2, 0, 1
+
+    def nvmlDeviceGetClockInfo(self, device: object, clock: int) -> int:
+        return 1200
+
+    def nvmlDeviceGetMaxClockInfo(self, device: object, clock: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: object) -> int:
+        return 1 | 64
+
+
+def test_traffic_clocks_and_lost_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In SI units; bits become words, and being idle is no reason."""
+    monkeypatch.setitem(sys.modules, "pynvml", TalkativeNvml())  # type: ignore[arg-type]
+    (found,) = gpu.gpu_counters()
+
+    assert (found.utilisation, found.memory_utilisation) == (0.97, 0.41)
+    assert (found.pcie_tx_bytes_per_s, found.pcie_rx_bytes_per_s) == (24.5e9, 120e6)
+    assert (found.rows_remapped, found.remapping_failed) == (3, True)
+    assert (found.sm_clock_hz, found.sm_clock_most_hz) == (1.2e9, 1.98e9)
+    assert found.slowed_by == ("heat (hardware)",)
+
+
+class OldNvml(FakeNvml):
+    """A GPU and a driver from before rows were remapped and reasons were called events."""
+
+    NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS = 0
+    NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
+    nvmlClocksThrottleReasonSwPowerCap = 4
+
+    def nvmlDeviceGetRetiredPages(self, device: object, cause: int) -> list[int]:
+        return [[0x1000, 0x2000], [0x3000]][cause]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: object) -> int:
+        return 4
+
+
+def test_an_old_driver_tells_pages_and_throttling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of both causes are counted; that a replacement failed is not known."""
+    monkeypatch.setitem(sys.modules, "pynvml", OldNvml())  # type: ignore[arg-type]
+    (found,) = gpu.gpu_counters()
+
+    assert (found.rows_remapped, found.remapping_failed) == (3, None)
+    assert found.slowed_by == ("the power limit",)
+
+
+def test_the_names_that_are_asked_for_are_those_of_nvml() -> None:
+    """A typing mistake would read as "not supported" on every machine."""
+    import pynvml
+
+    source = inspect.getsource(gpu)
+    asked = re.findall(r'"(nvmlDevice[A-Za-z]+|NVML_[A-Z_]+)"', source)
+    assert len(asked) > 12
+    assert [name for name in asked if not hasattr(pynvml, name)] == []
+    for kind in ("Event", "Throttle"):
+        assert hasattr(pynvml, f"nvmlDeviceGetCurrentClocks{kind}Reasons")
+        assert [n for n in gpu.REASONS if not hasattr(pynvml, f"nvmlClocks{kind}Reason{n}")] == []

@@ -92,6 +92,7 @@ retentions = st.builds(
     keep_last=st.integers(0, 4),
     keep_every_s=st.one_of(st.none(), st.floats(1, 50)),
     keep_every_steps=st.one_of(st.none(), st.integers(1, 5)),
+    reach_s=st.one_of(st.none(), st.floats(1, 50)),
 )
 
 
@@ -126,3 +127,32 @@ def test_a_newer_commit_never_saves_an_older_one(
     before = set(deletions(entries, retention, chain=CHAIN))
     after = set(deletions([*entries, entry(2, seq)], retention, chain=CHAIN))
     assert before <= after
+
+
+@given(
+    st.lists(st.floats(0.1, 30.0), min_size=1, max_size=80), st.floats(1, 100), st.integers(1, 3)
+)
+def test_a_checkpoint_from_before_a_late_error_is_kept(
+    gaps: list[float], reach_s: float, keep_last: int
+) -> None:
+    """Once there was one of that age there always is, and it is little older than it has to be."""
+    retention, kept, at_s = Retention(keep_last=keep_last, reach_s=reach_s), [], 0.0
+    for seq, gap in enumerate(gaps):
+        at_s += gap
+        kept = [*kept, entry(2, seq, created_s=at_s)]
+        doomed = set(deletions(kept, retention, chain=CHAIN))
+        kept = [e for e in kept if e.generation not in doomed]
+        ages = [at_s - e.created_s for e in kept]
+        if at_s - gaps[0] >= reach_s:
+            assert min(age for age in ages if age >= reach_s) <= 1.25 * reach_s + max(gaps)
+
+
+def test_keeping_behind_errors_takes_few_checkpoints() -> None:
+    """A commit a second, errors noticed after 1000 s: the last two, and six behind them."""
+    retention, kept = Retention(keep_last=2, reach_s=1000.0), []
+    for seq in range(3000):
+        kept = [*kept, entry(2, seq)]
+        doomed = set(deletions(kept, retention, chain=CHAIN))
+        kept = [e for e in kept if e.generation not in doomed]
+    assert len(kept) <= 2 + 6
+    assert max(2999 - e.generation.seq for e in kept) <= 1250

@@ -1,4 +1,4 @@
-"""Shards of other nodes in this node's memory: fetched into guest slots, lent to whoever needs them.
+"""Shards of other nodes in this node's memory: fetched into guest slots, lent on request.
 
 Belongs to the keeper's loop, as `Shards` does: public methods run in its thread unless they say
 otherwise, and what threads of transfers see comes back through `post`.  A fetch makes its memory on

@@ -213,6 +213,9 @@ class Failures(Section):
 
     mtbf: Duration = None
     process_share: Share = None
+    preemption: Duration = None
+    notice: Duration = None
+    silent_latency: Duration = None
 
 
 class Keep(Section):
@@ -316,11 +319,17 @@ def goal_of(settings: Settings, name: str) -> Goal:
             interval_rule=settings.rule,
         ),
         redundancy=_wish(settings.redundancy),
-        failures=FailureDeclaration(mtbf_s=failures.mtbf, process_share=failures.process_share),
+        failures=FailureDeclaration(
+            mtbf_s=failures.mtbf,
+            process_share=failures.process_share,
+            preemption_s=failures.preemption,
+            notice_s=failures.notice,
+        ),
         retention=Retention(
             keep_last=keep.last or Retention().keep_last,
             keep_every_s=kept.seconds,
             keep_every_steps=kept.steps,
+            reach_s=failures.silent_latency,
         ),
         storage_path=disk.path,
         policy=name,
