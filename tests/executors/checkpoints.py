@@ -23,6 +23,7 @@ class Persisted:
 
     digests: tuple[str, ...] = ()
     outcome: ShardOutcome | None = None
+    codec: str = "none"
     error: Exception | None = None
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -62,7 +63,7 @@ def pipeline(
 
 def persist(image: memoryview, path: str, codec: str = "none", **changes: Any) -> Persisted:
     """One image written to the end, or to its failure."""
-    result = Persisted()
+    result = Persisted(codec=codec)
     one = pipeline(image, target(path, codec, **changes), result)
     one.sealed()
     one.start()
@@ -80,7 +81,7 @@ def index_of(
         "run_id": "run", "generation": generation, "step": 1, "rank": 0, "world_size": 1,
         "layout_digest": "layout", "image_bytes": len(image), "chunk_bytes": CHUNK,
         "digests": result.digests, "stored": result.outcome.stored,
-        "codec": "zstd" if result.outcome.stored else "none",
+        "codec": result.codec,
     }  # fmt: skip
     return ImageIndex(**values | changes)
 

@@ -16,12 +16,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from autockpt.executors.codecs import codec as codec_of
 from autockpt.executors.image import ImageIndex, StoredChunk, chunk_digest
+from autockpt.executors.layout.runs import Run, runs_of
 from autockpt.executors.memory import PAGE_BYTES, page_align
 from autockpt.executors.persist import ImageFile
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 
+FRAME_SLACK = 2**16
+"""Beyond the chunk, for a codec that builds its frame in place: header, and what grew."""
 POLL_S = 0.001
 """How often the trainer's progress counter is read while a snapshot is under way."""
 
@@ -261,13 +266,16 @@ class ShardPipeline:
         assert self._encoded is not None
         assert self._file is not None
         data, digest = self._image[start:stop], self._digests[index]
-        frame = b""
-        if _inside(start, stop, self._target.codec_ranges):
-            frame = codec_of(self._target.codec).encode(data)
+        frame = memoryview(b"")
+        ranges = self._target.codec_ranges
+        runs = runs_of(ranges, start, stop) if ranges else [Run(stop - start)]
+        if runs:
+            into = frames.room(len(data) + FRAME_SLACK)
+            frame = memoryview(codec_of(self._target.codec).encode(data, runs=runs, into=into))
         if not frame or len(frame) >= len(data):
-            frame, length, stored_digest = b"", len(data), digest
+            frame, length, stored_digest = memoryview(b""), len(data), digest
         else:
-            length, stored_digest = len(frame), chunk_digest(memoryview(frame))
+            length, stored_digest = len(frame), chunk_digest(frame)
         with self._encoded.lock:
             offset = self._encoded.next_offset
             self._encoded.next_offset += page_align(length)
@@ -358,21 +366,26 @@ def _align_header(chunks: int) -> int:
     return page_align(8 + 200 + 240 * chunks)
 
 
-def _inside(start: int, stop: int, ranges: tuple[tuple[int, ...], ...]) -> bool:
-    return not ranges or any(low <= start and stop <= high for low, high in ranges)
-
-
 class _FrameBuffer:
     """Page-aligned memory for encoded frames, one a writer: fresh pages cost as much as zstd."""
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
+        self._there = 0
+        """Its address."""
 
-    def aligned(self, frame: bytes) -> memoryview:
-        """The frame padded to pages; valid until the next call."""
-        size = max(PAGE_BYTES, page_align(len(frame)))
+    def room(self, nbytes: int) -> memoryview:
+        """Memory of at least so many bytes; what it held is gone."""
+        size = max(PAGE_BYTES, page_align(nbytes))
         if len(self._memory) < size:
             self._memory = memoryview(mmap.mmap(-1, size))
-        self._memory[: len(frame)] = frame
+            self._there = np.frombuffer(self._memory, np.uint8).ctypes.data
+        return self._memory
+
+    def aligned(self, frame: memoryview | bytes) -> memoryview:
+        """The frame padded to pages; valid until the next call.  Copied unless it is here."""
+        size = max(PAGE_BYTES, page_align(len(frame)))
+        if np.frombuffer(frame, np.uint8).ctypes.data != self._there or size > len(self._memory):
+            self.room(size)[: len(frame)] = frame
         self._memory[len(frame) : size] = bytes(size - len(frame))
         return self._memory[:size]

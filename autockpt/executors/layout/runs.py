@@ -5,6 +5,8 @@ one that knows the width of an element can put bytes of equal meaning together, 
 origin (all second moments, say) with them.
 """
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,14 +60,17 @@ class Run:
 
 
 def runs_of(ranges: Sequence[Sequence[int]], start: int, stop: int) -> list[Run]:
-    """The runs of the chunk [start, stop) of an image; together they are as long as it is.
+    """The runs of the chunk [start, stop) of an image: as long as it, or none that touches it.
 
     `ranges`: ascending rows (start, stop, kind code, group) of the image; what lies between them,
     or is not whole elements, is bytes.
     """
     runs: list[Run] = []
     at = start
-    for low, high, code, group in ranges:
+    first = bisect_right(ranges, start, key=lambda row: row[1])
+    for low, high, code, group in itertools.islice(ranges, first, None):
+        if low >= stop:
+            break
         low, high = max(low, at), min(high, stop)
         kind = kind_of(code)
         high -= (high - low) % kind.width
@@ -75,6 +80,6 @@ def runs_of(ranges: Sequence[Sequence[int]], start: int, stop: int) -> list[Run]
             runs.append(Run(low - at))
         runs.append(Run(high - low, kind, group))
         at = high
-    if stop > at:
+    if runs and stop > at:
         runs.append(Run(stop - at))
     return runs
