@@ -52,6 +52,12 @@ def content(checkpoints: Path, state: StateInventory, *, nbytes: int) -> Content
     return Content(arena=arena, source="synthetic numbers like the state's: no checkpoint to read")
 
 
+def main_dtype(state: StateInventory) -> str:
+    """What most bytes of a state are, as safetensors calls it: BF16 or F32."""
+    half = sum(part.dtypes.get(name, 0) for part in state.classes for name in _HALF)
+    return "BF16" if half > state.total_bytes / 2 else "F32"
+
+
 def _newest_first(checkpoints: Path) -> list[str]:
     if not checkpoints.is_dir():
         return []

@@ -5,18 +5,18 @@ A codec that does not give the bytes back is left out and named: a fast wrong on
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from autockpt.profiles.samples import CodecSample
 
 
 class Codec(Protocol):
-    """Encodes and decodes one chunk."""
+    """Encodes and decodes one chunk of elements of one dtype."""
 
-    def encode(self, raw: memoryview, /) -> bytes: ...
+    def encode(self, raw: memoryview, dtype: str, /) -> memoryview | bytes: ...
 
-    def decode(self, frame: bytes, raw_bytes: int, /) -> bytes: ...
+    def decode(self, frame: memoryview | bytes, raw_bytes: int, /) -> memoryview | bytes: ...
 
 
 LEAST_CLASS_BYTES = 64 * 2**10
@@ -28,6 +28,8 @@ class Piece:
 
     tensor_class: Literal["parameters", "moments", "other"]
     data: memoryview
+    dtype: str = "U8"
+    """Of its elements, as safetensors calls it."""
 
 
 def spread_pieces(
@@ -40,7 +42,7 @@ def spread_pieces(
     pieces: list[Piece] = []
     for tensor_class in ("parameters", "moments", "other"):
         whole = [
-            Piece(region.tensor_class, region.data[start : start + piece_bytes])
+            replace(region, data=region.data[start : start + piece_bytes])
             for region in regions
             if region.tensor_class == tensor_class
             for start in range(0, len(region.data), piece_bytes)
@@ -87,7 +89,7 @@ def _alternate(pieces: Sequence[Piece]) -> list[Piece]:
 def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
     try:
         began = time.perf_counter()
-        encoded = codec.encode(piece.data)
+        encoded = codec.encode(piece.data, piece.dtype)
         encoded_at = time.perf_counter()
         decoded = codec.decode(encoded, len(piece.data))
         decoded_at = time.perf_counter()
