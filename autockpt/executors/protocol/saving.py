@@ -34,7 +34,7 @@ from autockpt.executors.protocol.messages import (
     VerifyGeneration,
     WriteCommit,
 )
-from autockpt.executors.protocol.retention import deletions
+from autockpt.executors.protocol.retention import bases_of, deletions
 from autockpt.values.generation import Generation
 
 _REMEMBERED = 32
@@ -76,7 +76,9 @@ class Saving(CoordinatorState):
 
     def to_delete(self) -> tuple[Generation, ...]:
         """Rule 10: what retention lets go, seen from the open epoch."""
-        return deletions(self.catalogue.values(), self.retention, chain=self.chain)
+        live = (s for s in self.saves.values() if s.disk in ("open", "committing"))
+        pinned = frozenset[Generation]().union(*(bases_of(s.votes.values()) for s in live))
+        return deletions(self.catalogue.values(), self.retention, chain=self.chain, pinned=pinned)
 
     def accepts(self, generation: Generation) -> bool:
         """Rule 9: news about another epoch than the open one is from a zombie or late."""
@@ -236,6 +238,10 @@ class Saving(CoordinatorState):
 
     def _complete_disk(self, save: Save) -> None:
         if save.disk != "open" or not self.disk_complete(save):
+            return
+        lost = bases_of(save.votes.values()) - set(self.catalogue)
+        if lost:
+            self.drop_disk(save, f"is stored as a difference to {min(lost)}, which is gone")
             return
         save.go_disk("committing")
         ranks = sorted(save.votes)

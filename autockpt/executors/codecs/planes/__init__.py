@@ -19,6 +19,7 @@ from autockpt.executors.codecs.planes.frame import (
     Group,
     grouped,
     header_size,
+    kinds_of,
     pack_header,
     parse_header,
 )
@@ -72,6 +73,11 @@ class PlanesCodec:
                 old = next(olds)[1] if olds is not None else None
                 join(words, old, group.kind, [p[first : first + len(words)] for p in parts])
         return raw.data
+
+
+def needs_base(frame: Frame) -> bool:
+    """Whether a frame of `encode` holds differences."""
+    return any(kind.delta for kind in kinds_of(memoryview(frame)))
 
 
 def _choose(

@@ -93,11 +93,9 @@ def parse_header(
     Raises CorruptCheckpointError.
     """
     try:
-        magic, groups, runs = _HEAD.unpack_from(frame)
-        if magic != _MAGIC:
-            raise ValueError(f"begins with {magic!r}")
-        kinds = [kind_of(code) for code in frame[_HEAD.size :][:groups]]
-        at = _HEAD.size + groups
+        kinds = kinds_of(frame)
+        runs = _HEAD.unpack_from(frame)[2]
+        at = _HEAD.size + len(kinds)
         rows = list(_RUN.iter_unpack(_exactly(frame, at, _RUN.size * runs)))
         at += _RUN.size * runs
         count = sum(kind.width for kind in kinds)
@@ -108,6 +106,14 @@ def parse_header(
     except (ValueError, ConfigError, struct.error) as error:
         raise CorruptCheckpointError(f"planes frame: {error}") from None
     return made, [(bool(coded), length) for coded, length in table], at
+
+
+def kinds_of(frame: memoryview) -> list[Kind]:
+    """Of every group.  Raises ValueError, ConfigError or struct.error for what is no header."""
+    magic, groups, _ = _HEAD.unpack_from(frame)
+    if magic != _MAGIC:
+        raise ValueError(f"begins with {magic!r}")
+    return [kind_of(code) for code in _exactly(frame, _HEAD.size, groups)]
 
 
 def _exactly(frame: memoryview, at: int, nbytes: int) -> memoryview:
