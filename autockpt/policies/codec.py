@@ -11,6 +11,11 @@ and the cores that it keeps busy, B / B_codec, are idle.  Because the best inter
 on the time until durable, a smaller ratio alone buys nothing: trained fp32 tensors (rho near 0.83)
 on a disk of 2 GB/s are written as they are.
 
+A delta needs its base in memory and, to be read back, on disk.  It is a candidate where every save
+is a disk save, so that the slot of the one before still holds it, and where the interval is no
+longer than the one at which it was measured: differences grow with time.  The chain of bases is as
+long as a restore may take for it.
+
 Source: docs/policy.md, "Codec".
 """
 
@@ -27,6 +32,9 @@ ADVANTAGE = 1.05
 SPARE_CORES = 0.1
 """What encoding may take of a node without idle cores: less than a write takes by itself."""
 
+CHAIN_SHARE, LONGEST_CHAIN = 0.1, 8
+"""What bases may add to a recovery from disk, and how many there are at most: all stay on disk."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecChoice:
@@ -36,6 +44,8 @@ class CodecChoice:
     """Classes that are encoded; a missing class is `none`."""
     encoding: Encoding
     choice: Choice
+    chain: int = 0
+    """Older generations that a restore may have to read; 0 without deltas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +81,18 @@ class Pipe:
 
 
 def choose_codec(
-    profile: Profile, goal: Goal, *, write: StorageMeasure | None, writers: int
+    profile: Profile,
+    goal: Goal,
+    *,
+    write: StorageMeasure | None,
+    writers: int,
+    delta_steps: int | None = None,
 ) -> CodecChoice:
-    """Codec of each class; a pinned codec is obeyed for every class it was measured on."""
+    """Codec of each class; a pinned codec is obeyed for every class it was measured on.
+
+    `delta_steps`: iterations between a save and the one before, where that one is still in its
+    slot; None: it is not, and nothing is stored as a difference unless that is pinned.
+    """
     share = ranks_per_node(profile)
     pipe = Pipe(
         link_bytes_per_s=write.bytes_per_s.mean / share if write is not None else 0.0,
@@ -81,7 +100,7 @@ def choose_codec(
         idle_cores=profile.fingerprint.cores // share - 1,
     )
     pin = goal.pins.codec
-    measures = _candidates(profile, pin)
+    measures = _candidates(profile, pin, delta_steps)
     best = _best_of_each_class(measures, pipe)
     taken = [m for m in best if pin or pipe.pays(m)] if pin != "none" else []
     codec: dict[str, str] = {m.tensor_class: m.codec for m in taken}
@@ -99,14 +118,39 @@ def choose_codec(
             runner_up="none" if codec else (offered or ["planes"])[0],
             binding="disk.codec" if pin else "",
         ),
+        chain=_chain(profile, taken, write) if "delta" in codec.values() else 0,
     )
 
 
-def _candidates(profile: Profile, pin: str | None) -> list[CodecMeasure]:
+def _candidates(profile: Profile, pin: str | None, delta_steps: int | None) -> list[CodecMeasure]:
     """A shard has one codec: the pinned one, else planes wherever it was measured."""
     names = {m.codec for m in profile.codecs}
-    name = pin if pin not in (None, "none") else "planes" if "planes" in names else "zstd"
-    return [m for m in profile.codecs if m.codec == name]
+    if pin not in (None, "none"):
+        return [m for m in profile.codecs if m.codec == pin]
+    if "planes" not in names:
+        return [m for m in profile.codecs if m.codec == "zstd"]
+    near = [
+        m
+        for m in profile.codecs
+        if m.codec == "delta" and m.gap_steps >= (delta_steps or m.gap_steps + 1)
+    ]
+    return [m for m in profile.codecs if m.codec == "planes"] + near
+
+
+def _chain(profile: Profile, taken: list[CodecMeasure], write: StorageMeasure | None) -> int:
+    """Bases in a row, so that reading them makes a recovery from disk at most 10 % longer.
+
+    Each costs its own bytes, read as fast as they are written, and their decoding.
+    """
+    if write is None:
+        return LONGEST_CHAIN
+    recovery = profile.recovery
+    whole_s = recovery.detect.value_s + recovery.restart.value_s + recovery.restore_disk.value_s
+    deltas = [(m, _class_bytes(profile, m.tensor_class)) for m in taken if m.codec == "delta"]
+    link = write.bytes_per_s.mean / ranks_per_node(profile)
+    link_s = sum(n / m.ratio for m, n in deltas) / link
+    each_s = link_s + sum(n / m.decode_bytes_per_s for m, n in deltas)
+    return max(1, min(LONGEST_CHAIN, int(CHAIN_SHARE * whole_s / max(each_s, 1e-9))))
 
 
 def _best_of_each_class(measures: list[CodecMeasure], pipe: Pipe) -> list[CodecMeasure]:

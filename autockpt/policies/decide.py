@@ -51,6 +51,15 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     intervals = choose_intervals(
         costs, rates, goal, memory_on=slots.memory_on, slots=slots.slots, sync=sync
     )
+    if base_stays(intervals, slots):
+        steps = intervals.disk_steps
+        deltas = choose_codec(
+            profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
+        )
+        if "delta" in deltas.codec.values():
+            # The interval stays: a shorter one would be another base, a longer one other figures.
+            codec = deltas
+            costs = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
     plan = _plan(profile, goal, staging, codec, slots, intervals, path=path.chosen)
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
@@ -67,6 +76,11 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         current=todays_habit(profile, goal),
         warnings=_warnings(profile, goal, costs, intervals),
     )
+
+
+def base_stays(intervals: Intervals, slots: SlotChoice) -> bool:
+    """Whether the save before is still in its slot: every save goes to disk, and there is room."""
+    return slots.slots >= 3 and intervals.memory_steps == intervals.disk_steps > 0
 
 
 def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
@@ -127,6 +141,7 @@ def _plan(
                 interval_steps=intervals.disk_steps,
                 path="direct" if path == "direct" else "host",
                 codec=codec.codec,
+                chain=codec.chain,
             ),
         ),
         staging=staging,

@@ -182,20 +182,28 @@ class ElementCodec:
     def __init__(self, name: str) -> None:
         self._codec = codec(name)
 
-    def encode(self, raw: memoryview, dtype: str, /) -> memoryview | bytes:
+    def encode(self, raw: memoryview, dtype: str, base: memoryview | None, /) -> memoryview | bytes:
         """The frame of a piece."""
-        kind = element_kind(dtype)
+        kind = element_kind(dtype, delta=base is not None)
         whole = len(raw) - len(raw) % kind.width
-        return self._codec.encode(raw, runs=[Run(whole, kind), Run(len(raw) - whole)])
+        runs = [Run(whole, kind), Run(len(raw) - whole)]
+        return self._codec.encode(raw, runs=runs, base=base)
 
-    def decode(self, frame: memoryview | bytes, raw_bytes: int, /) -> memoryview | bytes:
+    def decode(
+        self, frame: memoryview | bytes, raw_bytes: int, base: memoryview | None, /
+    ) -> memoryview | bytes:
         """The piece of a frame."""
-        return self._codec.decode(frame, raw_bytes)
+        return self._codec.decode(frame, raw_bytes, base=base)
 
 
 def codecs() -> dict[str, Codec]:
-    """The codecs that runs can use, by name."""
+    """The codecs that need no base, by name."""
     return {name: ElementCodec(name) for name in CODECS}
+
+
+def base_codecs() -> dict[str, Codec]:
+    """Those that store differences."""
+    return {"delta": ElementCodec("planes")}
 
 
 def filled_memory(state: LiveState, nbytes: int) -> Arena:

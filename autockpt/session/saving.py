@@ -208,7 +208,7 @@ class Saving(RankState):
                 layout_digest=layout.digest, writers=staging.writers,
                 chunk_bytes=staging.chunk_bytes, direct_io=staging.direct_io,
                 streaming=staging.streaming, codec=codec, class_ranges=ranges,
-                chain=tier.chain if "delta" in tier.codec.values() else 0, at_s=now,
+                chain=tier.chain, at_s=now,
             )
         )  # fmt: skip
 

@@ -65,8 +65,9 @@ class TierPlan:
     """host: device -> pinned host slot -> storage; direct: without the slot (GPUDirect)."""
     codec: dict[str, str] = field(default_factory=dict)
     """Codec by tensor class (parameters, moments, other); a missing class is `none`."""
-    chain: int = 4
-    """Where the codec is `delta`: older generations that a restore may have to read beside one."""
+    chain: int = 0
+    """Where the codec is `delta`: older generations that a restore may have to read beside one;
+    0: every save stands alone."""
     copies: int = 1
     """Replicas of each shard, the own one included."""
 

@@ -18,7 +18,8 @@ def test_frozen_weights_are_stored_once(
     attach: Callable[..., Any], new_run: Callable[..., str]
 ) -> None:
     """The second checkpoint is a small file beside the first, and both are whole."""
-    run_dir = prepared(new_run, codec={"parameters": "delta", "moments": "delta"})
+    classes = {"parameters": "delta", "moments": "delta"}
+    run_dir = prepared(new_run, codec=classes, chain=4)
     loop = Loop(attach, run_dir, NBYTES)
     loop.warm_up()
     for _ in range(5):

@@ -28,6 +28,13 @@ def measured(
     )  # fmt: skip
 
 
+def deltas(gap_steps: int) -> tuple[CodecMeasure, ...]:
+    """Planes, and differences to a base this many iterations away."""
+    near = [replace(measured(name, ratio, 1.0e9, "delta"), gap_steps=gap_steps)
+            for name, ratio in (("parameters", 1.6), ("moments", 1.15))]  # fmt: skip
+    return (measured(), measured("moments", 1.21), *near)
+
+
 def job(gb_per_s: float, *, cores: int = 2, codecs: tuple[CodecMeasure, ...] = ()) -> Profile:
     """A job on storage of this speed."""
     codecs = codecs or (measured(), measured("moments", 1.21))
@@ -87,6 +94,45 @@ def test_a_codec_that_was_not_measured_is_written_when_it_is_pinned() -> None:
     """On the classes that every state has."""
     pinned = decide(job(0.05), Goal(pins=Pins(codec="delta"))).plan.tier("disk").codec
     assert pinned == {"parameters": "delta", "moments": "delta"}
+
+
+def disk_only(steps: int) -> Goal:
+    """Every save goes to disk, this often."""
+    return Goal(pins=Pins(memory_interval_steps=steps, disk_interval_steps=steps))
+
+
+def test_deltas_are_written_where_the_save_before_is_still_in_its_slot() -> None:
+    """By class: the moments here move too much between two saves."""
+    profile = job(0.05, codecs=deltas(gap_steps=100))
+    decision = decide(profile, disk_only(100))
+    assert codec_of(decision)[0] == {"parameters": "delta", "moments": "planes"}
+    assert decision.plan.tier("disk").chain >= 1
+
+
+@pytest.mark.parametrize(
+    ("gap_steps", "goal"),
+    [
+        (99, disk_only(100)),
+        (10**6, Goal(pins=Pins(memory_interval_steps=10, disk_interval_steps=100))),
+        (10**6, Goal(pins=Pins(memory_interval_steps=100, disk_interval_steps=100, slots=2))),
+    ],
+    ids=["measured at a shorter distance", "other saves come between", "no slot for a base"],
+)
+def test_no_delta_on_figures_or_bases_that_are_not_there(gap_steps: int, goal: Goal) -> None:
+    """Then planes, and no chain."""
+    decision = decide(job(0.05, codecs=deltas(gap_steps)), goal)
+    assert codec_of(decision)[0] == {"parameters": "planes", "moments": "planes"}
+    assert decision.plan.tier("disk").chain == 0
+
+
+def test_a_chain_is_no_longer_than_a_recovery_can_bear() -> None:
+    """Reading bases at 5 MB/s takes longer than a tenth of the restart: one, and not eight."""
+    slow, fast = (
+        decide(job(rate, codecs=deltas(10**6)), disk_only(1000)).plan.tier("disk").chain
+        for rate in (0.005, 0.4)
+    )
+    assert slow == 1
+    assert 1 < fast <= 8
 
 
 @given(RATES, RATES, RATIOS, st.integers(1, 8), st.integers(-1, 8))

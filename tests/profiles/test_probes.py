@@ -294,17 +294,17 @@ def test_real_codecs_round_trip() -> None:
 class Liar:
     """Decodes to something else."""
 
-    def encode(self, raw: memoryview, dtype: str) -> bytes:
+    def encode(self, raw: memoryview, dtype: str, base: object) -> bytes:
         return b""
 
-    def decode(self, frame: bytes, raw_bytes: int) -> bytes:
+    def decode(self, frame: bytes, raw_bytes: int, base: object) -> bytes:
         return bytes(raw_bytes + 1)
 
 
 class Broken(Liar):
     """Does not even encode."""
 
-    def encode(self, raw: memoryview, dtype: str) -> bytes:
+    def encode(self, raw: memoryview, dtype: str, base: object) -> bytes:
         raise RuntimeError("out of order")
 
 

@@ -14,9 +14,13 @@ from autockpt.profiles.samples import CodecSample
 class Codec(Protocol):
     """Encodes and decodes one chunk of elements of one dtype."""
 
-    def encode(self, raw: memoryview, dtype: str, /) -> memoryview | bytes: ...
+    def encode(
+        self, raw: memoryview, dtype: str, base: memoryview | None, /
+    ) -> memoryview | bytes: ...
 
-    def decode(self, frame: memoryview | bytes, raw_bytes: int, /) -> memoryview | bytes: ...
+    def decode(
+        self, frame: memoryview | bytes, raw_bytes: int, base: memoryview | None, /
+    ) -> memoryview | bytes: ...
 
 
 LEAST_CLASS_BYTES = 64 * 2**10
@@ -30,6 +34,9 @@ class Piece:
     data: memoryview
     dtype: str = "U8"
     """Of its elements, as safetensors calls it."""
+    base: memoryview | None = None
+    """The same bytes, `gap_steps` iterations ago."""
+    gap_steps: int = 0
 
 
 def spread_pieces(
@@ -89,9 +96,9 @@ def _alternate(pieces: Sequence[Piece]) -> list[Piece]:
 def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
     try:
         began = time.perf_counter()
-        encoded = codec.encode(piece.data, piece.dtype)
+        encoded = codec.encode(piece.data, piece.dtype, piece.base)
         encoded_at = time.perf_counter()
-        decoded = codec.decode(encoded, len(piece.data))
+        decoded = codec.decode(encoded, len(piece.data), piece.base)
         decoded_at = time.perf_counter()
         faithful = memoryview(decoded) == piece.data
     except Exception as error:  # a codec is foreign code; whatever it raises, it is out
@@ -105,4 +112,5 @@ def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
         encoded_bytes=len(encoded),
         encode_s=encoded_at - began,
         decode_s=decoded_at - encoded_at,
+        gap_steps=piece.gap_steps,
     )

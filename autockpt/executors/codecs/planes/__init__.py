@@ -5,6 +5,7 @@ that is.  With a base, groups of kind `delta` hold differences to the bytes at t
 who keeps the frame says which base it is.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -122,6 +123,22 @@ def _spread(words: Words, of: int) -> list[Words]:
     return [words[i * step + first :][:size] for i in range(count)]
 
 
+class _Spare(threading.local):
+    """A thread's memory for planes that are coded: new pages cost as much as the coding."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def of(self, nbytes: int) -> Bytes:
+        """At least so many bytes, until the next call."""
+        if len(self._memory) < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory
+
+
+_spare = _Spare()
+
+
 def _write_planes(
     frame: Bytes,
     at: int,
@@ -132,7 +149,7 @@ def _write_planes(
 ) -> tuple[list[int], int]:
     """(length of every plane as stored, end of the frame)."""
     planes: list[Bytes] = []
-    rest = iter(codings)
+    rest, spare, used = iter(codings), _spare.of(len(raw)), 0
     for group in groups:
         mine: list[Bytes] = []
         for _ in range(group.kind.width):
@@ -140,7 +157,8 @@ def _write_planes(
                 mine.append(frame[at : at + group.count])
                 at += group.count
             else:
-                mine.append(np.empty(group.count, np.uint8))
+                mine.append(spare[used : used + group.count])
+                used += group.count
         olds = group.pieces(base) if group.kind.delta and base is not None else None
         for first, words in group.pieces(raw):
             old = next(olds)[1] if olds is not None else None

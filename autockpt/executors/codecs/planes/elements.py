@@ -23,7 +23,7 @@ from autockpt.executors.layout.runs import Kind
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.unsignedinteger[Any]]
 
-BLOCK_BYTES = 2**17
+BLOCK_BYTES = 2**18
 """Of elements that are taken apart at a time: with what comes of them in a second-level cache."""
 
 

@@ -7,6 +7,7 @@ mostly zeros in runs: there matches pay.  All three are zstd frames (RFC 8878), 
 """
 
 import math
+import threading
 from functools import cache
 from typing import Any
 
@@ -29,11 +30,13 @@ _LITERAL_COMPRESSION = 1002
 """ZSTD_c_literalCompressionMode.  zstd leaves literals raw when it is told to skip ahead as fast as
 below; 1 makes it code them.  Not in the stable interface: what refuses it gets `PLAIN`."""
 _P = zstd.CompressionParameter
+_SMALL: dict[int, int] = {_P.compression_level: 1, _P.window_log: 17}
+"""The library copies its input through a buffer of a window's size: a small one stays in cache."""
 PLAIN: dict[int, int] = {
-    _P.compression_level: 1, _P.strategy: zstd.Strategy.fast, _P.hash_log: 6, _P.min_match: 7,
+    **_SMALL, _P.strategy: zstd.Strategy.fast, _P.hash_log: 6, _P.min_match: 7,
 }  # fmt: skip
 _HUFFMAN: dict[int, int] = {**PLAIN, _P.target_length: 2**17, _LITERAL_COMPRESSION: 1}
-_MATCHES: dict[int, int] = {_P.compression_level: 1}
+_MATCHES: dict[int, int] = dict(_SMALL)
 
 
 def sampled(plane: Any) -> Bytes:
@@ -77,4 +80,19 @@ def huffman_only() -> dict[int, int]:
 
 def compress(plane: Bytes, options: dict[int, int]) -> bytes:
     """The zstd frame of a plane; the library releases the GIL."""
-    return zstd.compress(plane.data, options=options)
+    key = tuple(options.items())
+    if key not in _made.compressors:
+        _made.compressors[key] = zstd.ZstdCompressor(options=options)
+    compressor = _made.compressors[key]
+    frame: bytes = compressor.compress(plane.data, compressor.FLUSH_FRAME)
+    return frame
+
+
+class _Made(threading.local):
+    """A thread's compressors: making one costs as much as coding 100 KB."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[tuple[tuple[int, int], ...], Any] = {}
+
+
+_made = _Made()
