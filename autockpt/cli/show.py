@@ -74,12 +74,12 @@ def _part(row: dict[str, Any]) -> str:
 
 def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
     """What the index and the header of one shard say; both are checked against the commit."""
-    from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
+    from autockpt.executors.catalogue import open_shard
     from autockpt.executors.image import header_bytes, read_header
 
     record = commit.records[rank]
-    index = load_index(folder, record, commit)
-    source = ChunkSource(shard_path(folder, record), index)
+    source = open_shard(folder, record, commit)
+    index = source.index
     buffer = source.buffer()
     try:
         head = bytes(source.read(0, buffer))

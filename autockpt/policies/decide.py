@@ -65,6 +65,16 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     shared = choose_redundancy(profile, goal, slots, costs, rates, waste_of)
     costs = replace(costs, peers=shared.peers, notes=(*costs.notes, *shared.notes))
     intervals = solve(costs, rates, goal)
+    if base_stays(intervals, slots):
+        steps = intervals.disk_steps
+        deltas = choose_codec(
+            profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
+        )
+        if "delta" in deltas.codec.values():
+            # The interval stays: a shorter one would be another base, a longer one other figures.
+            codec = deltas
+            encoded = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
+            costs = replace(encoded, peers=costs.peers, notes=costs.notes)
     plan = _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen)
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
@@ -83,6 +93,11 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         current=todays_habit(profile, goal),
         warnings=_warnings(profile, goal, costs, intervals),
     )
+
+
+def base_stays(intervals: Intervals, slots: SlotChoice) -> bool:
+    """Whether the save before is still in its slot: every save goes to disk, and there is room."""
+    return slots.slots >= 3 and intervals.memory_steps == intervals.disk_steps > 0
 
 
 def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
@@ -144,6 +159,7 @@ def _plan(
                 interval_steps=intervals.disk_steps,
                 path="direct" if path == "direct" else "host",
                 codec=codec.codec,
+                chain=codec.chain,
             ),
         ),
         staging=staging,

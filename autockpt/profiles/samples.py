@@ -61,6 +61,8 @@ class CodecSample:
     encoded_bytes: int
     encode_s: float
     decode_s: float
+    gap_steps: int = 0
+    """Iterations between the bytes and their base; 0: there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

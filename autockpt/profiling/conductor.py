@@ -221,6 +221,7 @@ class Conductor:
         probes.take_memory()
         if self._ranks.probes_node:
             probes.run(lambda what: self._progress.stage(what, _QUIET))
+            probes.remember(self.timer.steps)
 
     def _plan_interference(self) -> None:
         """Every rank computes the same rounds from the slowest rank's numbers."""
@@ -309,6 +310,8 @@ class Conductor:
         self._gather()
         assert self._probes is not None
         assert self._state is not None
+        if self._complete and self._ranks.probes_node:
+            self._probes.differences(self.timer.steps)
         self._changed |= self._probes.snapshot.changed
         if self._changed:
             self._warn(

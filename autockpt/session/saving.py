@@ -207,7 +207,8 @@ class Saving(RankState):
                 image_bytes=layout.image_bytes, boundary_end=layout.boundary_end,
                 layout_digest=layout.digest, writers=staging.writers,
                 chunk_bytes=staging.chunk_bytes, direct_io=staging.direct_io,
-                streaming=staging.streaming, codec=codec, class_ranges=ranges, at_s=now,
+                streaming=staging.streaming, codec=codec, class_ranges=ranges,
+                chain=tier.chain, at_s=now,
             )
         )  # fmt: skip
 

@@ -44,7 +44,7 @@ class Pins:
     device_clone: Literal["on", "off"] | None = None
     """on: a snapshot is cloned in device memory before it is copied to the host."""
     path: Literal["host", "direct"] | None = None
-    codec: Literal["none", "zstd"] | None = None
+    codec: Literal["none", "planes", "delta", "zstd"] | None = None
     chunk_bytes: int | None = None
     writers: int | None = None
     slots: int | None = None

@@ -51,6 +51,10 @@ class Staging:
             )
 
 
+LONGEST_CHAIN = 16
+"""Generations that a reader opens for one, at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlan:
     """One tier: how often, over which path."""
@@ -62,12 +66,17 @@ class TierPlan:
     """host: device -> pinned host slot -> storage; direct: without the slot (GPUDirect)."""
     codec: dict[str, str] = field(default_factory=dict)
     """Codec by tensor class (parameters, moments, other); a missing class is `none`."""
+    chain: int = 0
+    """Where the codec is `delta`: older generations that a restore may have to read beside one;
+    0: every save stands alone."""
     copies: int = 1
     """Replicas of each shard, the own one included."""
 
     def __post_init__(self) -> None:
         if self.interval_steps < 0:
             raise ConfigError(f"{self.tier} interval of {self.interval_steps} steps: must be >= 0")
+        if not 0 <= self.chain <= LONGEST_CHAIN:
+            raise ConfigError(f"a chain of {self.chain}: must be between 0 and {LONGEST_CHAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,8 @@ class CodecMeasure:
     encode_bytes_per_s: float
     decode_bytes_per_s: float
     sample_bytes: int
+    gap_steps: int = 0
+    """Iterations between the samples and their base; more of them shrink less.  0: no base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

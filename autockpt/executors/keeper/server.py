@@ -406,6 +406,8 @@ class Keeper:
             return
         if isinstance(event, p.EpochClaimed):
             self._s.epoch = event.epoch
+        if isinstance(event, p.GenerationVerified) and not event.ok:
+            self._shards.damaged(event.generation)
         self._coordinator_event(event)
 
     def _carry_out(self, instructions: Sequence[p.Instruction]) -> None:
@@ -463,6 +465,7 @@ class Keeper:
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable = str(generation)
+                self._shards.durable(generation)
                 self._journal.durable(generation)
                 self._to_all(instruction)
             case p.AnnounceDropped(generation=generation, reason=reason):

@@ -113,9 +113,9 @@ Way = Annotated[
     _words("host", "direct"),
 ]
 Codec = Annotated[
-    Literal["none", "zstd"] | None,
-    _reader(fields.word_reader("none", "zstd")),
-    _words("none", "zstd"),
+    Literal["none", "planes", "delta", "zstd"] | None,
+    _reader(fields.word_reader("none", "planes", "delta", "zstd")),
+    _words("none", "planes", "delta", "zstd"),
 ]
 Objective = Annotated[
     Literal["goodput", "stall", "durability"] | None,
