@@ -12,6 +12,7 @@ of traffic by alpha + n / B with a safety margin, and for spreading over iterati
 """
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -90,8 +91,8 @@ class WindowGate:
         self._busy_until_s = 0.0
         self._paid_at_s = 0.0
         self._left = 0
-        self._rooms: dict[int, list[int]] = {}
-        """Chunk size -> bytes that the windows of a lap take from the n-th on; of this lap."""
+        self._rooms: list[int] = []
+        """Bytes that the windows of a lap take from the n-th on; worked out once a lap."""
         self._laps_left = 1
         self._hurried = True
         """Nothing is known yet, or the fence waits."""
@@ -118,7 +119,7 @@ class WindowGate:
         """The optimizer's step ended."""
         with self._changed:
             self._laps.boundary(self._now_s())
-            self._rooms = {}
+            self._rooms = []
             self._laps_left = max(1, self._laps_left - 1)
             self._changed.notify_all()
 
@@ -148,7 +149,7 @@ class WindowGate:
         with self._changed:
             self.use = use = WindowUse(nbytes=nbytes)
             self._left, self._laps_left = nbytes, laps
-            self._paid_at_s, self._rooms = 0.0, {}
+            self._paid_at_s, self._rooms = 0.0, []
             use.chunk_bytes = self._chunk_bytes()
             use.reason = self._not_worth(nbytes, laps, use.chunk_bytes)
             self._hurried = bool(use.reason)
@@ -181,9 +182,12 @@ class WindowGate:
         if self._hurried:
             return ("fence" if not self.use.reason else "overlap"), 0.0
         free_s = self._laps.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
-        if self._takes_s(nbytes) * (1 + self._margin) <= free_s:
+        needs_s = self._takes_s(nbytes) * (1 + self._margin)
+        if needs_s <= free_s:
             return "window", 0.0
-        excess = self._left - self._room(now_s, nbytes)
+        if free_s > NEARLY_ALL * max(self._laps.forecasts_s, default=math.inf):
+            return "overlap", 0.0  # fits nowhere: it begins with the longest window at least
+        excess = self._left - self._room(now_s)
         if excess <= 0:
             return None, self.longest_wait_s
         if now_s >= self._paid_at_s:
@@ -211,12 +215,10 @@ class WindowGate:
         """Bytes that a window takes, in whole chunks."""
         return int(window_s / ((1 + self._margin) * self._takes_s(chunk))) * chunk
 
-    def _room(self, now_s: float, nbytes: int) -> int:
+    def _room(self, now_s: float) -> int:
         """Bytes that the windows take which are left of the iterations this transfer has."""
-        laps, chunk = self._laps, max(nbytes, self.use.chunk_bytes)
-        rooms = self._rooms.get(chunk)
-        if rooms is None:
-            rooms = self._rooms[chunk] = self._from_window_on(chunk)
+        laps, chunk = self._laps, self.use.chunk_bytes
+        self._rooms = rooms = self._rooms or self._from_window_on(chunk)
         room = self._filled(laps.left_s(now_s), chunk) + rooms[min(laps.following, len(rooms) - 1)]
         return room + rooms[0] * (self._laps_left - 1)
 

@@ -165,14 +165,16 @@ def test_windows_that_vanish_fall_back_to_plain_overlap() -> None:
     assert "0.10 ms" in use.reason
 
 
-def test_a_chunk_bigger_than_every_window_does_not_wait_for_one() -> None:
-    """It goes beside the compute, now and not at the fence."""
+def test_a_chunk_bigger_than_every_window_begins_with_the_longest() -> None:
+    """It cannot be hidden, only begun as early as any window; it is counted as overlap."""
     clock = FakeClock()
-    gate = learned(clock, [0.02, 0.02, 0.02, 0.0], longest_wait_s=10.0)
-    gate.begin(40 * MIB)
-    gate.began("0F0")
-    assert gate.wait(40 * MIB) == 0.0
-    assert gate.use.passed["overlap"] == 40 * MIB
+    gate = learned(clock, [0.02, 0.03, 0.02, 0.0], longest_wait_s=10.0)
+    Mover(clock, gate, marks(clock, gate, [0.02, 0.03, 0.02, 0.0]))
+    began_s = clock.now_s
+    gate.begin(30 * MIB)
+    gate.wait(30 * MIB)
+    assert clock.now_s - began_s == pytest.approx(0.02 + COMPUTE_S)
+    assert gate.use.passed == {"window": 0, "overlap": 30 * MIB, "fence": 0}
 
 
 def test_chunks_are_as_large_as_short_windows_allow() -> None:
