@@ -34,10 +34,21 @@ NEARLY_ALL = 0.95
 """A larger chunk that fills the windows this well is as good as the best."""
 MEMORY_RATES = 15
 """Chunks whose pace is remembered; the median counts."""
-SPANS = 512
+MOVES = 512
 """Chunks remembered for the report."""
 
 Passed = Literal["window", "overlap", "fence"]
+
+
+@dataclass(slots=True)
+class Move:
+    """One chunk on its way."""
+
+    began_s: float
+    ended_s: float
+    """Expected; as measured once its mover asks for the next."""
+    nbytes: int
+    how: Passed
 
 
 @dataclass(slots=True)
@@ -51,8 +62,8 @@ class WindowUse:
     reason: str = ""
     """Why windows were not used, "" if they were."""
     chunk_bytes: int = CHUNKS[0]
-    spans: deque[tuple[float, float, str]] = field(default_factory=lambda: deque(maxlen=SPANS))
-    """(passed at, expected end, how) of the chunks."""
+    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOVES))
+    """The newest chunks."""
 
     @property
     def share(self) -> float:
@@ -86,8 +97,8 @@ class WindowGate:
         self._changed = threading.Condition()
         self._sleep = sleep or self._changed.wait
         self._rates: deque[float] = deque([bytes_per_s], maxlen=MEMORY_RATES)
-        self._passed: dict[int, tuple[float, int]] = {}
-        """Thread -> (when its last chunk passed, bytes): its next question tells how long."""
+        self._moving: dict[int, Move] = {}
+        """By thread its last chunk: its next question tells how long that took."""
         self._busy_until_s = 0.0
         self._paid_at_s = 0.0
         self._left = 0
@@ -147,6 +158,7 @@ class WindowGate:
         Chooses the chunk size and whether to use windows at all; returns what becomes of it.
         """
         with self._changed:
+            self._moving = {}
             self.use = use = WindowUse(nbytes=nbytes)
             self._left, self._laps_left = nbytes, laps
             self._paid_at_s, self._rooms = 0.0, []
@@ -198,15 +210,17 @@ class WindowGate:
     def _pass(self, nbytes: int, now_s: float, how: Passed) -> None:
         self._left = max(0, self._left - nbytes)
         self._busy_until_s = max(now_s, self._busy_until_s) + self._takes_s(nbytes)
-        self._passed[threading.get_ident()] = (now_s, nbytes)
         self.use.passed[how] += nbytes
-        self.use.spans.append((now_s, self._busy_until_s, how))
+        move = Move(now_s, self._busy_until_s, nbytes, how)
+        self._moving[threading.get_ident()] = move
+        self.use.moves.append(move)
 
     def _measure(self, now_s: float) -> None:
         """How fast this thread's last chunk moved: it asks for the next as soon as it is done."""
-        passed = self._passed.pop(threading.get_ident(), None)
-        if passed is not None and now_s - passed[0] > ALPHA_S:
-            self._rates.append(passed[1] / (now_s - passed[0]))
+        move = self._moving.pop(threading.get_ident(), None)
+        if move is not None and now_s - move.began_s > ALPHA_S:
+            move.ended_s = now_s
+            self._rates.append(move.nbytes / (now_s - move.began_s))
 
     def _takes_s(self, nbytes: int) -> float:
         return ALPHA_S + nbytes / sorted(self._rates)[len(self._rates) // 2]

@@ -189,7 +189,7 @@ def test_chunks_are_as_large_as_short_windows_allow() -> None:
 def test_a_window_that_closes_early_stops_the_copy() -> None:
     """Half as long as it used to be: what was begun ends, and no chunk follows beside compute."""
     use = moved([0.2, 0.4, 0.0], [0.1, 0.4, 0.0], 200 * MIB)
-    inside = [s for s in use.spans if s[2] == "window"]
+    inside = [move for move in use.moves if move.how == "window"]
     assert use.passed["fence"] == 0
     assert use.passed["window"] > 0.9 * use.nbytes
     assert len(inside) > 10
