@@ -37,22 +37,25 @@ class Shape:
 
 
 class _Wait(torch.autograd.Function):
-    """The wait of an emulated device, in the forward and twice in the backward."""
+    """The wait of an emulated device beside a tensor: in the forward, and for its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward_s: float) -> torch.Tensor:
-        ctx.forward_s = forward_s
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
         time.sleep(forward_s)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(2 * ctx.forward_s)
-        return grads[0], None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        time.sleep(ctx.backward_s)
+        return grads[0], None, None
 
 
 class EmulatedStage(nn.Module):
-    """A small layer, a wait, and parameters that are only there to be checkpointed."""
+    """A small layer, waits, and parameters that are only there to be checkpointed.
+
+    Forward, backward for the inputs and backward for the weights wait `forward_s` each.
+    """
 
     def __init__(self, forward_s: float, state_bytes: int) -> None:
         super().__init__()
@@ -62,8 +65,11 @@ class EmulatedStage(nn.Module):
         self.bulk = nn.ParameterList(torch.zeros(count // pieces) for _ in range(pieces))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A kernel and a wait."""
-        waited: torch.Tensor = _Wait.apply(torch.relu(self.layer(x)), self.forward_s)  # type: ignore[no-untyped-call]
+        """A kernel and its waits."""
+        wait: Any = _Wait.apply
+        weight = wait(self.layer.weight, 0.0, self.forward_s)
+        computed = nn.functional.linear(x, weight, self.layer.bias)
+        waited: torch.Tensor = wait(torch.relu(computed), self.forward_s, self.forward_s)
         return waited
 
 
