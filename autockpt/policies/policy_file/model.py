@@ -63,9 +63,9 @@ InFlight = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1,
 Writers = Annotated[int | None, _reader(fields.count_reader(1, 512)), _counts(1, 512)]
 Kept = Annotated[int | None, _reader(fields.count_reader(1, 10**6)), _counts(1, 10**6)]
 Schedule = Annotated[
-    Literal["lazy", "blocking"] | None,
-    _reader(fields.word_reader("lazy", "blocking")),
-    _words("lazy", "blocking"),
+    Literal["lazy", "blocking", "windows"] | None,
+    _reader(fields.word_reader("lazy", "blocking", "windows")),
+    _words("lazy", "blocking", "windows"),
 ]
 Persist = Annotated[
     Literal["async", "sync"] | None,
