@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.window_gate import WindowGate
+from autockpt.executors.window_gate import WindowGate, WindowUse
 
 PIECE_BYTES = 4 * 2**20
 """Bytes per memcpy call: small enough to publish progress, large enough for full bandwidth."""
@@ -69,6 +69,8 @@ class CopyTask:
     publish: ProgressCounter
     gate: WindowGate | None = None
     """Asked before each piece; whoever waits for the copy makes it open."""
+    use: WindowUse | None = None
+    """What the gate did with the bytes."""
     first: list[CopyJob] = field(default_factory=list)
     """Host tensors beside a device's: done before anything is waited for, not published."""
     last: Callable[["CopyTask"], None] | None = None
@@ -96,7 +98,7 @@ class CopyEngine:
         """Begins after all earlier tasks."""
         self._newest = task
         if task.gate is not None:
-            task.gate.begin(sum(job.nbytes for job in task.jobs if job.event is None))
+            task.use = task.gate.begin(sum(job.nbytes for job in task.jobs if job.event is None))
         self._tasks.put(task)
 
     @property

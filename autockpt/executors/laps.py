@@ -27,6 +27,8 @@ class Lap:
     """What began, in order."""
     lengths_s: list[float] = field(default_factory=list)
     """Of the windows that have closed."""
+    opened_s: list[float] = field(default_factory=list)
+    """When they had opened."""
     open_since_s: float | None = None
     """Since when everything idles; None: something runs."""
     running: int = 0
@@ -57,10 +59,8 @@ class Laps:
     def began(self, what: str, at_s: float) -> None:
         """Something begins to run: the window that was open closes."""
         lap = self.now
-        if lap.open_since_s is not None:
-            lap.lengths_s.append(at_s - lap.open_since_s)
+        self._close(at_s)
         lap.marks.append(what)
-        lap.open_since_s = None
         lap.running += 1
 
     def ended(self, at_s: float) -> None:
@@ -72,10 +72,7 @@ class Laps:
 
     def step_began(self, at_s: float) -> None:
         """The optimizer's step begins: the last window of the lap closes."""
-        lap = self.now
-        if lap.open_since_s is not None:
-            lap.lengths_s.append(at_s - lap.open_since_s)
-            lap.open_since_s = None
+        self._close(at_s)
 
     def boundary(self, at_s: float) -> None:
         """The lap ended and the next begins, with its first window open."""
@@ -84,6 +81,13 @@ class Laps:
             self._learn(self.now, at_s)
         self._started = True
         self.now = Lap(began_s=at_s, open_since_s=at_s)
+
+    def _close(self, at_s: float) -> None:
+        lap = self.now
+        if lap.open_since_s is not None:
+            lap.opened_s.append(lap.open_since_s)
+            lap.lengths_s.append(at_s - lap.open_since_s)
+            lap.open_since_s = None
 
     # ------------------------------------------------------------------ what is known
 

@@ -24,6 +24,8 @@ from autockpt.executors.laps import Laps
 
 MARGIN = 0.2
 """Part of a window that is left free: chunks and windows scatter by about this much."""
+UNKNOWN_BYTES_PER_S = 2e9
+"""A mover whose pace nobody measured: slower than any host copy; its own is soon known."""
 YIELD_SHARE = 0.1
 """Windows that take less than this fraction of the bytes are not worth waiting for."""
 ALPHA_S = 50e-6
@@ -82,7 +84,7 @@ class WindowGate:
     def __init__(
         self,
         *,
-        bytes_per_s: float = 2e9,
+        bytes_per_s: float = UNKNOWN_BYTES_PER_S,
         margin: float = MARGIN,
         longest_wait_s: float = 1.0,
         now_s: Callable[[], float] = time.monotonic,
@@ -151,6 +153,13 @@ class WindowGate:
     def refused(self) -> str:
         """Why a profile's windows were not used, "" if they were or there were none."""
         return self._laps.refused
+
+    def lap(self) -> tuple[float, list[tuple[float, float]]]:
+        """(begin of this iteration, its windows that have closed), seconds of the clock."""
+        with self._changed:
+            now = self._laps.now
+            pairs = zip(now.opened_s, now.lengths_s, strict=True)
+            return now.began_s, [(at_s, at_s + length_s) for at_s, length_s in pairs]
 
     def begin(self, nbytes: int, *, laps: int = 1) -> WindowUse:
         """A transfer of `nbytes` begins, to be through within `laps` iterations.
