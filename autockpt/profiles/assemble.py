@@ -19,13 +19,16 @@ from autockpt.profiles.samples import (
     TransferSample,
     UnitSample,
 )
+from autockpt.profiles.windows import window_warnings
 from autockpt.values.profile import (
+    Bubble,
     Distribution,
     Estimate,
     FailureRates,
     Fingerprint,
     GpuCounters,
     InterferenceMeasure,
+    Lap,
     LinkMeasure,
     MemoryHeadroom,
     Profile,
@@ -67,6 +70,8 @@ class Measurements:
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    bubbles: list[Bubble] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -93,6 +98,8 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         storage=storage,
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),
+        bubbles=tuple(measured.bubbles),
+        laps=tuple(measured.laps),
         gpus=facts.gpus,
         stall_s=estimators.maybe(s for unit in units for s in unit.stalls_s),
         snapshot_s=estimators.maybe(s for unit in units for s in unit.copies_s),
@@ -100,7 +107,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         samples=_raw_samples(measured),
     )
     probe_warnings = measured.storage.warnings if measured.storage else ()
-    said = (*measured.warnings, *probe_warnings)
+    said = (*measured.warnings, *probe_warnings, *window_warnings(profile))
     return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 

@@ -7,10 +7,12 @@ from autockpt.profiles.estimators import distribution
 from autockpt.profiles.samples import LapSample
 from autockpt.values.errors import ConfigError
 from autockpt.values.pipeline import order_digest
-from autockpt.values.profile import Bubble, Distribution, Lap
+from autockpt.values.profile import Bubble, Distribution, Lap, Profile
 
 SHORTEST_S = 200e-6
 """A gap below this (p50) takes no chunk worth its start."""
+STRAGGLER = 1.5
+"""Chunks of a stage that take so many times the others' are said to."""
 OVERHEAD_LIMIT = 0.01
 """Beyond this fraction of an iteration the probe disturbs what it measures."""
 
@@ -86,6 +88,33 @@ def wait_bubble(wait_s: Distribution | None, *, rank: int) -> tuple[Bubble, ...]
         return ()
     nothing = distribution([0.0])
     return (Bubble(rank=rank, offset_s=nothing, length_s=wait_s, what="data_wait"),)
+
+
+def window_warnings(profile: Profile) -> list[str]:
+    """A sentence for each rank whose windows should be trusted less."""
+    said = [
+        f"windows of rank {lap.rank}: the probe took {lap.overhead:.1%} of an iteration, more than "
+        f"{OVERHEAD_LIMIT:.0%}: gaps may be its own"
+        for lap in profile.laps
+        if lap.overhead > OVERHEAD_LIMIT
+    ]
+    return said + stragglers(profile.laps)
+
+
+def stragglers(laps: Sequence[Lap]) -> list[str]:
+    """Stages whose chunks take longer than those of the others: gaps elsewhere wait for them."""
+    said = []
+    chunks = chunk_times([lap for lap in laps if lap.schedule])
+    for kind in "FBIW":
+        times = {name: s for name, s in chunks.items() if name.endswith(kind) and s > 0}
+        usual_s = sorted(times.values())[len(times) // 2] if times else 0.0
+        said += [
+            f"stage {name[:-1]}: its {kind} chunks take {s / usual_s:.1f} times the usual time; "
+            "the gaps of other ranks wait for it, and follow it when it is balanced"
+            for name, s in times.items()
+            if len(times) > 2 and s > STRAGGLER * usual_s
+        ]
+    return said
 
 
 def chunk_times(laps: Sequence[Lap]) -> dict[str, float]:
