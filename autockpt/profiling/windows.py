@@ -91,13 +91,14 @@ class WindowProbe:
     def _own(self, rank: int, data_wait_s: Sequence[float]) -> RankWindows:
         self._chunks.flush()
         laps: list[Lap] = []
-        bubbles = list(windows.wait_bubble(maybe(data_wait_s), rank=rank))
+        bubbles: list[Bubble] = []
         if any(sample.marks for sample in self._chunks.samples):
             name = schedule_name(self._stages.schedule)
             laps.append(windows.lap(self._chunks.samples, rank=rank, schedule=name))
             bubbles += windows.device_bubbles(self._chunks.samples, rank=rank)
         if any(sample.marks for sample in self._network.samples):
             if not laps:
+                bubbles += windows.wait_bubble(maybe(data_wait_s), rank=rank)
                 laps.append(windows.lap(self._network.samples, rank=rank))
             bubbles += windows.network_bubbles(self._network.samples, rank=rank)
         return RankWindows(laps=tuple(laps), bubbles=tuple(bubbles))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from autockpt.profiles.samples import LapSample
 
+_Bucket: Any = vars(dist)["GradBucket"]  # DDP checks the annotation of a hook
 NAMES = (
     "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_gather",
     "reduce_scatter", "all_to_all_single", "all_to_all", "reduce",
@@ -114,7 +115,7 @@ class CollectiveHooks:
 
         setattr(dist, name, collective)
 
-    def _bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _bucket(self, state: object, bucket: _Bucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's own mean of a bucket, with its times."""
         began_s = time.perf_counter()
         tensor = bucket.buffer().div_(dist.get_world_size())
