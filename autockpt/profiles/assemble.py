@@ -19,14 +19,17 @@ from autockpt.profiles.samples import (
     TransferSample,
     UnitSample,
 )
+from autockpt.profiles.windows import window_warnings
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.profile import (
+    Bubble,
     Distribution,
     Estimate,
     FailureRates,
     Fingerprint,
     GpuCounters,
     InterferenceMeasure,
+    Lap,
     LinkMeasure,
     MemoryHeadroom,
     Profile,
@@ -72,6 +75,8 @@ class Measurements:
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    bubbles: list[Bubble] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -101,6 +106,8 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         storage=storage,
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),
+        bubbles=tuple(measured.bubbles),
+        laps=tuple(measured.laps),
         gpus=facts.gpus,
         domains=facts.domains,
         stall_s=estimators.maybe(s for unit in units for s in unit.stalls_s),
@@ -109,7 +116,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         samples=_raw_samples(measured),
     )
     probe_warnings = measured.storage.warnings if measured.storage else ()
-    said = (*facts.warnings, *measured.warnings, *probe_warnings)
+    said = (*facts.warnings, *measured.warnings, *probe_warnings, *window_warnings(profile))
     return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 

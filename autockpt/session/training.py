@@ -236,6 +236,7 @@ class Session(Ending):
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._state.stepped(optimizer)
+        self._windows.boundary()
         if not self._owns_boundary and not self._closed:
             self._auto_pending = True
             self._auto_rng = rng_state() if self._due(self._step + 1) else None

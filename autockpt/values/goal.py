@@ -32,7 +32,7 @@ class Pins:
     disk_interval_steps: int | None = None
     disk_interval_s: float | None = None
     memory_enabled: bool | None = None
-    schedule: Literal["lazy", "blocking"] | None = None
+    schedule: Literal["lazy", "blocking", "windows"] | None = None
     persist: Literal["async", "sync"] | None = None
     """sync: the training waits until the checkpoint is durable."""
     streaming: bool | None = None

@@ -19,8 +19,11 @@ MOST_IN_FLIGHT = 16
 class Staging:
     """How bytes move from the live state through host memory to storage."""
 
-    schedule: Literal["lazy", "blocking"] = "lazy"
-    """lazy: copied under the next forward and backward; blocking: copied inside the boundary."""
+    schedule: Literal["lazy", "blocking", "windows"] = "lazy"
+    """lazy: copied under the next forward and backward; blocking: copied inside the boundary;
+    windows: lazily, in the gaps in which the training idles, as far as they take it."""
+    window_margin: float = 0.2
+    """Part of a chunk's time that a window must last longer than it, for `windows`."""
     persist: Literal["async", "sync"] = "async"
     """async: the training goes on while the checkpoint becomes durable."""
     streaming: bool = True
@@ -45,6 +48,8 @@ class Staging:
             )
         if not 1 <= self.writers <= 512:
             raise ConfigError(f"{self.writers} writers: must be between 1 and 512")
+        if not 0 <= self.window_margin <= 1:
+            raise ConfigError(f"window margin of {self.window_margin}: must be between 0 and 1")
         if not 0 <= self.in_flight <= MOST_IN_FLIGHT:
             raise ConfigError(
                 f"{self.in_flight} checkpoints in flight: must be between 0 and {MOST_IN_FLIGHT}"

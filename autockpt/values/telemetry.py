@@ -100,6 +100,33 @@ class SnapshotSealed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowsUsed(Event):
+    """How the bytes of a snapshot under `staging.schedule: windows` moved."""
+
+    generation: str
+    step: int
+    window_bytes: int
+    """While this rank's iteration idled."""
+    overlap_bytes: int
+    """Beside compute, because the windows did not take them."""
+    fence_bytes: int
+    """While the training waited for them."""
+    chunk_bytes: int
+    held_s: float
+    """How long chunks were held back, together."""
+    reason: str = ""
+    """Why windows were not used, "" if they were."""
+    refused: str = ""
+    """Why the windows of the profile were not used."""
+    windows_s: tuple[float, ...] = ()
+    """Of some snapshots only, in seconds since the boundary: begin, end, ... of the windows,"""
+    moved_s: tuple[float, ...] = ()
+    """of the chunks that moved in them,"""
+    beside_s: tuple[float, ...] = ()
+    """and of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDiscarded(Event):
     """State changed behind the fence; the tensor is copied at the boundary from now on."""
 
@@ -260,6 +287,7 @@ EVENTS: dict[str, type[Event]] = {
         Iterated,
         SnapshotBegan,
         SnapshotSealed,
+        WindowsUsed,
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,

@@ -21,8 +21,8 @@ from autockpt.values.record import from_json, to_json
 from tests.fakes.profiles import example_profile
 
 SYSTEMS = (
-    "sync", "async", "dlrover", "easyckpt", "datastates", "checkfreq", "pccheck", "fastpersist",
-    "bytecheckpoint-pipeline", "gemini", "reft",
+    "sync", "async", "dlrover", "easyckpt", "baft", "datastates", "checkfreq", "pccheck",
+    "fastpersist", "bytecheckpoint-pipeline", "gemini", "reft",
 )  # fmt: skip
 
 MECHANISMS = {
@@ -36,6 +36,9 @@ MECHANISMS = {
     },
     ("dlrover", "easyckpt"): {
         "staging.schedule": "lazy",
+    },
+    ("easyckpt", "baft"): {
+        "staging.schedule": "windows",
     },
     ("sync", "datastates"): {
         "memory.slots": "2",

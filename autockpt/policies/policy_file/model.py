@@ -93,9 +93,9 @@ PeerPathWord = Annotated[
     _words("host", "device"),
 ]
 Schedule = Annotated[
-    Literal["lazy", "blocking"] | None,
-    _reader(fields.word_reader("lazy", "blocking")),
-    _words("lazy", "blocking"),
+    Literal["lazy", "blocking", "windows"] | None,
+    _reader(fields.word_reader("lazy", "blocking", "windows")),
+    _words("lazy", "blocking", "windows"),
 ]
 Persist = Annotated[
     Literal["async", "sync"] | None,
