@@ -1,0 +1,54 @@
+"""ExCP's joint weight-momentum pruning: which entries of a parameter are worth storing.
+
+    kept weight    |dW| > min(CLAMP, alpha / sqrt(mean v)) * median |dW|
+    kept momentum  |m|  > beta * mean |m|, and its weight is kept; v goes with m
+
+dW is the residual against the reconstructed predecessor, m and v are Adam's first and second
+moment.  Source: Li et al., ExCP (ICML 2024), section 3.2, with the tensor's mean of v as in the
+authors' repository; their constants.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from autockpt.values.errors import ConfigError
+
+ALPHA = 5e-5
+BETA = 2.0
+CLAMP = 2.5
+"""Of the weight threshold, in medians of |dW|: v near zero must not prune everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """What is pruned; the defaults are the published ones."""
+
+    alpha: float = ALPHA
+    """Weights: larger prunes more, up to `clamp` medians."""
+    beta: float = BETA
+    """Momentum, in means of |m|."""
+    clamp: float = CLAMP
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha < 1 and 0 <= self.beta < 100 and 0 <= self.clamp < 100):
+            raise ConfigError(
+                f"thresholds {self.alpha}, {self.beta}, {self.clamp}: expected alpha in [0, 1), "
+                "beta and clamp in [0, 100)"
+            )
+
+
+def kept(
+    delta: torch.Tensor, first: torch.Tensor, second: torch.Tensor, by: Thresholds
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(kept weights, kept moments) as masks of the shape of `delta`; all three are float32.
+
+    The second mask is a subset of the first.  Finite input only.
+    """
+    size = delta.abs()
+    # An overflow of the mean is an infinite mean: the threshold is 0, so everything is kept.
+    share = by.alpha / max(float(second.mean(dtype=torch.float64)), 1e-300) ** 0.5
+    weights = size > min(by.clamp, share) * float(size.flatten().median())
+    strength = first.abs()
+    moments = weights & (strength > by.beta * float(strength.mean(dtype=torch.float64)))
+    return weights, moments
