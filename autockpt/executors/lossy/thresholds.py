@@ -6,6 +6,10 @@
 dW is the residual against the reconstructed predecessor, m and v are Adam's first and second
 moment.  Source: Li et al., ExCP (ICML 2024), section 3.2, with the tensor's mean of v as in the
 authors' repository; their constants.
+
+alpha has the unit of a gradient: it was chosen for 410 million parameters.  At one gradient norm
+(training clips it) the size of an element's gradient, sqrt(v), goes with 1 / sqrt(parameters), and
+`for_parameters` moves alpha in the same way, so that a model of any size is pruned alike.
 """
 
 from dataclasses import dataclass
@@ -16,6 +20,8 @@ from autockpt.values.errors import ConfigError
 
 ALPHA = 5e-5
 BETA = 2.0
+PUBLISHED_PARAMETERS = 405_334_016
+"""Of Pythia-410M, on which alpha was chosen."""
 CLAMP = 2.5
 """Of the weight threshold, in medians of |dW|: v near zero must not prune everything."""
 
@@ -36,6 +42,11 @@ class Thresholds:
                 f"thresholds {self.alpha}, {self.beta}, {self.clamp}: expected alpha in [0, 1), "
                 "beta and clamp in [0, 100)"
             )
+
+    @classmethod
+    def for_parameters(cls, count: int) -> "Thresholds":
+        """The published ones, with alpha moved to a model of `count` parameters."""
+        return cls(alpha=min(0.99, ALPHA * (PUBLISHED_PARAMETERS / max(1, count)) ** 0.5))
 
 
 def kept(
