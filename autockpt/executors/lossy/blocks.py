@@ -14,6 +14,7 @@ import torch
 
 from autockpt.executors.lossy.codebook import nearest
 from autockpt.executors.lossy.entropy import squeezed, unsqueezed
+from autockpt.values.errors import CorruptCheckpointError
 
 BLOCK = 256
 _DECADES = 7
@@ -21,7 +22,7 @@ _DECADES = 7
 
 @functools.cache
 def code(*, signed: bool) -> torch.Tensor:
-    """Ascending values in [-1, 1] or [0, 1] of at most 256 codes, float32."""
+    """Ascending values in (-1, 1] or [0, 1] of at most 256 codes, float32."""
     values = [0.0, 1.0]
     for decade in range(_DECADES):
         steps = 2 ** (decade if signed else decade + 1)
@@ -29,7 +30,7 @@ def code(*, signed: bool) -> torch.Tensor:
         middles = (edges[:-1] + edges[1:]) / 2
         values += (10.0 ** (decade - _DECADES + 1) * middles).tolist()
     if signed:
-        values += [-value for value in values if value > 0]
+        values += [-value for value in values if 0 < value < 1]
     return torch.tensor(sorted(values), dtype=torch.float32)
 
 
@@ -67,6 +68,8 @@ def to_streams(codes: torch.Tensor, scales: torch.Tensor) -> list[bytes]:
 
 def from_streams(streams: tuple[bytes, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes, scales) of `count` elements.  Raises CorruptCheckpointError."""
+    if len(streams) != 2:
+        raise CorruptCheckpointError(f"8-bit frame: {len(streams)} streams, expected 2")
     codes = np.frombuffer(bytearray(unsqueezed(streams[0], count)), dtype=np.uint8)
     raw = unsqueezed(streams[1], 4 * -(-count // BLOCK))
     return torch.from_numpy(codes), torch.from_numpy(np.frombuffer(bytearray(raw), dtype="<f4"))

@@ -14,8 +14,8 @@ def centres_of(values: torch.Tensor, count: int = CENTRES) -> torch.Tensor:
 
     None for no values; a value that there are only few of is a centre itself.
     """
-    sample = _sample(values).sort().values
-    distinct = sample.unique_consecutive()
+    sample, _ = _sample(values).sort()
+    distinct: torch.Tensor = sample.unique_consecutive()
     if len(distinct) <= count:
         return distinct
     places = torch.linspace(0, len(sample) - 1, 2 * count + 1, device=values.device)[1::2]
@@ -23,7 +23,8 @@ def centres_of(values: torch.Tensor, count: int = CENTRES) -> torch.Tensor:
     ends = sample.double().cumsum(0)
     for _ in range(ROUNDS):
         centres = _moved(centres, sample, ends)
-    return centres.unique_consecutive()
+    made: torch.Tensor = centres.unique_consecutive()
+    return made
 
 
 def _sample(values: torch.Tensor) -> torch.Tensor:

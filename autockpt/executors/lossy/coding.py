@@ -53,11 +53,11 @@ def encode_group(
     usable = all(map(_usable, tensors)) and not bool((second < 0).any()) and weight.numel() > 0
     same_shapes = weight.shape == first.shape == second.shape
     if method == "none" or not usable or not same_shapes:
-        return _joined([encode_lossless(tensor) for tensor in tensors])
+        return _joined([encode_lossless(weight, base), *map(encode_lossless, (first, second))])
     moments = [_eight_bit(first, "signed8"), _eight_bit(second, "unsigned8")]
     if method == "quantised":
         return _joined([encode_lossless(weight, base), *moments])
-    if base is None or not _usable(base):
+    if base is None or form_of(base) != form_of(weight) or not _usable(weight.float() - base):
         return _joined([encode_lossless(weight), *moments])
     if weight.ndim < 2 or weight.numel() < SMALL:
         return _joined([_residual(weight, base), *moments])

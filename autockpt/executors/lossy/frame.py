@@ -11,6 +11,7 @@ frame of other tensors is refused.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import xxhash
@@ -65,7 +66,7 @@ class Frame:
 def tensor_digest(tensor: torch.Tensor) -> bytes:
     """xxh3-128 of a tensor's bytes in its own order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    raw = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
     return xxhash.xxh3_128_digest(raw)
 
 

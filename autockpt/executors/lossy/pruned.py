@@ -30,6 +30,7 @@ STREAMS = 8
 STREAMS = 5
 _TABLE = CENTRES + 1
 """As many as a symbol of four bits can name."""
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +59,43 @@ def analysed(
 ) -> Symbols:  # fmt: skip
     """Prunes and quantises; tensors of one shape, at least two dimensions, finite, v >= 0."""
     delta, m, v = matrix(weight) - matrix(base), matrix(first), matrix(second)
-    keep, keep_moments = kept(delta, m, v, by)
-    weights, weight_centres = _symbols(delta, keep)
-    strong, first_centres = _symbols(m, keep_moments)
-    tiny = torch.finfo(torch.float32).tiny
-    logs = v[keep_moments].clamp(min=tiny).log2()
-    log_centres = centres_of(logs)
-    tables = delta.new_zeros(3, _TABLE)
-    tables[0, 1 : 1 + len(weight_centres)] = weight_centres
-    tables[1, 1 : 1 + len(first_centres)] = first_centres
-    tables[2, : len(log_centres)] = log_centres.exp2().clamp(min=tiny)
-    rows, columns = factors(v, ~keep_moments)
+    mask, moments = kept(delta, m, v, by)
+    weights, of_weights = _symbols(delta, mask)
+    strong, of_first = _symbols(m, moments & (weights > 0))
+    moments = strong > 0
+    logs = v[moments].clamp(min=_TINY).log2()
+    of_second = centres_of(logs)
+    rows, columns = factors(v, ~moments)
     return Symbols(
-        weights=weights.flatten(), first=strong[keep], second=nearest(logs, log_centres),
-        tables=tables, rows=rows, columns=columns,
+        weights=weights.flatten(), first=strong[weights > 0], second=nearest(logs, of_second),
+        tables=torch.stack([
+            _table(of_weights, first=1), _table(of_first, first=1),
+            _table(of_second.exp2().clamp(min=_TINY), first=0),
+        ]),
+        rows=rows, columns=columns,
     )  # fmt: skip
 
 
 def _symbols(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(symbols of the shape of `values`: 0 or one more than the centre's number, centres)."""
+    """(symbols of the shape of `values`: 0 or one more than the centre's number, centres).
+
+    What 0 is nearer to than its centre is pruned: no element is further from its true value than
+    if nothing had been stored.
+    """
     survivors = values[mask]
     centres = centres_of(survivors)
     symbols = torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
-    symbols[mask] = nearest(survivors, centres) + 1
+    if len(survivors):
+        number = nearest(survivors, centres)
+        better = (survivors - centres[number.long()]).abs() <= survivors.abs()
+        symbols[mask] = torch.where(better, number + 1, 0)
     return symbols, centres
+
+
+def _table(centres: torch.Tensor, *, first: int) -> torch.Tensor:
+    table = centres.new_zeros(_TABLE)
+    table[first : first + len(centres)] = centres
+    return table
 
 
 def rebuilt(
@@ -104,11 +118,10 @@ def rebuilt(
 
 def narrowed(values: torch.Tensor, form: Form, *, positive: bool = False) -> torch.Tensor:
     """float32 in the form of a tensor, without infinities; `positive`: what is not 0 stays so."""
-    if form.dtype != torch.float32:
-        of = torch.finfo(form.dtype)
-        values = values.clamp(min=-of.max, max=of.max)
-        if positive:
-            values = torch.where(values > 0, values.clamp(min=of.smallest_normal), values)
+    of = torch.finfo(form.dtype)
+    values = values.clamp(min=-of.max, max=of.max)
+    if positive:
+        values = torch.where(values > 0, values.clamp(min=of.smallest_normal), values)
     return values.to(form.dtype).reshape(form.shape)
 
 
