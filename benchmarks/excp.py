@@ -19,7 +19,7 @@ import torch
 
 from autockpt.executors.lossy import coding, frame
 from autockpt.executors.lossy.coding import Method
-from autockpt.executors.lossy.thresholds import Thresholds
+from autockpt.executors.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
 from benchmarks.harness import Row, publish, row
 from benchmarks.job import load_example
 
@@ -46,12 +46,12 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     job = Training(args.size, args.steps + args.resumed, args.batch)
     chain = list(job.checkpoints(args.steps, args.gap, args.members))
-    published = Thresholds()
-    moved = Thresholds.for_parameters(job.parameters)
+    published = PUBLISHED.for_parameters(job.parameters)
     ways: dict[str, Way] = {
-        "excp": Way("excp", moved),
-        "excp, published alpha": Way("excp", published),
-        "quantised": Way("quantised", published),
+        "excp": Way("excp", BALANCED.for_parameters(job.parameters)),
+        "excp-published": Way("excp", published),
+        "excp-published, alpha as it is": Way("excp", PUBLISHED),
+        "quantised": Way("quantised", PUBLISHED),
     }
     rows: list[Row] = []
     states: dict[str, State] = {}
@@ -59,7 +59,7 @@ def main() -> None:
         coded = encode_chain(chain, way)
         states[name] = coded.state
         rows += size_rows(name, coded, chain[-1])
-    states["excp, v pruned to 0"] = without_fill(states["excp"])
+    states["excp-published, v pruned to 0"] = without_fill(states["excp-published"])
     rows += quality_rows(job, chain[-1], states, args.resumed, args.orders)
     publish("excp", rows, settings=vars(args) | {"parameters": job.parameters})
 

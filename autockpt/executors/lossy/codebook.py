@@ -2,14 +2,12 @@
 
 import torch
 
-CENTRES = 15
-"""2^4 - 1: with 0 for "pruned" a symbol has four bits."""
 SAMPLE = 2**18
 """Values that the centres are found from; beyond that they move by less than they differ."""
-ROUNDS = 12
+ROUNDS = 40
 
 
-def centres_of(values: torch.Tensor, count: int = CENTRES) -> torch.Tensor:
+def centres_of(values: torch.Tensor, count: int) -> torch.Tensor:
     """At most `count` ascending centres [count] float32 of finite float32 values [n].
 
     None for no values; a value that there are only few of is a centre itself.

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from autockpt.executors.lossy import entropy
-from autockpt.executors.lossy.codebook import CENTRES, centres_of, nearest
+from autockpt.executors.lossy.codebook import centres_of, nearest
 from autockpt.executors.lossy.fill import factors, filled
 from autockpt.executors.lossy.frame import Form
-from autockpt.executors.lossy.thresholds import Thresholds, kept
+from autockpt.executors.lossy.thresholds import CENTRES, Thresholds, kept
 from autockpt.values.errors import CorruptCheckpointError
 
 STREAMS = 8
@@ -60,11 +60,11 @@ def analysed(
     """Prunes and quantises; tensors of one shape, at least two dimensions, finite, v >= 0."""
     delta, m, v = matrix(weight) - matrix(base), matrix(first), matrix(second)
     mask, moments = kept(delta, m, v, by)
-    weights, of_weights = _symbols(delta, mask)
-    strong, of_first = _symbols(m, moments & (weights > 0))
+    weights, of_weights = _symbols(delta, mask, by.centres)
+    strong, of_first = _symbols(m, moments & (weights > 0), CENTRES)
     moments = strong > 0
     logs = v[moments].clamp(min=_TINY).log2()
-    of_second = centres_of(logs)
+    of_second = centres_of(logs, CENTRES)
     rows, columns = factors(v, ~moments)
     return Symbols(
         weights=weights.flatten(), first=strong[weights > 0], second=nearest(logs, of_second),
@@ -76,14 +76,16 @@ def analysed(
     )  # fmt: skip
 
 
-def _symbols(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _symbols(
+    values: torch.Tensor, mask: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(symbols of the shape of `values`: 0 or one more than the centre's number, centres).
 
     What 0 is nearer to than its centre is pruned: no element is further from its true value than
     if nothing had been stored.
     """
     survivors = values[mask]
-    centres = centres_of(survivors)
+    centres = centres_of(survivors, count)
     symbols = torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
     if len(survivors):
         number = nearest(survivors, centres)

@@ -10,9 +10,13 @@ authors' repository; their constants.
 alpha has the unit of a gradient: it was chosen for 410 million parameters.  At one gradient norm
 (training clips it) the size of an element's gradient, sqrt(v), goes with 1 / sqrt(parameters), and
 `for_parameters` moves alpha in the same way, so that a model of any size is pruned alike.
+
+What the clamp prunes waits for a later checkpoint: with 2.5 medians a restore lags behind by more
+than a whole interval between checkpoints, with 1.4 by half of one, at less than half the ratio
+(`make bench-excp`).  `BALANCED` is the default of archives.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +28,8 @@ PUBLISHED_PARAMETERS = 405_334_016
 """Of Pythia-410M, on which alpha was chosen."""
 CLAMP = 2.5
 """Of the weight threshold, in medians of |dW|: v near zero must not prune everything."""
+CENTRES = 15
+"""2^4 - 1: with 0 for "pruned" a symbol has four bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +41,26 @@ class Thresholds:
     beta: float = BETA
     """Momentum, in means of |m|."""
     clamp: float = CLAMP
+    """Weights, in medians of |dW|."""
+    centres: int = CENTRES
+    """Of the residuals that are kept; 1 to 15."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.alpha < 1 and 0 <= self.beta < 100 and 0 <= self.clamp < 100):
+        sound = 0 <= self.alpha < 1 and 0 <= self.beta < 100 and 0 <= self.clamp < 100
+        if not sound or not 1 <= self.centres <= CENTRES:
             raise ConfigError(
-                f"thresholds {self.alpha}, {self.beta}, {self.clamp}: expected alpha in [0, 1), "
-                "beta and clamp in [0, 100)"
+                f"{self}: expected alpha in [0, 1), beta and clamp in [0, 100), 1 to 15 centres"
             )
 
-    @classmethod
-    def for_parameters(cls, count: int) -> "Thresholds":
-        """The published ones, with alpha moved to a model of `count` parameters."""
-        return cls(alpha=min(0.99, ALPHA * (PUBLISHED_PARAMETERS / max(1, count)) ** 0.5))
+    def for_parameters(self, count: int) -> "Thresholds":
+        """With alpha moved to a model of `count` parameters."""
+        return replace(
+            self, alpha=min(0.99, self.alpha * (PUBLISHED_PARAMETERS / max(1, count)) ** 0.5)
+        )
+
+
+PUBLISHED = Thresholds()
+BALANCED = Thresholds(clamp=1.4, centres=6)
 
 
 def kept(
