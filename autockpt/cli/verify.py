@@ -2,6 +2,7 @@
 
 import click
 
+from autockpt.cli import archive
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
@@ -12,7 +13,7 @@ autockpt verify runs/train-20260101-120000 --all
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
 @click.argument("generation", required=False)
 @click.option("--all", "every", is_flag=True, help="Every committed checkpoint, not the newest.")
 @common
@@ -24,6 +25,8 @@ def verify(console: Console, path: str, generation: str | None, every: bool) -> 
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
+    if archive.is_archive(path):
+        return archive.verify(console, path, generation, every=every)
     place = find_place(path)
     if every:
         records = list_generations(place.directory)

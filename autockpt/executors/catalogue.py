@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
-from autockpt.executors.directory import CommitFile, read_commit, read_small
+from autockpt.executors.directory import CommitFile, lossy_mark, read_commit, read_small
 from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
@@ -91,6 +91,7 @@ def _record(directory: str, name: str) -> GenerationRecord:
         created_s=commit.created_s,
         health=commit.health,
         state=state,
+        detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
     )
 
 

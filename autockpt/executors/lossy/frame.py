@@ -82,6 +82,11 @@ def pack(
     return data + xxhash.xxh3_128_digest(data)
 
 
+def has_base(data: bytes | memoryview) -> bool:
+    """Whether a frame was made against another tensor; it may be anything still."""
+    return len(data) >= _HEAD.size and _HEAD.unpack_from(data)[4] != NO_BASE
+
+
 def parse(data: bytes | memoryview) -> Frame:
     """The frame in `data`.  Raises CorruptCheckpointError for anything else."""
     raw, digest = bytes(data[:-DIGEST_BYTES]), bytes(data[-DIGEST_BYTES:])

@@ -1,0 +1,176 @@
+"""What commands say of archives: add to one, bring a member back, list, show, verify."""
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from autockpt.cli.console import Console
+
+if TYPE_CHECKING:
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.archive.records import Codec, Member
+    from autockpt.integrations.archive.writing import Archived
+
+
+def is_archive(path: str) -> bool:
+    """Whether a path is one; imports nothing."""
+    return os.path.isfile(os.path.join(path, "ARCHIVE"))
+
+
+def add(
+    console: Console, source: str, destination: str, generation: str | None, codec: str,
+    full_every: int | None,
+) -> int:  # fmt: skip
+    """Every good generation of a run that is newer than the archive's newest; exit code."""
+    from autockpt.integrations.archive.records import ArchiveFile
+    from autockpt.integrations.archive.writing import FULL_EVERY, add_generation, open_archive
+    from autockpt.integrations.image_reader import commit_of
+    from autockpt.integrations.places import find_place, good_generations
+    from autockpt.values.record import to_data
+
+    place = find_place(source)
+    chosen = generation or place.generation
+    names = [chosen] if chosen else good_generations(place.directory)
+    about = ArchiveFile(
+        run_id=commit_of(os.path.join(place.directory, names[0])).run_id,
+        codec=cast("Codec", codec), full_every=full_every or FULL_EVERY,
+    )  # fmt: skip
+    done: list[Archived] = []
+    with contextlib.closing(open_archive(destination, about)) as archive:
+        there = archive.names()
+        for name in names if chosen else [n for n in names if not there or n > there[-1]]:
+            done.append(add_generation(archive, os.path.join(place.directory, name)))
+            console.result(_added(done[-1]))
+    console.object("convert", {"archive": destination, "added": to_data(tuple(done))})
+    if not done:
+        console.say(f"{destination}: holds everything of {source} already")
+    elif any(one.lossy for one in done):
+        console.warn(
+            f"{destination} is LOSSY: what comes back is close to what was trained, and not equal; "
+            f"autockpt verify {destination} decodes it"
+        )
+    console.next(f"autockpt ls {destination}")
+    return 0
+
+
+def _added(one: "Archived") -> str:
+    from autockpt.values.units import format_bytes
+
+    kind = f"LOSSY ({one.codec}), against {one.base}" if one.lossy else "lossless"
+    return (
+        f"{one.generation} (step {one.step}): {format_bytes(one.raw_bytes)} -> "
+        f"{format_bytes(one.stored_bytes)}, {one.ratio:.1f}x, {kind}, {one.seconds:.1f} s"
+    )
+
+
+def bring_back(
+    console: Console, source: str, destination: str, target: str, generation: str | None, *,
+    force: bool,
+) -> int:  # fmt: skip
+    """A member as a run; exit code."""
+    from autockpt.integrations.archive.restoring import TARGET, lossy_of, restore_member
+    from autockpt.values.errors import ConfigError
+    from autockpt.values.record import to_data
+    from autockpt.values.units import format_bytes
+
+    if target != TARGET:
+        raise ConfigError(
+            f"{source}: is an archive; make a run of it first: autockpt convert {source} RUN "
+            f"--to autockpt, then autockpt convert RUN {destination} --to {target}"
+        )
+    done = restore_member(source, destination, generation, force=force)
+    lossy = lossy_of(source, done.generation)
+    console.object("convert", {**to_data(done), "lossy": lossy})
+    console.result(
+        f"{done.generation} (step {done.step}) -> {destination}: {done.tensors} tensors, "
+        f"{format_bytes(done.bytes)}"
+    )
+    if lossy:
+        console.warn(f"LOSSY: {lossy}; a training that goes on from it is another one")
+    console.next(f"autockpt run --run-dir {destination} SCRIPT")
+    return 0
+
+
+def ls(console: Console, path: str) -> None:
+    """The members, oldest first."""
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.values.units import format_bytes
+
+    with contextlib.closing(Archive(path)) as archive:
+        rows = [_row(archive, name) for name in archive.names()]
+        console.object("ls", {"archive": path, "codec": archive.about.codec, "generations": rows})
+    if not rows:
+        console.say(f"{path}: an archive without generations")
+        return
+    console.table(
+        ("generation", "step", "size", "ratio", "codec", "needs", "note"),
+        (
+            (
+                row["generation"], str(row["step"]), format_bytes(row["bytes"]),
+                f"{row['ratio']:.1f}x", row["codec"], row["base"] or "-",
+                "LOSSY" if row["lossy"] else "",
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+    console.next(f"autockpt verify {path}")
+
+
+def _row(archive: "Archive", name: str) -> dict[str, Any]:
+    file = archive.open(name)
+    member: Member = file.member
+    return {
+        "generation": name, "step": member.step, "bytes": file.bytes,
+        "ratio": member.raw_bytes / file.bytes, "codec": member.codec, "base": member.base,
+        "lossy": member.lossy, "ranks": len(member.ranks), "created_s": member.created_s,
+    }  # fmt: skip
+
+
+def show(console: Console, path: str, generation: str | None, *, tensors: bool) -> None:
+    """One member."""
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.values.record import to_data
+
+    with contextlib.closing(Archive(path)) as archive:
+        name = generation or archive.newest()
+        row = _row(archive, name)
+        groups = archive.open(name).member.groups
+        console.object("show", {**row, "archive": path, "groups": to_data(groups)})
+    row["created"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.pop("created_s")))
+    row["lossy"] = "LOSSY" if row["lossy"] else "no: every tensor comes back to the bit"
+    for key, value in row.items():
+        console.result(f"{key:<13} {value}")
+    if tensors:
+        console.result("")
+        console.table(
+            ("tensor", "dtype", "shape", "bytes stored with its group", "lossy"),
+            (
+                (
+                    tensor.key, tensor.dtype, str(list(tensor.shape)),
+                    str(sum(f.length for block in group.blocks for f in block.frames)),
+                    "LOSSY" if group.lossy else "",
+                )
+                for group in groups
+                for tensor in group.tensors
+            ),
+        )  # fmt: skip
+
+
+def verify(console: Console, path: str, generation: str | None, *, every: bool) -> int:
+    """Decodes members and compares what comes out with its digests; exit code."""
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.values.errors import CorruptCheckpointError
+    from autockpt.values.units import format_bytes
+
+    problems: dict[str, str] = {}
+    with contextlib.closing(Archive(path)) as archive:
+        for name in archive.names() if every else [generation or archive.newest()]:
+            try:
+                count = archive.verify(name)
+                console.result(f"ok       {name}: {format_bytes(count)} decoded")
+            except CorruptCheckpointError as error:
+                problems[name] = str(error)
+                console.result(f"DAMAGED  {name}: {error}")
+    console.object("verify", {"archive": path, "ok": not problems, "problems": problems})
+    return CorruptCheckpointError.exit_code if problems else 0
