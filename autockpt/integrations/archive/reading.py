@@ -112,7 +112,9 @@ class Archive:
                     f"{found[-1].path}: needs {member.base}, which is gone: {error}"
                 ) from None
             if base.digest != member.base_digest:
-                raise CorruptCheckpointError(f"{found[-1].path}: was made against another {base}")
+                raise CorruptCheckpointError(
+                    f"{found[-1].path}: was made against another {base.path}"
+                )
             found.append(base)
         return found
 
