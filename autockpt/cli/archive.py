@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import signal
+import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from autockpt.cli.console import Console
@@ -13,45 +16,92 @@ if TYPE_CHECKING:
     from autockpt.integrations.archive.writing import Archived
 
 
+FOLLOW_EVERY_S = 5.0
+"""Between two looks at a run that is followed: a listing of its directory."""
+
+
 def is_archive(path: str) -> bool:
     """Whether a path is one; imports nothing."""
     return os.path.isfile(os.path.join(path, "ARCHIVE"))
 
 
-def add(
-    console: Console, source: str, destination: str, generation: str | None, codec: str,
-    full_every: int | None,
-) -> int:  # fmt: skip
-    """Every good generation of a run that is newer than the archive's newest; exit code."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be archived, and how."""
+
+    source: str
+    destination: str
+    generation: str | None
+    """None: every good one that is newer than the archive's newest."""
+    codec: str
+    full_every: int | None
+    follow: bool
+    """Go on with what the run writes, until SIGTERM; then a last time."""
+
+
+def add(console: Console, request: Request) -> int:
+    """Adds what is to be added; exit code."""
+    from autockpt.values.errors import ConfigError, NoCheckpointError
+    from autockpt.values.record import to_data
+
+    ended = threading.Event()
+    if request.follow:
+        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    done: list[Archived] = []
+    gone: set[str] = set()
+    while True:
+        last = ended.is_set()
+        try:
+            done += _new(console, request, gone)
+        except (NoCheckpointError, ConfigError) as error:
+            if not request.follow or (isinstance(error, ConfigError) and done):
+                raise
+        if not request.follow or last:
+            break
+        ended.wait(FOLLOW_EVERY_S)
+    console.object("convert", {"archive": request.destination, "added": to_data(tuple(done))})
+    if not done:
+        console.say(f"{request.destination}: holds everything of {request.source} already")
+    elif any(one.lossy for one in done):
+        console.warn(
+            f"{request.destination} is LOSSY: what comes back is close to what was trained, and "
+            f"not equal; `autockpt quality` measures the difference on your job"
+        )
+    console.next(f"autockpt ls {request.destination}")
+    return 0
+
+
+def _new(console: Console, request: Request, gone: set[str]) -> "list[Archived]":
+    """One look at the run; a generation that was deleted while it was read is left out."""
     from autockpt.integrations.archive.records import ArchiveFile
     from autockpt.integrations.archive.writing import FULL_EVERY, add_generation, open_archive
     from autockpt.integrations.image_reader import commit_of
     from autockpt.integrations.places import find_place, good_generations
-    from autockpt.values.record import to_data
+    from autockpt.values.errors import AutockptError
 
-    place = find_place(source)
-    chosen = generation or place.generation
+    place = find_place(request.source)
+    chosen = request.generation or place.generation
     names = [chosen] if chosen else good_generations(place.directory)
     about = ArchiveFile(
-        run_id=commit_of(os.path.join(place.directory, names[0])).run_id,
-        codec=cast("Codec", codec), full_every=full_every or FULL_EVERY,
+        run_id=commit_of(os.path.join(place.directory, names[-1])).run_id,
+        codec=cast("Codec", request.codec), full_every=request.full_every or FULL_EVERY,
     )  # fmt: skip
     done: list[Archived] = []
-    with contextlib.closing(open_archive(destination, about)) as archive:
+    with contextlib.closing(open_archive(request.destination, about)) as archive:
         there = archive.names()
-        for name in names if chosen else [n for n in names if not there or n > there[-1]]:
-            done.append(add_generation(archive, os.path.join(place.directory, name)))
+        newer = names if chosen else [n for n in names if not there or n > there[-1]]
+        for name in (name for name in newer if name not in gone):
+            folder = os.path.join(place.directory, name)
+            try:
+                done.append(add_generation(archive, folder))
+            except AutockptError as error:
+                if not request.follow or os.path.exists(os.path.join(folder, "COMMIT")):
+                    raise
+                gone.add(name)
+                console.say(f"{name}: was deleted before it was archived ({error})")
+                continue
             console.result(_added(done[-1]))
-    console.object("convert", {"archive": destination, "added": to_data(tuple(done))})
-    if not done:
-        console.say(f"{destination}: holds everything of {source} already")
-    elif any(one.lossy for one in done):
-        console.warn(
-            f"{destination} is LOSSY: what comes back is close to what was trained, and not equal; "
-            f"autockpt verify {destination} decodes it"
-        )
-    console.next(f"autockpt ls {destination}")
-    return 0
+    return done
 
 
 def _added(one: "Archived") -> str:

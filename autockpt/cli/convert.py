@@ -47,6 +47,7 @@ PROGRESS_EVERY_S = 5.0
 @click.option(
     "--full-every", type=int, metavar="N", help="archive: one of N is lossless (default 8)."
 )
+@click.option("--follow", is_flag=True, help="archive: go on with what a live run writes.")
 @click.option("--force", is_flag=True, help="Replace an export that is there already.")
 @common
 def convert(
@@ -60,6 +61,7 @@ def convert(
     rank: int | None,
     codec: str,
     full_every: int | None,
+    follow: bool,
     force: bool,
 ) -> int | None:
     """Export one checkpoint to DESTINATION as safetensors, as a directory of
@@ -74,9 +76,15 @@ def convert(
     from autockpt.cli import archive as archives
 
     if target == "archive":
-        return archives.add(console, source, destination, generation, codec, full_every)
-    if codec != "none" or full_every is not None:
-        raise click.UsageError("--codec and --full-every belong to --to archive")
+        return archives.add(
+            console,
+            archives.Request(
+                source=source, destination=destination, generation=generation, codec=codec,
+                full_every=full_every, follow=follow,
+            ),
+        )  # fmt: skip
+    if codec != "none" or full_every is not None or follow:
+        raise click.UsageError("--codec, --full-every and --follow belong to --to archive")
     if archives.is_archive(source):
         return archives.bring_back(console, source, destination, target, generation, force=force)
     from autockpt.integrations.export import MAX_SHARD_BYTES, export

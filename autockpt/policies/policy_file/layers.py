@@ -262,6 +262,14 @@ def _check_together(tree: Node, problems: list[Problem]) -> None:
     if off and interval is not None and interval.scalar != "auto":
         message = "memory.enabled is false, so no interval can be kept; remove one of them"
         problems.append(Problem(mark=interval.mark, path="memory.interval", message=message))
+    codec, lossy = tree.find(("archive", "codec")), tree.find(("archive", "lossy"))
+    wanted = lossy is not None and lossy.scalar is True
+    if codec is not None and codec.scalar not in ("auto", "none") and not wanted:
+        message = (
+            f"{codec.scalar} loses a part of what was trained; say that this is wanted with "
+            "archive.lossy: true, or use none"
+        )
+        problems.append(Problem(mark=codec.mark, path="archive.codec", message=message))
 
 
 def _known_keys(location: tuple[str | int, ...]) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Wit
 
 from autockpt.policies.policy_file import fields
 from autockpt.policies.policy_file.fields import Every, guarded
-from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention, Retune
+from autockpt.values.goal import (
+    Archiving,
+    FailureDeclaration,
+    Goal,
+    Limits,
+    Pins,
+    Retention,
+    Retune,
+)
 
 VERSION = 1
 
@@ -87,6 +95,12 @@ Codec = Annotated[
     _reader(fields.word_reader("none", "zstd")),
     _words("none", "zstd"),
 ]
+ArchiveCodec = Annotated[
+    Literal["none", "excp", "excp-published", "quantised"] | None,
+    _reader(fields.word_reader("none", "excp", "excp-published", "quantised")),
+    _words("none", "excp", "excp-published", "quantised"),
+]
+FullEvery = Annotated[int | None, _reader(fields.count_reader(1, 64)), _counts(1, 64)]
 Objective = Annotated[
     Literal["goodput", "stall", "durability"] | None,
     _reader(fields.word_reader("goodput", "stall", "durability")),
@@ -179,6 +193,14 @@ class Keep(Section):
     every: Interval = None
 
 
+class Archive(Section):
+    """A second, small copy of every good checkpoint."""
+
+    codec: ArchiveCodec = None
+    lossy: Switch = None
+    full_every: FullEvery = None
+
+
 class When(Section):
     """All of these must hold for an override to apply."""
 
@@ -206,6 +228,7 @@ class Settings(Section):
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
+    archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
     retune: Retuning = None
     rule: Rule = None
 
@@ -276,6 +299,11 @@ def goal_of(settings: Settings, name: str) -> Goal:
             keep_last=keep.last or Retention().keep_last,
             keep_every_s=kept.seconds,
             keep_every_steps=kept.steps,
+        ),
+        archive=Archiving(
+            codec=settings.archive.codec,
+            lossy=bool(settings.archive.lossy),
+            full_every=settings.archive.full_every or Archiving().full_every,
         ),
         storage_path=disk.path,
         policy=name,
