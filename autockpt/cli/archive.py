@@ -159,7 +159,7 @@ def ls(console: Console, path: str) -> None:
             (
                 row["generation"], str(row["step"]), format_bytes(row["bytes"]),
                 f"{row['ratio']:.1f}x", row["codec"], row["base"] or "-",
-                "LOSSY" if row["lossy"] else "",
+                row["note"],
             )
             for row in rows
         ),
@@ -168,12 +168,17 @@ def ls(console: Console, path: str) -> None:
 
 
 def _row(archive: "Archive", name: str) -> dict[str, Any]:
+    from autockpt.integrations.archive.quality import stored_quality
+
     file = archive.open(name)
     member: Member = file.member
+    found = stored_quality(archive, name)
+    note = "LOSSY" if member.lossy else ""
     return {
         "generation": name, "step": member.step, "bytes": file.bytes,
         "ratio": member.raw_bytes / file.bytes, "codec": member.codec, "base": member.base,
         "lossy": member.lossy, "ranks": len(member.ranks), "created_s": member.created_s,
+        "note": f"{note}: {found}" if found else note,
     }  # fmt: skip
 
 
@@ -188,7 +193,7 @@ def show(console: Console, path: str, generation: str | None, *, tensors: bool) 
         groups = archive.open(name).member.groups
         console.object("show", {**row, "archive": path, "groups": to_data(groups)})
     row["created"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.pop("created_s")))
-    row["lossy"] = "LOSSY" if row["lossy"] else "no: every tensor comes back to the bit"
+    row["lossy"] = row.pop("note") or "no: every tensor comes back to the bit"
     for key, value in row.items():
         console.result(f"{key:<13} {value}")
     if tensors:

@@ -15,6 +15,7 @@ import torch
 from autockpt.executors.layout.boxes import Box, whole
 from autockpt.executors.layout.plan import TensorSpec
 from autockpt.executors.shards import parse_skeleton
+from autockpt.integrations.archive.quality import stored_quality
 from autockpt.integrations.archive.reading import Archive
 from autockpt.integrations.archive.records import Member, RankPart, RankTensor
 from autockpt.integrations.committing import GenerationsOf
@@ -68,12 +69,14 @@ def lossy_of(path: str, name: str) -> str:
     """What a restore of a member says of its losses; "" for a lossless one."""
     with contextlib.closing(Archive(path)) as archive:
         member = archive.open(name).member
-        return lossy_note(member) if member.lossy else ""
+        return lossy_note(archive, member) if member.lossy else ""
 
 
-def lossy_note(member: Member) -> str:
-    """For people: what was lost, and how much of it is known."""
-    return f"archived with {member.codec} as {member.generation}"
+def lossy_note(archive: Archive, member: Member) -> str:
+    """For people: what was lost, and what is known of its effect."""
+    found = stored_quality(archive, member.generation)
+    effect = str(found) if found else "its effect on this job was not measured (autockpt quality)"
+    return f"archived with {member.codec} as {member.generation}; {effect}"
 
 
 def _image(
@@ -83,7 +86,7 @@ def _image(
     skeleton: dict[str, Any] = parse_skeleton(part.skeleton.encode())
     marks: dict[str, str] = {}
     if member.lossy:
-        marks = {"lossy": lossy_note(member)}
+        marks = {"lossy": lossy_note(archive, member)}
     tensors = {tensor.name: tensor for tensor in part.tensors}
     done = 0
 
