@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify:verify", "Read checkpoints back and compare every byte's digest."),
     "gc": ("gc:gc", "Remove what dead runs left behind, and nothing else."),
     "convert": ("convert:convert", "A checkpoint as safetensors, torch DCP or torch.save."),
+    "quality": ("quality:quality", "What going on from a lossy archive costs this job."),
     "diff": ("diff:diff", "What differs between two checkpoints."),
     "doctor": ("doctor:doctor", "What this machine can and cannot do, each with its fix."),
     "completion": ("completion:completion", "The completion script of a shell."),

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autockpt.cli import archive
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
@@ -18,7 +19,7 @@ autockpt verify runs/train-20260101-120000 --repair       # set damaged ones asi
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
 @click.argument("generation", required=False)
 @click.option("--all", "every", is_flag=True, help="Every committed checkpoint, not the newest.")
 @click.option("--deep", is_flag=True, help="--all, and the records of the run beside them.")
@@ -40,6 +41,8 @@ def verify(
     from autockpt.values.errors import CorruptCheckpointError
     from autockpt.values.record import to_data
 
+    if archive.is_archive(path):
+        return archive.verify(console, path, generation, every=every)
     place = find_place(path)
     if repair:
         CheckpointDirectory(place.directory).require_unheld()

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
-from autockpt.executors.directory import CommitFile, read_commit, read_small
+from autockpt.executors.directory import CommitFile, lossy_mark, read_commit, read_small
 from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.health import NanScan
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
@@ -100,6 +100,7 @@ def _record(directory: str, name: str) -> GenerationRecord:
         created_s=commit.created_s,
         health="suspect" if os.path.exists(os.path.join(folder, "SUSPECT")) else commit.health,
         state=state,
+        detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
     )
 
 
@@ -308,7 +309,6 @@ def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> Verify
     for rank, record in enumerate(commit.records):
         try:
             source = open_shard(folder, record, commit)
-            index = source.index
         except (AutockptError, OSError) as error:
             reading.failed(rank, error)
             continue

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -480,6 +480,11 @@ def read_commit(path: str) -> CommitFile:
     if not all(isinstance(r.get(key, 0), int) for r in commit.records for key in numbers):
         raise CorruptCheckpointError(f"{path}: a shard's bytes or chunks are no number")
     return commit
+
+
+def lossy_mark(records: Iterable[Mapping[str, Any]]) -> str:
+    """What the shards of a COMMIT say was lost before they were written; "" for nothing."""
+    return next((str(record["lossy"]) for record in records if record.get("lossy")), "")
 
 
 def boot_id() -> str:

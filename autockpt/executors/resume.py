@@ -47,6 +47,8 @@ class Resumed:
     rng: Any
     notices: tuple[str, ...] = ()
     """What is not simply as it was: sentences for the user."""
+    lossy: str = ""
+    """What was lost before the generation was written, in words; "": nothing, it is exact."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     apply_s: float = 0.0
@@ -185,6 +187,7 @@ def _finish(
         progress=progress,
         rng=rng,
         notices=notices,
+        lossy=str(restored.skeleton.get("lossy", "")),
         read_s=read_s,
         apply_s=time.monotonic() - began,
     )

@@ -16,7 +16,7 @@ from autockpt.reports.saves import Saves
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import GENERATIONS
-from autockpt.values.telemetry import Degraded
+from autockpt.values.telemetry import Degraded, LossyRestored
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 SKIPPED_SHARE = 0.05
@@ -103,6 +103,22 @@ def degraded(facts: Facts) -> Finding | None:
         title=f"{first.what} fell back",
         evidence=f"{len(events)} events; the first: {first.reason}",
         fix="run autockpt doctor; the training was not harmed, its protection may have been",
+    )
+
+
+def lossy(facts: Facts) -> Finding | None:
+    """The training went on from a state that an archive had only nearly kept."""
+    events = [event for event in facts.data.events if isinstance(event, LossyRestored)]
+    if not events:
+        return None
+    first = events[0]
+    return Finding(
+        id="lossy-restore",
+        severity="high",
+        title=f"LOSSY: step {first.step} was restored from a lossy archive",
+        evidence=f"generation {first.generation}: {first.lost}",
+        fix="go on from a lossless checkpoint where one is left; else read the quality figures of "
+        "docs/compression_lossy.md before comparing this run with others",
     )
 
 
@@ -446,6 +462,7 @@ def _reason(saves: Saves) -> str:
 CHECKS = (
     unprotected,
     degraded,
+    lossy,
     persist_failed,
     saves_skipped,
     snapshots_discarded,

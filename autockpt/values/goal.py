@@ -100,6 +100,25 @@ class Retention:
     """An error of the state is noticed within this time: one checkpoint from before it is kept."""
 
 
+ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archiving:
+    """A copy of every good checkpoint in an archive beside the run; None: there is none."""
+
+    codec: ArchiveCodec | None = None
+    """All but `none` are lossy, which `lossy` must say as well."""
+    lossy: bool = False
+    full_every: int = 8
+    """One of so many generations is lossless."""
+
+    @property
+    def silent(self) -> bool:
+        """The codec loses something and nobody said that this is wanted."""
+        return self.codec not in (None, "none") and not self.lossy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """Objective, limits, pins: what a policy file says.  All defaults are `auto`."""
@@ -111,6 +130,7 @@ class Goal:
     redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()
     retention: Retention = Retention()
+    archive: Archiving = Archiving()
     storage_path: str | None = None
     """Where checkpoints go; None: `checkpoints/` in the run directory."""
     policy: str = "builtin:auto"

@@ -240,6 +240,16 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossyRestored(Event):
+    """A rank resumed from a state that is not, to the bit, what was trained."""
+
+    generation: str
+    step: int
+    lost: str
+    """The codec, the archived generation and what is known of the difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged(Event):
     """All ranks apply a new version of the plan from this step."""
 
@@ -298,6 +308,7 @@ EVENTS: dict[str, type[Event]] = {
         CheckpointRetired,
         FailureObserved,
         Restored,
+        LossyRestored,
         PlanChanged,
         PlanChangeWithheld,
         Degraded,

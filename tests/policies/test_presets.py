@@ -22,13 +22,17 @@ from tests.fakes.profiles import example_profile
 
 SYSTEMS = (
     "sync", "async", "dlrover", "easyckpt", "baft", "datastates", "checkfreq", "pccheck",
-    "fastpersist", "bytecheckpoint-pipeline", "gemini", "reft",
+    "fastpersist", "bytecheckpoint-pipeline", "gemini", "reft", "excp",
 )  # fmt: skip
 
 MECHANISMS = {
     ("sync", "async"): {
         "staging.persist": "async",
         "staging.in_flight": "1",
+    },
+    ("auto", "excp"): {
+        "archive.codec": "excp-published",
+        "archive.lossy": "true",
     },
     ("async", "dlrover"): {
         "memory.enabled": "true",

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Wit
 from autockpt.policies.policy_file import fields
 from autockpt.policies.policy_file.fields import Every, guarded
 from autockpt.values.goal import (
+    Archiving,
     FailureDeclaration,
     Goal,
     Limits,
@@ -117,6 +118,12 @@ Codec = Annotated[
     _reader(fields.word_reader("none", "planes", "delta", "zstd")),
     _words("none", "planes", "delta", "zstd"),
 ]
+ArchiveCodec = Annotated[
+    Literal["none", "excp", "excp-published", "quantised"] | None,
+    _reader(fields.word_reader("none", "excp", "excp-published", "quantised")),
+    _words("none", "excp", "excp-published", "quantised"),
+]
+FullEvery = Annotated[int | None, _reader(fields.count_reader(1, 64)), _counts(1, 64)]
 Objective = Annotated[
     Literal["goodput", "stall", "durability"] | None,
     _reader(fields.word_reader("goodput", "stall", "durability")),
@@ -225,6 +232,14 @@ class Keep(Section):
     every: Interval = None
 
 
+class Archive(Section):
+    """A second, small copy of every good checkpoint."""
+
+    codec: ArchiveCodec = None
+    lossy: Switch = None
+    full_every: FullEvery = None
+
+
 class When(Section):
     """All of these must hold for an override to apply."""
 
@@ -253,6 +268,7 @@ class Settings(Section):
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
+    archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
     retune: Retuning = None
     rule: Rule = None
 
@@ -330,6 +346,11 @@ def goal_of(settings: Settings, name: str) -> Goal:
             keep_every_s=kept.seconds,
             keep_every_steps=kept.steps,
             reach_s=failures.silent_latency,
+        ),
+        archive=Archiving(
+            codec=settings.archive.codec,
+            lossy=bool(settings.archive.lossy),
+            full_every=settings.archive.full_every or Archiving().full_every,
         ),
         storage_path=disk.path,
         policy=name,
