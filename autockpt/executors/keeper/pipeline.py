@@ -62,6 +62,7 @@ class _Encoded:
 class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
+    `on_chunk(number, digest)` for every chunk as soon as it is in the slot, in order;
     `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
     before; not at all for an image whose digests are `known`, which waits for nobody;
     `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
@@ -81,6 +82,7 @@ class ShardPipeline:
         on_persisted: Callable[[ShardOutcome], None],
         on_failed: Callable[[Exception], None],
         after: threading.Event | None = None,
+        on_chunk: Callable[[int, str], None] = lambda number, digest: None,
     ) -> None:
         self._image = image
         self._chunk_bytes = chunk_bytes
@@ -101,6 +103,7 @@ class ShardPipeline:
         self.settled = threading.Event()
         """The digests were announced, or never will be."""
         self._after = after
+        self._on_chunk = on_chunk
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
@@ -182,6 +185,7 @@ class ShardPipeline:
                 "was sealed"
             )
         self._digests[index] = digest
+        self._on_chunk(index, digest)
 
     def _hand_over(self) -> None:
         """All chunks are digested: announced when sealed, in the order of the snapshots."""
