@@ -37,8 +37,8 @@ from autockpt.profiles.probes.collectives import CollectiveHooks, CollectiveReco
 from benchmarks.harness import Row, publish, row
 
 MBIT = 400
-LAYERS = 4
-COMPUTE_S = 0.025
+LAYERS = 6
+COMPUTE_S = 0.016
 """Of one layer."""
 LAYER_BYTES = 2**20 // 2
 """Gradients that a layer's all-reduce exchanges: 10 ms of the link."""
