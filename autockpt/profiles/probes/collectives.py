@@ -121,6 +121,8 @@ class CollectiveHooks:
         return time.perf_counter()
 
     def _ended(self, name: str, began_s: float) -> None:
+        if not self._originals:
+            return  # detached, and DDP keeps its hook
         self._recorder.span(name, began_s, time.perf_counter())
         if self._listener is not None:
             self._listener.ended(name)
