@@ -98,7 +98,7 @@ class CopyEngine:
         """Begins after all earlier tasks."""
         self._newest = task
         if task.gate is not None:
-            task.use = task.gate.begin(sum(job.nbytes for job in task.jobs if job.event is None))
+            task.use = task.gate.begin(sum(job.nbytes for job in task.jobs))
         self._tasks.put(task)
 
     @property

@@ -253,7 +253,9 @@ class Snapshotter:
         snapshot = Snapshot(
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
             task=CopyTask(
-                jobs=self._jobs(recipe, arena), publish=counter, gate=self.gate if lazy else None
+                jobs=self._jobs(recipe, arena), publish=counter,
+                # A device's copies are all issued at the boundary: there is nothing to hold back.
+                gate=self.gate if lazy and not recipe.on_device else None,
             ), boundary=late,
         )  # fmt: skip
         snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]

@@ -105,7 +105,7 @@ def choose_schedule(
         chosen = "windows"
     other = min((name for name in cost if name != chosen), key=lambda name: cost[name])
     why = "pinned by staging.schedule" if pinned else _schedule_reason(profile, cost, chosen)
-    windows = fit.sentence if fit is not None else _no_windows(goal)
+    windows = fit.sentence if fit is not None else _no_windows(profile, goal)
     staging, costs = found[chosen]
     extras = _staging_words(staging)
     return (
@@ -193,10 +193,12 @@ def _cell(measure: StorageMeasure) -> str:
     )
 
 
-def _no_windows(goal: Goal) -> str:
+def _no_windows(profile: Profile, goal: Goal) -> str:
     """Why nothing is said of windows, where they were asked for."""
     if goal.pins.schedule != "windows":
         return ""
+    if profile.fingerprint.gpus:
+        return "a device is given its copies at the boundary: only host copies move in windows"
     return "no windows were measured: the run learns them in its first iterations"
 
 

@@ -3,6 +3,7 @@
 A run shows the newest iteration that was told with its times; a profile, the windows it measured.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,11 @@ def _of_run(used: Sequence[WindowsUsed], schedule: str) -> Windows:
     rows = [
         Row(
             label=f"rank {rank}",
-            spans={"window": event.windows_s, "moved": event.moved_s, "beside": event.beside_s},
+            spans={
+                "window": _whole(event.windows_s),
+                "moved": _whole(event.moved_s),
+                "beside": _whole(event.beside_s),
+            },
         )
         for rank, event in sorted(drawn.items())
     ]
@@ -83,7 +88,7 @@ def _drawn(events: Sequence[WindowsUsed]) -> WindowsUsed | None:
 
 
 def _rank_use(rank: int, events: Sequence[WindowsUsed], drawn: WindowsUsed | None) -> RankUse:
-    lengths = _lengths(drawn.windows_s) if drawn else []
+    lengths = _lengths(_whole(drawn.windows_s)) if drawn else []
     inside = sum(event.window_bytes for event in events)
     fence = sum(event.fence_bytes for event in events)
     total = inside + fence + sum(event.overlap_bytes for event in events)
@@ -128,6 +133,17 @@ def _iteration(rows: Sequence[Row], least_s: float = 0.0) -> Timeline:
         end_s=max([least_s, *moments], default=least_s), rows=shown, marks=(), ranks=len(rows),
         ranks_per_row=1, resolution_s=0.0, every=1, marks_left_out=0,
     )  # fmt: skip
+
+
+def _whole(text: str) -> tuple[float, ...]:
+    """Begins and ends; () where the text is not such, as in a torn line."""
+    try:
+        moments = [float(word) for word in text.split()]
+    except ValueError:
+        return ()
+    pairs = zip(moments[::2], moments[1::2], strict=False)
+    found = [(a, b) for a, b in pairs if 0 <= a <= b < math.inf]
+    return tuple(moment for pair in found for moment in pair)
 
 
 def _lengths(flat: Sequence[float]) -> list[float]:

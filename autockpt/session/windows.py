@@ -70,9 +70,9 @@ class IdleWindows:
             window_bytes=use.passed["window"], overlap_bytes=use.passed["overlap"],
             fence_bytes=use.passed["fence"], chunk_bytes=use.chunk_bytes, held_s=use.blocked_s,
             reason=use.reason, refused=gate.refused if gate is not None else "",
-            windows_s=_flat(windows, began_s) if drawn else (),
-            moved_s=_flat(_spans(use, inside=True), began_s) if drawn else (),
-            beside_s=_flat(_spans(use, inside=False), began_s) if drawn else (),
+            windows_s=_flat(windows, began_s) if drawn else "",
+            moved_s=_flat(_spans(use, inside=True), began_s) if drawn else "",
+            beside_s=_flat(_spans(use, inside=False), began_s) if drawn else "",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -107,5 +107,5 @@ def _spans(use: WindowUse, *, inside: bool) -> list[tuple[float, float]]:
     return [(move.began_s, move.ended_s) for move in moves[:DRAWN_CHUNKS]]
 
 
-def _flat(spans: Iterable[tuple[float, float]], began_s: float) -> tuple[float, ...]:
-    return tuple(round(at_s - began_s, 6) for span in spans for at_s in span)
+def _flat(spans: Iterable[tuple[float, float]], began_s: float) -> str:
+    return " ".join(f"{max(0.0, at_s - began_s):.6f}" for span in spans for at_s in span)

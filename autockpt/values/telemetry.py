@@ -118,11 +118,12 @@ class WindowsUsed(Event):
     """Why windows were not used, "" if they were."""
     refused: str = ""
     """Why the windows of the profile were not used."""
-    windows_s: tuple[float, ...] = ()
-    """Of some snapshots only, in seconds since the boundary: begin, end, ... of the windows,"""
-    moved_s: tuple[float, ...] = ()
+    windows_s: str = ""
+    """Of some snapshots only, in seconds since the boundary: "begin end begin end ..." of the
+    windows,"""
+    moved_s: str = ""
     """of the chunks that moved in them,"""
-    beside_s: tuple[float, ...] = ()
+    beside_s: str = ""
     """and of the others."""
 
 

@@ -116,3 +116,12 @@ def test_a_pin_keeps_windows_away() -> None:
     """`staging.schedule: lazy` is obeyed."""
     profile = noisy(**example_windows(lengths_s=(0.3, 0.2)))
     assert staging_of(profile, Goal(pins=Pins(schedule="lazy")))[0] == "lazy"
+
+
+def test_on_gpus_windows_are_not_chosen_and_a_pin_says_so() -> None:
+    """A side stream copies there; nothing holds its copies back."""
+    gpus = replace(example_profile().fingerprint, gpus=("H200",))
+    profile = noisy(fingerprint=gpus, **example_windows(lengths_s=(0.3, 0.2)))
+    assert staging_of(profile)[0] != "windows"
+    _, choice = staging_of(profile, load_policy("builtin:baft").goal)
+    assert "only host copies move in windows" in choice.reason

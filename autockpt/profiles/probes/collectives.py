@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autockpt.profiles.probes.stages import ChunkListener
 from autockpt.profiles.samples import LapSample
 
 _Bucket: Any = vars(dist)["GradBucket"]  # DDP checks the annotation of a hook
@@ -70,10 +71,11 @@ class CollectiveRecorder:
 
 
 class CollectiveHooks:
-    """Tells a recorder of collectives while attached."""
+    """Tells a recorder of collectives while attached, and a listener as they happen."""
 
-    def __init__(self, recorder: CollectiveRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: CollectiveRecorder, listener: ChunkListener | None = None) -> None:
+        """`listener` hears ends on threads of the back end."""
+        self._recorder, self._listener = recorder, listener
         self._originals: dict[str, Callable[..., Any]] = {}
 
     def attach(self) -> None:
@@ -101,29 +103,39 @@ class CollectiveHooks:
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            began_s = time.perf_counter()
+            began_s = self._began(name)
             work = original(*args, **kwargs)
             called_s = time.perf_counter()
             if work is None:  # it was waited for
-                self._recorder.span(name, began_s, called_s)
+                self._ended(name, began_s)
             else:
-                work.get_future().add_done_callback(
-                    lambda _: self._recorder.span(name, began_s, time.perf_counter())
-                )
+                work.get_future().add_done_callback(lambda _: self._ended(name, began_s))
             self._recorder.took(time.perf_counter() - called_s)
             return work
 
         setattr(dist, name, collective)
 
+    def _began(self, name: str) -> float:
+        if self._listener is not None:
+            self._listener.began(name)
+        return time.perf_counter()
+
+    def _ended(self, name: str, began_s: float) -> None:
+        if not self._originals:
+            return  # detached, and DDP keeps its hook
+        self._recorder.span(name, began_s, time.perf_counter())
+        if self._listener is not None:
+            self._listener.ended(name)
+
     def _bucket(self, state: object, bucket: _Bucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's own mean of a bucket, with its times."""
-        began_s = time.perf_counter()
+        began_s = self._began("all_reduce")
         tensor = bucket.buffer().div_(dist.get_world_size())
         reduce: Any = self._originals.get("all_reduce", dist.all_reduce)
         future = reduce(tensor, async_op=True).get_future()
 
         def done(finished: Any) -> Any:
-            self._recorder.span("all_reduce", began_s, time.perf_counter())
+            self._ended("all_reduce", began_s)
             return finished.value()[0]
 
         reduced: torch.futures.Future[torch.Tensor] = future.then(done)
