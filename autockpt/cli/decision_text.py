@@ -67,6 +67,17 @@ def promise(expected: Expected) -> list[str]:
         f"{format_duration(expected.persist_s)} after it began",
         f"          a failure costs {format_duration(expected.recovery_memory_s)} from memory, "
         f"{format_duration(expected.recovery_disk_s)} from disk (mean)",
+        *_peers(expected),
+    ]
+
+
+def _peers(expected: Expected) -> list[str]:
+    if expected.recovery_peer_s is None:
+        return []
+    peers_s, share = format_duration(expected.recovery_peer_s), format_fraction(expected.survived)
+    return [
+        f"          a lost node costs {peers_s} from other nodes' memory, which serves {share} of "
+        "such failures"
     ]
 
 

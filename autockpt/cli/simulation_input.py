@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from autockpt.cli import decisions
 from autockpt.cli.failure_trace import read_trace
 from autockpt.cli.quantities import Options, duration, flag, positive, share
-from autockpt.tuner.simulation.history import History, World, draw, from_trace
+from autockpt.tuner.simulation.history import History, World, draw, from_trace, together
 from autockpt.tuner.simulation.job import (
     Job,
     known_failures,
     profile_of,
     with_failures,
+    with_network,
     with_recovery,
 )
 from autockpt.tuner.simulation.rules import RULES, Bench, Network, build
@@ -62,11 +63,17 @@ def read(options: Options) -> Asked:
     histories, world = _histories(options, measured)
     believed = options["believe"] is not None
     mtbf_s = positive(options, "believe", parse_duration_s, 0.0) if believed else world.mtbf_s
-    failures = known_failures(mtbf_s=mtbf_s, process_share=world.process_share, nodes=world.nodes)
+    failures = known_failures(
+        mtbf_s=mtbf_s,
+        process_share=world.process_share,
+        nodes=world.nodes,
+        together=together(histories),
+    )
+    network = _network(options)
     return Asked(
         names=tuple(options["strategies"]),
-        profile=_profile(options, measured, failures),
-        network=_network(options),
+        profile=_linked(_profile(options, measured, failures), network, options),
+        network=network,
         domain_nodes=world.domain_nodes,
         nodes=world.nodes,
         histories=histories,
@@ -102,7 +109,8 @@ def strategies(asked: Asked) -> tuple[list[Strategy], list[str]]:
 def _goals() -> dict[str, Goal]:
     from autockpt.policies.registry import PREFIX, presets
 
-    return {name: decisions.read_goal(f"{PREFIX}{name}", (), environ={}) for name in presets()}
+    names = [name for name in presets() if name not in RULES]
+    return {name: decisions.read_goal(f"{PREFIX}{name}", (), environ={}) for name in names}
 
 
 def _goal_of(name: str, known: Mapping[str, Goal]) -> Goal:
@@ -206,6 +214,20 @@ def _profile(options: Options, measured: Profile | None, failures: FailureRates)
         profile,
         detect_s=duration(options, "detect", 0.0) if detect else None,
         restart_s=duration(options, "restart", 0.0) if restart else None,
+    )
+
+
+def _linked(profile: Profile, network: Network | None, options: Options) -> Profile:
+    """With the network as a link between nodes, unless one was measured."""
+    measured = profile.link("host_to_peer")
+    if network is None or (measured is not None and measured.between_nodes):
+        return profile
+    others = tuple(link for link in profile.links if link is not measured)
+    return with_network(
+        replace(profile, links=others),
+        bytes_per_s=network.bytes_per_s,
+        idle=network.idle,
+        known=options["network"] is not None,
     )
 
 

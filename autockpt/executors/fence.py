@@ -86,21 +86,25 @@ class StateProof:
 
         `tensors`: those that stand there now, when they may be others.
         """
+        differing, moved = self.compare(tensors)
+        return list(dict.fromkeys([*differing, *moved]))
+
+    def compare(
+        self, tensors: dict[str, torch.Tensor] | None = None
+    ) -> tuple[list[str], list[str]]:
+        """(replaced or changed, only moved to another address) since the boundary."""
         names = list(self._tensors)
         self._reads_after = self._read()
         if tensors is None:
             tensors = self._tensors
         elif list(tensors) != names:
-            return sorted(set(tensors) ^ set(names)) or ["(order of the parameters)"]
+            return sorted(set(tensors) ^ set(names)) or ["(order of the parameters)"], []
         versions, places = _marks(tensors)
-        moved: list[str] = []
-        if versions != self._versions or places != self._places:
-            marks = zip(names, self._versions, versions, self._places, places, strict=True)
-            moved = [name for name, v, now, p, place in marks if v != now or p != place]
+        differing = _where(names, self._versions, versions)
         groups = zip(self._groups, self._before, strict=True)
         # Both: of what a fused step changed only the step counts have another version.
-        differ = [n for group, before in groups for n in group.differing(before, group.take())]
-        return list(dict.fromkeys([*moved, *differ]))
+        differing += [n for group, before in groups for n in group.differing(before, group.take())]
+        return differing, _where(names, self._places, places)
 
     def late_changes(self) -> list[str]:
         """As `changed`, for canaries of a device; waits for it, so never on the training thread."""
@@ -120,6 +124,13 @@ class StateProof:
 def _marks(tensors: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
     values = tensors.values()
     return [tensor._version for tensor in values], [tensor.data_ptr() for tensor in values]
+
+
+def _where(names: list[str], before: list[int], now: list[int]) -> list[str]:
+    """Names whose mark is another one."""
+    if before == now:
+        return []
+    return [name for name, old, new in zip(names, before, now, strict=True) if old != new]
 
 
 def canary_groups(tensors: dict[str, torch.Tensor]) -> list[CanaryGroup]:

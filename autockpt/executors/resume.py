@@ -41,12 +41,14 @@ class Resumed:
     generation: Generation | None
     """None: from scratch."""
     source: str
-    """memory, disk, or "" from scratch."""
+    """memory, peer, disk, or "" from scratch."""
     bytes: int
     progress: dict[str, Any] | None
     rng: Any
     notices: tuple[str, ...] = ()
     """What is not simply as it was: sentences for the user."""
+    lossy: str = ""
+    """What was lost before the generation was written, in words; "": nothing, it is exact."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     apply_s: float = 0.0
@@ -119,6 +121,8 @@ def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
 
 def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard) -> Shards:
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
+    if source.copied:
+        return _open_copy(link, lent, folder, order)
     if source.kind == "memory":
         slot = source.slot
         if slot is None or not link.wait_until(lambda: slot < len(link.slots), 30.0):
@@ -132,6 +136,23 @@ def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard)
     if lent.reading is not None:
         together = Together(lent.reading, order.readers, link.rank)
     return DiskShards(folder, link.rank, link.world_size, source.root, together)
+
+
+def _named(source: p.ShardSource) -> str:
+    if source.copied:
+        return "peer"
+    return "memory" if source.kind == "memory" else "disk"
+
+
+def _open_copy(link: KeeperLink, lent: Lent, folder: str, order: p.RestoreShard) -> Shards:
+    """This rank's own shard was fetched from another node; it is lent like those of the others."""
+    if link.rank not in lent.neighbours:
+        raise CorruptCheckpointError("peer: what was fetched was not handed over")
+    arena, capacity = lent.neighbours[link.rank]
+    index = read_trailer(arena.view[capacity:])
+    if index is None or index.root != order.source.root or index.generation != order.generation:
+        raise CorruptCheckpointError(f"peer: what was fetched is not {order.generation}")
+    return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
 
 
 def _finish(
@@ -161,11 +182,12 @@ def _finish(
         epoch=message.epoch,
         step=step,
         generation=message.generation,
-        source="memory" if order.source.kind == "memory" else "disk",
+        source=_named(order.source),
         bytes=restored.bytes,
         progress=progress,
         rng=rng,
         notices=notices,
+        lossy=str(restored.skeleton.get("lossy", "")),
         read_s=read_s,
         apply_s=time.monotonic() - began,
     )

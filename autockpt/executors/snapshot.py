@@ -46,6 +46,7 @@ from autockpt.executors.sampling import Sampler, part_differs, sample_differs
 from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
 from autockpt.executors.specs import describe
 from autockpt.executors.state import LiveState, local_part
+from autockpt.executors.window_gate import WindowGate
 from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
@@ -120,6 +121,8 @@ class Snapshotter:
         self._device = device
         self.device_clone: Literal["auto", "on", "off"] = "auto"
         """Clone on the device first; auto: when its free memory allows."""
+        self.gate: WindowGate | None = None
+        """When the copy thread may move bytes of a lazy snapshot; None: at once."""
         self.current: Snapshot | None = None
         self._tasks: dict[int, CopyTask] = {}
         """The newest copy into each slot."""
@@ -249,7 +252,9 @@ class Snapshotter:
             counter.set(layout.boundary_end)
         snapshot = Snapshot(
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
-            task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter), boundary=late,
+            task=CopyTask(
+                jobs=self._jobs(recipe, arena), publish=counter, gate=self.gate if lazy else None
+            ), boundary=late,
         )  # fmt: skip
         snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]
         self._tasks[slot] = snapshot.task
@@ -467,14 +472,15 @@ class Snapshotter:
         """On the copy thread, when the last byte is in the slot: later changes do no harm.
 
         The sooner it is proven the sooner it counts.  What was added or replaced meanwhile is left
-        to the fence: the walk belongs to the training thread.
+        to the fence: the walk belongs to the training thread.  So is what only moved: reading its
+        state FSDP1 shows a parameter from other memory for a moment, and nobody wrote to it.
         """
         recipe, task = snapshot.recipe, snapshot.task
         try:
             if task.error is None and snapshot.proofs and not recipe.inventory.holds():
                 return
             for name in list(snapshot.proofs):
-                self._prove_part(snapshot, name, recipe.inventory)
+                self._prove_part(snapshot, name, recipe.inventory, patient=True)
         except RuntimeError:  # a dict changed under us: the fence will see what it was
             return
         self._settle(snapshot)
@@ -491,13 +497,18 @@ class Snapshotter:
         for name in names:
             self._prove_part(snapshot, name, inventory)
 
-    def _prove_part(self, snapshot: Snapshot, name: str, inventory: Inventory) -> None:
+    def _prove_part(
+        self, snapshot: Snapshot, name: str, inventory: Inventory, *, patient: bool = False
+    ) -> None:
         with snapshot.lock:
             proof = snapshot.proofs.get(name)
             if proof is None:
                 return
             recipe = snapshot.recipe
-            changed = proof.changed(tensors_now(recipe, name, inventory))
+            changed, moved = proof.compare(tensors_now(recipe, name, inventory))
+            if moved and patient and not changed:
+                return
+            changed = list(dict.fromkeys([*changed, *moved]))
             if snapshot.cloned:
                 kept = recipe.tensors
                 changed = [n for n in changed if n in kept and snapshot.may_tear(kept[n])]

@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,9 @@ class SnapshotBegan:
     streaming: bool
     codec: str
     class_ranges: tuple[tuple[int, ...], ...] = ()
-    """[start, stop) of the image that the codec applies to; empty: everything."""
+    """(start, stop, kind code, group) of what the codec applies to; empty: everything."""
+    chain: int = 0
+    """Generations that a reader may need beside this one; 0: the save stands alone."""
     at_s: float = 0.0
 
 
@@ -181,6 +183,8 @@ class Status:
     durable: str
     draining: bool
     slots_bytes: int
+    protected: str = ""
+    """Newest generation that survives the loss of a node."""
     degraded: str = ""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""

@@ -7,6 +7,7 @@ Whatever is predicted or assumed instead of measured is said in `notes`.
 from dataclasses import dataclass
 
 from autockpt.policies.waste import TierCost
+from autockpt.policies.windows import fit_windows
 from autockpt.values.plan import Staging
 from autockpt.values.profile import Distribution, LinkMeasure, Profile, StorageMeasure
 from autockpt.values.units import format_duration, format_rate
@@ -17,6 +18,21 @@ ASSUMED_COPY_BYTES_PER_S = 2e9
 """Copy into host memory when no link was measured: slower than any machine tried so far."""
 ASSUMED_WRITE_BYTES_PER_S = 0.2e9
 """Write to storage when nothing was measured: a slow network volume."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCosts:
+    """What redundancy adds to each checkpoint in memory, and the failures that it serves."""
+
+    send_s: float
+    """From the complete snapshot until peers hold it, mean."""
+    send_high_s: float
+    slowdown_s: float
+    """Training time lost to interference by one exchange, sent and received."""
+    restore_s: float
+    """Reading the state back from peers."""
+    served: float
+    """Fraction of the failures which this node's memory does not survive that peers serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +60,27 @@ class Costs:
     """Failure to running again: detection and process start."""
     restore_memory_s: float
     restore_disk_s: float
+    peers: PeerCosts | None = None
+    """None: snapshots stay in this node's memory."""
     notes: tuple[str, ...] = ()
     """What was predicted or assumed, in sentences."""
 
-    def memory_tier(self, failures_per_s: float) -> TierCost:
-        """A snapshot, serving the failures that leave this node's memory alive."""
+    def memory_tier(self, failures_per_s: float, *, from_peers_per_s: float = 0.0) -> TierCost:
+        """A snapshot, serving the failures that leave this node's memory alive.
+
+        With peers it serves some of the others as well: then latency and restore are means over
+        all failures that memory serves.
+        """
+        total = failures_per_s + from_peers_per_s
+        share = from_peers_per_s / total if total > 0 else 0.0
+        peers = self.peers or NO_PEERS
         return TierCost(
             stall_s=self.stall_s,
-            slowdown_s=self.copy_slowdown_s,
-            latency_s=self.copy_s,
+            slowdown_s=self.copy_slowdown_s + peers.slowdown_s,
+            latency_s=self.copy_s + share * peers.send_s,
             restart_s=self.restart_s,
-            restore_s=self.restore_memory_s,
-            failures_per_s=failures_per_s,
+            restore_s=(1.0 - share) * self.restore_memory_s + share * peers.restore_s,
+            failures_per_s=total,
         )
 
     def disk_tier(self, failures_per_s: float, *, alone: bool) -> TierCost:
@@ -68,6 +93,9 @@ class Costs:
             restore_s=self.restore_disk_s,
             failures_per_s=failures_per_s,
         )
+
+
+NO_PEERS = PeerCosts(send_s=0.0, send_high_s=0.0, slowdown_s=0.0, restore_s=0.0, served=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +141,8 @@ def profile_costs(
     persist = _persist_s(profile, staging, copy, write, encoding, notes)
     sync = staging.persist == "sync"
     copying = 0.0 if staging.schedule == "blocking" else _lost_s(profile, "snapshot_copy", copy)
+    fit = fit_windows(profile, copy_link(profile)) if staging.schedule == "windows" else None
+    copying *= 1.0 if fit is None else 1.0 - fit.share
     writing = 0.0 if sync else max(0.0, _persist_lost_s(profile, staging, persist, copy) - copying)
     if not profile.interference:
         notes.append(
@@ -146,7 +176,7 @@ def copy_link(profile: Profile, *, pinned: bool = True) -> LinkMeasure | None:
 
 
 def _copy_s(profile: Profile, staging: Staging, notes: list[str]) -> Distribution:
-    if profile.snapshot_s is not None and staging.schedule == "lazy" and staging.preallocate:
+    if profile.snapshot_s is not None and staging.schedule != "blocking" and staging.preallocate:
         return profile.snapshot_s
     link = copy_link(profile, pinned=staging.preallocate)
     if link is not None:
@@ -187,7 +217,8 @@ def _persist_s(
     encoding: Encoding,
     notes: list[str],
 ) -> Distribution:
-    as_measured = staging.schedule == "lazy" and staging.persist == "async" and staging.streaming
+    lazily = staging.schedule != "blocking"
+    as_measured = lazily and staging.persist == "async" and staging.streaming
     if profile.persist_s is not None and as_measured:
         return _scaled(profile.persist_s, encoding.write_factor)
     count_bytes = profile.state.total_bytes * ranks_per_node(profile)
@@ -209,7 +240,7 @@ def _persist_lost_s(
 ) -> float:
     """Training time one persist costs, its copy included where both run in the background."""
     both = any(measure.work == "persist" for measure in profile.interference)
-    if both and staging.schedule == "lazy":
+    if both and staging.schedule != "blocking":
         return _lost_s(profile, "persist", persist)
     writing_s = persist.mean if staging.streaming else max(0.0, persist.mean - copy.mean)
     lost = _lost_s(profile, "storage_write", _predicted(writing_s))

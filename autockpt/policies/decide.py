@@ -4,7 +4,10 @@ Pure: the same inputs give the same decision, byte for byte, so a decision can b
 """
 
 import hashlib
+import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from autockpt.policies.codec import CodecChoice, choose_codec
 from autockpt.policies.costs import Costs, profile_costs
@@ -13,6 +16,7 @@ from autockpt.policies.expectation import expected_of, rates_of, todays_habit
 from autockpt.policies.explained import staging_choice
 from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.preemption import preemption_choice
+from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
 from autockpt.policies.silent import verification_choice
 from autockpt.policies.slots import SlotChoice, choose_slots
 from autockpt.policies.staging import WriteChoice, choose_path, choose_schedule, choose_write
@@ -50,10 +54,28 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     path = choose_path(profile, goal, write.measure)
     rates = rates_of(profile, goal)
     sync = staging.persist == "sync"
-    intervals = choose_intervals(
-        costs, rates, goal, memory_on=slots.memory_on, slots=slots.slots, sync=sync
-    )
-    plan = _plan(profile, goal, staging, codec, slots, intervals, path=path.chosen)
+    solve = partial(choose_intervals, memory_on=slots.memory_on, slots=slots.slots, sync=sync)
+
+    def waste_of(costs: Costs) -> float:
+        try:
+            return solve(costs, rates, goal).waste.total
+        except ConfigError:
+            return math.inf
+
+    shared = choose_redundancy(profile, goal, slots, costs, rates, waste_of)
+    costs = replace(costs, peers=shared.peers, notes=(*costs.notes, *shared.notes))
+    intervals = solve(costs, rates, goal)
+    if base_stays(intervals, slots):
+        steps = intervals.disk_steps
+        deltas = choose_codec(
+            profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
+        )
+        if "delta" in deltas.codec.values():
+            # The interval stays: a shorter one would be another base, a longer one other figures.
+            codec = deltas
+            encoded = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
+            costs = replace(encoded, peers=costs.peers, notes=costs.notes)
+    plan = _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen)
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
         staging_choice(schedule, write, clone, goal, costs),
@@ -61,6 +83,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         codec.choice,
         _retention_choice(profile, goal, intervals),
         _slot_choice(slots, costs, rates, goal, sync=sync, taken=intervals),
+        *((shared.choice,) if shared.choice is not None else ()),
         *_declared_choices(costs, rates, goal, slots, sync=sync, taken=intervals),
     )
     return Decision(
@@ -70,6 +93,11 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         current=todays_habit(profile, goal),
         warnings=_warnings(profile, goal, costs, intervals),
     )
+
+
+def base_stays(intervals: Intervals, slots: SlotChoice) -> bool:
+    """Whether the save before is still in its slot: every save goes to disk, and there is room."""
+    return slots.slots >= 3 and intervals.memory_steps == intervals.disk_steps > 0
 
 
 def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
@@ -113,6 +141,7 @@ def _plan(
     staging: Staging,
     codec: CodecChoice,
     slots: SlotChoice,
+    shared: RedundancyChoice,
     intervals: Intervals,
     *,
     path: str,
@@ -130,15 +159,26 @@ def _plan(
                 interval_steps=intervals.disk_steps,
                 path="direct" if path == "direct" else "host",
                 codec=codec.codec,
+                chain=codec.chain,
             ),
         ),
         staging=staging,
         slots=slots.slots,
         retention=goal.retention,
-        restore_order=("memory", "disk") if slots.memory_on else ("disk",),
+        restore_order=tuple(_sources(slots, shared)),
+        redundancy=shared.redundancy,
         retune=True if goal.pins.retune is None else goal.pins.retune,
         overhead_budget=goal.limits.overhead,
     )
+
+
+def _sources(slots: SlotChoice, shared: RedundancyChoice) -> Iterator[str]:
+    """Where a restore looks, cheapest first."""
+    if slots.memory_on:
+        yield "memory"
+    if shared.redundancy.scheme != "none":
+        yield "peer"
+    yield "disk"
 
 
 def _interval_choices(

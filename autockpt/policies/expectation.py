@@ -81,8 +81,12 @@ def promise(
     tiers = tiers_of(costs, rates, memory_on=memory_on)
     disk_s = intervals.disk_period_s / 2 + tiers.disk.latency_s + tiers.disk.recover_s
     memory_s = disk_s
+    peer_s, peers = None, costs.peers
     if tiers.memory is not None:
-        memory_s = intervals.memory_period_s / 2 + tiers.memory.latency_s + tiers.memory.recover_s
+        begun_s = intervals.memory_period_s / 2 + costs.copy_s
+        memory_s = begun_s + (costs.restart_s + costs.restore_memory_s)
+        if peers is not None:
+            peer_s = begun_s + peers.send_s + costs.restart_s + peers.restore_s
     return Expected(
         stall_s=costs.stall_s,
         waste=intervals.waste.total,
@@ -92,6 +96,8 @@ def promise(
         persist_s=costs.persist_s,
         recovery_memory_s=memory_s,
         recovery_disk_s=disk_s,
+        recovery_peer_s=peer_s,
+        survived=peers.served if peers is not None and peer_s is not None else 0.0,
     )
 
 

@@ -79,16 +79,21 @@ class Intervals:
 
 
 def tiers_of(costs: Costs, rates: Rates, *, memory_on: bool) -> Tiers:
-    """The two tiers; with memory off, disk serves every failure and pays for its snapshot."""
+    """The two tiers; with memory off, disk serves every failure and pays for its snapshot.
+
+    With peers, memory serves some failures of nodes as well.
+    """
     if not memory_on:
         disk = costs.disk_tier(rates.total_per_s, alone=True)
         return Tiers(iteration_s=costs.iteration_s, memory=None, disk=_noticed_late(disk, rates))
+    from_peers = rates.disk_per_s * costs.peers.served if costs.peers is not None else 0.0
     answered = answered_per_s(rates.preempted_per_s, rates.notice_s, costs, memory=True)
-    disk = costs.disk_tier(rates.disk_per_s + rates.preempted_per_s - answered, alone=False)
+    left = rates.disk_per_s - from_peers + rates.preempted_per_s - answered
+    memory = costs.memory_tier(rates.memory_per_s, from_peers_per_s=from_peers)
     return Tiers(
         iteration_s=costs.iteration_s,
-        memory=with_answered(costs.memory_tier(rates.memory_per_s), answered, costs),
-        disk=_noticed_late(disk, rates),
+        memory=with_answered(memory, answered, costs),
+        disk=_noticed_late(costs.disk_tier(left, alone=False), rates),
     )
 
 
@@ -113,6 +118,8 @@ def bounds_of(costs: Costs, goal: Goal, *, slots: int, sync: bool) -> Bounds:
     memory_min = max(
         (costs.iteration_s, "one iteration"), (costs.copy_high_s, "snapshot time (one in flight)")
     )
+    if costs.peers is not None:
+        memory_min = max(memory_min, (costs.peers.send_high_s, "time to peers (one in flight)"))
     disk_min = (costs.iteration_s, "one iteration")
     if not sync:
         durable = (costs.persist_high_s / flying, f"time until durable ({said} in flight)")

@@ -64,6 +64,8 @@ def flips(profile: Profile, goal: Goal, decision: Decision, decide: Decide) -> t
     """
     found: list[Flip] = []
     for name, scale in INPUTS.items():
+        if scale(profile, goal, 2.0) == (profile, goal):
+            continue  # this job has no such input
         worlds = _Worlds(partial(scale, profile, goal), decide)
         for choice in decision.choices:
             for upward in (True, False):
@@ -189,12 +191,23 @@ def _memory(profile: Profile, goal: Goal, factor: float) -> tuple[Profile, Goal]
     return replace(profile, memory=replace(profile.memory, **free)), goal
 
 
+def _network(profile: Profile, goal: Goal, factor: float) -> tuple[Profile, Goal]:
+    links = tuple(
+        replace(link, alpha_s=link.alpha_s * factor, bytes_per_s=link.bytes_per_s / factor)
+        if link.between_nodes
+        else link
+        for link in profile.links
+    )
+    return replace(profile, links=links), goal
+
+
 INPUTS: dict[str, Callable[[Profile, Goal, float], tuple[Profile, Goal]]] = {
     "failures": _failures,
     "stall": _stall,
     "storage time": _storage,
     "interference": _interference,
     "host memory": _memory,
+    "time to peers": _network,
 }
 """What is scaled: name, and the profile and goal with it `factor` times as large."""
 

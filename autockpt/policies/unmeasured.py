@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
+from autockpt.policies.codec import LONGEST_CHAIN
 from autockpt.policies.slots import slots_for
-from autockpt.values.goal import Goal
+from autockpt.values.goal import Goal, RedundancyWish
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
+
+SET_SIZE = 4
+"""Of a parity set whose size nobody named: a third of an image on every node."""
 
 
 def plan_without_profile(goal: Goal) -> CheckpointPlan:
@@ -22,7 +27,9 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
     if pins.memory_enabled is False:
         memory = TierPlan(tier="memory", interval_steps=0)
     if pins.codec is not None and pins.codec != "none":
-        disk = replace(disk, codec=dict.fromkeys(("parameters", "moments", "other"), pins.codec))
+        classes = ("parameters", "moments", "other")
+        chain = LONGEST_CHAIN if pins.codec == "delta" else 0
+        disk = replace(disk, codec=dict.fromkeys(classes, pins.codec), chain=chain)
     names = (
         *("schedule", "persist", "streaming", "preallocate", "chunk_bytes", "writers"),
         *("direct_io", "in_flight", "device_clone"),
@@ -35,7 +42,34 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         slots=pins.slots or max(plan.slots, slots_for(pins)),
         retune=plan.retune if pins.retune is None else pins.retune,
         overhead_budget=goal.limits.overhead,
+        redundancy=_wished(goal.redundancy),
     )
+
+
+def _wished(wish: RedundancyWish) -> Redundancy:
+    """What was asked for, as small as it may be; nothing by itself, for no link is known."""
+    rate_bytes_per_s = wish.rate_bytes_per_s or 0.0
+    path = wish.path or "host"
+    if wish.scheme == "replicas":
+        return Redundancy(
+            scheme="replicas",
+            copies=wish.copies or max(2, wish.floor + 1),
+            placement=wish.placement or "mixed",
+            path=path,
+            rate_bytes_per_s=rate_bytes_per_s,
+            floor=wish.floor,
+        )
+    if wish.scheme in ("xor", "rs"):
+        parity = 1 if wish.scheme == "xor" else wish.parity or max(2, wish.floor)
+        return Redundancy(
+            scheme=wish.scheme,
+            set_size=wish.set_size or max(SET_SIZE, parity + 1),
+            parity=parity,
+            path=path,
+            rate_bytes_per_s=rate_bytes_per_s,
+            floor=wish.floor,
+        )
+    return NO_REDUNDANCY
 
 
 def _multiple(at_least: int, of: int) -> int:

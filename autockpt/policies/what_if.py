@@ -1,10 +1,13 @@
 """The cost model behind a plan that was decided: for what-if curves and for the simulator."""
 
+from dataclasses import replace
+
 from autockpt.policies.codec import choose_codec
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.expectation import rates_of
 from autockpt.policies.frequency import tiers_of
 from autockpt.policies.nesting import Tiers
+from autockpt.policies.peers import peer_costs
 from autockpt.policies.staging import choose_write
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan
@@ -14,9 +17,14 @@ from autockpt.values.profile import Profile
 def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
     """What `decide` reckoned one checkpoint of this plan to cost."""
     write = choose_write(profile, goal.pins)
-    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
-    encoding = codec.encoding if plan.tier("disk").codec else None
-    return profile_costs(profile, plan.staging, write=write.measure, encoding=encoding)
+    disk = plan.tier("disk")
+    steps = disk.interval_steps if "delta" in disk.codec.values() else None
+    codec = choose_codec(
+        profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
+    )
+    encoding = codec.encoding if disk.codec else None
+    costs = profile_costs(profile, plan.staging, write=write.measure, encoding=encoding)
+    return replace(costs, peers=peer_costs(profile, plan.redundancy))
 
 
 def tiers_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Tiers:

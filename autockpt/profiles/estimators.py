@@ -223,6 +223,7 @@ def codec_measures(samples: Sequence[CodecSample]) -> tuple[CodecMeasure, ...]:
                 encode_bytes_per_s=raw / max(1e-9, sum(s.encode_s for s in group)),
                 decode_bytes_per_s=raw / max(1e-9, sum(s.decode_s for s in group)),
                 sample_bytes=raw,
+                gap_steps=max(s.gap_steps for s in group),
             )
         )
     return tuple(measures)

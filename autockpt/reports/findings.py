@@ -4,6 +4,7 @@ A check that does not apply returns None; one that passed returns a finding with
 away.  Ids are stable: scripts and the documentation refer to them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,8 @@ from autockpt.reports.promises import FACTOR, Promise
 from autockpt.reports.saves import Saves
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
-from autockpt.values.telemetry import Degraded
+from autockpt.values.redundancy import GENERATIONS
+from autockpt.values.telemetry import Degraded, LossyRestored
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 SKIPPED_SHARE = 0.05
@@ -101,6 +103,22 @@ def degraded(facts: Facts) -> Finding | None:
         title=f"{first.what} fell back",
         evidence=f"{len(events)} events; the first: {first.reason}",
         fix="run autockpt doctor; the training was not harmed, its protection may have been",
+    )
+
+
+def lossy(facts: Facts) -> Finding | None:
+    """The training went on from a state that an archive had only nearly kept."""
+    events = [event for event in facts.data.events if isinstance(event, LossyRestored)]
+    if not events:
+        return None
+    first = events[0]
+    return Finding(
+        id="lossy-restore",
+        severity="high",
+        title=f"LOSSY: step {first.step} was restored from a lossy archive",
+        evidence=f"generation {first.generation}: {first.lost}",
+        fix="go on from a lossless checkpoint where one is left; else read the quality figures of "
+        "docs/compression_lossy.md before comparing this run with others",
     )
 
 
@@ -425,11 +443,12 @@ def promises_broken(facts: Facts) -> Finding | None:
 
 
 def slots_bytes_of(profile: Profile | None, decision: Decision | None) -> int:
-    """Host memory of the slots on one node."""
+    """Host memory on one node: the slots, and what is held for other nodes."""
     if profile is None or decision is None:
         return 0
     ranks = max(1, profile.fingerprint.world_size // max(1, profile.fingerprint.nodes))
-    return decision.plan.slots * profile.state.total_bytes * ranks
+    images = decision.plan.slots + GENERATIONS * decision.plan.redundancy.memory_share
+    return math.ceil(images * profile.state.total_bytes * ranks)
 
 
 def _reason(saves: Saves) -> str:
@@ -443,6 +462,7 @@ def _reason(saves: Saves) -> str:
 CHECKS = (
     unprotected,
     degraded,
+    lossy,
     persist_failed,
     saves_skipped,
     snapshots_discarded,

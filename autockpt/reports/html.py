@@ -16,6 +16,7 @@ from autockpt.reports.sections import (
     time,
     top,
     what_if,
+    windows,
 )
 from autockpt.reports.what_if import WhatIfCurve
 from autockpt.values.record import to_json
@@ -39,6 +40,7 @@ def _page(model: ReportModel) -> str:
     happened = (time.section(model), events.promises(model), events.timeline(model))
     found = (
         *(predicted + happened if model.kind == "profile" else happened + predicted),
+        windows.section(model),
         machine.storage(model),
         machine.memory_section(model),
         search.section(model),

@@ -26,6 +26,7 @@ from autockpt.reports.verdict import (
     run_verdict,
 )
 from autockpt.reports.what_if import WhatIfCurve, waste
+from autockpt.reports.windows import Windows, windows
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.telemetry import Event, RunStarted
@@ -81,6 +82,7 @@ class ReportModel:
     ages: tuple[Age, ...] = ()
     changes: tuple[Change, ...] = ()
     timeline: Timeline | None = None
+    windows: Windows | None = None
 
 
 def build(data: RunData) -> ReportModel:
@@ -110,6 +112,7 @@ def _profile_report(data: RunData) -> ReportModel:
         what_if=data.what_if,
         risk=data.risk,
         search=data.search,
+        windows=windows((), data.profile),
     )
 
 
@@ -155,6 +158,7 @@ def _run_report(data: RunData) -> ReportModel:
         ages=aged,
         changes=changes(events, start_s),
         timeline=timeline(events, restores, start_s),
+        windows=windows(events, profile),
     )
 
 

@@ -103,7 +103,9 @@ button:hover{border-color:var(--accent)} .js-only{display:none} .js .js-only{dis
 .down{fill:var(--c-down);background:var(--c-down)}
 .other{fill:var(--c-other);background:var(--c-other)} .glass{fill:var(--panel)}
 .g-train{fill:var(--c-train);background:var(--c-train)}
-.g-copy{fill:var(--c-copy);background:var(--c-copy)}
+.g-copy,.g-moved{fill:var(--c-copy);background:var(--c-copy)}
+.g-window{fill:var(--c-train);background:var(--c-train)}
+.g-beside{fill:var(--c-lost);background:var(--c-lost)}
 .g-persist{fill:var(--c-persist);background:var(--c-persist)}
 .g-lost{fill:var(--c-lost);background:var(--c-lost)}
 .g-down{fill:var(--c-down);background:var(--c-down)} .mark{stroke:var(--bad);stroke-width:1.5}

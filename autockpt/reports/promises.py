@@ -110,8 +110,21 @@ def promises(
         _promise("recovery_memory_s", "Recovery from memory", "s", expected.recovery_memory_s,
                  _mean([r.lost_s + r.down_s for r in memory]), n=len(memory),
                  note="mean of lost work and down time"),
+        *_of_peers(expected, restores),
         _promise("recovery_disk_s", "Recovery from disk", "s", expected.recovery_disk_s,
                  _mean([r.lost_s + r.down_s for r in disk]), n=len(disk),
+                 note="mean of lost work and down time"),
+    )  # fmt: skip
+
+
+def _of_peers(expected: Expected, restores: Sequence[Restore]) -> tuple[Promise, ...]:
+    """From the memory of other nodes, where the plan has redundancy."""
+    if expected.recovery_peer_s is None:
+        return ()
+    seen = [r for r in restores if r.source in ("peer", "parity")]
+    return (
+        _promise("recovery_peer_s", "Recovery from other nodes", "s", expected.recovery_peer_s,
+                 _mean([r.lost_s + r.down_s for r in seen]), n=len(seen),
                  note="mean of lost work and down time"),
     )  # fmt: skip
 

@@ -29,6 +29,7 @@ def render(model: ReportModel) -> str:
         _promises(model.promises),
         _restores(model),
         _restarts(model),
+        _windows(model),
         _choices(model),
         _unknown(model),
         _findings(model.findings),
@@ -131,6 +132,18 @@ def _restarts(model: ReportModel) -> list[str]:
         "failure to the end of the first iteration",
         *_columns(rows),
     ]
+
+
+def _windows(model: ReportModel) -> list[str]:
+    """What each rank's idle windows took of its snapshots."""
+    if model.windows is None:
+        return []
+    rows = [
+        (f"rank {rank.rank}", format_duration(rank.idle_s),
+         "-" if rank.window_share is None else format_fraction(rank.window_share), rank.why_not)
+        for rank in model.windows.ranks
+    ]  # fmt: skip
+    return ["Idle windows of an iteration, and what moved in them", *_columns(rows)]
 
 
 def _choices(model: ReportModel) -> list[str]:

@@ -15,6 +15,7 @@ from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.run_directory import RunDirectory
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 
@@ -55,6 +56,12 @@ class Job:
         """Event file of this rank."""
         return os.path.join(self.run_directory, "telemetry", f"rank-{self.rank:05d}.jsonl")
 
+    @property
+    def domains(self) -> FailureDomains:
+        """What nodes share and lose together, as the profile saw it; unknown of other nodes."""
+        known = self.profile.domains if self.profile is not None else UNKNOWN_DOMAINS
+        return known if len(known.labels) == len(set(self.nodes)) else UNKNOWN_DOMAINS
+
     def attach_event(self) -> p.TrainerAttached:
         """How this rank introduces itself."""
         return p.TrainerAttached(
@@ -66,6 +73,8 @@ class Job:
             resume_from=self.resume_from,
             fresh=self.fresh,
             plan_version=self.plan.version,
+            redundancy=self.plan.redundancy,
+            domains=self.domains,
         )
 
 

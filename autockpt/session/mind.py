@@ -17,6 +17,7 @@ from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemory
 from autockpt.executors.state import LiveState
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.decide import decide
+from autockpt.policies.peers import peer_costs
 from autockpt.policies.staging import choose_write
 from autockpt.profiles.assemble import profile_from_run
 from autockpt.profiles.samples import RunSamples
@@ -311,4 +312,5 @@ def _controller(
 
 def _costs(job: Job, profile: Profile) -> Costs:
     write = choose_write(profile, job.goal.pins)
-    return profile_costs(profile, job.plan.staging, write=write.measure)
+    costs = profile_costs(profile, job.plan.staging, write=write.measure)
+    return replace(costs, peers=peer_costs(profile, job.plan.redundancy))

@@ -41,8 +41,10 @@ class Outlook:
 
     @cached_property
     def costs(self) -> Costs:
-        """Of one checkpoint."""
-        return self.seen.costs(sync=self.sync)
+        """Of one checkpoint; what peers serve counts while the plan has any."""
+        costs = self.seen.costs(sync=self.sync)
+        shared = self.plan.redundancy.scheme != "none"
+        return costs if shared else replace(costs, peers=None)
 
     @cached_property
     def rates(self) -> Rates:
@@ -143,7 +145,8 @@ class Outlook:
         least = max(1, math.ceil(apart_s / costs.iteration_s))
         if not memory:
             return 0, max(disk, least)
-        memory = max(memory, math.ceil(costs.copy_high_s / costs.iteration_s))
+        least_s = max(costs.copy_high_s, costs.peers.send_high_s if costs.peers else 0.0)
+        memory = max(memory, math.ceil(least_s / costs.iteration_s))
         if not disk:
             return memory, 0
         return memory, memory * max(round(disk / memory), math.ceil(least / memory))

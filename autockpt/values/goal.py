@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from autockpt.values.redundancy import Arrangement, PeerPath, Scheme
+
 Retune = bool | Literal["observe"]
 """Whether the plan may change during a run; observe: what would change is only written down."""
 
@@ -30,7 +32,7 @@ class Pins:
     disk_interval_steps: int | None = None
     disk_interval_s: float | None = None
     memory_enabled: bool | None = None
-    schedule: Literal["lazy", "blocking"] | None = None
+    schedule: Literal["lazy", "blocking", "windows"] | None = None
     persist: Literal["async", "sync"] | None = None
     """sync: the training waits until the checkpoint is durable."""
     streaming: bool | None = None
@@ -42,7 +44,7 @@ class Pins:
     device_clone: Literal["on", "off"] | None = None
     """on: a snapshot is cloned in device memory before it is copied to the host."""
     path: Literal["host", "direct"] | None = None
-    codec: Literal["none", "zstd"] | None = None
+    codec: Literal["none", "planes", "delta", "zstd"] | None = None
     chunk_bytes: int | None = None
     writers: int | None = None
     slots: int | None = None
@@ -50,6 +52,24 @@ class Pins:
     retune: Retune | None = None
     interval_rule: Literal["waste", "checkfreq"] | None = None
     """waste: minimise the waste rate; checkfreq: shortest interval within the overhead budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedundancyWish:
+    """What is fixed about copies and parity in other nodes' memory; None means `auto`."""
+
+    scheme: Scheme | None = None
+    copies: int | None = None
+    """Of each shard, the own one included, >= 2."""
+    placement: Arrangement | None = None
+    set_size: int | None = None
+    parity: int | None = None
+    """Nodes that a parity set may lose, >= 1."""
+    path: PeerPath | None = None
+    rate_bytes_per_s: float | None = None
+    """Most that a node sends."""
+    floor: int = 0
+    """Simultaneous node losses that memory must survive; a plan without that is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +100,25 @@ class Retention:
     """An error of the state is noticed within this time: one checkpoint from before it is kept."""
 
 
+ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archiving:
+    """A copy of every good checkpoint in an archive beside the run; None: there is none."""
+
+    codec: ArchiveCodec | None = None
+    """All but `none` are lossy, which `lossy` must say as well."""
+    lossy: bool = False
+    full_every: int = 8
+    """One of so many generations is lossless."""
+
+    @property
+    def silent(self) -> bool:
+        """The codec loses something and nobody said that this is wanted."""
+        return self.codec not in (None, "none") and not self.lossy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """Objective, limits, pins: what a policy file says.  All defaults are `auto`."""
@@ -88,8 +127,10 @@ class Goal:
     objective: Literal["goodput", "stall", "durability"] = "goodput"
     limits: Limits = Limits()
     pins: Pins = Pins()
+    redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()
     retention: Retention = Retention()
+    archive: Archiving = Archiving()
     storage_path: str | None = None
     """Where checkpoints go; None: `checkpoints/` in the run directory."""
     policy: str = "builtin:auto"

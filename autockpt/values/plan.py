@@ -5,6 +5,7 @@ from typing import Literal
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Retention, Retune
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 CHUNK_BYTES = 8 * 2**20
 """Default chunk of the pipeline: within 10 % of the best size measured on NVMe and virtio."""
@@ -18,8 +19,11 @@ MOST_IN_FLIGHT = 16
 class Staging:
     """How bytes move from the live state through host memory to storage."""
 
-    schedule: Literal["lazy", "blocking"] = "lazy"
-    """lazy: copied under the next forward and backward; blocking: copied inside the boundary."""
+    schedule: Literal["lazy", "blocking", "windows"] = "lazy"
+    """lazy: copied under the next forward and backward; blocking: copied inside the boundary;
+    windows: lazily, in the gaps in which the training idles, as far as they take it."""
+    window_margin: float = 0.2
+    """Part of a chunk's time that a window must last longer than it, for `windows`."""
     persist: Literal["async", "sync"] = "async"
     """async: the training goes on while the checkpoint becomes durable."""
     streaming: bool = True
@@ -44,10 +48,16 @@ class Staging:
             )
         if not 1 <= self.writers <= 512:
             raise ConfigError(f"{self.writers} writers: must be between 1 and 512")
+        if not 0 <= self.window_margin <= 1:
+            raise ConfigError(f"window margin of {self.window_margin}: must be between 0 and 1")
         if not 0 <= self.in_flight <= MOST_IN_FLIGHT:
             raise ConfigError(
                 f"{self.in_flight} checkpoints in flight: must be between 0 and {MOST_IN_FLIGHT}"
             )
+
+
+LONGEST_CHAIN = 16
+"""Generations that a reader opens for one, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +71,17 @@ class TierPlan:
     """host: device -> pinned host slot -> storage; direct: without the slot (GPUDirect)."""
     codec: dict[str, str] = field(default_factory=dict)
     """Codec by tensor class (parameters, moments, other); a missing class is `none`."""
+    chain: int = 0
+    """Where the codec is `delta`: older generations that a restore may have to read beside one;
+    0: every save stands alone."""
     copies: int = 1
     """Replicas of each shard, the own one included."""
 
     def __post_init__(self) -> None:
         if self.interval_steps < 0:
             raise ConfigError(f"{self.tier} interval of {self.interval_steps} steps: must be >= 0")
+        if not 0 <= self.chain <= LONGEST_CHAIN:
+            raise ConfigError(f"a chain of {self.chain}: must be between 0 and {LONGEST_CHAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +100,8 @@ class CheckpointPlan:
     """Images of the state in host memory per rank."""
     retention: Retention = field(default_factory=Retention)
     restore_order: tuple[str, ...] = ("memory", "disk")
+    redundancy: Redundancy = NO_REDUNDANCY
+    """Of every checkpoint in memory, in the memory of other nodes."""
     retune: Retune = True
     overhead_budget: float | None = None
 
@@ -119,6 +136,10 @@ class Expected:
     recovery_memory_s: float
     """Lost work and restart after a failure that leaves the memory tier alive, mean."""
     recovery_disk_s: float
+    recovery_peer_s: float | None = None
+    """The same after a loss of nodes that the memory of others survives; None: no redundancy."""
+    survived: float = 0.0
+    """Fraction of the failures that take a node's memory which the memory of others survives."""
 
     @property
     def goodput(self) -> float:
@@ -131,7 +152,7 @@ class Choice:
     """One decision with its reason, the numbers behind it and the runner-up."""
 
     name: str
-    """memory.interval, disk.interval, staging, path, codec, retention, slots."""
+    """memory.interval, disk.interval, staging, path, codec, retention, slots, redundancy."""
     chosen: str
     reason: str
     """One sentence with numbers."""

@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import to_json
 
 
@@ -27,13 +28,16 @@ class LinkMeasure:
     """Seconds for S bytes over a link: alpha_s + S / bytes_per_s, least squares over sizes."""
 
     link: str
-    """host_copy, host_to_peer, device_to_host_pinned, device_to_host_pageable, device_clone."""
+    """host_copy, host_to_peer, device_to_peer, device_to_host_pinned, device_to_host_pageable,
+    device_clone."""
     alpha_s: float
     bytes_per_s: float
     relative_spread: float
     """Standard deviation of the residuals over the mean time."""
     n: int
     note: str = ""
+    between_nodes: bool = False
+    """Of a link to a peer: between two nodes; False: within one, which bounds the network only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ class InterferenceMeasure:
     """Slow-down of an iteration while background work runs, from interleaved iterations."""
 
     work: str
-    """snapshot_copy, storage_write, persist (copy and write together)."""
+    """snapshot_copy, storage_write, persist (copy and write together), peer_host and peer_device
+    (sending to peers and receiving from them on that path)."""
     slowdown: Distribution
     """(iteration with the work / quiet iteration) - 1, fraction."""
     busy_s: float
@@ -98,6 +103,8 @@ class CodecMeasure:
     encode_bytes_per_s: float
     decode_bytes_per_s: float
     sample_bytes: int
+    gap_steps: int = 0
+    """Iterations between the samples and their base; more of them shrink less.  0: no base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,15 +193,48 @@ class RecoveryTimes:
     """Process start, imports, rendezvous."""
     restore_memory: Estimate
     restore_disk: Estimate
+    restore_peer: Estimate | None = None
+    """From the memory of other nodes, where it was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubble:
-    """A window of an iteration in which this rank's device idles (filled by pipeline jobs)."""
+    """A window of an iteration in which something of a rank idles."""
 
     rank: int
     offset_s: Distribution
+    """From the boundary: the end of the optimizer's step."""
     length_s: Distribution
+    after: int = -1
+    """Chunks of a pipeline that ended before it, 0: it begins at the boundary; -1: it begins at
+    its offset and not with a chunk's end (windows between collectives)."""
+    what: Literal["device", "network", "data_wait"] = "device"
+    """What idles: the device (between chunks), the network (between collectives), or both while
+    the training waits for its data."""
+
+    @property
+    def stability(self) -> float:
+        """p10 over p50 of the length, 0..1: how much of a window can be counted on."""
+        return self.length_s.p10 / self.length_s.p50 if self.length_s.p50 > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """An iteration as one rank runs it: what its bubbles belong to."""
+
+    rank: int
+    schedule: str
+    """torch's name of the pipeline schedule; "" without one."""
+    fingerprint: str
+    """Digest of the order of chunks or collectives (`pipeline.order_digest`): windows of another
+    order are refused."""
+    lap_s: Distribution
+    chunk_s: dict[str, Distribution]
+    """Chunks by stage and kind (0F, 0B), or collectives by name."""
+    odd: int = 0
+    """Iterations with another order (an evaluation between), left out."""
+    overhead: float = 0.0
+    """What the probe itself took, fraction of the iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +308,11 @@ class Profile:
     interference: tuple[InterferenceMeasure, ...] = ()
     codecs: tuple[CodecMeasure, ...] = ()
     bubbles: tuple[Bubble, ...] = ()
+    laps: tuple[Lap, ...] = ()
+    """One a rank whose bubbles were measured."""
     gpus: tuple[GpuCounters, ...] = ()
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    """What nodes share and lose together."""
     stall_s: Distribution | None = None
     """Stall of a snapshot on this job (boundary copy + wait at the fence)."""
     snapshot_s: Distribution | None = None

@@ -100,6 +100,33 @@ class SnapshotSealed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowsUsed(Event):
+    """How the bytes of a snapshot under `staging.schedule: windows` moved."""
+
+    generation: str
+    step: int
+    window_bytes: int
+    """While this rank's iteration idled."""
+    overlap_bytes: int
+    """Beside compute, because the windows did not take them."""
+    fence_bytes: int
+    """While the training waited for them."""
+    chunk_bytes: int
+    held_s: float
+    """How long chunks were held back, together."""
+    reason: str = ""
+    """Why windows were not used, "" if they were."""
+    refused: str = ""
+    """Why the windows of the profile were not used."""
+    windows_s: tuple[float, ...] = ()
+    """Of some snapshots only, in seconds since the boundary: begin, end, ... of the windows,"""
+    moved_s: tuple[float, ...] = ()
+    """of the chunks that moved in them,"""
+    beside_s: tuple[float, ...] = ()
+    """and of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDiscarded(Event):
     """State changed behind the fence; the tensor is copied at the boundary from now on."""
 
@@ -119,6 +146,16 @@ class SaveSkipped(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCommitted(Event):
     """Every rank sealed the generation: a process failure loses nothing before it."""
+
+    generation: str
+    step: int
+    latency_s: float
+    """Since the snapshot began on the reporting node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationProtected(Event):
+    """Other nodes hold copies of every shard: the loss of a node loses nothing before it."""
 
     generation: str
     step: int
@@ -150,6 +187,19 @@ class PersistFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed(Event):
+    """A durable generation was read back and compared, in the background."""
+
+    generation: str
+    ok: bool
+    bytes: int
+    """That matched."""
+    scrub_s: float
+    detail: str
+    """What was wrong with it; empty if nothing was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRetired(Event):
     """A durable generation was deleted by the retention policy."""
 
@@ -178,7 +228,7 @@ class Restored(Event):
     generation: str
     step: int
     source: str
-    """memory or disk."""
+    """memory, peer (fetched from the memory of another node) or disk."""
     bytes: int
     restore_s: float
     lost_steps: int
@@ -187,6 +237,16 @@ class Restored(Event):
     """Their time."""
     down_s: float
     """Failure to resumed, 0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossyRestored(Event):
+    """A rank resumed from a state that is not, to the bit, what was trained."""
+
+    generation: str
+    step: int
+    lost: str
+    """The codec, the archived generation and what is known of the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,14 +297,18 @@ EVENTS: dict[str, type[Event]] = {
         Iterated,
         SnapshotBegan,
         SnapshotSealed,
+        WindowsUsed,
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,
+        GenerationProtected,
         PersistCommitted,
         PersistFailed,
+        Scrubbed,
         CheckpointRetired,
         FailureObserved,
         Restored,
+        LossyRestored,
         PlanChanged,
         PlanChangeWithheld,
         Degraded,

@@ -357,7 +357,7 @@ def feed(hasher: Any, value: Any) -> None:
 
 def plan(
     *, memory: int = 2, disk: int = 6, version: int = 1, slots: int = 3, retune: bool = False,
-    codec: dict[str, str] | None = None, **staging: Any,
+    codec: dict[str, str] | None = None, chain: int = 0, **staging: Any,
 ) -> CheckpointPlan:  # fmt: skip
     """A plan with these intervals, small chunks and no re-tuning."""
     return CheckpointPlan(
@@ -366,7 +366,7 @@ def plan(
         fingerprint="",
         tiers=(
             TierPlan(tier="memory", interval_steps=memory),
-            TierPlan(tier="disk", interval_steps=disk, codec=codec or {}),
+            TierPlan(tier="disk", interval_steps=disk, codec=codec or {}, chain=chain),
         ),
         staging=Staging(**{"chunk_bytes": 2**16, **staging}),
         slots=slots,

@@ -462,9 +462,21 @@ def test_a_frame_in_single_bytes_is_read() -> None:
 def test_another_version_is_refused() -> None:
     """Before anything is said."""
     caller = Channel(bytes(32), someone(node=1), to_node=0)
-    text = b'{"version": 2, "nonce": "aa"}'
-    with pytest.raises(ProtocolError, match="speaks version 2"):
+    text = b'{"version": 9, "nonce": "aa"}'
+    with pytest.raises(ProtocolError, match="speaks version 9"):
         caller.feed(struct.pack("!I", len(text)) + text)
+
+
+def test_a_connection_for_transfers_is_none_for_messages() -> None:
+    """The purpose is part of what is proven, so neither can be passed off as the other."""
+    called = Channel(bytes(32), someone(node=0), to_node=None)
+    caller = Channel(bytes(32), someone(node=1), to_node=0, purpose="transfer")
+    caller.feed(called.outbox[0])
+    with pytest.raises(ProtocolError, match="comes for transfer"):
+        called.feed(caller.outbox[0])
+    said = caller.outbox[0].replace(b'"purpose":"transfer"', b'"purpose":"control"')
+    with pytest.raises(ProtocolError, match="secret"):
+        called.feed(struct.pack("!I", len(said) - 4) + said[4:])
 
 
 # ------------------------------------------------------------------ who may say what

@@ -46,7 +46,8 @@ bad.yaml:5:10: error: disk.chunk: '3 MiB' is not a power of two of at least 64 K
 bad.yaml:6:3: error: disk.writers: duplicate key, first on line 4
     6 |   writers: 8
       |   ^
-bad.yaml:7:10: error: disk.codec: expected auto, none or zstd, got 'zst'; did you mean 'zstd'?
+bad.yaml:7:10: error: disk.codec: expected auto, none or planes or delta or zstd, got 'zst'; did \
+you mean 'zstd'?
     7 |   codec: zst
       |          ^
 bad.yaml:8:20: error: limits.overhead: a bare number is ambiguous; write a unit, e.g. 2 %

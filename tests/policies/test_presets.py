@@ -21,8 +21,8 @@ from autockpt.values.record import from_json, to_json
 from tests.fakes.profiles import example_profile
 
 SYSTEMS = (
-    "sync", "async", "dlrover", "easyckpt", "datastates", "checkfreq", "pccheck", "fastpersist",
-    "bytecheckpoint-pipeline",
+    "sync", "async", "dlrover", "easyckpt", "baft", "datastates", "checkfreq", "pccheck",
+    "fastpersist", "bytecheckpoint-pipeline", "gemini", "reft", "excp",
 )  # fmt: skip
 
 MECHANISMS = {
@@ -30,12 +30,19 @@ MECHANISMS = {
         "staging.persist": "async",
         "staging.in_flight": "1",
     },
+    ("auto", "excp"): {
+        "archive.codec": "excp-published",
+        "archive.lossy": "true",
+    },
     ("async", "dlrover"): {
         "memory.enabled": "true",
         "staging.preallocate": "true",
     },
     ("dlrover", "easyckpt"): {
         "staging.schedule": "lazy",
+    },
+    ("easyckpt", "baft"): {
+        "staging.schedule": "windows",
     },
     ("sync", "datastates"): {
         "memory.slots": "2",
@@ -54,6 +61,19 @@ MECHANISMS = {
         "memory.slots": "4",
         "disk.writers": "2",
         "staging.in_flight": "3",
+    },
+    ("easyckpt", "gemini"): {
+        "memory.interval": "1 step",
+        "disk.interval": "3 h",
+        "redundancy.scheme": "replicas",
+        "redundancy.copies": "2",
+        "redundancy.placement": "mixed",
+        "redundancy.path": "device",
+    },
+    ("easyckpt", "reft"): {
+        "redundancy.scheme": "xor",
+        "redundancy.set_size": "8",
+        "redundancy.path": "host",
     },
     ("sync", "fastpersist"): {
         "disk.writers": "4",

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from autockpt.executors.codecs import codec
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import read_image, write_image
@@ -28,6 +27,7 @@ from autockpt.profiles.probes.interference import (
 )
 from autockpt.profiles.probes.proof import ChangeProof, raw_bytes
 from autockpt.profiles.schedule import Unit
+from autockpt.profiling.movers import ElementCodec
 from autockpt.values.errors import StorageError
 
 MIB = 2**20
@@ -284,29 +284,30 @@ def test_real_codecs_round_trip() -> None:
     """zstd on zeros shrinks, none does not; both give the bytes back."""
     pieces = [codecs.Piece("parameters", memoryview(bytes(MIB)))]
     samples, warnings = codecs.measure_codecs(
-        {name: codec(name) for name in ("none", "zstd")}, pieces
+        {name: ElementCodec(name) for name in ("none", "planes", "zstd")}, pieces
     )
 
     by_name = {s.codec: s for s in samples}
     assert warnings == []
     assert by_name["none"].encoded_bytes == MIB
     assert by_name["zstd"].encoded_bytes < MIB / 100
+    assert by_name["planes"].encoded_bytes < MIB / 100
 
 
 class Liar:
     """Decodes to something else."""
 
-    def encode(self, raw: memoryview) -> bytes:
+    def encode(self, raw: memoryview, dtype: str, base: object) -> bytes:
         return b""
 
-    def decode(self, frame: bytes, raw_bytes: int) -> bytes:
+    def decode(self, frame: bytes, raw_bytes: int, base: object) -> bytes:
         return bytes(raw_bytes + 1)
 
 
 class Broken(Liar):
     """Does not even encode."""
 
-    def encode(self, raw: memoryview) -> bytes:
+    def encode(self, raw: memoryview, dtype: str, base: object) -> bytes:
         raise RuntimeError("out of order")
 
 

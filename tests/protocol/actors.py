@@ -78,6 +78,8 @@ class Node:
     index: int
     slots: dict[tuple[int, int], Content | None] = field(default_factory=dict)
     """(rank, slot) -> content; survives while keeper or any trainer lives."""
+    guests: dict[tuple[int, int], Content] = field(default_factory=dict)
+    """(rank, guest slot) -> copy of another node's shard; gone with the keeper."""
     keeper: "Keeper | None" = None
 
 

@@ -63,6 +63,7 @@ class Faults(Storage):
             slots=self.slots,
             epoch=trainer.epoch,
             previous_launcher_dead=dead,
+            redundancy=self.redundancy,
             fresh=self.fresh,
             plan_version=(newest := max(trainer.decided, default=0)),
             plan_apply_step=trainer.decided.get(newest, 0),
@@ -115,6 +116,10 @@ class Faults(Storage):
         if node.keeper is None:
             return
         node.keeper = None
+        self.guest_losses += bool(node.guests)
+        node.guests.clear()
+        local = {rank for rank, on in enumerate(self.nodes_of) if on == node.index}
+        self.oracle.lost(node.index, set(range(self.world)) - local)
         for key in list(self.channels):
             if node.index in key:
                 self.channels[key].clear()
@@ -127,6 +132,7 @@ class Faults(Storage):
                 self.losses += 1
                 self.oracle.memory.clear()
             node.slots.clear()
+            self.oracle.lost(node.index)
 
     def launcher(self) -> None:
         """Torchelastic: if any rank is gone or refused, everybody is restarted."""
@@ -215,8 +221,15 @@ class Faults(Storage):
         node = self.rng.choice(self.nodes)
         contents = [c for c in node.slots.values() if c is not None and c.sealed]
         if contents and self.rng.random() < 0.3:
-            self.rng.choice(contents).corrupt = True
+            rotten = self.rng.choice(contents)
+            rotten.corrupt = True
             self.oracle.memory.clear()
+            self.oracle.lost(node.index, {rotten.rank})
+            self.losses += 1
+        elif node.guests and self.rng.random() < 0.3:
+            guest = self.rng.choice(list(node.guests.values()))
+            guest.corrupt = True
+            self.oracle.lost(node.index, {guest.rank})
             self.losses += 1
         elif self.disk.commits and self.rng.random() < 0.3:
             generation = self.rng.choice(list(self.disk.commits))
@@ -224,7 +237,7 @@ class Faults(Storage):
             self.disk.files[name].corrupt = True
             self.oracle.durable.discard(generation)
             if self.slots == 1:  # a single slot relies on the disk for what it overwrites
-                self.oracle.memory.clear()
+                self.oracle.forget_memory()
 
     def sigterm(self) -> None:
         """A preemption notice at one node."""

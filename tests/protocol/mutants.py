@@ -11,7 +11,7 @@ from typing import Any
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
-from autockpt.executors.protocol.coordinator_state import Proposal, Save
+from autockpt.executors.protocol.coordinator_state import Proposal, Round, Save
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.executors.protocol.node_state import Key, LocalRank
 from autockpt.executors.protocol.selection import Choice, Question, choose
@@ -221,6 +221,63 @@ class InventoryTooEarly(NodeProtocol):
             local.attach = None
 
 
+# --------------------------------------------------------------------------- copies
+
+
+class ProtectWithOneMissing(CoordinatorProtocol):
+    """All copies but one are enough."""
+
+    def all_copied(self, copies: Round) -> bool:
+        wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
+        return len(copies.sealed) >= len(wanted) + self.world_size - 1
+
+
+class OverwriteProtected(NodeProtocol):
+    """What is protected is as free as anything older than the newest memory commit."""
+
+    def is_kept(self, generation: Generation) -> bool:
+        return False
+
+
+class OverwriteGuests(NodeProtocol):
+    """A newer copy takes the oldest guest slot, before it is complete elsewhere."""
+
+    def may_overwrite_guest(self, slot: Slot) -> bool:
+        return slot.state != "writing" and slot.index == 0
+
+
+class TrustAnyCopy(NodeProtocol):
+    """A copy that somebody has under way counts as made."""
+
+    def copies_wanted(self, message: m.CopiesWanted) -> None:
+        super().copies_wanted(message)
+        for rank, generation in list(self.fetches):
+            local = self.guests[rank].slots[self.fetches[rank, generation].slot]
+            shard = m.HeldShard(
+                rank=rank,
+                slot=local.index,
+                generation=generation,
+                step=0,
+                world_size=len(self.nodes),
+                root="",
+                copied=True,
+            )
+            self.tell(m.CopySealed(shard=shard))
+
+
+class CopyOfAnotherRound(CoordinatorProtocol):
+    """A copy counts whatever generation it is of."""
+
+    def copy_sealed(self, from_node: int, message: m.CopySealed) -> None:
+        if self.round is not None:
+            shard = replace(message.shard, generation=self.round.generation)
+            message = replace(message, shard=shard)
+        super().copy_sealed(from_node, message)
+
+    def _is_original(self, message: m.CopySealed) -> bool:
+        return True
+
+
 # --------------------------------------------------------------------------- plans
 
 
@@ -280,6 +337,11 @@ MUTANTS: dict[str, Mutant] = {
     "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),
     "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
     "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),
+    "protect-one-missing": Mutant(ProtectWithOneMissing, "14", 100),
+    "overwrite-protected": Mutant(OverwriteProtected, "14", 2000),
+    "overwrite-guests": Mutant(OverwriteGuests, "14", 2000),
+    "trust-any-copy": Mutant(TrustAnyCopy, "14", 2000),
+    "copy-of-another-round": Mutant(CopyOfAnotherRound, "14", 2000),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
     "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
 }

@@ -23,6 +23,12 @@ class Oracle:
         self.memory: set[Generation] = set()
         self.announced: set[Generation] = set()
         """Called memory-committed at least once."""
+        self.protected: dict[Generation, set[tuple[int, int]]] = {}
+        """Of the newest one called protected: (rank, node) that still have the shard."""
+        self.wanted: dict[Generation, int] = {}
+        """Losses of memory so far, when copies were first asked for."""
+        self.protections: set[Generation] = set()
+        """Called protected at least once."""
         self.ever = False
         self.decided: dict[int, Generation | None] = {}
         self.basis: dict[int, dict[int, int | None]] = {}
@@ -62,6 +68,24 @@ class Oracle:
         if self.history.setdefault(generation, history) != history:
             self.fail(f"{generation} has two histories: timelines were mixed")
 
+    def promise_protected(self, generation: Generation, there: set[tuple[int, int]]) -> None:
+        """From now on it may be lost only if some shard loses all its copies."""
+        if not self.protected or generation > max(self.protected):
+            self.protected = {generation: there}
+
+    def lost(self, node: int, ranks: set[int] | None = None) -> None:
+        """Copies on a node are gone: those of some ranks, or all."""
+        for generation, there in list(self.protected.items()):
+            world = len({rank for rank, _ in there})
+            there -= {c for c in there if c[1] == node and (ranks is None or c[0] in ranks)}
+            if len({rank for rank, _ in there}) < world:
+                del self.protected[generation]
+
+    def forget_memory(self) -> None:
+        """What the memory of nodes promised lapses."""
+        self.memory.clear()
+        self.protected.clear()
+
     def decision(self, epoch: int, parent: Generation | None, *, asked: bool) -> None:
         """The decision of `epoch` stands on disk."""
         if not asked:
@@ -69,10 +93,17 @@ class Oracle:
         if parent is not None and not self.on(parent, self.basis[epoch]):
             self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
         self.decided[epoch] = parent
+        if parent is not None:
+            self.protected = {g: c for g, c in self.protected.items() if g >= parent}
 
     def _check_parent(self, epoch: int, parent: Generation | None) -> None:
         limits = self.basis[epoch]
-        for name, promised in (("durable", self.durable), ("memory-committed", self.memory)):
+        promises = (
+            ("durable", self.durable),
+            ("memory-committed", self.memory),
+            ("protected", set(self.protected)),
+        )
+        for name, promised in promises:
             due = max((g for g in promised if self.on(g, limits)), default=None)
             if due is not None and (parent is None or parent < due):
                 self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")

@@ -58,7 +58,9 @@ class Simulation(Faults):
             for action in rng.choices(self.actions, cum_weights=self.weights, k=rng.randint(2, 14)):
                 action()
             if rng.random() < 0.7:
-                rng.choice((self.kill_trainer, self.spontaneous_launch, self.kill_keeper))()
+                losses = [self.kill_trainer, self.spontaneous_launch, self.kill_keeper]
+                losses += [self.kill_node] * (2 if self.redundancy.copies > 1 else 0)
+                rng.choice(losses)()
         if self.ends_in_peace:
             self.settle()
 
@@ -100,6 +102,16 @@ class Simulation(Faults):
             if self.oracle.commits == before:
                 self.oracle.fail("liveness: no save became durable in peace")
             self.check_plans()
+            self.check_protection()
+
+    def check_protection(self) -> None:
+        """With copies wanted and enough nodes, something becomes protected."""
+        if not any(any(k.coordinator.wards.values()) for k in self.keepers()):
+            return
+        before = len(self.oracle.protections)
+        self.round_until(lambda: len(self.oracle.protections) > before, 150)
+        if len(self.oracle.protections) == before:
+            self.oracle.fail("liveness: nothing became protected in peace")
 
     def relaunch_in_peace(self, *, fresh: bool) -> None:
         """The launcher tries again; a launch that was replaced is started anew by its user."""

@@ -25,6 +25,66 @@ class Storage(Trainers):
             if job[0] != "persist" or (job[2].rank, job[2].generation) != (do.rank, do.generation)
         ]
 
+    def do_FetchShard(self, keeper: Keeper, do: m.FetchShard) -> None:
+        guests = self.nodes[keeper.node].guests
+        shard = do.shard
+        guests[shard.rank, do.slot] = Content(
+            generation=shard.generation, history=0, rank=shard.rank
+        )
+        keeper.jobs.append(["fetch", 0, do])
+
+    def do_AbortFetch(self, keeper: Keeper, do: m.AbortFetch) -> None:
+        keeper.jobs = [
+            job
+            for job in keeper.jobs
+            if job[0] != "fetch" or (job[2].shard.rank, job[2].slot) != (do.rank, do.slot)
+        ]
+
+    def do_FreeGuests(self, keeper: Keeper, do: m.FreeGuests) -> None:
+        guests = self.nodes[keeper.node].guests
+        for key in [key for key in guests if key[0] == do.rank]:
+            del guests[key]
+
+    def job_fetch(self, keeper: Keeper, job: list[Any]) -> Any:
+        do: m.FetchShard = job[2]
+        found = self._sealed_at(keeper.node, do)
+        if found is None or (not self.peace and self.rng.random() < self.flaky):
+            return self._fetch_failed(do, final=found is None)
+        if job[1] == 0:
+            job.append(found)
+            return None
+        if not self.peace and self.rng.random() < 0.4:
+            return None
+        if found is not job[3] or found.corrupt:  # the digests of its chunks are known
+            return self._fetch_failed(do, final=found.corrupt)
+        assert found.shard is not None
+        shard = replace(found.shard, slot=do.slot, copied=True)
+        copy = replace(found, writer=None, shard=shard)
+        self.nodes[keeper.node].guests[shard.rank, do.slot] = copy
+        return m.ShardFetched(shard=shard)
+
+    def _sealed_at(self, node: int, do: m.FetchShard) -> Content | None:
+        """What the other node has of it, if it can be asked."""
+        there = self.nodes[do.from_node]
+        if there.keeper is None or (node, do.from_node) in self.blocked:
+            return None
+        contents = [*there.slots.items(), *there.guests.items()]
+        for (rank, _), content in contents:
+            if content is None or not content.sealed or content.shard is None:
+                continue
+            if rank == do.shard.rank and content.generation == do.shard.generation:
+                return content if content.shard.root == do.shard.root else None
+        return None
+
+    def _fetch_failed(self, do: m.FetchShard, *, final: bool) -> m.FetchFailed:
+        return m.FetchFailed(
+            rank=do.shard.rank,
+            generation=do.shard.generation,
+            slot=do.slot,
+            reason="not to be had",
+            final=final,
+        )
+
     def do_AnnounceDurable(self, keeper: Keeper, do: m.AnnounceDurable) -> None:
         if do.generation not in self.disk.commits and do.generation in self.oracle.durable:
             self.oracle.fail(f"{do.generation} called durable, no COMMIT on disk")
@@ -35,7 +95,7 @@ class Storage(Trainers):
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
         for _, generation, _ in keeper.coordinator.struck:
             self.oracle.durable.discard(generation)
-            self.oracle.memory.clear()
+            self.oracle.forget_memory()
         keeper.jobs.append(["decide", 0, do, keeper.coordinator.attaches[0].fresh])
 
     def do_WriteCommit(self, keeper: Keeper, do: m.WriteCommit) -> None:
@@ -59,7 +119,7 @@ class Storage(Trainers):
         if do.kind == "violation":
             self.oracle.fail(do.detail)
         if "report no memory" in do.detail:
-            self.oracle.memory.clear()
+            self.oracle.forget_memory()
 
     def work(self) -> None:
         """Some storage job takes its next small step."""
@@ -76,7 +136,7 @@ class Storage(Trainers):
         job[1] += 1
         if answer is not None:
             keeper.jobs.remove(job)
-            if answer and job[0] == "persist":
+            if answer and job[0] in ("persist", "fetch"):
                 self.to_node(keeper, answer)
             elif answer:
                 self.to_coordinator(keeper, answer)

@@ -57,6 +57,32 @@ def test_abandoned_commits_do_not_count_and_go_when_newer_ones_stand() -> None:
     assert gone([entry(1, 5), entry(1, 9), entry(2, 1)], 1) == ["e1s5", "e1s9"]
 
 
+def difference(seq: int, base: int) -> CatalogueEntry:
+    """A commit whose shards need those of an older one."""
+    return entry(1, seq, records=({"base": Generation(epoch=1, seq=base).name},))
+
+
+def test_bases_stay_as_long_as_somebody_needs_them() -> None:
+    """Directly or through others; a chain that nobody keeps goes as a whole."""
+    chain = [entry(1, 1), difference(2, 1), difference(3, 2), difference(4, 3)]
+    assert gone(chain, 1) == []
+    assert gone([*chain, entry(1, 5)], 1) == ["e1s1", "e1s2", "e1s3", "e1s4"]
+    assert gone([*chain, entry(1, 5)], 2) == []
+
+
+def test_the_base_of_a_save_under_way_stays() -> None:
+    """And what that needs."""
+    entries = [entry(1, 1), difference(2, 1), entry(1, 3)]
+    pinned = frozenset({Generation(epoch=1, seq=2)})
+    assert deletions(entries, Retention(keep_last=1), chain=CHAIN, pinned=pinned) == ()
+
+
+def test_a_base_that_is_no_generation_needs_nothing() -> None:
+    """A COMMIT is somebody else's text."""
+    odd = [entry(1, 1, records=({"base": "../x"}, {"base": 7}, {"base": ""})), entry(1, 2)]
+    assert gone(odd, 1) == ["e1s1"]
+
+
 def test_quarantined_and_pinned_ones_stay() -> None:
     """A person, or a delta, still needs them."""
     entries = [entry(1, 1, quarantined=True), entry(1, 2), entry(1, 3), entry(1, 4)]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from autockpt.executors.protocol import coordinator_state, node_state, slots
+from autockpt.executors.protocol import coordinator_state, node_state, protecting, slots
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.executors.protocol.transitions import TRANSITIONS
@@ -62,7 +62,7 @@ def test_every_transition_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(actor: str, source: str, target: str) -> None:
         walked.add((actor, source, target))
 
-    for module in (coordinator_state, node_state, slots):
+    for module in (coordinator_state, node_state, protecting, slots):
         monkeypatch.setattr(module, "moved", moved)
     for seed in range(600):
         run_seed(seed)

@@ -109,7 +109,7 @@ class Trainers(World):
         content = self.source(trainer, order)
         flaky = not self.peace and self.rng.random() < self.flaky
         if content is None or content.corrupt or not content.sealed or flaky:
-            self.oracle.memory.clear()
+            self.oracle.forget_memory()
             bad = m.ShardBad(
                 rank=trainer.rank, epoch=order.epoch, attempt=order.attempt, detail="bad"
             )
@@ -125,7 +125,8 @@ class Trainers(World):
         """The bytes the order points at."""
         if order.source.kind == "memory":
             key = (trainer.rank, order.source.slot or 0)
-            content = self.nodes[trainer.node].slots.get(key)
+            node = self.nodes[trainer.node]
+            content = node.guests.get(key) if order.source.copied else node.slots.get(key)
         else:
             content = self.disk.files.get(order.source.records[0]["file"])
             if content is None and order.generation in self.oracle.durable:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from tests.protocol.actors import Disk, Keeper, Node, Rules, Trainer, retention
 from tests.protocol.oracle import Oracle
 
@@ -39,11 +40,16 @@ class World:
         self.runtime = self.rules.runtime()
         self.trace = trace
         self.now_s = 0.0
-        count = rng.choice((1, 2, 2, 3))
+        count = rng.choice((1, 2, 2, 3, 3, 4))
         self.world = rng.choice((2, 2, 3, 3, 4, 5, 6))
         self.world = max(self.world, count)
         self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
         self.nodes = [Node(index=i) for i in range(count)]
+        copies = min(count, rng.choice((1, 1, 2, 2, 2, 3)))
+        self.redundancy = NO_REDUNDANCY
+        if copies > 1:
+            arrangement = rng.choice(("mixed", "ring"))
+            self.redundancy = Redundancy(scheme="replicas", copies=copies, placement=arrangement)
         self.slots = rng.choice((2, 2, 2, 2, 3, 3, 3, 1))
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
@@ -56,7 +62,7 @@ class World:
         self.launch = ("L0", -1)
         self.launches = 0
         self.plan = 0
-        self.losses = 0
+        self.losses = self.guest_losses = 0
         self.peace = False
         self.flaky = rng.choice((0.0, 0.0, 0.03, 0.1))
         self.torn = rng.choice((0.0, 0.02, 0.1))
@@ -115,6 +121,10 @@ class World:
         message, key = instruction.message, (keeper.node, instruction.to_node)
         if type(message) is m.MemoryCommitted:
             self.promise_memory(keeper, message)
+        elif type(message) is m.CopiesWanted:
+            self.oracle.wanted.setdefault(message.generation, self.lost_so_far())
+        elif type(message) is m.CopiesEnded:
+            self.promise_protected(keeper, message)
         if key in self.blocked or self.nodes[key[1]].keeper is None:
             return
         self.channels.setdefault(key, deque()).append(message)
@@ -133,6 +143,43 @@ class World:
             self.oracle.fail(f"{generation} was called memory-committed, but is not")
         if whole and message.health == "good":
             self.oracle.memory.add(generation)
+
+    def promise_protected(self, keeper: Keeper, message: m.CopiesEnded) -> None:
+        """A coordinator says every copy is there: losses within tolerance are survived."""
+        generation = message.generation
+        if not message.protected:
+            if self.slots <= 2:
+                self.oracle.protected.clear()
+            return
+        if generation in self.oracle.protections or self.slots == 1:
+            return
+        self.oracle.protections.add(generation)
+        wards = keeper.coordinator.wards
+        there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
+        missing = [place for place in there if not self.has_copy(*place, generation)]
+        missing += [
+            (rank, node)
+            for rank, node in enumerate(self.nodes_of)
+            if not self.in_memory(rank, generation) and not self.has_copy(rank, node, generation)
+        ]
+        undisturbed = self.oracle.wanted.get(generation) == self.lost_so_far()
+        if missing and undisturbed and keeper.coordinator.epoch == self.disk.epoch:
+            self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
+        if not missing and generation.epoch == self.disk.epoch:
+            own = set(enumerate(self.nodes_of))
+            self.oracle.promise_protected(generation, there | own)
+
+    def lost_so_far(self) -> int:
+        """Memory that was lost with processes or to bit flips."""
+        return self.losses + self.guest_losses
+
+    def has_copy(self, rank: int, node: int, generation: Generation) -> bool:
+        """A whole copy of that shard is on that node."""
+        return any(
+            content.generation == generation and content.sealed and not content.corrupt
+            for (owner, _), content in self.nodes[node].guests.items()
+            if owner == rank
+        )
 
     def in_memory(self, rank: int, generation: Generation) -> bool:
         """That shard is whole in the memory of its node."""

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import Down, Failure, World, draw, from_trace
 from autockpt.tuner.simulation.outcome import meta_ettr, moevement_ettr, spread, student_t
-from autockpt.tuner.simulation.strategy import Level, Periodic, Placement, Strategy
+from autockpt.tuner.simulation.rules import neighbours, spread_pairs
+from autockpt.tuner.simulation.strategy import Level, Periodic, Strategy
 from autockpt.values.errors import ConfigError
 
 DAY = 86400.0
@@ -83,15 +84,20 @@ def test_without_spares_the_job_waits_for_its_nodes() -> None:
     assert outcome.productive_s == pytest.approx(100.0 + 180.0 + 485.0)
 
 
-@given(
-    st.integers(min_value=1, max_value=4),
-    st.lists(st.integers(min_value=0, max_value=31), max_size=6, unique=True),
-)
-def test_a_pair_is_lost_only_with_both_of_its_nodes(stride: int, lost: list[int]) -> None:
-    """Against the definition, for pairs n and n + stride in blocks of 2 stride."""
-    found = Placement(copies=2, stride=stride).survives(lost)
-    pairs = [(n, n + stride) for n in range(40) if n % (2 * stride) < stride]
-    assert found == (not any(a in lost and b in lost for a, b in pairs))
+@given(st.lists(st.integers(min_value=0, max_value=31), max_size=6, unique=True))
+def test_a_pair_is_lost_only_with_both_of_its_nodes(lost: list[int]) -> None:
+    """Neighbours 0 and 1, 2 and 3, ...; of an odd number the last three stand in a ring."""
+    pairs = [(n, n + 1) for n in range(0, 32, 2)]
+    fatal = any(a in lost and b in lost for a, b in pairs)
+    assert neighbours(32).survives(lost) == (not fatal)
+    assert neighbours(5).survives({3}) is True
+    assert neighbours(5).survives({2, 4}) is False
+
+
+def test_spread_pairs_never_share_a_domain() -> None:
+    """Domains of 4 of 20 nodes: whole domains may be lost."""
+    placement = spread_pairs(20, 4)
+    assert all(placement.survives(range(start, start + 4)) for start in range(0, 20, 4))
 
 
 def test_definitions_of_ettr_give_their_worked_examples() -> None:

@@ -12,8 +12,8 @@ from autockpt.tuner.simulation.compare import compare, predicted_waste
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import Failure, History, World, draw
 from autockpt.tuner.simulation.outcome import Outcome
-from autockpt.tuner.simulation.rules import two_tiers
-from autockpt.tuner.simulation.strategy import Climbing, Level, Periodic, Placement, Strategy
+from autockpt.tuner.simulation.rules import neighbours, two_tiers
+from autockpt.tuner.simulation.strategy import Climbing, Level, Periodic, Strategy
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from tests.policies.test_frequency import costs
@@ -110,7 +110,7 @@ def three_levels(every: int = 6, *, steps: int = 5, latency_s: float = 17.0) -> 
             level("peer", 1, stall_s=0.0, slowdown_s=0.1, latency_s=3.3, restore_s=4.7),
             level("disk", every, latency_s=latency_s, restore_s=8.0),
         ),
-        placement=Placement(copies=2, stride=1),
+        placement=neighbours(64),
     )
 
 

@@ -26,7 +26,8 @@ def values_records() -> list[type]:
         name = f"autockpt.values.{module.name}"
         members = vars(importlib.import_module(name)).values()
         found += [
-            m for m in members if dataclasses.is_dataclass(m) and m.__module__ == name
+            m for m in members
+            if isinstance(m, type) and dataclasses.is_dataclass(m) and m.__module__ == name
         ]  # fmt: skip
     return found
 

@@ -39,6 +39,8 @@ class KeeperAddress:
     host: str
     """A numeric address: no name service is asked."""
     port: int
+    transfer_port: int = 0
+    """Where it lends what is in its memory; 0: it does not."""
     nonce: str
     """Differs for every keeper process."""
     incarnation: Incarnation

@@ -5,7 +5,7 @@ proves that it knows the run's secret; who was called proves it too; then messag
 
     called                                caller
       Challenge(version, nonce)   ->
-                                  <-      Introduction(run, node, to_node, ..., nonce, proof)
+                                  <-      Introduction(run, node, to_node, purpose, nonce, proof)
       Welcome(proof)              ->
 
 A proof is an HMAC-SHA256 over both nonces and all that was claimed, with the role in it, so that
@@ -24,13 +24,16 @@ from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import ConfigError, ProtocolError
 from autockpt.values.record import from_data, parse_json, to_data, to_json
 
-VERSION = 1
+VERSION = 2
 MAX_GREETING_BYTES = 4096
 MAX_FRAME_BYTES = 64 * 2**20
 _LENGTH = struct.Struct("!I")
 
 Standing = Literal["busy", "settled", "leaving"]
 """busy: somebody here may still need the other nodes; settled: not now; leaving: never again."""
+
+Purpose = Literal["control", "transfer"]
+"""What flows behind the handshake: these messages, or the bytes of images (`transfer`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Introduction:
 
     caller: Identity
     to_node: int
+    purpose: Purpose
     nonce: str
     proof: str
 
@@ -89,9 +93,12 @@ def frame(message: p.WireMessage | StandingChanged) -> bytes:
 class Channel:
     """One end of a connection: bytes in, messages out, and `outbox` of what is to be sent."""
 
-    def __init__(self, secret: bytes, me: Identity, *, to_node: int | None) -> None:
+    def __init__(
+        self, secret: bytes, me: Identity, *, to_node: int | None, purpose: Purpose = "control"
+    ) -> None:
         """`to_node`: whom we called; None: we were called."""
         self._secret = secret
+        self._purpose: Purpose = purpose
         self._me = me
         self._to_node = to_node
         self._received = bytearray()
@@ -151,11 +158,16 @@ class Channel:
         self._nonces = (challenge.nonce, secrets.token_hex(16))
         proof = self._proof("caller", self._me, self._to_node)
         self._greet(
-            Introduction(caller=self._me, to_node=self._to_node, nonce=self._nonces[1], proof=proof)
-        )
+            Introduction(
+                caller=self._me, to_node=self._to_node, purpose=self._purpose,
+                nonce=self._nonces[1], proof=proof,
+            )
+        )  # fmt: skip
 
     def _introduced(self, said: Introduction) -> None:
         self._nonces = (self._nonces[0], said.nonce)
+        if said.purpose != self._purpose:
+            raise ProtocolError(f"comes for {said.purpose}, this is the port for {self._purpose}")
         if not hmac.compare_digest(
             said.proof.encode(), self._proof("caller", said.caller, said.to_node).encode()
         ):
@@ -178,7 +190,7 @@ class Channel:
         )
 
     def _proof(self, role: str, caller: Identity, to_node: int) -> str:
-        claims = [VERSION, role, to_data(caller), to_node, *self._nonces]
+        claims = [VERSION, role, self._purpose, to_data(caller), to_node, *self._nonces]
         return hmac.new(self._secret, json.dumps(claims).encode(), hashlib.sha256).hexdigest()
 
     def _greet(self, message: Challenge | Introduction | Welcome) -> None:

@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from autockpt.executors.catalogue import VerifyResult
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
     CELL_STARTED_STEP,
@@ -97,6 +98,16 @@ class Journal:
             )
         )  # fmt: skip
 
+    def protected(self, generation: Generation) -> None:
+        """Every shard has its copies on other nodes."""
+        began, step = self._began.get(generation, (_now(), -1))
+        self._writer.emit(
+            t.GenerationProtected(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
+                latency_s=_now() - began,
+            )
+        )  # fmt: skip
+
     def durable(self, generation: Generation) -> None:
         """COMMIT stands."""
         began, step = self._began.pop(generation, (_now(), -1))
@@ -127,6 +138,20 @@ class Journal:
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=freed
             )
         )
+
+    def scrubbed(self, result: VerifyResult, scrub_s: float) -> None:
+        """A generation was read back; from any thread."""
+        detail = "; ".join(result.problems[:3]) or result.sick
+        self._writer.emit(
+            t.Scrubbed(
+                at_s=_now(), rank=KEEPER, generation=str(Generation.from_name(result.name)),
+                ok=result.ok and not result.sick, bytes=result.bytes, scrub_s=scrub_s,
+                detail=detail,
+            )
+        )  # fmt: skip
+        if detail:
+            what = "health" if result.ok else "damage" if result.damaged else "scrub"
+            self.degraded(what, f"{result.name}: {detail}")
 
     def degraded(self, what: str, reason: str) -> None:
         """Something of ours failed; the training goes on."""
@@ -261,7 +286,7 @@ def _last_progress(path: str) -> _Progress | None:
             elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
                 steps += int(data.get("count", 0)) if kind == "Iterated" else 0
                 result = _Progress(float(data["at_s"]), int(data["step"]), started, steps)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # a torn line, or somebody else's
     if result is not None and result.at_s > time.monotonic():
         return None  # another boot's clock

@@ -107,8 +107,9 @@ class _Peer:
 class Peers:
     """The other keepers of the run.  Public methods may be called from one other thread.
 
-    `received(node, message)`, `lost(node)`, `trouble(what)` and `log(text)` are called on the
-    thread of the connections and must not block.
+    `opened(secret, me, host)` opens the transfers for an incarnation and returns their port, on the
+    thread of files.  `received(node, message)`, `lost(node)`, `trouble(what)` and `log(text)` are
+    called on the thread of the connections and must not block.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Peers:
         lost: Callable[[int], None],
         trouble: Callable[[str], None],
         log: Callable[[str], None],
+        opened: Callable[[bytes, Identity, str], int] = lambda secret, me, host: 0,
         grace_s: float = GRACE_S,
     ) -> None:
         self._checkpoints = checkpoints
@@ -130,6 +132,9 @@ class Peers:
         self._lost = lost
         self._trouble = trouble
         self._log = log
+        self._opened = opened
+        self._transfers: tuple[str, p.Incarnation | None, int] = ("", None, 0)
+        """Host, incarnation and port of the transfers as last opened."""
         self._grace_s = grace_s
         self._nonce = secrets.token_hex(8)
         self._secret = b""
@@ -184,6 +189,13 @@ class Peers:
     def connected(self) -> tuple[int, ...]:
         """Nodes whose keepers are connected."""
         return self._connected
+
+    def transfer_address(self, node: int) -> tuple[str, int] | None:
+        """Where the keeper of a node of this incarnation lends; reads a file, on any thread."""
+        address = read_address(self._checkpoints, node)
+        if address is None or address.incarnation != self._incarnation or not address.transfer_port:
+            return None
+        return address.host, address.transfer_port
 
     @property
     def port(self) -> int:
@@ -319,9 +331,13 @@ class Peers:
         """On the thread of the files: as things are now, however late this comes."""
         if not self.port or self._incarnation is None:
             return
+        host, incarnation = self._host, self._incarnation
+        if self._transfers[:2] != (host, incarnation):
+            me = Identity(run_id=self._run_id, node=self._node, incarnation=incarnation)
+            self._transfers = (host, incarnation, self._opened(self._secret, me, host))
         address = KeeperAddress(
-            run_id=self._run_id, node=self._node, host=self._host, port=self.port,
-            nonce=self._nonce, incarnation=self._incarnation,
+            run_id=self._run_id, node=self._node, host=host, port=self.port,
+            transfer_port=self._transfers[2], nonce=self._nonce, incarnation=incarnation,
         )  # fmt: skip
         write_address(self._checkpoints, address)
 

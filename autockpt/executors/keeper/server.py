@@ -20,6 +20,7 @@ from typing import Any
 from autockpt.executors import wire
 from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
 from autockpt.executors.keeper.disk import DiskWorker
+from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.shards import Shards
@@ -58,6 +59,7 @@ class _State:
     epoch: int = 0
     memory_committed: str = ""
     durable: str = ""
+    protected: str = ""
     degraded: str = ""
 
 
@@ -78,7 +80,12 @@ class Keeper:
         self._wake_read.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._disk = DiskWorker(
-            self._directory, self._run_id, self.post, self._disk_answered, self._retired
+            self._directory,
+            self._run_id,
+            self.post,
+            self._disk_answered,
+            self._retired,
+            self._journal.scrubbed,
         )
         retention = _goal(run_directory).retention
         self._peers = Peers(
@@ -89,7 +96,13 @@ class Keeper:
             lost=lambda gone: self.post(lambda: self._both(p.NodeLost(node=gone))),
             trouble=lambda what: self.post(lambda: self._degrade("control plane", what)),
             log=self._log,
+            opened=lambda secret, me, host: self._guests.open(secret, me, host),
         )
+        self._guests = Guests(
+            run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
+            address=self._peers.transfer_address, rate=self._copy_rate,
+            restoring=lambda: self._protocol.phase == "restoring", log=self._log,
+        )  # fmt: skip
         self._shards = Shards(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
             journal=self._journal, post=self.post, submit=self._disk.submit,
@@ -135,6 +148,7 @@ class Keeper:
             if now >= next_heartbeat and self._s.epoch and self._s.trainers:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
+        self._guests.close()
         self._peers.close()
         self._directory.spares.clear()
         self._journal.close()
@@ -351,6 +365,7 @@ class Keeper:
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
         self._shards.leave(trainer.rank, sealed=True)
+        self._guests.overwritten(trainer.rank)
         try:
             self._memory.allocate(
                 trainer.rank,
@@ -391,6 +406,8 @@ class Keeper:
             return
         if isinstance(event, p.EpochClaimed):
             self._s.epoch = event.epoch
+        if isinstance(event, p.GenerationVerified) and not event.ok:
+            self._shards.damaged(event.generation)
         self._coordinator_event(event)
 
     def _carry_out(self, instructions: Sequence[p.Instruction]) -> None:
@@ -434,12 +451,21 @@ class Keeper:
                 | p.MarkEverCommitted()
             ):
                 self._disk.execute(instruction)
+            case p.FetchShard():
+                self._guests.fetch(instruction)
+            case p.AbortFetch():
+                self._guests.abort(instruction)
+            case p.FreeGuests():
+                self._guests.free(instruction)
+            case p.AnnounceProtected(generation=generation, reason=reason):
+                self._protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
                 self._s.memory_committed = str(generation)
                 self._journal.memory_committed(generation)
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable = str(generation)
+                self._shards.durable(generation)
                 self._journal.durable(generation)
                 self._to_all(instruction)
             case p.AnnounceDropped(generation=generation, reason=reason):
@@ -458,7 +484,23 @@ class Keeper:
         else:
             self._peers.send(send.to_node, send.message)
 
+    def _protected(self, generation: Generation | None, reason: str) -> None:
+        """Survives the loss of a node; None: nothing does any more."""
+        self._s.protected = "" if generation is None else str(generation)
+        if generation is None:
+            self._degrade("copies on other nodes", reason)
+        else:
+            self._journal.protected(generation)
+
+    def _copy_rate(self) -> float:
+        """Bytes per second that other nodes may take: a restore is not slowed down."""
+        attaches = [trainer.attach for trainer in self._s.trainers.values()]
+        if not attaches or self._protocol.phase != "open":
+            return 0.0
+        return attaches[0].redundancy.rate_bytes_per_s
+
     def _grant(self, grant: p.GrantSlot) -> None:
+        self._guests.overwritten(grant.rank, grant.slot)
         self._shards.granted(grant)
         self._to_trainer(grant)
 
@@ -468,7 +510,7 @@ class Keeper:
             return
         if isinstance(instruction, p.RestoreShard):
             if instruction.source.kind == "memory":
-                self._lend_neighbours(trainer, instruction.generation)
+                self._lend_neighbours(trainer, instruction)
             elif len(instruction.readers) > 1:
                 self._lend_reading_memory(trainer, instruction)
         elif isinstance(instruction, p.Resume) and self._reading is not None:
@@ -494,15 +536,25 @@ class Keeper:
         lent = wire.ReadingMemory(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt)
         self._send(trainer, lent, (fd,))
 
-    def _lend_neighbours(self, trainer: Trainer, generation: Generation) -> None:
-        """What ranks of a node share is stored by one of them: each needs the slots of all."""
+    def _lend_neighbours(self, trainer: Trainer, order: p.RestoreShard) -> None:
+        """What ranks of a node share is stored by one of them: each needs the slots of all.
+
+        Its own shard is among them when it was fetched from another node.
+        """
         found: dict[int, tuple[Arena, int]] = {}
-        for rank, memory in self._memory.ranks.items():
-            arena = None if rank == trainer.rank else memory.holding(generation, self._run_id)
-            if arena is not None and arena.fd is not None:
+        here = {rank for rank, node in enumerate(self._protocol.nodes) if node == self._node}
+        for rank in sorted(here | set(self._memory.ranks)):
+            if rank == trainer.rank and not order.source.copied:
+                continue
+            memory = self._memory.of(rank)
+            arena = memory.holding(order.generation, self._run_id)
+            guest = self._guests.holding(rank, order.generation)
+            if arena is not None and arena.fd is not None and rank != trainer.rank:
                 found[rank] = arena, memory.image_capacity
+            elif guest is not None:
+                found[rank] = guest.arena, guest.image_bytes
         lent = wire.NeighbourSlots(
-            rank=trainer.rank, generation=generation, ranks=tuple(found),
+            rank=trainer.rank, generation=order.generation, ranks=tuple(found),
             image_bytes=tuple(capacity for _, capacity in found.values()),
         )  # fmt: skip
         self._send(trainer, lent, tuple(a.fd for a, _ in found.values() if a.fd is not None))
@@ -528,7 +580,8 @@ class Keeper:
             memory_committed=self._s.memory_committed,
             durable=self._s.durable,
             draining=self._leave_when_drained,
-            slots_bytes=self._memory.total_bytes,
+            slots_bytes=self._memory.total_bytes + self._guests.total_bytes,
+            protected=self._s.protected,
             degraded=self._s.degraded,
             peers=self._peers.connected,
         )
@@ -556,6 +609,8 @@ def _may_say(
         return bool(nodes) and node == min(nodes)
     if isinstance(message, p.RankAttached):
         rank, ranks = message.attach.rank, message.attach.nodes
+    elif isinstance(message, p.CopySealed | p.CopyFailed):
+        return True  # about shards of others; the coordinator knows whose it asked for
     elif isinstance(message, p.RankSealed):
         rank = message.shard.rank
     elif hasattr(message, "rank"):

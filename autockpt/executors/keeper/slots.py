@@ -88,7 +88,7 @@ class RankMemory:
             HeldShard(
                 rank=self.rank, slot=slot, generation=index.generation, step=index.step,
                 root=index.root, layout_digest=index.layout_digest, bytes=index.image_bytes,
-                world_size=index.world_size,
+                world_size=index.world_size, chunk_bytes=index.chunk_bytes,
             )
             for slot, index in self.sealed().items()
             if index.run_id == run_id

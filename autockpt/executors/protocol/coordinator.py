@@ -44,6 +44,8 @@ class CoordinatorProtocol(Planning):
             m.RankBegan: self.rank_began,
             m.RankSealed: self.rank_sealed,
             m.RankPrepared: self.rank_prepared,
+            m.CopySealed: self.copy_sealed,
+            m.CopyFailed: self.copy_failed,
             m.RankDropped: self.rank_dropped,
             m.RankVerified: self.rank_verified,
             m.RankBad: self.rank_bad,
@@ -96,6 +98,7 @@ class CoordinatorProtocol(Planning):
         reason = f"node {event.node} cannot be reached"
         if self.phase == "running":
             self.drop_plan(reason)
+            self.end_round(reason)
             self.break_off(reason)
         else:
             self.break_incarnation(f"{reason} before the run resumed")
@@ -105,6 +108,7 @@ class CoordinatorProtocol(Planning):
         self.now_s = max(self.now_s, event.now_s)
         if self.phase == "running":
             self.expire_saves()
+            self.expire_round()
             self.expire_plan()
         else:
             self.expire_restore()
@@ -113,4 +117,5 @@ class CoordinatorProtocol(Planning):
             self.repeat_restore()
             if self.phase == "running":
                 self.repeat_saves()
+                self.repeat_round()
                 self.repeat_plan()

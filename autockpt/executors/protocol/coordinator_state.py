@@ -62,6 +62,16 @@ class Save:
 
 
 @dataclass(slots=True)
+class Round:
+    """Copies of one generation under way."""
+
+    generation: Generation
+    began_s: float
+    sealed: set[tuple[int, int]] = field(default_factory=set)
+    """(rank, node that has a copy)."""
+
+
+@dataclass(slots=True)
 class Proposal:
     """A plan change between proposal and verdict."""
 
@@ -117,6 +127,13 @@ class CoordinatorState:
         self.verified: set[int] = set()
         self.memory_committed: Generation | None = None
         """Newest healthy one that all ranks hold."""
+        self.wards: dict[int, tuple[int, ...]] = {}
+        """By node the ranks of other nodes whose shards it copies."""
+        self.round: Round | None = None
+        self.protected: Generation | None = None
+        """Newest one of which every copy was sealed."""
+        self.intact = False
+        """They still are, as far as is known."""
         self.saves: dict[Generation, Save] = {}
         self.begun: dict[int, RankBegan] = {}
         """News of the newest generation that each rank has begun."""
@@ -151,6 +168,10 @@ class CoordinatorState:
         """To every node of the incarnation."""
         for node in sorted(set(self.nodes)):
             self.send(node, message)
+
+    def accepts(self, generation: Generation) -> bool:
+        """Rule 9: news about another epoch than the open one is from a zombie or late."""
+        return self.phase == "running" and generation.epoch == self.epoch
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""

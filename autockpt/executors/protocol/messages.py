@@ -19,6 +19,8 @@ from typing import Any, Literal
 from autockpt.values import record as record_io
 from autockpt.values.errors import ProtocolError
 from autockpt.values.generation import Generation
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 Health = Literal["good", "suspect", "bad"]
 """Verdict on the numbers in a state; only `good` is chosen by itself and counts in retention."""
@@ -71,24 +73,47 @@ class HeldShard:
     layout_digest: str = ""
     """Empty: unknown, matches every layout."""
     bytes: int = 0
+    chunk_bytes: int = 0
     health: Health = "good"
     replicas: tuple[ReplicaProof, ...] = ()
     """Compared when the last rank has sealed; unknown of adopted memory."""
+    copied: bool = False
+    """Fetched from another node into a guest slot; guest slots are counted apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCopy:
+    """A shard in the memory of a node where its rank does not live."""
+
+    node: int
+    shard: HeldShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSource:
     """Where one rank reads its shard at restore."""
 
-    kind: Literal["memory", "disk", "reshard"]
-    """memory: own slot; disk: own file, or what else the commit lists if that is not enough;
-    reshard: the files of the commit, because the world size differs."""
+    kind: Literal["memory", "peer", "disk", "reshard"]
+    """memory: a slot of this node; peer: a slot of `node`, fetched into a guest slot first; disk:
+    own file, or what else the commit lists if that is not enough; reshard: the files of the
+    commit, because the world size differs."""
     slot: int | None = None
     """Slot index, for memory."""
+    copied: bool = False
+    """It is a guest slot."""
+    node: int | None = None
+    """Who has it, for peer."""
+    shard: HeldShard | None = None
+    """What that node has, for peer."""
     root: str = ""
-    """Expected root digest (memory, disk), empty if the commit names none."""
+    """Expected root digest (memory, peer, disk), empty if the commit names none."""
     records: tuple[Record, ...] = ()
     """disk: the one file of this rank."""
+
+    @property
+    def name(self) -> str:
+        """What is struck out when it is bad: of several peers only the one that was asked."""
+        return self.kind if self.node is None else f"{self.kind} {self.node}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +168,10 @@ class TrainerAttached:
     """Node index of every rank, [world_size]; the smallest one's keeper coordinates."""
     slots: int
     """Slots this rank has on this node."""
+    redundancy: Redundancy = NO_REDUNDANCY
+    """How memory is protected against the loss of nodes.  Equal on all ranks."""
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    """What nodes share and lose together.  Equal on all ranks."""
     layout_digest: str = ""
     """Empty: not known yet (optimizer state is still empty); then shards are not compared."""
     epoch: int | None = None
@@ -209,6 +238,7 @@ class ShardSealed:
     generation: Generation
     root: str
     bytes: int = 0
+    chunk_bytes: int = 0
     layout_digest: str = ""
     health: Health = "good"
     replicas: tuple[ReplicaProof, ...] = ()
@@ -243,6 +273,26 @@ class PersistFailed:
     attempt: int
     reason: str
     retryable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFetched:
+    """The guest slot named by `FetchShard` is complete, and every chunk matched the digests."""
+
+    shard: HeldShard
+    """`copied`, with the index of the guest slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed:
+    """The shard could not be fetched; nothing writes into the guest slot any more."""
+
+    rank: int
+    generation: Generation
+    slot: int
+    reason: str
+    final: bool = False
+    """True: asking again is in vain (the other node does not have it, or there is no memory)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,6 +512,45 @@ class AbortPersist:
     rank: int
     generation: Generation
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchShard:
+    """Copy a sealed shard from the memory of `from_node` into a guest slot, verified.
+
+    Answer: ShardFetched or FetchFailed.
+    """
+
+    shard: HeldShard
+    """As its owner sealed it: nothing else is taken for it."""
+    from_node: int
+    slot: int
+    """Index among the guest slots of this rank; memory is made when it is first used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortFetch:
+    """Stop writing into this guest slot *before* the next instruction; no answer."""
+
+    rank: int
+    generation: Generation
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeGuests:
+    """Give the memory of all guest slots of `rank` back; nobody needs what is in them."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceProtected:
+    """Tell telemetry: `generation` survives the loss of a node; None: nothing does any more."""
+
+    generation: Generation | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -690,6 +779,8 @@ class InventoryReported:
     incarnation: Incarnation
     epoch: int
     held: tuple[HeldShard, ...]
+    protected: Generation | None = None
+    """Whose slots it keeps."""
     plan_version: int = 0
     """Newest plan version this node knows an apply step of; 0: none."""
     plan_apply_step: int = 0
@@ -722,6 +813,23 @@ class RankPrepared:
     generation: Generation
     step: int
     record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySealed:
+    """A copy of `shard` is complete here; answer to CopiesWanted."""
+
+    shard: HeldShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFailed:
+    """This node will not have a copy of `generation` of `owner`."""
+
+    owner: int
+    """Rank whose shard it is."""
+    generation: Generation
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -830,6 +938,9 @@ class RestoreOrdered:
     step: int
     source: ShardSource
     readers: tuple[int, ...] = ()
+    fetching: tuple[int, ...] = ()
+    """Ranks of this node whose shards are fetched from peers first.  All ranks of a node wait for
+    them: what ranks of a node hold alike is stored by one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -849,6 +960,10 @@ class EpochOpened:
     """Chain of parents, newest first; slots off it are garbage."""
     memory_committed: Generation | None = None
     durable: Generation | None = None
+    wards: tuple[int, ...] = ()
+    """Ranks of other nodes whose shards this node copies."""
+    protected: Generation | None = None
+    """Its slots are kept until something newer is protected; None: nothing is."""
     plan_version: int = 0
     plan_apply_step: int = 0
 
@@ -859,6 +974,24 @@ class MemoryCommitted:
 
     generation: Generation
     health: Health = "good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesWanted:
+    """Fetch your wards' shards of `generation`, and keep your own; repeated until CopiesEnded."""
+
+    generation: Generation
+    shards: tuple[HeldShard, ...] = ()
+    """Of the wards of the node that this is sent to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesEnded:
+    """The round of copies of `generation` is over: all hold theirs (`protected`), or it failed."""
+
+    generation: Generation
+    protected: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -931,6 +1064,8 @@ ToCoordinator = (
     | RankBegan
     | RankSealed
     | RankPrepared
+    | CopySealed
+    | CopyFailed
     | RankDropped
     | RankVerified
     | RankBad
@@ -945,6 +1080,8 @@ ToNode = (
     | RestoreOrdered
     | EpochOpened
     | MemoryCommitted
+    | CopiesWanted
+    | CopiesEnded
     | DurableCommitted
     | GenerationDropped
     | PersistWanted
@@ -969,6 +1106,8 @@ NodeEvent = (
     | ShardDiscarded
     | ShardPersisted
     | PersistFailed
+    | ShardFetched
+    | FetchFailed
     | ShardVerified
     | ShardBad
     | BreakpointRequested
@@ -999,6 +1138,10 @@ NodeInstruction = (
     | DiscardSnapshot
     | StartPersist
     | AbortPersist
+    | FetchShard
+    | AbortFetch
+    | FreeGuests
+    | AnnounceProtected
     | AnnounceMemoryCommitted
     | AnnounceDurable
     | AnnounceDropped

@@ -8,7 +8,7 @@ Pure: `handle(event)` returns the instructions to carry out, in order.  Theory a
 number: docs/protocol.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from autockpt.executors.protocol import messages as m
@@ -34,6 +34,8 @@ class NodeProtocol(NodeSaving):
             m.ShardDiscarded: self.shard_discarded,
             m.ShardPersisted: self.shard_persisted,
             m.PersistFailed: self.persist_failed,
+            m.ShardFetched: self.shard_fetched,
+            m.FetchFailed: self.fetch_failed,
             m.ShardVerified: self.shard_verified,
             m.ShardBad: self.shard_bad,
             m.BreakpointRequested: self.breakpoint_requested,
@@ -47,6 +49,8 @@ class NodeProtocol(NodeSaving):
             m.RestoreOrdered: self.restore_ordered,
             m.EpochOpened: self.epoch_opened,
             m.MemoryCommitted: self.memory_committed_heard,
+            m.CopiesWanted: self.copies_wanted,
+            m.CopiesEnded: self.copies_ended,
             m.DurableCommitted: self.durable_heard,
             m.GenerationDropped: self.dropped_heard,
             m.PersistWanted: self.persist_wanted,
@@ -113,6 +117,7 @@ class NodeProtocol(NodeSaving):
                 self.emit(fence)
         for key in list(self.persists):
             self._abort_persist(key, reason)
+        self.abort_fetches(reason)
         self._forget_incarnation()
         self.admission.admit(event)
         self.nodes = event.nodes
@@ -124,6 +129,8 @@ class NodeProtocol(NodeSaving):
         for table in (self.unsettled, self.persists, self.attempts, self.votes, self.drops):
             table.clear()
         self.memory_committed = self.durable = self.inventory_due = None
+        self.protected = self.copying = self.announced = None
+        self.wards = ()
         self.plan_version = self.plan_apply_step = 0
         for local in self.ranks.values():
             self.ranks[local.rank] = LocalRank(rank=local.rank, slots=local.slots)
@@ -232,11 +239,16 @@ class NodeProtocol(NodeSaving):
         report = m.InventoryReported(
             incarnation=self.incarnation,
             epoch=epoch,
-            held=tuple(shard for rank in self.ranks.values() for shard in rank.slots.held()),
+            held=tuple(shard for slots in self._all_slots() for shard in slots.held()),
+            protected=self.protected,
             plan_version=self.plan_version,
             plan_apply_step=self.plan_apply_step,
         )
         self.tell(report)
+
+    def _all_slots(self) -> Iterator[Slots]:
+        yield from (local.slots for local in self.ranks.values())
+        yield from self.guests.values()
 
     def restore_ordered(self, message: m.RestoreOrdered) -> None:
         """Start it, or repeat the answer; a newer attempt replaces an older one."""
@@ -247,8 +259,10 @@ class NodeProtocol(NodeSaving):
         elif not local.alive:
             self.tell(m.RankLost(incarnation=message.incarnation, rank=message.rank))
         elif local.order is None or self._later(message, local.order):
-            local.order, local.answer = message, None
-            self.emit(_restore(message))
+            local.order, local.answer, local.told = message, None, False
+            if message.source.kind == "peer":
+                self.restore_from_peer(message)
+            self.release_orders()
         elif local.answer is not None and message.attempt == local.order.attempt:
             self.tell(local.answer)
 
@@ -268,13 +282,21 @@ class NodeProtocol(NodeSaving):
         local = self._restoring(event)
         if local is None or local.order is None:
             return
-        source = local.order.source
-        if source.kind == "memory" and source.slot is not None:
-            local.slots.slots[source.slot].worthless = True
+        self._distrust(local, local.order)
         local.answer = m.RankBad(
             rank=event.rank, epoch=event.epoch, attempt=event.attempt, detail=event.detail
         )
         self.tell(local.answer)
+
+    def _distrust(self, local: LocalRank, order: m.RestoreOrdered) -> None:
+        source = order.source
+        if source.kind == "memory" and source.slot is not None:
+            slots = self.guests_of(local.rank) if source.copied else local.slots
+            slots.slots[source.slot].worthless = True
+        elif source.kind == "peer":
+            slot = self.guests_of(local.rank).sealed(order.generation)
+            if slot is not None:
+                slot.worthless = True
 
     def _restoring(self, event: m.ShardVerified | m.ShardBad) -> LocalRank | None:
         local = self.ranks.get(event.rank)
@@ -305,6 +327,7 @@ class NodeProtocol(NodeSaving):
         self.epoch, self.chain = message.epoch, message.lineage
         self.memory_committed = message.memory_committed
         self.durable = message.durable or (message.parent if message.parent_durable else None)
+        self.wards, self.protected = message.wards, message.protected
         if message.plan_version > self.plan_version:
             self.plan_version, self.plan_apply_step = message.plan_version, message.plan_apply_step
         for local in self.ranks.values():
@@ -347,6 +370,7 @@ class NodeProtocol(NodeSaving):
             return
         for key in list(self.persists):
             self._abort_persist(key, message.reason)
+        self.abort_fetches(message.reason)
         for table in (self.unsettled, self.votes, self.drops):
             table.clear()
         for local in self.living():
@@ -485,16 +509,3 @@ class NodeProtocol(NodeSaving):
             self.tell(m.RankAttached(attach=local.attach))
         elif local.plan_held is not None:
             self.tell(local.plan_held)
-
-
-def _restore(message: m.RestoreOrdered) -> m.RestoreShard:
-    """The trainer's part of an order."""
-    return m.RestoreShard(
-        rank=message.rank,
-        epoch=message.epoch,
-        attempt=message.attempt,
-        generation=message.generation,
-        step=message.step,
-        source=message.source,
-        readers=message.readers,
-    )

@@ -25,13 +25,13 @@ from autockpt.executors.protocol.messages import (
     SkipSave,
     StartPersist,
 )
-from autockpt.executors.protocol.node_state import Key, LocalRank, NodeState, Persist
-from autockpt.executors.protocol.selection import on_lineage
+from autockpt.executors.protocol.node_protecting import NodeProtecting
+from autockpt.executors.protocol.node_state import Key, LocalRank, Persist
 from autockpt.executors.protocol.slots import Slot
 from autockpt.values.generation import Generation
 
 
-class NodeSaving(NodeState):
+class NodeSaving(NodeProtecting):
     """Grants, seals, persists, votes; and what the coordinator's verdicts do to them."""
 
     # ------------------------------------------------------------------ rules
@@ -43,6 +43,8 @@ class NodeSaving(NodeState):
         held = slot.generation
         if slot.worthless or not self.is_eligible(held):
             return True
+        if self.is_kept(held) and local.slots.usable > 1:
+            return False
         newer = self.memory_committed
         if newer is not None and newer > held and local.slots.sealed(newer) is not None:
             return True
@@ -53,8 +55,7 @@ class NodeSaving(NodeState):
 
         With a single slot there is never a second copy in memory, so the disk has to do.
         """
-        parent = self.chain[0].parent if self.chain else None
-        if parent is not None and held < parent:
+        if self.parent is not None and held < self.parent:
             return True
         return local.slots.usable == 1 and self.durable is not None and held <= self.durable
 
@@ -62,10 +63,6 @@ class NodeSaving(NodeState):
         """The slot is being written to storage."""
         persist = self.persists.get((local.rank, slot.generation)) if slot.generation else None
         return persist is not None and persist.record is None
-
-    def is_eligible(self, generation: Generation) -> bool:
-        """It was not left behind by a restore of an older one."""
-        return on_lineage(generation, self.chain)
 
     def save_refusal(self, event: SaveRequested) -> str | None:
         """Why this request cannot be granted whatever the slots hold; None: it can."""
@@ -172,6 +169,7 @@ class NodeSaving(NodeState):
             root=event.root,
             layout_digest=event.layout_digest,
             bytes=event.bytes,
+            chunk_bytes=event.chunk_bytes,
             health=event.health,
             replicas=event.replicas,
         )
@@ -244,6 +242,7 @@ class NodeSaving(NodeState):
             self.memory_committed = generation
         if news:
             self.emit(AnnounceMemoryCommitted(generation=generation))
+        self.free_guests()
 
     def _worthless(self, generation: Generation) -> None:
         """It will never be chosen by itself, so it protects nothing and nobody needs it."""
@@ -263,7 +262,10 @@ class NodeSaving(NodeState):
         self._settle(generation, memory=True)
         if newest:
             self.durable = generation
-            self.attempts = {k: n for k, n in self.attempts.items() if k[1] > generation}
+            writing = self.persists  # an older one may still be written, and fail
+            self.attempts = {
+                k: n for k, n in self.attempts.items() if k[1] > generation or k in writing
+            }
         if newest or awaited:
             self.emit(AnnounceDurable(generation=generation))
 

@@ -22,6 +22,7 @@ from autockpt.executors.protocol.messages import (
     TrainerAttached,
     brief,
 )
+from autockpt.executors.protocol.selection import on_lineage
 from autockpt.executors.protocol.slots import Slots
 from autockpt.executors.protocol.transitions import NodePhase, moved
 from autockpt.values.generation import Generation
@@ -42,6 +43,14 @@ class Persist:
     """Set when the file is complete; then the slot is free again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """A shard on its way from another node into a guest slot."""
+
+    slot: int
+    from_node: int
+
+
 @dataclass(slots=True)
 class LocalRank:
     """One rank whose slots are on this node, with or without a living trainer."""
@@ -58,6 +67,8 @@ class LocalRank:
     """Newest generation it asked for; anything not newer is a repeat."""
     order: RestoreOrdered | None = None
     answer: RankVerified | RankBad | None = None
+    told: bool = False
+    """The trainer was told to carry the order out."""
     plan_offered: int = 0
     """Version last handed to the trainer; 0: none."""
     plan_held: RankPlanPrepared | None = None
@@ -85,6 +96,17 @@ class NodeState:
         self.durable: Generation | None = None
         self.unsettled: dict[Key, None] = {}
         """Sealed here, no verdict yet (an ordered set)."""
+        self.wards: tuple[int, ...] = ()
+        """Ranks of other nodes whose shards are copied here."""
+        self.guests: dict[int, Slots] = {}
+        """Guest slots by rank: what was fetched from other nodes."""
+        self.fetches: dict[Key, Fetch] = {}
+        self.copying: Generation | None = None
+        """Copies of it are being made somewhere: its slots are kept."""
+        self.protected: Generation | None = None
+        """Newest one that survives the loss of a node, or was restored: its slots are kept."""
+        self.announced: Generation | None = None
+        """What trainers were last told to be protected."""
         self.persists: dict[Key, Persist] = {}
         self.attempts: dict[Key, int] = {}
         """File names used so far; never reused, not even after a verdict."""
@@ -122,6 +144,20 @@ class NodeState:
     def living(self) -> Iterator[LocalRank]:
         """Ranks of the current incarnation whose trainer is alive and was not refused."""
         return (r for r in self.ranks.values() if r.alive and not r.refused)
+
+    def is_eligible(self, generation: Generation) -> bool:
+        """It was not left behind by a restore of an older one."""
+        return on_lineage(generation, self.chain)
+
+    @property
+    def parent(self) -> Generation | None:
+        """What the open epoch began from."""
+        return self.chain[0].parent if self.chain else None
+
+    def is_current_or_parent(self, generation: Generation) -> bool:
+        """It belongs to the open epoch, or is what that began from."""
+        here = generation.epoch == self.epoch or generation == self.parent
+        return self.phase == "open" and here
 
     def is_current(self, generation: Generation) -> bool:
         """The generation belongs to the epoch that is open here."""

@@ -25,6 +25,7 @@ from autockpt.executors.protocol.messages import (
     RankVerified,
     Report,
     RestoreOrdered,
+    ShardCopy,
     TrainerAttached,
     VerifyGeneration,
     WriteDecision,
@@ -122,7 +123,9 @@ class Restoring(Saving):
         self.alive.add(attach.rank)
         if attach.epoch is not None:
             self.rank_interrupted(attach.rank)
-        self.send(node, self._opened())
+            self.copies_lost(f"the keeper of node {node} restarted")
+        self.send(node, self._opened(node))
+        self.begin_round()
 
     def rank_interrupted(self, rank: int) -> None:
         """Its keeper died, and with it every snapshot and shard file that was in flight."""
@@ -194,12 +197,22 @@ class Restoring(Saving):
             if shard.rank < self.world_size and self.nodes[shard.rank] == node
         )
 
+    def copies_elsewhere(self) -> tuple[ShardCopy, ...]:
+        """Shards in the memory of nodes where their rank does not live."""
+        return tuple(
+            ShardCopy(node=node, shard=shard)
+            for node, report in sorted(self.inventory.items())
+            for shard in report.held
+            if shard.rank < self.world_size and self.nodes[shard.rank] != node
+        )
+
     def question(self) -> Question:
         """What the choice depends on, as known now."""
         ranks = range(self.world_size)
         return Question(
             world_size=self.world_size,
             memory=self.recoverable_memory(),
+            copies=self.copies_elsewhere(),
             committed=tuple(self.catalogue.values()),
             chain=newest_chain(self._older_parents()),
             layout_digests=tuple(self.attaches[rank].layout_digest for rank in ranks),
@@ -289,14 +302,20 @@ class Restoring(Saving):
     # ------------------------------------------------------------------ restore and open
 
     def _order(self, ranks: Iterable[int], choice: Choice) -> None:
-        readers: dict[int, list[int]] = {}
+        readers: dict[int, list[int]] = {node: [] for node in self.nodes}
+        fetching: dict[int, list[int]] = {node: [] for node in self.nodes}
         for rank, source in enumerate(choice.sources):
-            if source.kind != "memory":
-                readers.setdefault(self.nodes[rank], []).append(rank)
+            if source.kind == "peer":
+                fetching[self.nodes[rank]].append(rank)
+            elif source.kind != "memory":
+                readers[self.nodes[rank]].append(rank)
         for rank in ranks:
-            self._order_one(rank, choice, tuple(readers.get(self.nodes[rank], ())))
+            node = self.nodes[rank]
+            self._order_one(rank, choice, tuple(readers[node]), tuple(fetching[node]))
 
-    def _order_one(self, rank: int, choice: Choice, readers: tuple[int, ...]) -> None:
+    def _order_one(
+        self, rank: int, choice: Choice, readers: tuple[int, ...], fetching: tuple[int, ...]
+    ) -> None:
         assert self.incarnation is not None
         order = RestoreOrdered(
             incarnation=self.incarnation,
@@ -307,6 +326,7 @@ class Restoring(Saving):
             step=choice.step,
             source=choice.sources[rank],
             readers=readers,
+            fetching=fetching,
         )
         self.send(self.nodes[rank], order)
 
@@ -331,7 +351,7 @@ class Restoring(Saving):
         """These ranks' sources are not offered again in this epoch."""
         assert self.choice is not None
         for rank in ranks:
-            self.struck.add((rank, self.choice.generation, self.choice.sources[rank].kind))
+            self.struck.add((rank, self.choice.generation, self.choice.sources[rank].name))
         bad = f"ranks {list(ranks)} cannot restore {self.choice.generation}: {detail}"
         self.emit(Report(kind="warning", detail=bad))
         self.decide()
@@ -349,7 +369,9 @@ class Restoring(Saving):
         self.chain = chain_from(self.epoch, self.parents)
         if self.choice is not None and self.choice.in_memory:
             self.memory_committed = self.choice.generation
+        self.place_copies()
         self._tell_opened()
+        self.begin_round()
         self._verify_leftovers()
         self.retain()
 
@@ -362,9 +384,9 @@ class Restoring(Saving):
 
     def _tell_opened(self) -> None:
         for node in sorted(set(self.nodes)):
-            self.send(node, self._opened())
+            self.send(node, self._opened(node))
 
-    def _opened(self) -> EpochOpened:
+    def _opened(self, node: int) -> EpochOpened:
         assert self.incarnation is not None
         parent = self.parents.get(self.epoch)
         durable = [g for g in self.catalogue if g.epoch == self.epoch]
@@ -377,6 +399,8 @@ class Restoring(Saving):
             parent_durable=self._is_sound_on_disk(parent),
             lineage=self.chain,
             memory_committed=self.memory_committed,
+            wards=self.wards.get(node, ()),
+            protected=self.protected or (parent if self.wards else None),
             durable=max(durable, default=None),
             plan_version=version,
             plan_apply_step=self.plan_verdicts.get(version) or 0,
@@ -392,8 +416,8 @@ class Restoring(Saving):
 
     def _is_sound_on_disk(self, parent: Generation | None) -> bool:
         entry = self.catalogue.get(parent) if parent else None
-        struck = any(strike[1] == parent and strike[2] != "memory" for strike in self.struck)
-        return entry is not None and not entry.corrupt and not struck
+        struck = {name for _, generation, name in self.struck if generation == parent}
+        return entry is not None and not entry.corrupt and not struck & {"disk", "reshard"}
 
     def _rejoin(self) -> None:
         """A new keeper continues a running epoch: rebuild what the old one knew from memory."""
@@ -404,6 +428,8 @@ class Restoring(Saving):
         holders = {s.rank for s in self.recoverable_memory() if s.generation == parent}
         if len(holders) == self.world_size:
             self.memory_committed = parent
+        kept = [r.protected for r in self.inventory.values() if r.protected is not None]
+        self.protected, self.intact = max(kept, default=None), False
         for report in self.inventory.values():
             if report.plan_version:
                 self.plan_verdicts[report.plan_version] = report.plan_apply_step
@@ -411,7 +437,9 @@ class Restoring(Saving):
         for shard in sorted(self.recoverable_memory(), key=lambda s: s.generation):
             if shard.generation.epoch == self.epoch:
                 self.rebuild(shard)
+        self.place_copies()
         self._tell_opened()
+        self.begin_round()
         for rank in sorted(self.attaches):
             self.rank_interrupted(rank)
 

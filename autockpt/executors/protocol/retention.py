@@ -8,10 +8,12 @@ saves cannot expire the last good one.  Behind an error that is noticed late one
 Source: docs/protocol.md, rule 10.
 """
 
+import contextlib
 from collections.abc import Iterable
 
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent
+from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Record
 from autockpt.executors.protocol.selection import on_lineage
+from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 
@@ -28,7 +30,7 @@ def deletions(
 ) -> tuple[Generation, ...]:
     """Generations to delete, oldest first.  Applying it twice deletes nothing more.
 
-    `pinned` are never deleted: bases of deltas, sources of a restore under way.
+    `pinned` are never deleted, nor what they or those that stay are stored as differences to.
     """
     entries = sorted(catalogue, key=lambda entry: entry.generation)
     counted = [entry for entry in entries if counts(entry, chain)]
@@ -38,11 +40,33 @@ def deletions(
     if len(counted) <= needed:
         return ()
     oldest_of_last = counted[-needed].generation
-    return tuple(
-        entry.generation
-        for entry in entries
-        if entry.generation < oldest_of_last and entry.generation not in kept
-    )
+    staying = kept | {e.generation for e in entries if e.generation >= oldest_of_last}
+    staying = with_bases(staying, entries)
+    return tuple(entry.generation for entry in entries if entry.generation not in staying)
+
+
+def bases_of(records: Iterable[Record]) -> frozenset[Generation]:
+    """Generations that the shards of a commit are stored as differences to."""
+    found: set[Generation] = set()
+    for record in records:
+        with contextlib.suppress(ConfigError):  # a name that nobody wrote needs nothing
+            found.add(Generation.from_name(str(record.get("base", ""))))
+    return frozenset(found)
+
+
+def with_bases(
+    generations: Iterable[Generation], catalogue: Iterable[CatalogueEntry]
+) -> frozenset[Generation]:
+    """These and all that reading them needs."""
+    bases = {entry.generation: bases_of(entry.records) for entry in catalogue}
+    needed: set[Generation] = set()
+    waiting = list(generations)
+    while waiting:
+        generation = waiting.pop()
+        if generation not in needed:
+            needed.add(generation)
+            waiting += bases.get(generation, ())
+    return frozenset(needed)
 
 
 def counts(entry: CatalogueEntry, chain: tuple[EpochParent, ...]) -> bool:

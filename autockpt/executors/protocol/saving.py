@@ -8,7 +8,7 @@ turn the generation into nothing.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autockpt.executors.protocol.coordinator_state import CoordinatorState, Save
+from autockpt.executors.protocol.coordinator_state import Save
 from autockpt.executors.protocol.messages import (
     REPLICAS_DIFFER,
     BreakpointWanted,
@@ -34,7 +34,8 @@ from autockpt.executors.protocol.messages import (
     VerifyGeneration,
     WriteCommit,
 )
-from autockpt.executors.protocol.retention import deletions
+from autockpt.executors.protocol.protecting import Protecting
+from autockpt.executors.protocol.retention import bases_of, deletions
 from autockpt.values.generation import Generation
 
 _REMEMBERED = 32
@@ -61,7 +62,7 @@ def replicas_that_differ(shards: Iterable[HeldShard]) -> str:
     return ""
 
 
-class Saving(CoordinatorState):
+class Saving(Protecting):
     """Counts seals and votes of the open epoch."""
 
     # ------------------------------------------------------------------ rules
@@ -76,11 +77,9 @@ class Saving(CoordinatorState):
 
     def to_delete(self) -> tuple[Generation, ...]:
         """Rule 10: what retention lets go, seen from the open epoch."""
-        return deletions(self.catalogue.values(), self.retention, chain=self.chain)
-
-    def accepts(self, generation: Generation) -> bool:
-        """Rule 9: news about another epoch than the open one is from a zombie or late."""
-        return self.phase == "running" and generation.epoch == self.epoch
+        live = (s for s in self.saves.values() if s.disk in ("open", "committing"))
+        pinned = frozenset[Generation]().union(*(bases_of(s.votes.values()) for s in live))
+        return deletions(self.catalogue.values(), self.retention, chain=self.chain, pinned=pinned)
 
     # ------------------------------------------------------------------ what ranks report
 
@@ -205,6 +204,7 @@ class Saving(CoordinatorState):
             self.emit(MarkEverCommitted(epoch=self.epoch))
         self.broadcast(MemoryCommitted(generation=save.generation, health=health))
         self._drop_older_seals(save)
+        self.begin_round()
         if self.breakpoint:
             self.persist_newest()
 
@@ -236,6 +236,10 @@ class Saving(CoordinatorState):
 
     def _complete_disk(self, save: Save) -> None:
         if save.disk != "open" or not self.disk_complete(save):
+            return
+        lost = bases_of(save.votes.values()) - set(self.catalogue)
+        if lost:
+            self.drop_disk(save, f"is stored as a difference to {min(lost)}, which is gone")
             return
         save.go_disk("committing")
         ranks = sorted(save.votes)

@@ -17,6 +17,7 @@ from autockpt.executors.protocol.messages import (
     EpochParent,
     HeldShard,
     Record,
+    ShardCopy,
     ShardSource,
 )
 from autockpt.values.generation import Generation
@@ -32,6 +33,8 @@ class Question:
     world_size: int
     memory: tuple[HeldShard, ...]
     """Shards in the slots of the node where their rank lives *now*."""
+    copies: tuple[ShardCopy, ...] = ()
+    """Shards in the memory of other nodes."""
     committed: tuple[CatalogueEntry, ...]
     chain: tuple[EpochParent, ...]
     layout_digests: tuple[str, ...] = ()
@@ -51,8 +54,8 @@ class Choice:
 
     @property
     def in_memory(self) -> bool:
-        """Every rank holds it in its own memory."""
-        return all(source.kind == "memory" for source in self.sources)
+        """Every rank holds it in the memory of its node, or does once it is restored."""
+        return all(source.kind in ("memory", "peer") for source in self.sources)
 
 
 def parents_of(
@@ -96,9 +99,10 @@ def choose(question: Question) -> Choice | None:
     for generation in sorted(_candidates(question), reverse=True):
         entry = _entry(question, generation)
         held = _held(question, generation)
-        if not _selectable(question, generation, entry, held):
+        copies = _copies(question, generation)
+        if not _selectable(question, generation, entry, (*held.values(), *copies.values())):
             continue
-        choice = _plan(question, generation, entry, held)
+        choice = _plan(question, generation, entry, held, copies)
         if choice is not None:
             return choice
     return None
@@ -106,6 +110,7 @@ def choose(question: Question) -> Choice | None:
 
 def _candidates(question: Question) -> set[Generation]:
     known = {shard.generation for shard in question.memory}
+    known |= {copy.shard.generation for copy in question.copies}
     known |= {entry.generation for entry in question.committed}
     if question.resume_from is not None:
         known &= {question.resume_from}
@@ -117,28 +122,48 @@ def _entry(question: Question, generation: Generation) -> CatalogueEntry | None:
 
 
 def _held(question: Question, generation: Generation) -> dict[int, HeldShard]:
+    """By rank; its own slot before a copy that was fetched to its node."""
     return {
         shard.rank: shard
-        for shard in question.memory
-        if shard.generation == generation
-        and shard.world_size == question.world_size
-        and (shard.rank, generation, "memory") not in question.struck
-        and _matches(question, shard.rank, shard.layout_digest)
+        for shard in sorted(question.memory, key=lambda shard: shard.copied, reverse=True)
+        if _fits(question, shard, generation, ShardSource(kind="memory"))
     }
+
+
+def _copies(question: Question, generation: Generation) -> dict[int, ShardCopy]:
+    """By rank one of the nodes that have it, the lowest."""
+    return {
+        copy.shard.rank: copy
+        for copy in sorted(question.copies, key=lambda copy: copy.node, reverse=True)
+        if _fits(question, copy.shard, generation, ShardSource(kind="peer", node=copy.node))
+    }
+
+
+def _fits(
+    question: Question, shard: HeldShard, generation: Generation, source: ShardSource
+) -> bool:
+    return (
+        shard.generation == generation
+        and shard.world_size == question.world_size
+        and shard.rank < question.world_size
+        and (shard.rank, generation, source.name) not in question.struck
+        and _matches(question, shard.rank, shard.layout_digest)
+    )
 
 
 def _selectable(
     question: Question,
     generation: Generation,
     entry: CatalogueEntry | None,
-    held: Mapping[int, HeldShard],
+    shards: Iterable[HeldShard | ShardCopy],
 ) -> bool:
     """Suspect or quarantined states are restored only when a person asks for exactly them."""
     if question.resume_from == generation:
         return True
     if entry is not None and (entry.quarantined or entry.health != "good"):
         return False
-    return all(shard.health == "good" for shard in held.values())
+    plain = (s.shard if isinstance(s, ShardCopy) else s for s in shards)
+    return all(shard.health == "good" for shard in plain)
 
 
 def _plan(
@@ -146,14 +171,19 @@ def _plan(
     generation: Generation,
     entry: CatalogueEntry | None,
     held: Mapping[int, HeldShard],
+    copies: Mapping[int, ShardCopy],
 ) -> Choice | None:
     if entry is not None and entry.world_size != question.world_size:
         return _reshard(question, entry)
-    sources = tuple(_sources(question, generation, entry, held))
+    sources = tuple(_sources(question, generation, entry, held, copies))
     if len(sources) < question.world_size:
         return None
-    step = entry.step if entry is not None else held[0].step
+    step = entry.step if entry is not None else _step(held, copies)
     return Choice(generation=generation, step=step, sources=sources)
+
+
+def _step(held: Mapping[int, HeldShard], copies: Mapping[int, ShardCopy]) -> int:
+    return held[0].step if 0 in held else copies[0].shard.step
 
 
 def _sources(
@@ -161,14 +191,17 @@ def _sources(
     generation: Generation,
     entry: CatalogueEntry | None,
     held: Mapping[int, HeldShard],
+    copies: Mapping[int, ShardCopy],
 ) -> Iterator[ShardSource]:
-    """A source per rank, memory first; ends early at the first rank that has none."""
+    """A source per rank: own memory, a peer's, disk; ends early at the first that has none."""
     for rank in range(question.world_size):
         disk = _disk_record(question, entry, rank)
         expected = _root(entry, rank)
-        shard = held.get(rank)
+        shard, copy = held.get(rank), copies.get(rank)
         if shard is not None and expected in ("", shard.root):
-            yield ShardSource(kind="memory", slot=shard.slot, root=shard.root)
+            yield ShardSource(kind="memory", slot=shard.slot, copied=shard.copied, root=shard.root)
+        elif copy is not None and expected in ("", copy.shard.root):
+            yield ShardSource(kind="peer", node=copy.node, shard=copy.shard, root=copy.shard.root)
         elif disk is not None:
             yield ShardSource(kind="disk", root=expected, records=(disk,))
         else:

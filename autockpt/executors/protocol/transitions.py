@@ -22,7 +22,8 @@ NodePhase = Literal["idle", "waiting", "restoring", "open", "fenced"]
 SlotState = Literal["empty", "writing", "sealed"]
 MemoryState = Literal["open", "committed", "dropped"]
 DiskState = Literal["none", "open", "committing", "durable", "dropped"]
-Actor = Literal["coordinator", "node", "slot", "save in memory", "save on disk"]
+CopiesState = Literal["none", "wanted"]
+Actor = Literal["coordinator", "node", "slot", "save in memory", "save on disk", "round of copies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +95,46 @@ TRANSITIONS: tuple[Transition, ...] = (
         "slot",
         "empty, sealed",
         "writing",
-        "SaveRequested and the slot may be overwritten",
-        "GrantSlot",
+        "SaveRequested, or a copy is wanted, and the slot may be overwritten",
+        "GrantSlot, FetchShard",
     ),
-    _row("slot", "writing", "sealed", "ShardSealed of the open epoch, not dropped", "RankSealed"),
+    _row(
+        "slot",
+        "writing",
+        "sealed",
+        "ShardSealed of the open epoch, not dropped; ShardFetched",
+        "RankSealed, CopySealed",
+    ),
     _row(
         "slot",
         "writing",
         "empty",
-        "ShardDiscarded, TrainerLost; ShardSealed after GenerationDropped or a takeover",
+        "ShardDiscarded, TrainerLost, FetchFailed, AbortFetch; ShardSealed after "
+        "GenerationDropped or a takeover",
         "RankDropped",
     ),
     _row("slot", "sealed", "empty", "GenerationDropped; late ShardDiscarded", ""),
-    _row("save in memory", "open", "committed", "RankSealed from all ranks", "MemoryCommitted"),
+    _row(
+        "round of copies",
+        "none",
+        "wanted",
+        "a generation newer than the protected one is memory-committed; copies were lost",
+        "CopiesWanted to every node",
+    ),
+    _row(
+        "round of copies",
+        "wanted",
+        "none",
+        "CopySealed of every shard, at home and away; CopyFailed, deadline, a node is lost",
+        "CopiesEnded",
+    ),
+    _row(
+        "save in memory",
+        "open",
+        "committed",
+        "RankSealed from all ranks",
+        "MemoryCommitted, CopiesWanted",
+    ),
     _row(
         "save in memory",
         "open",

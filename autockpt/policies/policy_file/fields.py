@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autockpt.values.errors import ConfigError
-from autockpt.values.units import parse_duration_s, parse_fraction, parse_size_bytes
+from autockpt.values.units import (
+    parse_duration_s,
+    parse_fraction,
+    parse_rate_bytes_per_s,
+    parse_size_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,11 @@ def read_chunk_bytes(value: Any) -> int:
     if size < 2**16 or size & (size - 1):
         raise ValueError(f"{value!r} is not a power of two of at least 64 KiB, e.g. 8 MiB")
     return size
+
+
+def read_rate_bytes_per_s(value: Any) -> float:
+    """`2 GB/s`."""
+    return _positive(parse_rate_bytes_per_s(_text(value, "2 GB/s")), value)
 
 
 def read_budget(value: Any) -> float:

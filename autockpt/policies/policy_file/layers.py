@@ -266,6 +266,14 @@ def _check_together(tree: Node, problems: list[Problem]) -> None:
     if _written(notice) and not _written(every):
         message = "says how long ahead; failures.preemption, how often, is missing"
         problems.append(Problem(mark=notice.mark, path="failures.notice", message=message))
+    codec, lossy = tree.find(("archive", "codec")), tree.find(("archive", "lossy"))
+    wanted = lossy is not None and lossy.scalar is True
+    if codec is not None and codec.scalar not in ("auto", "none") and not wanted:
+        message = (
+            f"{codec.scalar} loses a part of what was trained; say that this is wanted with "
+            "archive.lossy: true, or use none"
+        )
+        problems.append(Problem(mark=codec.mark, path="archive.codec", message=message))
 
 
 def _written(node: Node | None) -> TypeGuard[Node]:

@@ -11,13 +11,24 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Wit
 
 from autockpt.policies.policy_file import fields
 from autockpt.policies.policy_file.fields import Every, guarded
-from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention, Retune
+from autockpt.values.goal import (
+    Archiving,
+    FailureDeclaration,
+    Goal,
+    Limits,
+    Pins,
+    RedundancyWish,
+    Retention,
+    Retune,
+)
+from autockpt.values.redundancy import Arrangement, PeerPath, Scheme
 
 VERSION = 1
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _DURATION = rf"^({_NUMBER} *(us|ms|s|min|h|d) *)+$"
 _SIZE = rf"^{_NUMBER} *([kKmMgGtT]i?)?[bB]$"
+_RATE = rf"^{_NUMBER} *([kKmMgGtT]i?)?[bB]/s$"
 _STEPS = r"^[0-9]+ *steps?$"
 _PERCENT = rf"^{_NUMBER} *%$"
 _CONDITION = r"\s*(>=|<=|==|>|<)?\s*([0-9]+)\s*"
@@ -62,10 +73,30 @@ Slots = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16
 InFlight = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
 Writers = Annotated[int | None, _reader(fields.count_reader(1, 512)), _counts(1, 512)]
 Kept = Annotated[int | None, _reader(fields.count_reader(1, 10**6)), _counts(1, 10**6)]
+Copies = Annotated[int | None, _reader(fields.count_reader(2, 16)), _counts(2, 16)]
+SetSize = Annotated[int | None, _reader(fields.count_reader(2, 256)), _counts(2, 256)]
+Parity = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
+Floor = Annotated[int | None, _reader(fields.count_reader(0, 15)), _counts(0, 15)]
+Rate = Annotated[float | None, _reader(fields.read_rate_bytes_per_s), _patterns(_RATE)]
+SchemeWord = Annotated[
+    Scheme | None,
+    _reader(fields.word_reader("none", "replicas", "xor", "rs")),
+    _words("none", "replicas", "xor", "rs"),
+]
+ArrangementWord = Annotated[
+    Arrangement | None,
+    _reader(fields.word_reader("group", "mixed", "ring")),
+    _words("group", "mixed", "ring"),
+]
+PeerPathWord = Annotated[
+    PeerPath | None,
+    _reader(fields.word_reader("host", "device")),
+    _words("host", "device"),
+]
 Schedule = Annotated[
-    Literal["lazy", "blocking"] | None,
-    _reader(fields.word_reader("lazy", "blocking")),
-    _words("lazy", "blocking"),
+    Literal["lazy", "blocking", "windows"] | None,
+    _reader(fields.word_reader("lazy", "blocking", "windows")),
+    _words("lazy", "blocking", "windows"),
 ]
 Persist = Annotated[
     Literal["async", "sync"] | None,
@@ -83,10 +114,16 @@ Way = Annotated[
     _words("host", "direct"),
 ]
 Codec = Annotated[
-    Literal["none", "zstd"] | None,
-    _reader(fields.word_reader("none", "zstd")),
-    _words("none", "zstd"),
+    Literal["none", "planes", "delta", "zstd"] | None,
+    _reader(fields.word_reader("none", "planes", "delta", "zstd")),
+    _words("none", "planes", "delta", "zstd"),
 ]
+ArchiveCodec = Annotated[
+    Literal["none", "excp", "excp-published", "quantised"] | None,
+    _reader(fields.word_reader("none", "excp", "excp-published", "quantised")),
+    _words("none", "excp", "excp-published", "quantised"),
+]
+FullEvery = Annotated[int | None, _reader(fields.count_reader(1, 64)), _counts(1, 64)]
 Objective = Annotated[
     Literal["goodput", "stall", "durability"] | None,
     _reader(fields.word_reader("goodput", "stall", "durability")),
@@ -156,6 +193,19 @@ class Staging(Section):
     path: Way = None
 
 
+class RedundancySection(Section):
+    """Copies and parity in the memory of other nodes."""
+
+    scheme: SchemeWord = None
+    copies: Copies = None
+    placement: ArrangementWord = None
+    set_size: SetSize = None
+    parity: Parity = None
+    path: PeerPathWord = None
+    rate: Rate = None
+    floor: Floor = None
+
+
 class LimitsSection(Section):
     """What auto may not exceed."""
 
@@ -182,6 +232,14 @@ class Keep(Section):
     every: Interval = None
 
 
+class Archive(Section):
+    """A second, small copy of every good checkpoint."""
+
+    codec: ArchiveCodec = None
+    lossy: Switch = None
+    full_every: FullEvery = None
+
+
 class When(Section):
     """All of these must hold for an override to apply."""
 
@@ -205,10 +263,12 @@ class Settings(Section):
     memory: Annotated[Memory, BeforeValidator(_mapping)] = Memory()
     disk: Annotated[Disk, BeforeValidator(_mapping)] = Disk()
     staging: Annotated[Staging, BeforeValidator(_mapping)] = Staging()
+    redundancy: Annotated[RedundancySection, BeforeValidator(_mapping)] = RedundancySection()
     objective: Objective = None
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
+    archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
     retune: Retuning = None
     rule: Rule = None
 
@@ -274,6 +334,7 @@ def goal_of(settings: Settings, name: str) -> Goal:
             retune=settings.retune,
             interval_rule=settings.rule,
         ),
+        redundancy=_wish(settings.redundancy),
         failures=FailureDeclaration(
             mtbf_s=failures.mtbf,
             process_share=failures.process_share,
@@ -286,8 +347,26 @@ def goal_of(settings: Settings, name: str) -> Goal:
             keep_every_steps=kept.steps,
             reach_s=failures.silent_latency,
         ),
+        archive=Archiving(
+            codec=settings.archive.codec,
+            lossy=bool(settings.archive.lossy),
+            full_every=settings.archive.full_every or Archiving().full_every,
+        ),
         storage_path=disk.path,
         policy=name,
+    )
+
+
+def _wish(section: RedundancySection) -> RedundancyWish:
+    return RedundancyWish(
+        scheme=section.scheme,
+        copies=section.copies,
+        placement=section.placement,
+        set_size=section.set_size,
+        parity=section.parity,
+        path=section.path,
+        rate_bytes_per_s=section.rate,
+        floor=section.floor or 0,
     )
 
 

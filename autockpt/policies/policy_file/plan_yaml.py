@@ -74,7 +74,8 @@ def _entry(item: dict[str, Any], depth: int, path: str, decision: Decision) -> l
 
 def _comments(path: str, decision: Decision, width: int) -> list[str]:
     """The reason of the choice that a value of the plan comes from."""
-    explained = {"plan.staging": "staging", "plan.slots": "slots", "plan.retention": "retention"}
+    names = ("staging", "slots", "retention", "redundancy")
+    explained = {f"plan.{name}": name for name in names}
     for index, tier in enumerate(decision.plan.tiers):
         explained[f"plan.tiers[{index}].interval_steps"] = f"{tier.tier}.interval"
         if tier.tier == "disk":

@@ -5,18 +5,22 @@ A codec that does not give the bytes back is left out and named: a fast wrong on
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from autockpt.profiles.samples import CodecSample
 
 
 class Codec(Protocol):
-    """Encodes and decodes one chunk."""
+    """Encodes and decodes one chunk of elements of one dtype."""
 
-    def encode(self, raw: memoryview, /) -> bytes: ...
+    def encode(
+        self, raw: memoryview, dtype: str, base: memoryview | None, /
+    ) -> memoryview | bytes: ...
 
-    def decode(self, frame: bytes, raw_bytes: int, /) -> bytes: ...
+    def decode(
+        self, frame: memoryview | bytes, raw_bytes: int, base: memoryview | None, /
+    ) -> memoryview | bytes: ...
 
 
 LEAST_CLASS_BYTES = 64 * 2**10
@@ -28,6 +32,11 @@ class Piece:
 
     tensor_class: Literal["parameters", "moments", "other"]
     data: memoryview
+    dtype: str = "U8"
+    """Of its elements, as safetensors calls it."""
+    base: memoryview | None = None
+    """The same bytes, `gap_steps` iterations ago."""
+    gap_steps: int = 0
 
 
 def spread_pieces(
@@ -40,7 +49,7 @@ def spread_pieces(
     pieces: list[Piece] = []
     for tensor_class in ("parameters", "moments", "other"):
         whole = [
-            Piece(region.tensor_class, region.data[start : start + piece_bytes])
+            replace(region, data=region.data[start : start + piece_bytes])
             for region in regions
             if region.tensor_class == tensor_class
             for start in range(0, len(region.data), piece_bytes)
@@ -87,9 +96,9 @@ def _alternate(pieces: Sequence[Piece]) -> list[Piece]:
 def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
     try:
         began = time.perf_counter()
-        encoded = codec.encode(piece.data)
+        encoded = codec.encode(piece.data, piece.dtype, piece.base)
         encoded_at = time.perf_counter()
-        decoded = codec.decode(encoded, len(piece.data))
+        decoded = codec.decode(encoded, len(piece.data), piece.base)
         decoded_at = time.perf_counter()
         faithful = memoryview(decoded) == piece.data
     except Exception as error:  # a codec is foreign code; whatever it raises, it is out
@@ -103,4 +112,5 @@ def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
         encoded_bytes=len(encoded),
         encode_s=encoded_at - began,
         decode_s=decoded_at - encoded_at,
+        gap_steps=piece.gap_steps,
     )

@@ -11,6 +11,7 @@ from autockpt.values.units import format_bytes, format_duration, format_rate
 LINKS = {
     "host_copy": "host memory to host memory",
     "host_to_peer": "host to peer host",
+    "device_to_peer": "GPU to peer GPU",
     "device_to_host_pinned": "GPU to pinned host memory",
     "device_to_host_pageable": "GPU to pageable host memory",
     "device_clone": "GPU memory to GPU memory",

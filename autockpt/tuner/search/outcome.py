@@ -62,7 +62,8 @@ def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
     """
     require_sane(profile, goal)
     decision = decide(profile, goal)
-    return Model(space_of(profile, goal, decision, sample_bytes), decision.plan.staging)
+    space, plan = space_of(profile, goal, decision, sample_bytes), decision.plan
+    return Model(space, plan.staging, plan.redundancy)
 
 
 def space_of(profile: Profile, goal: Goal, decision: Decision, sample_bytes: int) -> Space:

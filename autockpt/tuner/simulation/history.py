@@ -44,6 +44,13 @@ class History:
         return alive / len(self.failures) if self.failures else 0.0
 
 
+def together(histories: Sequence[History]) -> tuple[float, ...]:
+    """How many of the failures of nodes took 1, 2, 3 and at least 4; () where there were none."""
+    sizes = [len(f.nodes) for history in histories for f in history.failures if f.nodes]
+    counted = tuple(float(sum(min(4, size) == k for size in sizes)) for k in range(1, 5))
+    return counted if sizes else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """A cluster as its failures see it."""

@@ -55,8 +55,10 @@ class Job:
                 raise ConfigError(f"{name} of {value:g}: must be at least 0 and finite")
 
 
-def known_failures(*, mtbf_s: float, process_share: float, nodes: int) -> FailureRates:
-    """Rates that are declared and not estimated."""
+def known_failures(
+    *, mtbf_s: float, process_share: float, nodes: int, together: tuple[float, ...] = ()
+) -> FailureRates:
+    """Rates that are declared and not estimated; `together`: of 1, 2, ... nodes lost at once."""
     return FailureRates(
         per_node=RatePosterior(
             shape=SURE, exposure_days=SURE * nodes * mtbf_s / 86400.0, events=0, source="declared"
@@ -67,6 +69,7 @@ def known_failures(*, mtbf_s: float, process_share: float, nodes: int) -> Failur
         ),
         process_share=process_share,
         nodes=nodes,
+        together=together,
     )
 
 
@@ -142,6 +145,21 @@ def with_recovery(profile: Profile, *, detect_s: float | None, restart_s: float 
     if restart_s is not None:
         recovery = replace(recovery, restart=_assumed(restart_s))
     return replace(profile, recovery=recovery)
+
+
+def with_network(profile: Profile, *, bytes_per_s: float, idle: float, known: bool) -> Profile:
+    """The same job with a link between nodes that idles for a fraction of each iteration.
+
+    What is sent while it does not idle stands in the training's way.  `known`: the speed was said,
+    so that policies may choose to use it; else only those that are told to.
+    """
+    link = replace(_link("host_to_peer", bytes_per_s), between_nodes=known)
+    busy = InterferenceMeasure(
+        work="peer_host", slowdown=_exactly(1.0 - idle), busy_s=profile.iteration_s.mean
+    )
+    return replace(
+        profile, links=(*profile.links, link), interference=(*profile.interference, busy)
+    )
 
 
 def _exactly(value: float) -> Distribution:

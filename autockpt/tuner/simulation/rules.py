@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from autockpt.policies.costs import Costs
 from autockpt.policies.decide import decide
 from autockpt.policies.interval import daly_interval_s, young_interval_s
 from autockpt.policies.nesting import Tiers
@@ -18,13 +19,14 @@ from autockpt.tuner.simulation.strategy import (
     Level,
     Periodic,
     Place,
-    Placement,
     Strategy,
 )
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
+from autockpt.values.placement import Cell, FailureDomains, Placement, place
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.profile import Profile
+from autockpt.values.redundancy import Redundancy
 from autockpt.values.units import format_duration, format_fraction
 
 RULES = {
@@ -65,8 +67,11 @@ class Bench:
 
 
 def build(name: str, bench: Bench) -> Strategy:
-    """The strategy of that name.  Raises ConfigError if it cannot be applied to this job."""
-    if name in bench.goals:
+    """The strategy of that name.  Raises ConfigError if it cannot be applied to this job.
+
+    A rule goes before a policy of its name: Gemini's knows how much of the network is idle.
+    """
+    if name in bench.goals and name not in RULES:
         return of_goal(name, bench.profile, bench.goals[name])
     if name == "every-30min":
         return fixed(name, bench, 1800.0)
@@ -79,7 +84,7 @@ def build(name: str, bench: Bench) -> Strategy:
     if name == "checkfreq-released":
         return checkfreq_released(bench)
     if name in ("gemini", "gemini-spread"):
-        return gemini(name, bench, stride=1 if name == "gemini" else bench.domain_nodes)
+        return gemini(name, bench, spread=name == "gemini-spread")
     raise ConfigError(f"no strategy is called {name!r}")
 
 
@@ -93,8 +98,41 @@ def of_plan(name: str, profile: Profile, goal: Goal, plan: CheckpointPlan) -> St
     tiers = tiers_of_plan(profile, goal, plan)
     memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
     sync = plan.staging.persist == "sync"
-    flying = max(1, plan.staging.in_flight)
-    return two_tiers(name, tiers, memory, disk, in_flight=0 if sync else flying, says=goal.policy)
+    flying = 0 if sync else max(1, plan.staging.in_flight)
+    strategy = two_tiers(name, tiers, memory, disk, in_flight=flying, says=goal.policy)
+    if plan.redundancy.scheme == "none":
+        return strategy
+    placement = place(plan.redundancy, profile.failures.nodes, profile.domains)
+    return with_peers(strategy, costs_of_plan(profile, goal, plan), placement)
+
+
+def with_peers(strategy: Strategy, costs: Costs, placement: Placement) -> Strategy:
+    """The strategy with its checkpoints in memory kept by other nodes as well.
+
+    One that comes due while the one before is still on its way to peers stays in this node.
+    Raises ConfigError for a strategy without the memory level, or costs without peers.
+    """
+    local, peers = strategy.level("memory"), costs.peers
+    if local is None or peers is None:
+        raise ConfigError(f"{strategy.name}: nothing to send to peers")
+    local = replace(
+        local,
+        slowdown_s=costs.copy_slowdown_s,
+        latency_s=costs.copy_s,
+        restore_s=costs.restore_memory_s,
+    )
+    period_s = strategy.interval_steps("memory") * strategy.iteration_s
+    shared = replace(
+        local,
+        place="peer",
+        every=max(1, math.ceil(peers.send_s / period_s - 1e-9)),
+        stall_s=0.0,
+        slowdown_s=peers.slowdown_s,
+        latency_s=costs.copy_s + peers.send_s,
+        restore_s=peers.restore_s,
+    )
+    rest = tuple(level for level in strategy.levels if level.place == "disk")
+    return replace(strategy, levels=(local, shared, *rest), placement=placement)
 
 
 def two_tiers(
@@ -196,7 +234,27 @@ def checkfreq_released(bench: Bench) -> Strategy:
     )
 
 
-def gemini(name: str, bench: Bench, *, stride: int) -> Strategy:
+def neighbours(nodes: int) -> Placement:
+    """Nodes 0 and 1, 2 and 3, ...: pairs of somebody who knows nothing of racks.
+
+    An odd number ends with a ring of three, as in Gemini's mixed placement.
+    """
+    pairs = nodes // 2 - nodes % 2
+    cells = [Cell(kind="group", members=(2 * i, 2 * i + 1), tolerates=1) for i in range(pairs)]
+    rest = tuple(range(2 * pairs, nodes))
+    return Placement(
+        cells=(*cells, *([Cell(kind="ring", members=rest, tolerates=1)] if rest else []))
+    )
+
+
+def spread_pairs(nodes: int, domain_nodes: int) -> Placement:
+    """Pairs in different domains of `domain_nodes` neighbours each."""
+    labels = tuple((str(node // domain_nodes),) for node in range(nodes))
+    domains = FailureDomains(levels=("domain",), labels=labels)
+    return place(Redundancy(scheme="replicas", copies=2), nodes, domains)
+
+
+def gemini(name: str, bench: Bench, *, spread: bool) -> Strategy:
     """Gemini: two copies in host memory, as often as the network allows, at best every iteration.
 
     1 / f >= max(t_ckpt, T_iter); traffic that does not fit into the idle spans slows training.
@@ -205,11 +263,9 @@ def gemini(name: str, bench: Bench, *, stride: int) -> Strategy:
     network, profile = bench.network, bench.profile
     if network is None:
         raise ConfigError(f"{name}: needs the speed of the network between nodes (--network)")
-    if profile.failures.nodes < 2 * stride:
-        raise ConfigError(
-            f"{name}: {profile.failures.nodes} nodes: pairs at distance {stride} need at least "
-            f"{2 * stride}"
-        )
+    nodes, least = profile.failures.nodes, 2 * (bench.domain_nodes if spread else 1)
+    if nodes < least:
+        raise ConfigError(f"{name}: {nodes} nodes: its pairs need at least {least}")
     tiers = _alone(bench, "async")
     restart_s, memory_s = tiers.disk.restart_s, profile.recovery.restore_memory.value_s
     iteration_s, send_s = tiers.iteration_s, profile.state.total_bytes / network.bytes_per_s
@@ -228,8 +284,9 @@ def gemini(name: str, bench: Bench, *, stride: int) -> Strategy:
     # The disk is written from host memory: it costs no snapshot of its own.
     disk = replace(tiers.disk, stall_s=0.0)
     every = max(1, round(DISK_OF_GEMINI_S / (steps * iteration_s)))
+    pairs = "pairs across domains" if spread else "neighbours"
     says = (
-        f"every {steps} iterations to a peer, pairs at distance {stride}: "
+        f"every {steps} iterations to a peer, {pairs}: "
         f"{format_duration(send_s)} to send, {format_fraction(network.idle)} of "
         f"{format_duration(iteration_s)} idle"
     )
@@ -238,7 +295,7 @@ def gemini(name: str, bench: Bench, *, stride: int) -> Strategy:
         iteration_s=iteration_s,
         calendar=Periodic(steps=steps),
         levels=(_level("memory", 1, local), _level("peer", 1, remote), _level("disk", every, disk)),
-        placement=Placement(copies=2, stride=stride),
+        placement=spread_pairs(nodes, bench.domain_nodes) if spread else neighbours(nodes),
         says=says,
     )
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Literal, Protocol
 
 from autockpt.values.errors import ConfigError
+from autockpt.values.placement import Placement
 
 Place = Literal["memory", "peer", "disk"]
 
@@ -133,29 +134,6 @@ class Climbing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Who holds the copies of a node's shard in the memory of peers.
-
-    Source: group placement of Gemini (SOSP'23): disjoint groups of `copies` nodes, each with the
-    shards of all; lost if and only if a whole group is.  `stride` is the distance within a group.
-    """
-
-    copies: int = 2
-    stride: int = 1
-
-    def survives(self, lost: Sequence[int]) -> bool:
-        """Whether every shard is still held by somebody when these nodes are gone."""
-        if len(lost) < self.copies:
-            return True
-        groups: dict[tuple[int, int], int] = {}
-        for node in lost:
-            block, inside = divmod(node, self.copies * self.stride)
-            group = (block, inside % self.stride)
-            groups[group] = groups.get(group, 0) + 1
-        return max(groups.values()) < self.copies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A way to checkpoint one job, as the simulator replays it."""
 
@@ -165,7 +143,7 @@ class Strategy:
     levels: tuple[Level, ...]
     """Cheapest restore first."""
     placement: Placement | None = None
-    """Of the peer level."""
+    """Of the peer level: whose memory holds what."""
     says: str = ""
     """The rule in one sentence."""
     warnings: tuple[str, ...] = ()

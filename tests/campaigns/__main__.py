@@ -1,0 +1,56 @@
+"""The command line of the campaigns."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.campaigns.framework import (
+    CAMPAIGNS,
+    Summary,
+    run_parallel_shares,
+    run_share,
+    write_summaries,
+)
+
+
+def main() -> int:
+    """Runs one campaign or all; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns")
+    parser.add_argument("name", choices=[*CAMPAIGNS, "all"])
+    parser.add_argument("--count", type=int, help="cases; as many as fit the time if not given")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1.0, help="of each campaign, at most")
+    parser.add_argument("--only", type=int, help="this case alone")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="write the table there, as JSON")
+    given = parser.parse_args()
+    names = list(CAMPAIGNS) if given.name == "all" else [given.name]
+    summaries = []
+    for name in names:
+        summaries.append(_run(name, given))
+        print(summaries[-1].line, flush=True)
+        for violation in summaries[-1].violations[:3]:
+            print(f"  {violation}", flush=True)
+        if given.only is not None:
+            print(f"  {dict(summaries[-1].outcomes)}")
+    if given.out is not None:
+        write_summaries(given.out, summaries)
+    return 1 if any(one.violated for one in summaries) else 0
+
+
+def _run(name: str, given: argparse.Namespace) -> Summary:
+    seconds = given.minutes * 60
+    if given.workers > 1 and given.only is None:
+        return run_parallel_shares(
+            name, seed=given.seed, count=given.count, seconds=seconds, workers=given.workers
+        )
+    i, _, n = given.share.partition("/")
+    return run_share(
+        name, seed=given.seed, count=given.count, seconds=seconds, share=(int(i), int(n)),
+        only=given.only,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
