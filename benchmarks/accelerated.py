@@ -3,7 +3,8 @@ and under `builtin:auto`.
 
 One job is profiled; then, for each schedule of kills, every way trains it once, in a shuffled
 order, killed with its keeper after the same stretches of training (`kills/launcher.py`).  Goodput
-is iterations that counted times the time of an undisturbed one over wall time.  The best fixed
+is iterations that counted times the time of one without autockpt (measured before and after each
+run, as the machine's pace drifts) over wall time.  The best fixed
 interval is chosen on half of the schedules and compared on the other half, because the best of five
 noisy ones looks better than it is.  Beside it the curve that the simulator predicts from the
 profile and the recoveries.
@@ -135,22 +136,19 @@ def run_all(
             print(f"time is up after {number} of {scale.schedules} schedules")
             break
         exposures = exposures_s(scale.mtbf_s, scale.stretches, seed=1000 * seed + number)
-        quiet_s = [_quiet_iteration_s(scale)]
         measured = {}
         for way in chance.sample(list(chosen), len(chosen)):
             account = one_run(way, scale, profile, exposures, folder / f"{number}-{way.steps}")
             measured[way.name] = account
             said = f"{account['steps']} steps in {account['wall_s']:.1f} s"
             print(f"schedule {number}  {way.name:<10} {said}, lost {account['lost_steps']}")
-        quiet_s.append(_quiet_iteration_s(scale))
-        iteration_s = fmean(quiet_s)
         for name, account in measured.items():
-            goodput = (account["steps"] - 1) * iteration_s / account["wall_s"]
+            goodput = (account["steps"] - 1) * account["iteration_s"] / account["wall_s"]
             found.goodput.setdefault(name, []).append(goodput)
             found.lost_steps.setdefault(name, []).extend(account["lost_steps"])
             found.recoveries_s += account["recoveries_s"]
             found.fresh_starts += account["fresh_starts"]
-        found.iteration_s.append(iteration_s)
+            found.iteration_s.append(account["iteration_s"])
         found.exposures_s.append(exposures)
     return found
 
@@ -169,19 +167,12 @@ def one_run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _quiet_iteration_s(scale: Scale) -> float:
-    """Of the training alone, at this moment of the machine."""
-    account = _launched(scale, (scale.mtbf_s,), None)
-    return float(account["wall_s"]) / max(1, int(account["steps"]) - 1)
-
-
-def _launched(
-    scale: Scale, exposures: Sequence[float], run_directory: str | None
-) -> dict[str, Any]:
+def _launched(scale: Scale, exposures: Sequence[float], run_directory: str) -> dict[str, Any]:
     order = {
         "size": scale.size,
         "tokens": scale.tokens,
         "exposures_s": list(exposures),
+        "quiet_s": scale.mtbf_s / 2,
         "run_directory": run_directory,
     }
     text = _python(["-m", "benchmarks.kills.launcher", json.dumps(order)], RUN_S)

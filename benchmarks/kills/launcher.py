@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 from benchmarks.job import Job
@@ -39,8 +40,9 @@ class Order:
     tokens: int
     exposures_s: tuple[float, ...]
     """Training between starts and kills; the last one is the end."""
-    run_directory: str | None = None
-    """None: unprotected."""
+    quiet_s: float
+    """Training without autockpt before and after, to know what an iteration takes at that time."""
+    run_directory: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Account:
 
     steps: int = 0
     """Iterations that counted at the end."""
+    iteration_s: float = 0.0
+    """Of the training alone, before and after."""
     wall_s: float = 0.0
     """From the first iteration of the first start to the end."""
     recoveries_s: list[float] = field(default_factory=list)
@@ -81,15 +85,14 @@ class Run:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._cell = Cell()
-        self._round = 0
         self.account = Account()
 
     def go(self) -> Account:
         """All stretches; leaves no process behind."""
         account, before, killed_s = self.account, 0, 0.0
+        quiet = [self._quiet_iteration_s()]
         for exposure_s in self._order.exposures_s:
             pid, began_s, first = self._started()
-            self._round += 1
             if killed_s:
                 account.recoveries_s.append(began_s - killed_s)
                 account.lost_steps.append(max(0, before - first))
@@ -99,26 +102,42 @@ class Run:
             killed_s = time.monotonic()
             before = self._kill(pid)
         account.steps, account.wall_s = before, account.wall_s + killed_s
+        quiet.append(self._quiet_iteration_s())
+        account.iteration_s = fmean(quiet)
         return account
+
+    def _quiet_iteration_s(self) -> float:
+        pid = self._forked(protected=False)
+        began_s, first = time.monotonic(), self._cell.read()[0]
+        time.sleep(self._order.quiet_s)
+        ended_s = time.monotonic()
+        return (ended_s - began_s) / max(1, self._kill(pid) - first)
 
     def _started(self) -> tuple[int, float, int]:
         """(pid, when its first iteration ended, the step it resumed from)."""
         for fresh in (False, True):
-            reader, writer = os.pipe()
-            pid = os.fork()
-            if not pid:
-                os.close(reader)
-                self._child(writer, fresh=fresh)
-            os.close(writer)
-            try:
-                if select.select([reader], [], [], START_S)[0] and os.read(reader, 1):
-                    return pid, time.monotonic(), self._cell.read()[0] - 1
-            finally:
-                os.close(reader)
-            self._kill(pid)
+            pid = self._forked(fresh=fresh)
+            if pid:
+                return pid, time.monotonic(), self._cell.read()[0] - 1
             # What was in memory only died with the keeper, and nothing was on disk yet.
             self.account.fresh_starts += 1
         raise RuntimeError(f"no trainer began within {START_S:.0f} s; its output is above")
+
+    def _forked(self, *, fresh: bool = False, protected: bool = True) -> int:
+        """A trainer that has done its first iteration; 0 if it never did."""
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(reader)
+            self._child(writer, fresh=fresh, protected=protected)
+        os.close(writer)
+        try:
+            if select.select([reader], [], [], START_S)[0] and os.read(reader, 1):
+                return pid
+        finally:
+            os.close(reader)
+        self._kill(pid)
+        return 0
 
     def _kill(self, pid: int) -> int:
         """The trainer and its keeper; the steps that were done."""
@@ -128,11 +147,11 @@ class Run:
                 if victim:
                     os.kill(victim, signal.SIGKILL)
         os.waitpid(pid, 0)
+        self._cell.write(steps, 0)
         return steps
 
-    def _child(self, ready: int, *, fresh: bool) -> None:
+    def _child(self, ready: int, *, fresh: bool, protected: bool) -> None:
         """Never returns."""
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(self._round)
         if fresh:
             os.environ["AUTOCKPT_FRESH"] = "1"
         told = False
@@ -150,7 +169,7 @@ class Run:
                 self._order.size,
                 self._order.tokens,
                 steps=trainer.FOREVER,
-                run_directory=self._order.run_directory,
+                run_directory=self._order.run_directory if protected else None,
                 told=tell,
             )
         except BaseException:
@@ -169,8 +188,6 @@ def main() -> None:
     data = json.loads(sys.argv[1])
     Job("1m", 8).iterate()  # what torch loads at the first step of an optimizer
     order = Order(**{**data, "exposures_s": tuple(data["exposures_s"])})
-    os.environ["AUTOCKPT_LAUNCH_ID"] = f"accelerated-{os.getpid()}"
-    os.environ["AUTOCKPT_LAUNCHER_PID"] = str(os.getpid())
     os.environ["AUTOCKPT_NO_PROFILE"] = "1"
     print(json.dumps(asdict(Run(order).go())))
 

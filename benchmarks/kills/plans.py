@@ -32,13 +32,13 @@ class Way:
 def ways(profile: Profile, fixed_steps: Sequence[int], *, mtbf_s: float) -> list[Way]:
     """`builtin:auto`, told the MTBF and that no failure leaves memory alive, and fixed intervals.
 
-    All write alike; fixed ones have no memory tier, which these failures do not leave anything.
+    All write alike and hold the same slots: the interval is the only difference.
     """
     failures = FailureDeclaration(mtbf_s=mtbf_s, process_share=0.0)
     auto = Goal(failures=failures, retention=Retention(keep_last=2))
     found = [Way(name="auto", goal=auto, decision=decide(profile, auto))]
     for steps in fixed_steps:
-        pins = Pins(disk_interval_steps=steps, memory_enabled=False, retune=False)
+        pins = Pins(memory_interval_steps=steps, disk_interval_steps=steps, retune=False)
         goal = replace(auto, pins=pins)
         found.append(Way(name=f"every {steps}", goal=goal, decision=decide(profile, goal)))
     return found
