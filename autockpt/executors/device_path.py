@@ -75,7 +75,8 @@ class DevicePath:
     """This rank's end of the path to one other rank; nothing here waits for the training thread.
 
     `group`: a process group of its own, whose ranks both build a path; `peer`: the other's rank in
-    it.  Events come on the path's threads, as those of a `TransferPool`; `node` in them is `node`.
+    it.  Events come on the path's threads (a refusal at once, on the caller's), as those of a
+    `TransferPool`; `node` in them is `node`.
     """
 
     def __init__(

@@ -242,6 +242,24 @@ def test_nobody_listening_is_a_failure_like_others(start: Start, image: Make) ->
     assert str(gone.port) in failed.reason
 
 
+def test_another_address_takes_the_place_of_the_former(start: Start, image: Make) -> None:
+    """A new incarnation may listen elsewhere; the old port is closed."""
+    sender, receiver, made = start(0), start(1), image(CHUNK).seal()
+    old = receiver.address
+    receiver.port = receiver.pool.listen("127.0.0.1")
+    sender.pool.push(1, old, made.source, deadline_s=PATIENCE_S)
+    assert sender.told(TransferFailed).fault == "broken"
+    sender.pool.push(1, receiver.address, made.source, deadline_s=PATIENCE_S)
+    sender.told(ReplicaSealed)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost", ""])
+def test_only_one_address_of_ours_is_listened_on(start: Start, host: str) -> None:
+    """Never all interfaces, no names, none that is not here."""
+    with pytest.raises(ConfigError, match="cannot listen"):
+        start(0).pool.listen(host)
+
+
 def test_chunks_are_split_evenly_and_each_once() -> None:
     """Also with more streams than chunks, and with gaps."""
     spans = (Span(start=0, stop=3), Span(start=5, stop=6), Span(start=9, stop=12))
