@@ -10,6 +10,7 @@ changes them little.  Peers live in an environment of their own.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import numpy as np
 
 from autockpt.executors.codecs.planes import PlanesCodec
 from autockpt.executors.layout.runs import Kind, Run
-from benchmarks.compression import tensors
+from benchmarks.compression import stores, tensors
 from benchmarks.compression.peers import CHUNK_BYTES, CODERS, SLOW, cpu_s
 from benchmarks.harness import Row, publish, row
 from benchmarks.peers.environments import Needs, environment
@@ -206,6 +207,7 @@ def main() -> None:
             print(f"{case.name}: {case.ratio(own):.3f}", file=sys.stderr, flush=True)
     finally:
         peers.close()
+    rows += stores.measure(training, args.rounds, os.cpu_count() or 1)
     settings = {"size": args.size, "steps": args.steps, "rounds": args.rounds, "threads": 1,
                 "chunk_bytes": CHUNK_BYTES}  # fmt: skip
     publish("codecs", rows, settings=settings, notes=notes)

@@ -116,6 +116,7 @@ class LiveSnapshot:
                 _class(entry.spec, owned),
                 self.arena.view[entry.offset : entry.end],
                 entry.spec.dtype,
+                role=entry.spec.name.rpartition(".")[2],
             )
             for entry in self.layout.entries
             if entry.spec.nbytes and not entry.spec.name.startswith("__")

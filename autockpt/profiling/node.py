@@ -221,6 +221,7 @@ class NodeProbes:
             piece_bytes=PIECE_BYTES,
             bytes_per_class=CODEC_BYTES_PER_CLASS,
         )
+        pieces = codecs.joined(pieces, piece_bytes=PIECE_BYTES)
         samples, warnings = codecs.measure_codecs(movers.codecs(), pieces, budget_s=budget_s)
         self.measured.codecs = samples
         self.measured.warnings += warnings
@@ -248,6 +249,7 @@ class NodeProbes:
         def measure() -> None:
             self.snapshot.blocking()
             pieces = [replace(piece, gap_steps=gap) for piece in self._bases]
+            pieces = codecs.joined(pieces, piece_bytes=PIECE_BYTES)
             samples, warnings = codecs.measure_codecs(
                 movers.base_codecs(), pieces, budget_s=BASES_S
             )

@@ -24,7 +24,7 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "writers": st.integers(1, 512),
         "in_flight": st.integers(0, 16),
     },
-    TierPlan: {"interval_steps": st.integers(0, 10**9)},
+    TierPlan: {"interval_steps": st.integers(0, 10**9), "chain": st.integers(0, 16)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},
     Incident: {"at_s": st.floats(-1e12, 1e12)},
     Exposure: {

@@ -225,10 +225,12 @@ def test_bases_are_the_newest_and_never_too_far_from_a_whole_one(chain: Chain) -
     bases.add(newest)
     bases.add(Base(image(1), chain.index(1), bases=0))
     asked = {"run_id": chain.run_id, "image_bytes": 5 * CHUNK, "chunk_bytes": CHUNK, "longest": 2}
-    assert bases.for_save(0, **asked) is newest
-    assert bases.for_save(1, **asked) is None
+    assert bases.for_save(0, g(3), **asked) is newest
+    assert bases.for_save(1, g(3), **asked) is None
     others = {"run_id": "", "image_bytes": CHUNK, "chunk_bytes": 2 * CHUNK, "longest": 1}
     for name, other in others.items():
-        assert bases.for_save(0, **asked | {name: other}) is None
+        assert bases.for_save(0, g(3), **asked | {name: other}) is None
+    for later in (g(1), g(2)):  # written after the newest one, at a breakpoint
+        assert bases.for_save(0, later, **asked) is None
     bases.drop(newest)
-    assert bases.for_save(0, **asked) is None
+    assert bases.for_save(0, g(3), **asked) is None

@@ -280,6 +280,23 @@ def test_pieces_are_spread_over_every_class() -> None:
     assert sum(len(p.data) for p in pieces if p.tensor_class == "moments") == 2 * MIB
 
 
+def test_small_pieces_are_measured_together() -> None:
+    """Those that are alike, with their bases, in order, and no byte twice or lost."""
+    small = [
+        codecs.Piece(
+            "moments", memoryview(bytes([i]) * 10), "F32", base=memoryview(bytes([i + 100]) * 10),
+            gap_steps=3, role="m" if i % 2 else "v",
+        )
+        for i in range(8)
+    ]  # fmt: skip
+    one, other, *rest = codecs.joined(small, piece_bytes=30)
+    assert bytes(one.data) == b"".join(bytes([i]) * 10 for i in (0, 2, 4))
+    assert one.base == b"".join(bytes([i + 100]) * 10 for i in (0, 2, 4))
+    assert bytes(other.data) == b"".join(bytes([i]) * 10 for i in (1, 3, 5))
+    assert [len(piece.data) for piece in rest] == [10, 10]
+    assert {(piece.gap_steps, piece.dtype) for piece in (one, other, *rest)} == {(3, "F32")}
+
+
 def test_real_codecs_round_trip() -> None:
     """zstd on zeros shrinks, none does not; both give the bytes back."""
     pieces = [codecs.Piece("parameters", memoryview(bytes(MIB)))]

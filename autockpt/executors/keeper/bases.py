@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autockpt.executors.image import ImageIndex
+from autockpt.values.generation import Generation
 
 
 class Base:
@@ -70,11 +71,21 @@ class Bases:
             del self._newest[base.index.rank]
 
     def for_save(
-        self, rank: int, *, run_id: str, image_bytes: int, chunk_bytes: int, longest: int
+        self,
+        rank: int,
+        generation: Generation,
+        *,
+        run_id: str,
+        image_bytes: int,
+        chunk_bytes: int,
+        longest: int,
     ) -> Base | None:
-        """What a save of this image may be a difference to, if readers need at most `longest`."""
+        """What a save of this image may be a difference to, if readers need at most `longest`.
+
+        An older one is written after a newer one when the end is near: it has no base then.
+        """
         base = self._newest.get(rank)
-        if base is None or base.bases >= longest:
+        if base is None or base.bases >= longest or not base.index.generation < generation:
             return None
         alike = base.fits(run_id=run_id, image_bytes=image_bytes, chunk_bytes=chunk_bytes)
         return base if alike else None

@@ -205,7 +205,7 @@ class Shards:
     def _base(self, began: wire.SnapshotBegan) -> Base | None:
         """What this save may be a difference to, if it may be one at all."""
         return self._bases.for_save(
-            began.rank, run_id=self._run_id, image_bytes=began.image_bytes,
+            began.rank, began.generation, run_id=self._run_id, image_bytes=began.image_bytes,
             chunk_bytes=self._memory.of(began.rank).chunk_bytes, longest=began.chain,
         )  # fmt: skip
 

@@ -37,6 +37,8 @@ class Piece:
     base: memoryview | None = None
     """The same bytes, `gap_steps` iterations ago."""
     gap_steps: int = 0
+    role: str = ""
+    """Pieces of one role hold values that are alike: they are encoded together, as in a chunk."""
 
 
 def spread_pieces(
@@ -60,6 +62,30 @@ def spread_pieces(
         step = max(1, -(-total // bytes_per_class))
         pieces += whole[::step]
     return pieces
+
+
+def joined(pieces: Sequence[Piece], *, piece_bytes: int) -> list[Piece]:
+    """Small pieces of one kind and role copied into larger ones of about `piece_bytes`.
+
+    A chunk of a checkpoint holds many small tensors; measured one by one they would look slow.
+    """
+    waiting: dict[tuple[object, ...], list[Piece]] = {}
+    done: list[Piece] = []
+    for piece in pieces:
+        key = (piece.tensor_class, piece.dtype, piece.role, piece.gap_steps, piece.base is None)
+        group = waiting.setdefault(key, [])
+        group.append(piece)
+        if sum(len(one.data) for one in group) >= piece_bytes:
+            done.append(_one_piece(waiting.pop(key)))
+    return done + [_one_piece(group) for group in waiting.values()]
+
+
+def _one_piece(group: list[Piece]) -> Piece:
+    if len(group) == 1:
+        return group[0]
+    data = memoryview(b"".join(one.data for one in group))
+    bases = [one.base for one in group if one.base is not None]
+    return replace(group[0], data=data, base=memoryview(b"".join(bases)) if bases else None)
 
 
 def measure_codecs(
