@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.lossy import coding, frame
+from autockpt.executors.lossy import coding, frame, pruned
 from autockpt.executors.lossy.coding import Method
+from autockpt.executors.lossy.frame import Form
 from autockpt.executors.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
 from benchmarks.harness import Row, publish, row
 from benchmarks.job import load_example
@@ -80,6 +81,8 @@ class Encoded:
     """What a restore gets."""
     bytes: int = 0
     streams: dict[str, int] = field(default_factory=dict)
+    entropy_bits: float = 0.0
+    """Of the symbols of weights and moments, order 0."""
     encode_s: float = 0.0
     decode_s: float = 0.0
 
@@ -172,7 +175,7 @@ def encode_chain(chain: list[State], way: Way) -> Encoded:
                 weight, first, second, base[name][0], way.method, way.thresholds
             )
             done.encode_s += time.perf_counter() - began
-            _count(done, coded.frames)
+            _count(done, coded.frames, coding.form_of(weight))
             began = time.perf_counter()
             done.state[name] = _decoded(coded.frames, member[name], base[name][0])
             done.decode_s += time.perf_counter() - began
@@ -180,18 +183,29 @@ def encode_chain(chain: list[State], way: Way) -> Encoded:
     return done
 
 
-def _count(done: Encoded, frames: tuple[bytes, ...]) -> None:
+def _count(done: Encoded, frames: tuple[bytes, ...], form: Form) -> None:
     for data in frames:
         parsed = frame.parse(data)
         done.bytes += len(data)
         if parsed.kind == "pruned":
             names = ("weights", "first moments", "second moments", "centres", "fill")
             parts = dict(zip(names, map(len, parsed.streams), strict=True))
+            symbols = pruned.from_streams(parsed.streams, form)
+            done.entropy_bits += sum(
+                map(entropy_bits, (symbols.weights, symbols.first, symbols.second))
+            )
         else:
             parts = {f"tensors kept as {parsed.kind}": sum(map(len, parsed.streams))}
         parts["frames' heads"] = len(data) - sum(map(len, parsed.streams))
         for name, count in parts.items():
             done.streams[name] = done.streams.get(name, 0) + count
+
+
+def entropy_bits(symbols: torch.Tensor) -> float:
+    """Bits that an ideal coder needs which knows how frequent each symbol is, and nothing else."""
+    counts = torch.bincount(symbols.long()).double()
+    shares = counts[counts > 0] / max(1, len(symbols))
+    return float(-(shares * shares.log2()).sum()) * len(symbols)
 
 
 def _decoded(frames: tuple[bytes, ...], like: Moments, base: torch.Tensor) -> Moments:
@@ -216,6 +230,9 @@ def size_rows(name: str, coded: Encoded, state: State) -> list[Row]:
         row(name, "encode", [raw / coded.encode_s / 1e6], "MB/s"),
         row(name, "decode", [raw / coded.decode_s / 1e6], "MB/s"),
     ]
+    if coded.entropy_bits:
+        ideal = coded.entropy_bits / parameters
+        rows.append(row(name, "bits per parameter: entropy of all symbols", [ideal], "bit"))
     for part, count in coded.streams.items():
         rows.append(row(name, f"bits per parameter: {part}", [8 * count / parameters], "bit"))
     return rows

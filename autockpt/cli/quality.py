@@ -1,4 +1,4 @@
-"""`autockpt quality`: what going on from a lossy generation costs this very job."""
+"""`autockpt quality --archive DIR SCRIPT`: what going on from a lossy generation costs a job."""
 
 import contextlib
 import os

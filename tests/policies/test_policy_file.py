@@ -117,6 +117,8 @@ def test_all_errors_at_once_to_the_character():
         ("version: 1\noverrides:\n  - set: {}\n", r"overrides\[0\].when: missing; an override has"),
         ("version: 1\nmemory: {enabled: false, interval: 5 s}\n", "memory.enabled is false"),
         ("version: 1\nfailures: {notice: 30 s}\n", "failures.preemption, how often, is missing"),
+        ("version: 1\narchive: {codec: excp}\n", "excp loses a part of what was trained; say"),
+        ("version: 1\narchive: {codec: excp, lossy: false}\n", "archive.lossy: true, or use none"),
         ("a: &x 1\nb: *x\n", "p.yaml:2:4: error: not valid YAML: anchors and aliases"),
         ("a: !!python/object:os.system x\n", "tag tag:yaml.org,2002:python/object:os.system is"),
         ("a: [1\n", "p.yaml:2:1: error: not valid YAML"),

@@ -107,8 +107,8 @@ def _image(
 
 def _boxes(archive: Archive, member: Member, tensor: RankTensor) -> tuple[Box, ...]:
     """Of the stored tensor: the rank's part of what all ranks share, or all of its own."""
-    if tensor.boxes and tensor.key == tensor.name:
-        return tensor.boxes
+    if tensor.global_shape is not None and tensor.key == tensor.name:
+        return tensor.boxes  # none at all where the rank has no share of a small tensor
     form = archive.form(member.generation, tensor.key)
     return (whole(form.shape if form else ()),)
 
