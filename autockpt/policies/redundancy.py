@@ -38,8 +38,9 @@ from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 ADVANTAGE = 0.97
 """The device path must be 3 % better than the host path, which needs no memory on the device."""
-TIE = 1e-3
-"""Relative difference of waste below which the scheme with less memory wins."""
+TIE = 0.01
+"""Relative difference of waste below which the scheme with less memory wins: what is held for
+others could be page cache, and the figures behind the waste are not better than that."""
 COPIES = (2, 3, 4)
 SETS = (4, 8, 16)
 PARITY = (2, 3, 4)
