@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.campaigns.framework import (
     CAMPAIGNS,
+    DISTINCT,
     Summary,
     run_parallel_shares,
     run_share,
@@ -17,7 +18,9 @@ def main() -> int:
     """Runs one campaign or all; 1 when a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns")
     parser.add_argument("name", choices=[*CAMPAIGNS, "all"])
-    parser.add_argument("--count", type=int, help="cases; as many as fit the time if not given")
+    parser.add_argument(
+        "--count", type=_count, help="cases, or `distinct`; as many as fit the time if not given"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1.0, help="of each campaign, at most")
     parser.add_argument("--only", type=int, help="this case alone")
@@ -37,6 +40,10 @@ def main() -> int:
     if given.out is not None:
         write_summaries(given.out, summaries)
     return 1 if any(one.violated for one in summaries) else 0
+
+
+def _count(text: str) -> int:
+    return DISTINCT if text == "distinct" else int(text)
 
 
 def _run(name: str, given: argparse.Namespace) -> Summary:

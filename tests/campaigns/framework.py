@@ -23,6 +23,8 @@ from typing import Any, Protocol
 ROOT = Path(__file__).resolve().parents[2]
 CASE_S = 120.0
 """No case may take longer: bounded time is one of the promises."""
+DISTINCT = -1
+"""As a count: every different case once."""
 KEPT_VIOLATIONS = 20
 """Written down of one campaign; the rest is counted."""
 
@@ -136,6 +138,8 @@ def run_share(
         shutil.rmtree(scratch, ignore_errors=True)
         return summary
     summary.claim, summary.distinct = campaign.claim, campaign.distinct
+    if count == DISTINCT:
+        count = campaign.distinct
     try:
         for number in numbers(count, share, only):
             if only is None and time.monotonic() > began + seconds:
@@ -186,7 +190,7 @@ def run_parallel_shares(
                 "--minutes", str(seconds / 60), "--share", f"{i}/{workers}", "--out", str(out),
             ]  # fmt: skip
             if count is not None:
-                command += ["--count", str(count)]
+                command += ["--count", "distinct" if count == DISTINCT else str(count)]
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
             )
