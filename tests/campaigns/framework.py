@@ -105,6 +105,7 @@ CAMPAIGNS: dict[str, str] = {
     "errno": "tests.campaigns.errno_ops:ErrnoEverywhere",
     "corruption": "tests.campaigns.corruption:Corruptions",
     "fuzz": "tests.campaigns.fuzz:Fuzz",
+    "power": "tests.campaigns.power:PowerCuts",
     "kill": "tests.campaigns.kill_ops:KillEverywhere",
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
 }

@@ -13,6 +13,7 @@ COUNTS = {
     "errno": 1000,
     "kill": None,
     "kill-again": 200,
+    "power": 60,
     "corruption": 20_000,
     "fuzz": 300,
 }
