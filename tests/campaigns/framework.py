@@ -108,6 +108,8 @@ CAMPAIGNS: dict[str, str] = {
     "power": "tests.campaigns.power:PowerCuts",
     "kill": "tests.campaigns.kill_ops:KillEverywhere",
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
+    "random-kills": "tests.campaigns.processes:RandomKills",
+    "exact-ranks": "tests.campaigns.processes:ExactRanks",
 }
 """name: module:class, imported when it is run."""
 
