@@ -108,6 +108,7 @@ CAMPAIGNS: dict[str, str] = {
     "power": "tests.campaigns.power:PowerCuts",
     "kill": "tests.campaigns.kill_ops:KillEverywhere",
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
+    "fence": "tests.campaigns.fence:FenceRaces",
     "random-kills": "tests.campaigns.processes:RandomKills",
     "exact-ranks": "tests.campaigns.processes:ExactRanks",
 }

@@ -14,6 +14,9 @@ COUNTS = {
     "kill": None,
     "kill-again": 200,
     "power": 60,
+    "fence": 200,
+    "random-kills": 26,
+    "exact-ranks": 3,
     "corruption": 20_000,
     "fuzz": 300,
 }
