@@ -115,6 +115,30 @@ CAMPAIGNS: dict[str, str] = {
 """name: module:class, imported when it is run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Full:
+    """What `make test-all` plays of a campaign."""
+
+    count: int | None
+    """Cases; None: as many as fit."""
+    share: float
+    """Of the time of all."""
+
+
+FULL: dict[str, Full] = {
+    "errno": Full(26_000, 0.05),
+    "corruption": Full(1_000_000, 0.08),
+    "fuzz": Full(None, 0.32),
+    "power": Full(5_000, 0.08),
+    "kill": Full(DISTINCT, 0.03),
+    "kill-again": Full(5_000, 0.03),
+    "fence": Full(10_000, 0.03),
+    "random-kills": Full(3_334, 0.34),
+    "exact-ranks": Full(50, 0.04),
+}
+"""Cases of random-kills are of six kills, of fuzz of some two hundred inputs."""
+
+
 def numbers(count: int | None, share: tuple[int, int], only: int | None) -> Iterator[int]:
     """Numbers of the cases of share (i of n)."""
     if only is not None:

@@ -1,5 +1,6 @@
 """A few cases of every campaign; `make test-all` plays many more."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from tests.campaigns import framework
 from tests.campaigns.framework import ROOT, environment, read_summaries, replay_line, run_share
+from tests.campaigns.table import PAGE, RESULT, with_table
 
 COUNTS = {
     "errno": 1000,
@@ -83,3 +85,17 @@ class Broken:
 
     def close(self) -> None:
         """Nothing."""
+
+
+def test_the_page_shows_the_last_full_campaign() -> None:
+    """`python -m tests.campaigns.table` writes it; nobody else does."""
+    page = PAGE.read_text()
+    assert with_table(page, json.loads(RESULT.read_text())) == page
+
+
+def test_every_campaign_is_played_by_both_commands_and_explained() -> None:
+    """A new one gets its counts and its line."""
+    assert set(framework.CAMPAIGNS) == set(framework.FULL) == set(COUNTS)
+    assert sum(one.share for one in framework.FULL.values()) == pytest.approx(1.0)
+    for name in framework.CAMPAIGNS:
+        assert f"`{name}`" in PAGE.read_text(), name
