@@ -110,6 +110,7 @@ CAMPAIGNS: dict[str, str] = {
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
     "fence": "tests.campaigns.fence:FenceRaces",
     "random-kills": "tests.campaigns.processes:RandomKills",
+    "keeper-ops": "tests.campaigns.processes:KeeperOperations",
     "exact-ranks": "tests.campaigns.processes:ExactRanks",
 }
 """name: module:class, imported when it is run."""
@@ -133,7 +134,8 @@ FULL: dict[str, Full] = {
     "kill": Full(DISTINCT, 0.03),
     "kill-again": Full(5_000, 0.03),
     "fence": Full(10_000, 0.03),
-    "random-kills": Full(3_334, 0.34),
+    "random-kills": Full(3_334, 0.28),
+    "keeper-ops": Full(DISTINCT, 0.06),
     "exact-ranks": Full(50, 0.04),
 }
 """Cases of random-kills are of six kills, of fuzz of some two hundred inputs."""

@@ -5,10 +5,12 @@ import shutil
 import time
 from pathlib import Path
 
-from tests.campaigns.framework import require
+from autockpt.executors.catalogue import list_generations, verify_generation
+from tests.campaigns.framework import ROOT, require
+from tests.conftest import end_keeper
 from tests.fakes import trainings
 from tests.kill.group import Group, undisturbed
-from tests.kill.ordeal import Kill, Ordeal, draw
+from tests.kill.ordeal import Kill, Ordeal, draw, read_events
 from tests.kill.zygote import Zygote
 
 KILLS = 6
@@ -26,6 +28,20 @@ PLANS = (
     trainings.plan(memory=2, disk=4, slots=2),
 )
 WAIT_S = 60.0
+LAYER = Path(__file__).with_name("killed_keeper")
+OPERATIONS = 499
+"""Of the keeper of such a training there are some four hundred."""
+STRIDE = 101
+"""Few cases are spread over all of them."""
+
+
+def _undisturbed_end(zygote: Zygote, spec: trainings.JobSpec, out: Path) -> str:
+    """Digest of a training without autockpt."""
+    out.mkdir()
+    pid = zygote.start(trainings.spec_data(spec), "", out, attach=False)
+    status = zygote.finish(pid, out / "log", wait_s=WAIT_S)
+    require(status == 0, (out / "log").read_text())
+    return str(trainings.said(out)[-1]["digest"])
 
 
 class RandomKills:
@@ -37,15 +53,10 @@ class RandomKills:
     def __init__(self, scratch: Path) -> None:
         self.executions = 0
         self._scratch, self._zygote = scratch, Zygote()
-        self._digests = [self._bare(number) for number in range(len(SPECS))]
-
-    def _bare(self, number: int) -> str:
-        out = self._scratch / f"bare-{number}"
-        out.mkdir()
-        pid = self._zygote.start(trainings.spec_data(SPECS[number]), "", out, attach=False)
-        status = self._zygote.finish(pid, out / "log", wait_s=WAIT_S)
-        require(status == 0, (out / "log").read_text())
-        return str(trainings.said(out)[-1]["digest"])
+        self._digests = [
+            _undisturbed_end(self._zygote, spec, scratch / f"bare-{number}")
+            for number, spec in enumerate(SPECS)
+        ]
 
     def run(self, number: int, rng: random.Random) -> str:
         """One training, killed until it ends."""
@@ -71,6 +82,61 @@ class RandomKills:
     def close(self) -> None:
         """The zygote ends with its children."""
         self._zygote.close()
+
+
+class KeeperOperations:
+    """A real keeper dies before operation k; its trainer starts another one and trains on."""
+
+    claim = (
+        "a keeper killed at any operation loses nothing, and the training ends as if undisturbed"
+    )
+    distinct: int | None = OPERATIONS
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._zygote = scratch, Zygote()
+        self._spec = trainings.JobSpec(steps=14, pace_s=0.004, seed=5)
+        self._end = _undisturbed_end(self._zygote, self._spec, scratch / "bare")
+
+    def run(self, number: int, rng: random.Random) -> str:
+        """Operation k of the first keeper, then a restart that resumes the last step."""
+        out = self._scratch / "case"
+        out.mkdir()
+        order = out / "order"
+        order.write_text(str(number * STRIDE % OPERATIONS))
+        run_dir = trainings.prepare(out / "run", trainings.plan(memory=2, disk=2))
+        ordeal = Ordeal(self._zygote, self._spec, run_dir, out)
+        environment = {"PYTHONPATH": f"{LAYER}:{ROOT}", "KILLED_KEEPER": str(order)}
+        try:
+            pid = self._zygote.start(trainings.spec_data(self._spec), run_dir, out, **environment)
+            status = self._zygote.finish(pid, out / "log", wait_s=WAIT_S)
+            require(status == 0, f"exit status {status}; {ordeal.tale()}")
+            require(trainings.said(out)[-1]["digest"] == self._end, f"another end {ordeal.tale()}")
+            struck = not order.exists()
+            end_keeper(run_dir)
+            _require_all_promised(Path(run_dir), ordeal)
+        finally:
+            ordeal.end()
+            shutil.rmtree(out, ignore_errors=True)
+        return "killed" if struck else "not reached"
+
+    def close(self) -> None:
+        """The zygote ends with its children."""
+        self._zygote.close()
+
+
+def _require_all_promised(run_dir: Path, ordeal: Ordeal) -> None:
+    """The newest generation that was called durable is there, and reads back."""
+    events = read_events(run_dir / "telemetry" / "keeper-000.jsonl")
+    durable = [event["step"] for event in events if event["event"] == "PersistCommitted"]
+    whole = [
+        record.step
+        for record in list_generations(str(run_dir / "checkpoints"))
+        if record.step >= 0 and verify_generation(str(run_dir / "checkpoints"), record.name).ok
+    ]
+    require(
+        max(whole, default=0) >= max(durable, default=0),
+        f"durable {durable}, whole {whole}; {ordeal.tale()}",
+    )
 
 
 class ExactRanks:
