@@ -18,7 +18,7 @@ COUNTS = {
     "power": 60,
     "fence": 200,
     "random-kills": 26,
-    "keeper-ops": 16,
+    "keeper-ops": 6,
     "exact-ranks": 3,
     "corruption": 20_000,
     "fuzz": 300,
