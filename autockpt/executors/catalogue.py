@@ -15,7 +15,7 @@ from autockpt.executors.health import NanScan
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
 from autockpt.executors.persist import ImageReader
-from autockpt.values.errors import AutockptError, CorruptCheckpointError, StorageError
+from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
 READERS = 4
@@ -161,7 +161,10 @@ class ChunkSource:
         self.index = index
         self.path = path
         self._base = base
-        self._codec = codec_of(index.codec)
+        try:
+            self._codec = codec_of(index.codec)
+        except ConfigError as error:  # the root does not bind it: it says how, not what
+            raise CorruptCheckpointError(f"{path}: its index names an {error}") from None
         self._reader = ImageReader(path, direct=direct)
         expected = (
             max((c.offset + c.length for c in index.stored), default=0)

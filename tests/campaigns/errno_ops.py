@@ -24,7 +24,7 @@ class ErrnoEverywhere:
         self._plan: list[tuple[Scene, str, int, int, bool]] = []
         for scene in self._scenes:
             for act in ACTS:
-                for operation in range(operations(scene, ACTS[act])):
+                for operation in range(len(operations(scene, ACTS[act]))):
                     self._plan += [(scene, act, operation, *kind) for kind in KINDS]
         self.distinct: int | None = len(self._plan)
         random.Random(0).shuffle(self._plan)
@@ -66,9 +66,9 @@ def attack(job: Job, act: str, rule: Rule, what: str) -> str:
     return "done"
 
 
-def operations(scene: Scene, act: Callable[[Job], object]) -> int:
-    """How many operations an act is, undisturbed."""
+def operations(scene: Scene, act: Callable[[Job], object]) -> list[bool]:
+    """The operations of an act, undisturbed: of each, whether it changes anything."""
     job, layer = scene.fresh(), Layer(passing)
     with layer.armed():
         act(job)
-    return len(layer.names)
+    return layer.changes

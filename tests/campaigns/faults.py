@@ -46,8 +46,8 @@ class Layer:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._lock = threading.Lock()
-        self.names: list[str] = []
-        """Every operation so far."""
+        self.changes: list[bool] = []
+        """Of every operation so far, whether it changes anything."""
 
     @contextmanager
     def armed(self) -> Iterator["Layer"]:
@@ -69,8 +69,8 @@ class Layer:
             elif name in ("close", "fsync"):
                 changes = name == "fsync" or bool(fcntl.fcntl(args[0], fcntl.F_GETFL) & WRITABLE)
             with self._lock:
-                number = len(self.names)
-                self.names.append(name)
+                number = len(self.changes)
+                self.changes.append(changes)
             return self._rule(Call(name, changes, number), real, args, more)
 
         return call

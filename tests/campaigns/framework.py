@@ -23,6 +23,8 @@ from typing import Any, Protocol
 ROOT = Path(__file__).resolve().parents[2]
 CASE_S = 120.0
 """No case may take longer: bounded time is one of the promises."""
+DISTINCT = -1
+"""As a count: every different case once."""
 KEPT_VIOLATIONS = 20
 """Written down of one campaign; the rest is counted."""
 
@@ -103,10 +105,40 @@ CAMPAIGNS: dict[str, str] = {
     "errno": "tests.campaigns.errno_ops:ErrnoEverywhere",
     "corruption": "tests.campaigns.corruption:Corruptions",
     "fuzz": "tests.campaigns.fuzz:Fuzz",
+    "power": "tests.campaigns.power:PowerCuts",
     "kill": "tests.campaigns.kill_ops:KillEverywhere",
     "kill-again": "tests.campaigns.kill_ops:KillInRecovery",
+    "fence": "tests.campaigns.fence:FenceRaces",
+    "random-kills": "tests.campaigns.processes:RandomKills",
+    "keeper-ops": "tests.campaigns.processes:KeeperOperations",
+    "exact-ranks": "tests.campaigns.processes:ExactRanks",
 }
 """name: module:class, imported when it is run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """What `make test-all` plays of a campaign."""
+
+    count: int | None
+    """Cases; None: as many as fit."""
+    share: float
+    """Of the time of all."""
+
+
+FULL: dict[str, Full] = {
+    "errno": Full(26_000, 0.05),
+    "corruption": Full(1_000_000, 0.08),
+    "fuzz": Full(None, 0.32),
+    "power": Full(5_000, 0.08),
+    "kill": Full(DISTINCT, 0.03),
+    "kill-again": Full(5_000, 0.03),
+    "fence": Full(10_000, 0.03),
+    "random-kills": Full(3_334, 0.28),
+    "keeper-ops": Full(DISTINCT, 0.06),
+    "exact-ranks": Full(50, 0.04),
+}
+"""Cases of random-kills are of six kills, of fuzz of some two hundred inputs."""
 
 
 def numbers(count: int | None, share: tuple[int, int], only: int | None) -> Iterator[int]:
@@ -136,6 +168,8 @@ def run_share(
         shutil.rmtree(scratch, ignore_errors=True)
         return summary
     summary.claim, summary.distinct = campaign.claim, campaign.distinct
+    if count == DISTINCT:
+        count = campaign.distinct
     try:
         for number in numbers(count, share, only):
             if only is None and time.monotonic() > began + seconds:
@@ -186,7 +220,7 @@ def run_parallel_shares(
                 "--minutes", str(seconds / 60), "--share", f"{i}/{workers}", "--out", str(out),
             ]  # fmt: skip
             if count is not None:
-                command += ["--count", str(count)]
+                command += ["--count", "distinct" if count == DISTINCT else str(count)]
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
             )

@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Fuzz:
     executions = 0
 
     def __init__(self, scratch: Path) -> None:
+        warnings.simplefilter("ignore")  # torch's, of damaged files
         self._parsers = parsers(scratch)
         for parser in self._parsers:
             for good in parser.good:

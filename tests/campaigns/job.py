@@ -253,10 +253,11 @@ class Scene:
     Beside it stand files of somebody else, in the directory, in a generation and outside.
     """
 
-    def __init__(self, home: Path, shape: Shape) -> None:
+    def __init__(self, home: Path, shape: Shape, *, stage: Path | None = None) -> None:
+        """`stage`: where the copies are made, if not beside the template."""
         self.shape = shape
         self._template = home / f"template-{SHAPES.index(shape)}"
-        self._place = home / f"case-{SHAPES.index(shape)}"
+        self._place = (stage or home) / f"case-{SHAPES.index(shape)}"
         job = Job(path=str(self._template / "checkpoints"), shape=shape)
         job.start()
         self.newest = None

@@ -9,7 +9,8 @@ TOKENS = (
     b"{", b"}", b"[", b"]", b'"', b":", b",", b"null", b"true", b"-1", b"1e999", b"NaN", b"\\u0000",
     b"9" * 400, b"../../../etc/passwd", b"/dev/zero", b"\xff\xfe", b"\0", b"!!python/object/apply:",
     b"&a", b"*a", b"<<: *a", b"%s%n", b"cos\nsystem\n(S'true'\ntR.", b"\x80\x04", b"$tensor",
-    (2**63).to_bytes(8, "little"), (2**31 - 1).to_bytes(4, "big"), b"\x28\xb5\x2f\xfd", b"PK\x03\x04",
+    (2**63).to_bytes(8, "little"), (2**31 - 1).to_bytes(4, "big"), b"\x28\xb5\x2f\xfd",
+    b"PK\x03\x04",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53, 2**63, 2**64, 10**400, -(2**63), 0.5, -0.0, 1e308,

@@ -252,7 +252,7 @@ def _records(folder: Path) -> Iterator[Parser]:
         errors=(ConfigError,),
     )  # fmt: skip
     policy = init_text().encode()
-    small = b"version: 1\nextends: builtin:auto\nlimits:\n  stall: 200 ms\nkeep: {last: 3, every: 6 h}\n"
+    small = b"version: 1\nextends: builtin:auto\nlimits:\n  stall: 200 ms\nkeep: {every: 6 h}\n"
     yield Parser(
         name="policy", slow=True, good=(policy, small), errors=(ConfigError,),
         read=lambda data: parse_policy(data.decode("utf-8", "replace")),

@@ -234,7 +234,11 @@ def build(spec: JobSpec, *, rank: int = 0) -> Job:
     first = next(iter(optimizers.values()))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(first, T_max=60)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
-    caller = nn.parallel.DistributedDataParallel(model) if spec.ddp else model
+    caller: nn.Module = model
+    if spec.ddp:
+        # Else three ranks or more regroup their gradients after a process's first iteration.
+        many = int(os.environ.get("WORLD_SIZE", "1")) > 2
+        caller = nn.parallel.DistributedDataParallel(model, find_unused_parameters=many)
     job = Job(
         spec=spec, model=model, caller=caller, optimizers=optimizers, scheduler=scheduler,
         scaler=scaler if spec.scaler else None, loader=make_loader(spec, inputs, labels),
