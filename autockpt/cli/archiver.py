@@ -4,6 +4,7 @@ The training never waits for it, and never fails for it.
 """
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from autockpt.cli.signals import Interrupted
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Archiving
 
-NAME, LOG = "archive", "archive.log"
+NAME, LOG, LOCK = "archive", "archive.log", "archive.lock"
 PATIENCE_S = 600.0
 """For what is left when the training has ended; it goes on by itself after that."""
 NICENESS = 10
@@ -22,13 +23,34 @@ NICENESS = 10
 
 @contextlib.contextmanager
 def archiver_beside(run: RunDirectory, wish: Archiving, console: Console) -> Iterator[None]:
-    """Archives what the run commits, as long as the block lasts; then what is left."""
-    process = _start(run, wish, console) if wish.codec is not None else None
+    """Archives what the run commits, as long as the block lasts; then what is left.
+
+    One launcher of a job does it: the first that takes the lock.
+    """
+    process = None
+    with contextlib.ExitStack() as held:
+        if wish.codec is not None and held.enter_context(_only_one(run)):
+            process = _start(run, wish, console)
+        try:
+            yield
+        finally:
+            if process is not None:
+                _end(process, run, console)
+
+
+@contextlib.contextmanager
+def _only_one(run: RunDirectory) -> Iterator[bool]:
+    """Whether no other launcher of this run archives."""
+    fd = os.open(run.logs / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
     finally:
-        if process is not None:
-            _end(process, run, console)
+        os.close(fd)
 
 
 def _start(
