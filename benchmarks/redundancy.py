@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Row, publish, row
-from benchmarks.namespaces import Node, cable
+from benchmarks.namespaces import Node, network
 
 UNSHAPED_TARGET, SHAPED_TARGET = 0.70, 0.85
 LOCAL = Node(host="127.0.0.1", prefix=())
@@ -81,7 +81,8 @@ def shaped(nbytes: int, streams: int, rounds: int, bits_per_s: int) -> list[Row]
     """The share of a link that tc holds to a rate; no rows where that cannot be had."""
     link = f"link of {bits_per_s / 1e6:g} Mbit/s"
     try:
-        with cable(bits_per_s) as (sender, receiver):
+        with network(2, bits_per_s) as two:
+            sender, receiver = two.nodes
             samples = transfers(sender, receiver, nbytes, streams, rounds)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"{link}: not measured, needs root, ip and tc: {error}")
