@@ -40,6 +40,8 @@ class NetworkJob:
         """Node of each rank."""
         self.pids: list[int] = []
         self.starts = 0
+        self.lost_s = 0.0
+        """When something was lost last, monotonic."""
         self.limit = trainings.StepCell(folder / "limit")
         for rank in range(self.count):
             self.out(rank).mkdir()
@@ -79,6 +81,7 @@ class NetworkJob:
     def lose(self, nodes: Collection[int], *, keepers: bool = True) -> None:
         """These nodes are gone with their memory, or (`keepers` False) their trainers only; the
         other trainers are ended, as launchers do."""
+        self.lost_s = time.monotonic()
         for node in nodes:
             if keepers:
                 self.network.nodes[node].kill()
@@ -113,20 +116,22 @@ class NetworkJob:
             time.sleep(0.01)
 
     def began_at(self) -> int:
-        """The step at which the newest start went on: one for all ranks."""
+        """The step at which the newest start went on, as the trainers say: one for all ranks."""
         said = [self._said(rank, "started") for rank in range(self.count)]
+        assert all(len(found) == self.starts for found in said), said
         (step,) = {found[-1]["step"] for found in said}
         return int(step)
 
     def restored(self) -> list[dict[str, Any]]:
-        """The newest restore of every rank; all of one generation, or the test ends here."""
-        newest = {e["rank"]: e for e in self.events("Restored")}
-        assert len({e["generation"] for e in newest.values()}) == 1, f"a mixture: {newest}"
-        return [newest[rank] for rank in range(self.count)]
+        """What every rank went on from after the last loss: one generation, or the test ends."""
+        self.wait(lambda: len(self._restored()) == self.count, "a restore of all ranks")
+        found = self._restored()
+        assert len({e["generation"] for e in found.values()}) == 1, f"a mixture: {found}"
+        assert {e["step"] for e in found.values()} == {self.began_at()}, f"elsewhere: {found}"
+        return [found[rank] for rank in range(self.count)]
 
-    def all_started(self) -> bool:
-        """Whether every rank of the newest start has what it goes on from."""
-        return all(len(self._said(rank, "started")) == self.starts for rank in range(self.count))
+    def _restored(self) -> dict[int, dict[str, Any]]:
+        return {e["rank"]: e for e in self.events("Restored") if e["at_s"] > self.lost_s}
 
     def _said(self, rank: int, event: str) -> list[dict[str, Any]]:
         return [fact for fact in trainings.said(self.out(rank)) if fact["event"] == event]
