@@ -115,20 +115,22 @@ class NetworkJob:
             assert all(self.zygote.status(pid) in (None, 0) for pid in self.pids), self.tale()
             time.sleep(0.01)
 
-    def began_at(self) -> int:
-        """The step at which the newest start went on, as the trainers say: one for all ranks."""
-        said = [self._said(rank, "started") for rank in range(self.count)]
-        assert all(len(found) == self.starts for found in said), said
-        (step,) = {found[-1]["step"] for found in said}
-        return int(step)
-
     def restored(self) -> list[dict[str, Any]]:
-        """What every rank went on from after the last loss: one generation, or the test ends."""
+        """What every rank went on from after the last loss: one generation, or the test ends.
+
+        Keepers and trainers have to say the same.
+        """
         self.wait(lambda: len(self._restored()) == self.count, "a restore of all ranks")
+        self.wait(lambda: len(self._began()) == self.count, "a start of all ranks")
         found = self._restored()
         assert len({e["generation"] for e in found.values()}) == 1, f"a mixture: {found}"
-        assert {e["step"] for e in found.values()} == {self.began_at()}, f"elsewhere: {found}"
+        assert {e["step"] for e in found.values()} == set(self._began()), f"elsewhere: {found}"
         return [found[rank] for rank in range(self.count)]
+
+    def _began(self) -> list[int]:
+        """The steps at which trainers of the newest start went on."""
+        said = [self._said(rank, "started") for rank in range(self.count)]
+        return [found[-1]["step"] for found in said if len(found) == self.starts]
 
     def _restored(self) -> dict[int, dict[str, Any]]:
         return {e["rank"]: e for e in self.events("Restored") if e["at_s"] > self.lost_s}
