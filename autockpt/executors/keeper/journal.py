@@ -12,7 +12,9 @@ from autockpt.executors.keeper.slots import (
     CELL_STEP_NS,
     RankMemory,
 )
+from autockpt.executors.protocol.messages import HeldShard
 from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.executors.transfer.events import Fetched
 from autockpt.executors.wire import TrainerResumed
 from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
@@ -104,6 +106,21 @@ class Journal:
             t.GenerationProtected(
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
                 latency_s=_now() - began,
+            )
+        )  # fmt: skip
+
+    def protection_lost(self, reason: str) -> None:
+        """Copies are missing."""
+        self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
+
+    def copied(self, shard: HeldShard, fetched: Fetched, restoring: bool) -> None:
+        """A shard came from another node; callable from any thread."""
+        self._writer.emit(
+            t.ShardCopied(
+                at_s=_now(), rank=KEEPER, generation=str(shard.generation), step=shard.step,
+                shard_rank=shard.rank, from_node=fetched.node, to_node=self._node,
+                bytes=fetched.nbytes, copy_s=fetched.seconds,
+                purpose="restore" if restoring else "protect",
             )
         )  # fmt: skip
 
