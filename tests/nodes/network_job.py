@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -32,6 +33,8 @@ class NetworkJob:
         self, zygote: Zygote, network: Network, folder: Path, redundancy: Redundancy, steps: int
     ) -> None:
         self.zygote, self.network, self.folder = zygote, network, folder
+        # Names of sockets are short, and pytest's folders are not.
+        self._private = Path(tempfile.mkdtemp(prefix="nodes-"))
         self.count = len(network.nodes)
         self.spec = trainings.JobSpec(steps=steps, pace_s=0.005, seed=5)
         plan = replace(trainings.plan(memory=3, disk=20), redundancy=redundancy)
@@ -53,7 +56,7 @@ class NetworkJob:
 
     def runtime(self, node: int) -> Path:
         """What is a node's own: the sockets of its keeper."""
-        return self.folder / f"node-{node}"
+        return self._private / f"node-{node}"
 
     # ------------------------------------------------------------------ what a launcher does
 
@@ -165,6 +168,7 @@ class NetworkJob:
 
     def end(self) -> None:
         """Nothing of it survives, nothing it left is in the way."""
+        shutil.rmtree(self._private)
         for pid in self.pids:
             if self.zygote.status(pid) is None:
                 os.kill(pid, signal.SIGKILL)

@@ -46,7 +46,8 @@ def lose_in_turn(job: NetworkJob, redundancy: Redundancy, losses: Sequence[Patte
             assert kinds == wanted, (pattern, restored, job.tale())
             assert began >= promised, (pattern, began, promised, job.tale())
         else:
-            assert set(kinds) == {"disk"} or began >= promised, (pattern, kinds, job.tale())
+            # What no memory holds is read; the rest of that generation may be in memory still.
+            assert "disk" in kinds or began >= promised, (pattern, kinds, job.tale())
             assert began >= durable, (pattern, began, durable, job.tale())
     assert job.finish() == job.undisturbed(), job.tale()
 
