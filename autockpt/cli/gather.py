@@ -14,6 +14,7 @@ from autockpt.values.record import to_data
 if TYPE_CHECKING:
     from autockpt.policies.nesting import Tiers
     from autockpt.reports.data import RunData
+    from autockpt.reports.protection import Protection
     from autockpt.reports.what_if import WhatIfCurve
 
 
@@ -38,11 +39,26 @@ def run_data(run: RunDirectory) -> "RunData":
         decision=decision,
         events=events,
         failures=run.failures(),
+        redundancy=plan_of(run, goal).redundancy,
         plan_yaml=run.plan_text(),
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
         what_if=what_if_of(profile, goal, decision),
         status=to_data(status) if status else {},
     )
+
+
+def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:
+    """The newest plan of a run; without one, what a run without a profile begins with."""
+    from autockpt.policies.unmeasured import plan_without_profile
+
+    return run.read_plan() or plan_without_profile(goal or Goal())
+
+
+def copies_of(run: RunDirectory) -> "Protection | None":
+    """What the other nodes hold of a run.  Raises ConfigError when a record cannot be read."""
+    from autockpt.reports.protection import protection
+
+    return protection(run.events(), plan_of(run, run.read_goal()).redundancy)
 
 
 def what_if_of(

@@ -11,6 +11,7 @@ from typing import Literal
 from autockpt.reports.accounting import Accounting, Restore
 from autockpt.reports.data import RunData
 from autockpt.reports.promises import FACTOR, Promise
+from autockpt.reports.protection import Protection
 from autockpt.reports.saves import Saves
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
@@ -60,6 +61,7 @@ class Facts:
     restores: Sequence[Restore]
     saves: Saves | None
     promises: Sequence[Promise]
+    protection: Protection | None = None
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
@@ -101,6 +103,25 @@ def degraded(facts: Facts) -> Finding | None:
         title=f"{first.what} fell back",
         evidence=f"{len(events)} events; the first: {first.reason}",
         fix="run autockpt doctor; the training was not harmed, its protection may have been",
+    )
+
+
+def copies_missing(facts: Facts) -> Finding | None:
+    """The plan wants copies on other nodes, and in the end they were not there."""
+    copies = facts.protection
+    if copies is None:
+        return None
+    newest = "never" if copies.newest_step is None else f"up to step {copies.newest_step}"
+    evidence = f"protected {newest}, {copies.protected} generations in all"
+    if copies.newest_step is not None and not copies.degraded:
+        return Finding(id="copies", severity="high", title="Checkpoints survive a lost node",
+                       evidence=evidence, passed=True)  # fmt: skip
+    return Finding(
+        id="copies",
+        severity="high",
+        title="The loss of a node would be served by the disk",
+        evidence=f"{evidence}; {copies.degraded or 'no copy was ever complete'}",
+        fix="look into logs/keeper-*.log of the nodes: the network between them, and their memory",
     )
 
 
@@ -417,6 +438,7 @@ def _reason(saves: Saves) -> str:
 CHECKS = (
     unprotected,
     degraded,
+    copies_missing,
     persist_failed,
     saves_skipped,
     snapshots_discarded,

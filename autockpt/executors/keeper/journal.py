@@ -126,7 +126,8 @@ class Journal:
 
     def durable(self, generation: Generation) -> None:
         """COMMIT stands."""
-        began, step = self._began.pop(generation, (_now(), -1))
+        # Remembered all the same: its copies may arrive later than the disk's last word.
+        began, step = self._began.get(generation, (_now(), -1))
         raw, stored = self._bytes.pop(generation, (0, 0))
         self._writer.emit(
             t.PersistCommitted(
