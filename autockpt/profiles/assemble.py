@@ -56,6 +56,9 @@ class JobFacts:
     gpus: tuple[GpuCounters, ...] = ()
 
 
+PEER_LINKS = ("host_to_peer", "device_to_peer")
+
+
 @dataclass(slots=True, kw_only=True)
 class Measurements:
     """Everything the probes brought home; empty where a probe did not run."""
@@ -64,6 +67,8 @@ class Measurements:
     """Quiet ones."""
     links: dict[str, list[TransferSample]] = field(default_factory=dict)
     link_notes: dict[str, str] = field(default_factory=dict)
+    between_nodes: bool = False
+    """Whether the link to a peer led to another node."""
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
@@ -73,7 +78,12 @@ class Measurements:
 def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     """The profile of a probed job.  Raises ConfigError when not one iteration was timed."""
     links = tuple(
-        estimators.fit_link(name, samples, note=measured.link_notes.get(name, ""))
+        estimators.fit_link(
+            name,
+            samples,
+            note=measured.link_notes.get(name, ""),
+            between_nodes=measured.between_nodes and name in PEER_LINKS,
+        )
         for name, samples in measured.links.items()
         if samples
     )

@@ -65,7 +65,9 @@ def maybe(samples: Iterable[float]) -> Distribution | None:
     return distribution(values) if values else None
 
 
-def fit_link(link: str, samples: Sequence[TransferSample], *, note: str = "") -> LinkMeasure:
+def fit_link(
+    link: str, samples: Sequence[TransferSample], *, note: str = "", between_nodes: bool = False
+) -> LinkMeasure:
     """Least squares of seconds = alpha_s + bytes / bytes_per_s, blind to far outliers.
 
     Residuals are taken relative to the time (noise grows with it) and bisquare-weighted, starting
@@ -85,6 +87,7 @@ def fit_link(link: str, samples: Sequence[TransferSample], *, note: str = "") ->
         relative_spread=float(np.sqrt(np.mean(residuals**2)) / time.mean()),
         n=int(size.size),
         note=note,
+        between_nodes=between_nodes,
     )
 
 
