@@ -50,33 +50,45 @@ class Cluster:
         settings: Sequence[str],
         script: Sequence[str],
         environment: Mapping[str, str],
+        mode: str,
+        nodes: int,
     ) -> None:
-        """`settings` and `script`: of `autockpt run`.  `private`: what is the nodes' own."""
+        """`settings` and `script`: of `autockpt` run or profile.  `private`: the nodes' own."""
         self.net, self.folder, self._private = net, folder, private
         self.files = RunDirectory(folder / "run")
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
         self._settings, self._script, self._environment = settings, script, environment
+        self._mode, self._nodes = mode, nodes
 
-    def host_rendezvous(self) -> None:
-        """The store outlives every node.  Raises ClusterError."""
+    @contextmanager
+    def rendezvous(self) -> Iterator[None]:
+        """A store that outlives every node.  Raises ClusterError."""
         outside = self.net.outside
-        store = self._spawn(
+        with self._spawn(
             outside, ("-c", STORE, outside.host, str(PORT)), self._private,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert store.stdout is not None
-        with store.stdout as said:
-            if said.readline() != b"listening\n":
+        ) as store:  # fmt: skip
+            assert store.stdout is not None
+            if store.stdout.readline() != b"listening\n":
                 raise ClusterError(f"no rendezvous store on {outside.host}:{PORT}")
+            yield
+
+    def end(self) -> None:
+        """Nothing runs on any node."""
+        for node in self.net.nodes:
+            node.kill()
+        for launcher in self.launchers.values():
+            launcher.wait()
 
     def launch(self, node: int) -> list[str]:
-        """`autockpt run` on one node, which has nothing of its own yet; the command."""
+        """`autockpt` on one node, which has nothing of its own yet; the command."""
         at = self.net.nodes[node]
         wanted = [word for setting in self._settings for word in ("--set", setting)]
+        where = ("--out",) if self._mode == "profile" else ("--no-profile", "--run-dir")
         argv = [
-            "-m", "autockpt", "run", "--no-profile", "--nnodes", str(len(self.net.nodes)),
+            "-m", "autockpt", self._mode, "--nnodes", str(self._nodes),
             "--rdzv-id", "job", "--rdzv-endpoint", f"{self.net.outside.host}:{PORT}",
-            "--local-addr", at.host, "--run-dir", str(self.files.path), *wanted, *self._script,
+            "--local-addr", at.host, *where, str(self.files.path), *wanted, *self._script,
         ]  # fmt: skip
         runtime = self._private / f"node-{node}"
         shutil.rmtree(runtime, ignore_errors=True)
@@ -137,8 +149,8 @@ class Cluster:
                 raise ClusterError(f"node {node} did not end; see {self.log(node)}") from None
             if code != 0:
                 raise ClusterError(f"node {node} ended with {code}: {self.tail(node)}")
-        nodes = range(len(self.net.nodes))
-        return [line for node in nodes for line in self.log(node).read_text().splitlines()]
+        logs = [self.log(node) for node in range(len(self.net.nodes))]
+        return [line for log in logs if log.exists() for line in log.read_text().splitlines()]
 
     def tail(self, node: int) -> str:
         """The end of what a node said."""
@@ -154,8 +166,10 @@ def cluster(
     settings: Sequence[str],
     script: Sequence[str],
     environment: Mapping[str, str] | None = None,
+    mode: str = "run",
+    spare: int = 0,
 ) -> Iterator[Cluster]:
-    """Nodes, and the rendezvous store; nothing is launched yet.
+    """A job on `nodes` of them, `spare` more, and the rendezvous store; nothing is launched yet.
 
     Raises OSError or CalledProcessError where namespaces are not to be had, ClusterError.
     """
@@ -163,8 +177,10 @@ def cluster(
         # Names of sockets are short, and what is a node's own is gone with it.
         private = stack.enter_context(tempfile.TemporaryDirectory(prefix="nodes-"))
         made = Cluster(
-            stack.enter_context(network(nodes, bits_per_s)), folder, private=Path(private),
-            settings=settings, script=script, environment=environment or {},
+            stack.enter_context(network(nodes + spare, bits_per_s)), folder, private=Path(private),
+            settings=settings, script=script, environment=environment or {}, mode=mode,
+            nodes=nodes,
         )  # fmt: skip
-        made.host_rendezvous()
+        stack.callback(made.end)
+        stack.enter_context(made.rendezvous())
         yield made

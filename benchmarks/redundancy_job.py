@@ -160,7 +160,7 @@ def _with_copies(
 def _with_storage(
     folder: Path, script: Sequence[str], rate_bytes_per_s: float
 ) -> tuple[Wasted, int]:
-    """(wasted time, bytes a rank) of five checkpoints, each begun when the last is durable."""
+    """(wasted time, bytes a rank) of three checkpoints, each begun when the last is durable."""
     folder.mkdir()
     shaped = {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks' / 'shaped_store'}",
               "SHAPED_STORE": repr(rate_bytes_per_s)}  # fmt: skip
@@ -169,7 +169,7 @@ def _with_storage(
         NODES, BITS_PER_S, folder, settings=STORAGE, script=script, environment=shaped
     ) as job:
         _launch(job)
-        durable = job.wait_for("five durable checkpoints", lambda: _durable(job, 5), STAGE_S)
+        durable = job.wait_for("three durable checkpoints", lambda: _durable(job, 3), STAGE_S)
         return wasted(durable), durable[0].bytes
 
 

@@ -31,12 +31,12 @@ def new_job(zygote: Zygote, tmp_path: Path) -> Iterator[MakeJob]:
     """Makes jobs on networks of their own; skips where there are no namespaces."""
     with ExitStack() as stack:
 
-        def make(nodes: int, redundancy: Redundancy, *, steps: int) -> NetworkJob:
+        def make(nodes: int, redundancy: Redundancy, *, steps: int, spare: int = 0) -> NetworkJob:
             try:
-                made = stack.enter_context(network(nodes, BITS_PER_S))
+                made = stack.enter_context(network(nodes + spare, BITS_PER_S))
             except (OSError, subprocess.CalledProcessError) as error:
                 pytest.skip(f"no network namespaces here: {error}")
-            job = NetworkJob(zygote, made, tmp_path, redundancy, steps)
+            job = NetworkJob(zygote, made, tmp_path, redundancy, ranks=nodes, steps=steps)
             stack.callback(job.end)
             return job
 

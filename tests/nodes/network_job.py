@@ -30,12 +30,20 @@ class NetworkJob:
     """`count` nodes with a rank each; `limit` holds the training at a step until it is raised."""
 
     def __init__(
-        self, zygote: Zygote, network: Network, folder: Path, redundancy: Redundancy, steps: int
+        self,
+        zygote: Zygote,
+        network: Network,
+        folder: Path,
+        redundancy: Redundancy,
+        *,
+        ranks: int,
+        steps: int,
     ) -> None:
+        """Nodes from `ranks` on are spare machines."""
         self.zygote, self.network, self.folder = zygote, network, folder
         # Names of sockets are short, and pytest's folders are not.
         self._private = Path(tempfile.mkdtemp(prefix="nodes-"))
-        self.count = len(network.nodes)
+        self.count = ranks
         self.spec = trainings.JobSpec(steps=steps, pace_s=0.005, seed=5)
         plan = replace(trainings.plan(memory=3, disk=20), redundancy=redundancy)
         self.run_dir = trainings.prepare(folder / "run", plan)
@@ -48,7 +56,8 @@ class NetworkJob:
         self.limit = trainings.StepCell(folder / "limit")
         for rank in range(self.count):
             self.out(rank).mkdir()
-            self.runtime(rank).mkdir()
+        for node in range(len(network.nodes)):
+            self.runtime(node).mkdir()
 
     def out(self, rank: int) -> Path:
         """What a rank says and leaves."""
@@ -81,15 +90,13 @@ class NetworkJob:
             XDG_RUNTIME_DIR=str(self.runtime(node)),
         )  # fmt: skip
 
-    def lose(self, nodes: Collection[int], *, keepers: bool = True) -> None:
-        """These nodes are gone with their memory, or (`keepers` False) their trainers only; the
-        other trainers are ended, as launchers do."""
+    def lose(self, nodes: Collection[int]) -> None:
+        """These nodes are gone with their memory; the other trainers are ended, as launchers do."""
         self.lost_s = time.monotonic()
         for node in nodes:
-            if keepers:
-                self.network.nodes[node].kill()
-                shutil.rmtree(self.runtime(node))
-                self.runtime(node).mkdir()
+            self.network.nodes[node].kill()
+            shutil.rmtree(self.runtime(node))
+            self.runtime(node).mkdir()
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
