@@ -18,7 +18,7 @@ MINUTES     ?= 150
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all clean
+.PHONY: help demo demo-nodes test check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready  ## profile, train, kill, resume and report on a small model
 	$(PY) examples/demo.py
+
+demo-nodes: $(VENV)/.ready  ## lose one of four nodes (network namespaces, needs root) and go on
+	$(PY) examples/demo_nodes.py
 
 test: $(VENV)/.ready  ## the tests without the slow ones
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)

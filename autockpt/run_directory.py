@@ -94,6 +94,10 @@ class RunStatus:
     """Newest step that telemetry knows of; None: the job never reported one."""
     last_durable: str | None
     """Newest generation that is on disk."""
+    last_protected: str | None = None
+    """Newest generation that survives the loss of a node; None: none, or no copies were wanted."""
+    unprotected_because: str = ""
+    """Why copies on other nodes were missing in the end; "": they were not."""
     protected: bool
     """False: the script never called autockpt.attach."""
     report: str | None

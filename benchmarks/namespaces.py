@@ -1,53 +1,122 @@
-"""Two network namespaces with a cable of a given rate: two nodes on one machine.  Needs root."""
+"""Nodes on one machine: network namespaces at one switch, each line held to a rate.  Needs root.
+
+Each node has its own interface `eth0`, address and loopback; memory, files and processes are the
+machine's.  The switch is a namespace too: what runs there (a rendezvous store, say) lives on when
+nodes are lost.
+"""
 
 import contextlib
+import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-HOSTS = ("10.213.9.1", "10.213.9.2")
+SUBNET = "10.213.9"
+OUTSIDE = 254
+"""Last number of the switch's own address; nodes count from 1."""
+INTERFACE = "eth0"
 BURST = "1mb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One end of the cable."""
+    """A namespace, and how to run something in it."""
 
     host: str
     prefix: tuple[str, ...]
     """Put before a command to run it on this node."""
+    namespace: str = ""
+
+    def pids(self) -> list[int]:
+        """All processes on this node."""
+        said = _run("ip", "netns", "pids", self.namespace)
+        return [int(word) for word in said.split()]
+
+    def kill(self) -> None:
+        """The machine is gone: SIGKILL for everything that runs on it."""
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Nodes and what is outside of all of them."""
+
+    nodes: tuple[Node, ...]
+    outside: Node
+    """The switch, with an address that all nodes reach."""
+
+    def shape(self, node: int, bits_per_s: int) -> None:
+        """Holds the line of a node to another rate, both ways."""
+        name = self.nodes[node].namespace
+        _shape(name, INTERFACE, bits_per_s)
+        _shape(self.outside.namespace, _port(node), bits_per_s)
+
+    def plug(self, node: int, state: str) -> None:
+        """up or down, at the switch: nobody is told."""
+        _run("ip", "-n", self.outside.namespace, "link", "set", _port(node), state)
 
 
 @contextlib.contextmanager
-def cable(bits_per_s: int) -> Iterator[tuple[Node, Node]]:
-    """Two nodes, each sending at most `bits_per_s` (token bucket, headers count).
+def network(count: int, bits_per_s: int) -> Iterator[Network]:
+    """`count` nodes, each sending and receiving at most `bits_per_s` (token bucket, headers count).
 
-    Raises OSError or CalledProcessError where namespaces or tc are not to be had.
+    Whatever still runs on them in the end is killed.  Raises OSError or CalledProcessError where
+    namespaces or tc are not to be had.
     """
     word = secrets.token_hex(3)
-    names = [f"bench{word}{end}" for end in range(2)]
+    switch = _node(f"ckpt{word}-switch", OUTSIDE)
+    nodes = tuple(_node(f"ckpt{word}-{index}", index + 1) for index in range(count))
     try:
-        for name in names:
-            _run("ip", "netns", "add", name)
-        zero, one = names
-        _run("ip", "link", "add", zero, "netns", zero, "type", "veth",
-             "peer", "name", one, "netns", one)  # fmt: skip
-        for name, host in zip(names, HOSTS, strict=True):
-            _run("ip", "-n", name, "addr", "add", f"{host}/24", "dev", name)
-            _run("ip", "-n", name, "link", "set", name, "up")
-            _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", name, "root", "tbf",
-                 "rate", str(bits_per_s), "burst", BURST, "latency", "50ms")  # fmt: skip
-        nodes = [
-            Node(host=host, prefix=("ip", "netns", "exec", name))
-            for name, host in zip(names, HOSTS, strict=True)
-        ]
-        yield nodes[0], nodes[1]
+        _run("ip", "netns", "add", switch.namespace)
+        _inside(switch, "link", "add", "switch", "type", "bridge")
+        _inside(switch, "addr", "add", f"{switch.host}/24", "dev", "switch")
+        for link in ("lo", "switch"):
+            _inside(switch, "link", "set", link, "up")
+        made = Network(nodes=nodes, outside=switch)
+        for index, node in enumerate(nodes):
+            _connect(node, switch, _port(index))
+            made.shape(index, bits_per_s)
+        yield made
     finally:
-        for name in names:
+        for node in (*nodes, switch):
             with contextlib.suppress(OSError, subprocess.CalledProcessError):
-                _run("ip", "netns", "del", name)
+                node.kill()
+                _run("ip", "netns", "del", node.namespace)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=20)
+def _node(name: str, number: int) -> Node:
+    prefix = ("ip", "netns", "exec", name)
+    return Node(host=f"{SUBNET}.{number}", prefix=prefix, namespace=name)
+
+
+def _connect(node: Node, switch: Node, port: str) -> None:
+    _run("ip", "netns", "add", node.namespace)
+    _run("ip", "link", "add", INTERFACE, "netns", node.namespace, "type", "veth",
+         "peer", "name", port, "netns", switch.namespace)  # fmt: skip
+    _inside(switch, "link", "set", port, "master", "switch", "up")
+    _inside(node, "addr", "add", f"{node.host}/24", "dev", INTERFACE)
+    for link in ("lo", INTERFACE):
+        _inside(node, "link", "set", link, "up")
+
+
+def _port(index: int) -> str:
+    return f"port{index}"
+
+
+def _shape(namespace: str, device: str, bits_per_s: int) -> None:
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf",
+         "rate", str(bits_per_s), "burst", BURST, "latency", "50ms")  # fmt: skip
+
+
+def _inside(node: Node, *words: str) -> None:
+    _run("ip", "-n", node.namespace, *words)
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, check=True, capture_output=True, timeout=20, text=True)
+    return done.stdout

@@ -5,6 +5,8 @@ Transfer: an image of one rank goes from the slot of one process into that of an
 `os.sendfile` into `recv_into` of the same bytes; in turn, ratios within a round.  Over loopback,
 and as root between two network namespaces whose link tc holds to a rate.
 
+Product: the example job on four nodes, with copies and with storage (`redundancy_job`).
+
 Parity: the rate at which a holder takes the chunks of the other members of its set into its parity,
 against a plain copy of the same bytes, for one loss and for two, and beside them pyeclib where it
 is installed.
@@ -18,7 +20,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Row, publish, row
-from benchmarks.namespaces import Node, cable
+from benchmarks.namespaces import Node, network
+from benchmarks.redundancy_job import product
 from benchmarks.redundancy_parity import parity_rows
 
 UNSHAPED_TARGET, SHAPED_TARGET = 0.70, 0.85
@@ -36,12 +39,19 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="size of the image")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--size", default="1m", help="of the example job")
+    parser.add_argument("--steps", type=int, default=80, help="iterations of the example job")
+    parser.add_argument("--only", choices=["transfer", "job"], help="one part, for a quick look")
     parser.add_argument("--mbit", type=int, default=2000, help="rate of the shaped link")
     args = parser.parse_args()
     nbytes = args.mib * 2**20
-    rows = unshaped(transfers(LOCAL, LOCAL, nbytes, args.streams, args.rounds), nbytes)
-    rows += shaped(nbytes, args.streams, max(3, args.rounds // 3), args.mbit * 10**6)
-    rows += parity_rows(args.mib, args.rounds)
+    rows: list[Row] = []
+    if args.only != "job":
+        rows += unshaped(transfers(LOCAL, LOCAL, nbytes, args.streams, args.rounds), nbytes)
+        rows += shaped(nbytes, args.streams, max(3, args.rounds // 3), args.mbit * 10**6)
+        rows += parity_rows(args.mib, args.rounds)
+    if args.only != "transfer":
+        rows += product(args.size, args.steps)
     publish("redundancy", rows, settings=vars(args))
 
 
@@ -84,7 +94,8 @@ def shaped(nbytes: int, streams: int, rounds: int, bits_per_s: int) -> list[Row]
     """The share of a link that tc holds to a rate; no rows where that cannot be had."""
     link = f"link of {bits_per_s / 1e6:g} Mbit/s"
     try:
-        with cable(bits_per_s) as (sender, receiver):
+        with network(2, bits_per_s) as two:
+            sender, receiver = two.nodes
             samples = transfers(sender, receiver, nbytes, streams, rounds)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"{link}: not measured, needs root, ip and tc: {error}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autockpt.cli import environment
 from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import Attempt, CrashLoop
+from autockpt.cli.seats import Seated
 from autockpt.cli.signals import second_signal_kills
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ class Watch:
             generation=run.newest_generation(),
             insist=request.max_restarts is not None,
         )
+
+    def seated(self, rendezvous: Any) -> Any:
+        """The rendezvous in which this node keeps its number, where nodes have no fixed ones."""
+        if self._request.single_node or self._request.rdzv_backend == "static":
+            return rendezvous
+        return Seated(rendezvous, self._request.local_addr, self._keeper.seats())
 
     def starting(self, node: int) -> None:
         """The agent is about to start the ranks of this node."""
@@ -152,6 +159,10 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
     class Agent(base):  # type: ignore[misc, valid-type]
         _remaining_restarts: int
+
+        def __init__(self, spec: Any, *arguments: Any, **more: Any) -> None:
+            spec.rdzv_handler = watch.seated(spec.rdzv_handler)
+            super().__init__(spec, *arguments, **more)
 
         def _start_workers(self, worker_group: Any) -> Any:
             watch.starting(worker_group.group_rank)

@@ -8,12 +8,13 @@ from autockpt.cli.versions import versions
 from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.errors import AutockptError
 from autockpt.values.goal import Goal
-from autockpt.values.plan import Decision
+from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 from autockpt.values.record import to_data
 
 if TYPE_CHECKING:
     from autockpt.reports.data import RunData
+    from autockpt.reports.protection import Protection
     from autockpt.reports.what_if import WhatIfCurve
 
 
@@ -38,6 +39,7 @@ def run_data(run: RunDirectory) -> "RunData":
         decision=decision,
         events=events,
         failures=run.failures(),
+        redundancy=plan_of(run, goal).redundancy,
         plan_yaml=run.plan_text(),
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
         what_if=what_if_of(profile, goal, decision),
@@ -45,6 +47,20 @@ def run_data(run: RunDirectory) -> "RunData":
         risk=risk_of(profile, goal, decision),
         search=search_of(run),
     )
+
+
+def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:
+    """The newest plan of a run; without one, what a run without a profile begins with."""
+    from autockpt.policies.unmeasured import plan_without_profile
+
+    return run.read_plan() or plan_without_profile(goal or Goal())
+
+
+def copies_of(run: RunDirectory) -> "Protection | None":
+    """What the other nodes hold of a run.  Raises ConfigError when a record cannot be read."""
+    from autockpt.reports.protection import protection
+
+    return protection(run.events(), plan_of(run, run.read_goal()).redundancy)
 
 
 def what_if_of(

@@ -18,6 +18,16 @@ class KeeperBeside:
         """Whether `start` was called."""
         return self._node is not None
 
+    def seats(self) -> tuple[int, ...]:
+        """Nodes of this run whose keepers live on this machine, left by a launcher that died."""
+        try:
+            from autockpt.executors.keeper.launch import keepers_here
+
+            return keepers_here(str(self._run.path))
+        except Exception as error:
+            self._console.warn(f"keepers of an earlier launcher were not looked for: {error}")
+            return ()
+
     def start(self, node: int) -> None:
         """Make sure a keeper runs."""
         self._node = node

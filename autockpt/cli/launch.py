@@ -28,6 +28,12 @@ from autockpt.values.errors import ConfigError
 
 MONITOR_S = 0.1
 """How often the agent looks at its ranks."""
+LIVELY = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 5}
+"""Of torchelastic's rendezvous: a dead launcher is out after 3 s.  With its defaults (5 s, 3 times,
+last call 30 s) four nodes took 48 s to meet again after a loss, with these 5 s.  Every sign of
+life writes the state of all nodes to one store, so large jobs keep torchelastic's interval."""
+MANY_NODES = 128
+"""From here on the defaults of torchelastic stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +158,8 @@ def _config(request: Launch) -> Any:
         )
     if request.rdzv_backend == "static":
         settings["rank"] = request.node_rank
+    elif request.rdzv_backend == "c10d" and high < MANY_NODES:
+        settings = {**LIVELY, **settings}
     if ranks > 1:
         # As torchrun does: without it every rank starts a thread per core.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

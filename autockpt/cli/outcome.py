@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from autockpt.cli.advice import advice
 from autockpt.cli.console import Console
@@ -10,18 +11,24 @@ from autockpt.cli.gather import try_report
 from autockpt.cli.launch import Ending
 from autockpt.cli.options import Script
 from autockpt.run_directory import RunDirectory, RunStatus
+from autockpt.values.errors import AutockptError
 from autockpt.values.record import to_data
+
+if TYPE_CHECKING:
+    from autockpt.reports.protection import Protection
 
 
 def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) -> int:
     """Write status and report, say how it went; the exit code of the command."""
-    durable = run.newest_durable()
+    durable, copies = run.newest_durable(), _copies(run)
     status = RunStatus(
         state=ending.state,
         exit_code=ending.exit_code,
         restarts=ending.restarts,
         last_step=run.newest_step(),
         last_durable=durable.name if durable else None,
+        last_protected=(copies.newest_generation or None) if copies else None,
+        unprotected_because=copies.degraded if copies else "",
         protected=run.attached and not run.unprotected,
         report=str(run.report),
         reason=ending.reason,
@@ -35,6 +42,15 @@ def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) 
     _say(run, status, script, console)
     console.object("run", {"run_dir": str(run.path), **to_data(status)})
     return ending.exit_code
+
+
+def _copies(run: RunDirectory) -> "Protection | None":
+    from autockpt.cli.gather import copies_of
+
+    try:
+        return copies_of(run)
+    except AutockptError:
+        return None  # the report will say what cannot be read
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -59,6 +75,10 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
     console.say(" ".join(parts))
     if status.last_durable:
         console.say(f"newest durable checkpoint: {status.last_durable}")
+    if status.last_protected:
+        console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")
+    if status.unprotected_because:
+        console.warn(f"copies on other nodes are missing: {status.unprotected_because}")
     if status.report:
         console.say(f"report: {shown(run.report)}")
     info = run.read_info()

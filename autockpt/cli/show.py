@@ -12,6 +12,7 @@ from autockpt.cli.options import Command, common
 if TYPE_CHECKING:
     from autockpt.executors.directory import CommitFile
     from autockpt.executors.image import StoredPart
+    from autockpt.reports.protection import Protection
 
 EXAMPLES = """
 autockpt show runs/train-20260101-120000                  # the newest one
@@ -28,6 +29,8 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
     from autockpt.executors.directory import lossy_mark, read_commit
     from autockpt.integrations.places import choose, find_place
+    from autockpt.reports.protection import facts
+    from autockpt.values.record import to_data
 
     if archive.is_archive(path):
         archive.show(console, path, generation, tensors=tensors)
@@ -48,9 +51,14 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         "run": commit.run_id,
         "directory": folder,
     }
-    console.object("show", {**shown, "shards": shards})
+    copies = _copies(path)
+    console.object("show", {**shown, "shards": shards, "copies": copies and to_data(copies)})
     for key, value in shown.items():
         console.result(f"{key:<13} {value}")
+    if copies is not None:
+        console.result("\nother nodes")
+        for key, value in facts(copies):
+            console.result(f"{key:<22} {value}")
     console.result("")
     console.table(
         ("rank", "file", "stored", "tensors", "codec", "chunks"),
@@ -67,6 +75,15 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
                 ),
             )
     console.next(f"autockpt verify {path} {name}")
+
+
+def _copies(path: str) -> "Protection | None":
+    """What the memory of other nodes holds, where the path is a run's."""
+    from autockpt.cli.gather import copies_of
+    from autockpt.run_directory import RunDirectory
+
+    run = RunDirectory(path)
+    return copies_of(run) if run.exists else None
 
 
 _COLUMNS = ("rank", "file", "stored_bytes", "tensors", "codec", "chunks")

@@ -15,6 +15,8 @@ from autockpt.values.errors import ConfigError
 
 WORKS = ("snapshot_copy", "storage_write", "persist")
 """Background work whose cost is measured, beside "quiet"."""
+PEER_WORK = "peer_host"
+"""The same where there is another node: its memory is fetched."""
 QUIET_LIMIT = 60
 """More quiet iterations teach nothing, and a short script may not have them."""
 SNAPSHOTS_PER_UNIT = 20
@@ -58,7 +60,7 @@ class Unit:
     """Iterations in a row with the same background work."""
 
     work: str
-    """One of `WORKS` or "quiet"."""
+    """One of `WORKS`, `PEER_WORK` or "quiet"."""
     round: int
     iterations: int
 

@@ -32,6 +32,7 @@ from autockpt.profiles.probes.interference import (
 from autockpt.profiles.probes.iteration import CudaTicker, PhaseTimer
 from autockpt.profiles.probes.proof import ChangeProof
 from autockpt.profiles.schedule import (
+    PEER_WORK,
     WORKS,
     ProfileSettings,
     Unit,
@@ -198,6 +199,8 @@ class Conductor:
                 self._progress.at(_PROBED + (1.0 - _PROBED) * probe.fraction)
                 return
             probe.abandon()
+        elif self._ranks.nodes > 1:
+            self._ranks.largest([0.0])  # another node may still be fetching from this one
         self._complete = True
         self._write()
 
@@ -226,6 +229,7 @@ class Conductor:
             settings=self.settings,
         )
         probes.take_memory()
+        probes.meet(self._ranks)
         if self._ranks.probes_node:
             probes.run(lambda what: self._progress.stage(what, _QUIET))
             probes.remember(self.timer.steps)
@@ -236,11 +240,12 @@ class Conductor:
         wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
         self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
-        iteration_s, persist_s, no_memory = self._ranks.largest(
+        iteration_s, persist_s, no_memory, peers = self._ranks.largest(
             [
                 statistics.median(quiet),
                 self._probes.expected_persist_s(),
                 float(self._probes.snapshot.arena is None),
+                float(self._probes.copier() is not None),
             ]
         )
         if no_memory:
@@ -253,6 +258,8 @@ class Conductor:
                 f"persist: not measured as a whole, it takes about {format_duration(persist_s)} "
                 "each time; it is predicted from copy and write"
             )
+        if peers:
+            works = (*works, PEER_WORK)
         units = interference_units(
             iteration_s,
             persist_s=persist_s,
@@ -271,16 +278,20 @@ class Conductor:
         assert self._probes is not None
         probes, snapshot = self._probes, self._probes.snapshot
         write = probes.writer() if self._ranks.probes_node else None
+        copy = probes.copier()
+        peer: Work = Quiet() if copy is None else WriteWork(copy)
         if write is None:
             nothing: Work = PersistWork(snapshot, lambda: None)
             return {
-                "snapshot_copy": CopyWork(snapshot), "storage_write": Quiet(), "persist": nothing
+                "snapshot_copy": CopyWork(snapshot), "storage_write": Quiet(), "persist": nothing,
+                PEER_WORK: peer,
             }  # fmt: skip
         limit = probes.writes_per_unit(sum(unit.work == "storage_write" for unit in units))
         return {
             "snapshot_copy": CopyWork(snapshot),
             "storage_write": WriteWork(write, limit=limit),
             "persist": PersistWork(snapshot, probes.persister()),
+            PEER_WORK: peer,
         }
 
     def _late(self, until_s: float) -> bool:

@@ -20,6 +20,8 @@ from autockpt.profiles.probes import clean, codecs, host, links, storage
 from autockpt.profiles.schedule import ProfileSettings
 from autockpt.profiling import movers
 from autockpt.profiling.movers import LiveSnapshot
+from autockpt.profiling.peering import NodeLink, meet
+from autockpt.profiling.ranks import Ranks
 from autockpt.values.errors import GuardError
 
 UNKNOWN_BYTES_PER_S = 200e6
@@ -60,6 +62,31 @@ class NodeProbes:
         self._keep: list[Arena] = []
         self._bases: list[codecs.Piece] = []
         self._based_at_step = 0
+        self._link: NodeLink | None = None
+
+    def meet(self, ranks: Ranks) -> None:
+        """Finds the next node, where there is another one; every rank must call it."""
+        if ranks.nodes < 2 or not ranks.together:
+            return
+
+        def prepare() -> None:
+            self._link = NodeLink(ranks.node, min(movers.LINK_BYTES, movers.spare_bytes()))
+
+        if ranks.probes_node:
+            self.attempt("host to the next node", prepare)
+        wrong = meet(ranks, self._link)
+        if wrong:
+            self.measured.warnings.append(f"host to another node: not measured: {wrong}")
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def copier(self) -> Callable[[], None] | None:
+        """Fetches from the next node what a copy of a large state would; None: there is none."""
+        return None if self._link is None else self._link.fetch_all
 
     def take_memory(self) -> None:
         """Allocates the image of one snapshot and takes one, or a sample where that has no room."""
@@ -142,6 +169,7 @@ class NodeProbes:
 
     def close(self) -> None:
         """Ends threads and removes the directories that were made for probing."""
+        self._leave()
         self.snapshot.close()
         for path in reversed(self._created):
             try:
@@ -176,6 +204,15 @@ class NodeProbes:
         self.measured.link_notes["host_copy"] = "one thread, faulted memory"
 
     def _peer(self, budget_s: float) -> None:
+        if self._link is not None:
+            self.measured.links["host_to_peer"] = links.time_link(
+                self._link.move, self._link.sizes, budget_s=budget_s, seed=self._settings.seed
+            )
+            self.measured.between_nodes.add("host_to_peer")
+            self.measured.link_notes["host_to_peer"] = (
+                "fetched from the next node and verified, while all nodes did the same"
+            )
+            return
         source, target = self._scratch()
         interface = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME")
         address = links.interface_address(interface)

@@ -46,6 +46,11 @@ class Ranks:
         return max(1, self.world_size // max(1, self.local_world_size))
 
     @property
+    def node(self) -> int:
+        """Node of this rank."""
+        return self.rank // max(1, self.local_world_size)
+
+    @property
     def place(self) -> Place | None:
         """This rank among those with whom it shares what all hold; None: alone."""
         if self.world_size == 1:
@@ -72,11 +77,22 @@ class Ranks:
         """Element-wise maximum over all ranks; every rank must call it, it is a barrier too."""
         if not self.together:
             return list(values)
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._own_group())
+        return [float(value) for value in tensor]
+
+    def everyone(self, said: Any) -> list[Any]:
+        """What every rank says, by rank; every rank must call it."""
+        if not self.together:
+            return [said]
+        heard: list[Any] = [None] * self.world_size
+        dist.all_gather_object(heard, said, group=self._own_group())
+        return heard
+
+    def _own_group(self) -> Any:
         if self._group is None:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
-        tensor = torch.tensor(list(values), dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
-        return [float(value) for value in tensor]
+        return self._group
 
     def gathered(self, text: str) -> list[str]:
         """One text of every rank, by rank; every rank must call it."""

@@ -38,7 +38,7 @@ class Restore:
     what: str
     """trainer, keeper, node, "" when nothing was observed."""
     source: str
-    """memory, disk, "" when the job started from scratch."""
+    """memory, peer (another node's memory), disk; "" when the job started from scratch."""
     generation: str
     step: int
     lost_steps: int
@@ -278,9 +278,9 @@ def _book_cut_block(failed: FailureObserved, ledger: _Ledger) -> None:
 
 
 def _sources(restored: Sequence[Restored]) -> str:
-    """Where the ranks came back from; disk as soon as one of them needed it."""
-    sources = sorted({event.source for event in restored})
-    return "disk" if "disk" in sources else ", ".join(sources)
+    """The farthest that one of the ranks needed: all others waited for it."""
+    found = {event.source for event in restored}
+    return next((far for far in ("disk", "parity", "peer") if far in found), ", ".join(found))
 
 
 def _slowdown_s(blocks: Sequence[Iterated], profiled_s: float | None, trained_s: float) -> float:

@@ -12,6 +12,7 @@ from autockpt.reports.what_if import WhatIfCurve
 from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from autockpt.values.telemetry import Event
 
 
@@ -44,6 +45,8 @@ class RunData:
     """Unified diff from the current policy to the new one, "" when there was none."""
     protected: bool = True
     """False: the script never attached, so the run could lose everything."""
+    redundancy: Redundancy = NO_REDUNDANCY
+    """What the newest plan wants on other nodes."""
     what_if: WhatIfCurve | None = None
     """The waste function's inputs and its own result for the plan."""
     status: dict[str, Any] = field(default_factory=dict)

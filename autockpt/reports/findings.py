@@ -12,6 +12,7 @@ from typing import Literal
 from autockpt.reports.accounting import Accounting, Restore
 from autockpt.reports.data import RunData
 from autockpt.reports.promises import FACTOR, Promise
+from autockpt.reports.protection import Protection
 from autockpt.reports.saves import Saves
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
@@ -62,6 +63,7 @@ class Facts:
     restores: Sequence[Restore]
     saves: Saves | None
     promises: Sequence[Promise]
+    protection: Protection | None = None
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
@@ -119,6 +121,25 @@ def lossy(facts: Facts) -> Finding | None:
         evidence=f"generation {first.generation}: {first.lost}",
         fix="go on from a lossless checkpoint where one is left; else read the quality figures of "
         "docs/compression_lossy.md before comparing this run with others",
+    )
+
+
+def copies_missing(facts: Facts) -> Finding | None:
+    """The plan wants copies on other nodes, and in the end they were not there."""
+    copies = facts.protection
+    if copies is None:
+        return None
+    newest = "never" if copies.newest_step is None else f"up to step {copies.newest_step}"
+    evidence = f"protected {newest}, {copies.protected} generations in all"
+    if copies.newest_step is not None and not copies.degraded:
+        return Finding(id="copies", severity="high", title="Checkpoints survive a lost node",
+                        evidence=evidence, passed=True)  # fmt: skip
+    return Finding(
+        id="copies",
+        severity="high",
+        title="The loss of a node would be served by the disk",
+        evidence=f"{evidence}; {copies.degraded or 'no copy was ever complete'}",
+        fix="look into logs/keeper-*.log of the nodes: the network between them, and their memory",
     )
 
 
@@ -463,6 +484,7 @@ CHECKS = (
     unprotected,
     degraded,
     lossy,
+    copies_missing,
     persist_failed,
     saves_skipped,
     snapshots_discarded,

@@ -12,6 +12,7 @@ from autockpt.reports.clock import align
 from autockpt.reports.data import RunData
 from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.promises import Promise, in_force, promises
+from autockpt.reports.protection import Protection, protection
 from autockpt.reports.restarts import Restart, restarts
 from autockpt.reports.risk import Risk
 from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
@@ -76,6 +77,7 @@ class ReportModel:
     search: SearchHistory | None = None
     accounting: Accounting | None = None
     saves: Saves | None = None
+    protection: Protection | None = None
     restores: tuple[Restore, ...] = ()
     restarts: tuple[Restart, ...] = ()
     promises: tuple[Promise, ...] = ()
@@ -127,9 +129,11 @@ def _run_report(data: RunData) -> ReportModel:
     if decision is not None:
         compared = _compared(events, data, decision)
     start_s, _ = span(events)
+    copies = protection(events, data.redundancy)
     facts = Facts(
-        data=data, accounting=accounting, restores=restores, saves=saved, promises=compared
-    )
+        data=data, accounting=accounting, restores=restores, saves=saved, promises=compared,
+        protection=copies,
+    )  # fmt: skip
     return ReportModel(
         kind="run",
         title=data.title,
@@ -152,6 +156,7 @@ def _run_report(data: RunData) -> ReportModel:
         search=data.search,
         accounting=accounting,
         saves=saved,
+        protection=copies,
         restores=restores,
         restarts=restarts(events, witness_of(events), start_s),
         promises=compared,

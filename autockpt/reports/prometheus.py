@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from autockpt.reports.escape import plain
 from autockpt.reports.model import ReportModel
+from autockpt.reports.protection import Protection
 from autockpt.reports.saves import Saves, Spread
 
 
@@ -58,6 +59,8 @@ def _metrics(model: ReportModel) -> Iterable[Metric]:
                      kind="counter", samples=_by_source(model))  # fmt: skip
     if model.saves is not None:
         yield from _saves(model.saves)
+    if model.protection is not None:
+        yield from _copies(model.protection)
     yield Metric(name="recoverable_age_seconds", help="Work a failure would cost now, by tier.",
                  samples=tuple(({"tier": a.tier}, a.age_s) for a in model.ages))  # fmt: skip
     yield Metric(name="recoverable_age_steps", help="The same in iterations.",
@@ -79,6 +82,25 @@ def _saves(saves: Saves) -> Iterable[Metric]:
                  samples=_quantiles(saves.stall))  # fmt: skip
     yield Metric(name="durable_seconds", help="Boundary to durable on disk.",
                  samples=_quantiles(saves.durable))  # fmt: skip
+
+
+def _copies(copies: Protection) -> Iterable[Metric]:
+    yield Metric(name="protected_step", help="Newest step that survives the loss of a node.",
+                 samples=(({}, math.nan if copies.newest_step is None else copies.newest_step),),
+                 )  # fmt: skip
+    yield Metric(name="copies_wanted", help="Copies of shards on other nodes that the plan wants.",
+                 samples=(({}, copies.copies_wanted),))  # fmt: skip
+    yield Metric(name="copies_held", help="Copies of the newest protected checkpoint.",
+                 samples=(({}, copies.copies_held),))  # fmt: skip
+    yield Metric(name="protection_degraded", help="1 if copies on other nodes are missing.",
+                 samples=(({"reason": copies.degraded}, float(bool(copies.degraded))),),
+                 )  # fmt: skip
+    yield Metric(name="protected_seconds", help="Snapshot to copies on other nodes.",
+                 samples=_quantiles(copies.latency))  # fmt: skip
+    moved = {"protect": copies.copied_bytes, "restore": copies.fetched_bytes}
+    yield Metric(name="peer_bytes_total", help="Bytes of checkpoints between nodes.",
+                 kind="counter",
+                 samples=tuple(({"purpose": k}, v) for k, v in moved.items()))  # fmt: skip
 
 
 def _quantiles(spread: Spread | None) -> tuple[tuple[Mapping[str, str], float], ...]:

@@ -1,6 +1,7 @@
 """Where did a restart's time go?  From the failure to the end of the first iteration, in parts.
 
-    total = detect + launch + interpreter + torch + group + script + wait + read + apply + first
+    total = detect + launch + interpreter + torch + group + script + wait + fetch + read + apply
+            + first
 
 Only the restored bytes are the checkpoint's; at scale the rest dominates.  One rank is the witness,
 as in the accounting.  A process knows its own parts and tells them in RunStarted; what nobody told
@@ -11,7 +12,13 @@ apart (no launcher of ours, no boot module) is None and contained in another par
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autockpt.values.telemetry import Event, FailureObserved, FirstIterated, RunStarted
+from autockpt.values.telemetry import (
+    Event,
+    FailureObserved,
+    FirstIterated,
+    RunStarted,
+    ShardCopied,
+)
 
 LABELS = {
     "detect": "failure noticed, other ranks ended",
@@ -21,6 +28,7 @@ LABELS = {
     "group": "process group",
     "script": "script until attach: imports, model, data",
     "wait": "attach: keepers and other ranks",
+    "fetch": "checkpoint from another node",
     "read": "checkpoint verified and copied into place",
     "apply": "state put together",
     "first": "first iteration",
@@ -38,7 +46,7 @@ class Restart:
     """Whose time this is."""
     total_s: float
     parts: dict[str, float | None]
-    """Seconds by name of `LABELS`; None: not told apart."""
+    """Seconds by name of `LABELS`; None: not told apart.  Without "fetch" nothing was fetched."""
 
 
 def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tuple[Restart, ...]:
@@ -46,32 +54,45 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
     found: list[Restart] = []
     failed: FailureObserved | None = None
     started: RunStarted | None = None
+    fetch_s: float | None = None
     for event in events:
         if isinstance(event, FailureObserved):
             if failed is not None and started is not None:
-                found.append(_restart(failed, started, None, start_s))
+                found.append(_restart(failed, started, None, fetch_s, start_s))
             if failed is None or started is not None:
-                failed, started = event, None
+                failed, started, fetch_s = event, None, None
+        elif isinstance(event, ShardCopied):
+            if event.purpose == "restore" and event.shard_rank == witness:
+                fetch_s = event.copy_s
         elif event.rank != witness or failed is None:
             continue
         elif isinstance(event, RunStarted):
             started = event
         elif isinstance(event, FirstIterated) and started is not None:
-            found.append(_restart(failed, started, event, start_s))
+            found.append(_restart(failed, started, event, fetch_s, start_s))
             failed = started = None
     return tuple(found)
 
 
 def _restart(
-    failed: FailureObserved, started: RunStarted, first: FirstIterated | None, start_s: float
+    failed: FailureObserved,
+    started: RunStarted,
+    first: FirstIterated | None,
+    fetch_s: float | None,
+    start_s: float,
 ) -> Restart:
+    wait_s = started.wait_s
+    if fetch_s is not None and wait_s is not None:
+        fetch_s = min(fetch_s, wait_s)
+        wait_s -= fetch_s
     known: dict[str, float | None] = {
         "launch": started.launch_s,
         "interpreter": started.interpreter_s,
         "torch": started.torch_import_s,
         "group": started.process_group_s,
         "script": started.script_s,
-        "wait": started.wait_s,
+        "wait": wait_s,
+        **({} if fetch_s is None else {"fetch": fetch_s}),
         "read": started.read_s,
         "apply": started.apply_s,
         "first": None if first is None else first.at_s - started.at_s,

@@ -13,6 +13,7 @@ from autockpt.values.telemetry import (
     CheckpointRetired,
     Event,
     FailureObserved,
+    GenerationProtected,
     Iterated,
     MemoryCommitted,
     PersistCommitted,
@@ -144,7 +145,11 @@ def ages(events: Sequence[Event]) -> tuple[Age, ...]:
         return ()
     found = (
         _age(tier, events, kind, blocks[-1].step, max(e.at_s for e in blocks))
-        for tier, kind in (("memory", MemoryCommitted), ("disk", PersistCommitted))
+        for tier, kind in (
+            ("memory", MemoryCommitted),
+            ("other nodes", GenerationProtected),
+            ("disk", PersistCommitted),
+        )
     )
     return tuple(age for age in found if age is not None)
 
@@ -168,7 +173,7 @@ def changes(events: Sequence[Event], start_s: float) -> tuple[Change, ...]:
 def _age(
     tier: str,
     events: Sequence[Event],
-    kind: type[MemoryCommitted] | type[PersistCommitted],
+    kind: type[MemoryCommitted] | type[GenerationProtected] | type[PersistCommitted],
     step: int,
     end_s: float,
 ) -> Age | None:

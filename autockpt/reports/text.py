@@ -8,6 +8,7 @@ from autockpt.reports.escape import UNIT, plain
 from autockpt.reports.findings import Finding
 from autockpt.reports.model import ATTACH_LINES, ReportModel
 from autockpt.reports.promises import Promise
+from autockpt.reports.protection import facts as copy_facts
 from autockpt.reports.restarts import LABELS as PARTS
 from autockpt.reports.verdict import COSTS
 from autockpt.reports.what_if import terms
@@ -27,6 +28,7 @@ def render(model: ReportModel) -> str:
         _tiles(model),
         _time(model),
         _promises(model.promises),
+        _copies(model),
         _restores(model),
         _restarts(model),
         _windows(model),
@@ -101,6 +103,11 @@ def _promises(promises: Sequence[Promise]) -> list[str]:
         seen = "-" if promise.observed is None else show(promise.observed)
         rows.append((promise.label, show(promise.promised), seen, promise.verdict))
     return ["Promised and observed", *_columns(rows)]
+
+
+def _copies(model: ReportModel) -> list[str]:
+    copies = model.protection
+    return ["Copies on other nodes", *_columns(copy_facts(copies))] if copies is not None else []
 
 
 def _restores(model: ReportModel) -> list[str]:

@@ -18,13 +18,16 @@ from autockpt.values.telemetry import (
     PersistFailed,
     PlanChanged,
     PlanChangeWithheld,
+    ProtectionLost,
     Restored,
     RunEnded,
     RunStarted,
     SaveSkipped,
+    ShardCopied,
     SnapshotDiscarded,
     SnapshotSealed,
 )
+from autockpt.values.units import format_bytes, format_duration
 
 ROWS = 64
 """Ranks are grouped above this, as nobody reads more rows."""
@@ -55,7 +58,7 @@ class Mark:
 
     at_s: float
     kind: str
-    """failure, restore, plan, skipped, discarded, failed, degraded, start, end."""
+    """failure, fetched, restore, plan, skipped, discarded, failed, degraded, start, end."""
     text: str
 
 
@@ -251,6 +254,14 @@ def _describe(event: Event) -> tuple[str, str] | None:
             return "discarded", f"snapshot of step {event.step} discarded: {event.reason}"
         case PersistFailed():
             return "failed", f"step {event.step} did not become durable: {event.reason}"
+        case ProtectionLost():
+            return "degraded", f"copies on other nodes are missing: {event.reason}"
+        case ShardCopied(purpose="restore"):
+            return "fetched", (
+                f"rank {event.shard_rank}'s shard of {event.generation} came from node "
+                f"{event.from_node} to node {event.to_node}: {format_bytes(event.bytes)} in "
+                f"{format_duration(event.copy_s)}"
+            )
         case Degraded():
             return "degraded", f"{event.what} degraded: {event.reason}"
         case RunEnded():

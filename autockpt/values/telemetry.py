@@ -165,6 +165,28 @@ class GenerationProtected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionLost(Event):
+    """Copies on other nodes are not what the plan wants: the loss of a node may cost more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCopied(Event):
+    """A keeper fetched a shard from the memory of another node, and has verified it."""
+
+    generation: str
+    step: int
+    shard_rank: int
+    from_node: int
+    to_node: int
+    bytes: int
+    copy_s: float
+    purpose: str
+    """protect, restore."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersistCommitted(Event):
     """The generation is durable on disk."""
 
@@ -303,6 +325,8 @@ EVENTS: dict[str, type[Event]] = {
         SaveSkipped,
         MemoryCommitted,
         GenerationProtected,
+        ProtectionLost,
+        ShardCopied,
         PersistCommitted,
         PersistFailed,
         Scrubbed,

@@ -74,13 +74,15 @@ class Guests:
         address: Callable[[int], tuple[str, int] | None],
         rate: Callable[[], float],
         restoring: Callable[[], bool],
+        copied: Callable[[p.HeldShard, Fetched, bool], None],
         log: Callable[[str], None],
     ) -> None:
         """`address(node)`: where that keeper serves transfers, None while it has not said; called
         on other threads, as `restoring()` is.  `rate()`: bytes per second that others may take
-        now, 0: no limit."""
+        now, 0: no limit.  `copied(shard, what, restoring)` is told of every shard that came."""
         self._run_id, self._memory = run_id, memory
         self._post, self._tell, self._log = post, tell, log
+        self._tell_copied = copied
         self._address, self._rate, self._restoring = address, rate, restoring
         self._copied = 0
         self._pool: TransferPool | None = None
@@ -212,8 +214,9 @@ class Guests:
         if isinstance(event, TransferFailed):
             self._failed(fetch, event.reason, final=event.fault in FINAL)
             return
-        shard = fetch.order.shard
-        if not self._copied or self._restoring():
+        shard, restoring = fetch.order.shard, self._restoring()
+        self._tell_copied(shard, event, restoring)
+        if not self._copied or restoring:
             self._log(
                 f"copied {shard.generation} of rank {shard.rank} from node {event.node}: "
                 f"{format_bytes(event.nbytes)} in {event.seconds:.2f} s"

@@ -13,7 +13,9 @@ from autockpt.executors.keeper.slots import (
     CELL_STEP_NS,
     RankMemory,
 )
+from autockpt.executors.protocol.messages import HeldShard
 from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.executors.transfer.events import Fetched
 from autockpt.executors.wire import TrainerResumed
 from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
@@ -108,9 +110,25 @@ class Journal:
             )
         )  # fmt: skip
 
+    def protection_lost(self, reason: str) -> None:
+        """Copies are missing."""
+        self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
+
+    def copied(self, shard: HeldShard, fetched: Fetched, restoring: bool) -> None:
+        """A shard came from another node; callable from any thread."""
+        self._writer.emit(
+            t.ShardCopied(
+                at_s=_now(), rank=KEEPER, generation=str(shard.generation), step=shard.step,
+                shard_rank=shard.rank, from_node=fetched.node, to_node=self._node,
+                bytes=fetched.nbytes, copy_s=fetched.seconds,
+                purpose="restore" if restoring else "protect",
+            )
+        )  # fmt: skip
+
     def durable(self, generation: Generation) -> None:
         """COMMIT stands."""
-        began, step = self._began.pop(generation, (_now(), -1))
+        # Remembered all the same: its copies may arrive later than the disk's last word.
+        began, step = self._began.get(generation, (_now(), -1))
         raw, stored = self._bytes.pop(generation, (0, 0))
         self._writer.emit(
             t.PersistCommitted(

@@ -90,6 +90,15 @@ def keeper_status(run_directory: str, node: int, *, leave: bool = False) -> Stat
     return None
 
 
+def keepers_here(run_directory: str) -> tuple[int, ...]:
+    """Nodes whose keepers of this run answer on this machine, ascending."""
+    parent, name = os.path.split(keeper_directory(run_directory, 0))
+    key = name.rpartition("-")[0]
+    found = (entry.rpartition("-") for entry in os.listdir(parent))
+    numbers = sorted(int(node) for run, _, node in found if run == key and node.isdigit())
+    return tuple(node for node in numbers if _answers(run_directory, node))
+
+
 def _answers(run_directory: str, node: int) -> bool:
     try:
         connect(run_directory, node, timeout_s=2.0).close()

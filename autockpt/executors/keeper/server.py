@@ -60,6 +60,8 @@ class _State:
     memory_committed: str = ""
     durable: str = ""
     protected: str = ""
+    unprotected: str = ""
+    """Why copies on other nodes are missing; empty: they are not."""
     degraded: str = ""
 
 
@@ -102,6 +104,7 @@ class Keeper:
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
             address=self._peers.transfer_address, rate=self._copy_rate,
             restoring=lambda: self._protocol.phase == "restoring", log=self._log,
+            copied=self._journal.copied,
         )  # fmt: skip
         self._shards = Shards(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
@@ -485,10 +488,12 @@ class Keeper:
             self._peers.send(send.to_node, send.message)
 
     def _protected(self, generation: Generation | None, reason: str) -> None:
-        """Survives the loss of a node; None: nothing does any more."""
+        """Survives the loss of a node; None: copies are missing, until the next round of them."""
         self._s.protected = "" if generation is None else str(generation)
+        self._s.unprotected = reason if generation is None else ""
         if generation is None:
-            self._degrade("copies on other nodes", reason)
+            self._log(f"copies on other nodes are missing: {reason}")
+            self._journal.protection_lost(reason)
         else:
             self._journal.protected(generation)
 
@@ -582,7 +587,7 @@ class Keeper:
             draining=self._leave_when_drained,
             slots_bytes=self._memory.total_bytes + self._guests.total_bytes,
             protected=self._s.protected,
-            degraded=self._s.degraded,
+            degraded=self._s.degraded or self._s.unprotected,
             peers=self._peers.connected,
         )
         with contextlib.suppress(OSError):

@@ -11,10 +11,10 @@ GROUPS = {
     "lost": ("noticed and launched", ("detect", "launch")),
     "down": ("interpreter, imports, script", ("interpreter", "torch", "script")),
     "stall": ("process group, other ranks", ("group", "wait")),
-    "productive": ("restore", ("read", "apply")),
+    "productive": ("restore", ("fetch", "read", "apply")),
     "slowdown": ("first iteration", ("first",)),
 }
-"""CSS class -> what it stands for: ten parts would not be told apart by colour."""
+"""CSS class -> what it stands for: eleven parts would not be told apart by colour."""
 
 BAR, GAP = 26, 10
 

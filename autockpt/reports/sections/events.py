@@ -4,6 +4,7 @@ from autockpt.reports.charts import gantt
 from autockpt.reports.escape import Child, Html, join, tag
 from autockpt.reports.model import ReportModel
 from autockpt.reports.promises import FACTOR, Promise
+from autockpt.reports.protection import facts
 from autockpt.reports.sections.parts import Section, chart, details, duration, fraction, table
 from autockpt.reports.sections.restarts import restarts
 from autockpt.values.units import format_bytes, format_duration
@@ -36,6 +37,7 @@ def timeline(model: ReportModel) -> Section | None:
         _restores(model),
         restarts(model),
         _checkpoints(model),
+        _copies(model),
         _changes(model),
     )  # fmt: skip
     return Section(id="timeline", title="Timeline", body=body)
@@ -116,6 +118,16 @@ def _checkpoints(model: ReportModel) -> Child:
         table(("why not", "checkpoints"), reasons, caption="Skipped, discarded or failed",
               numbers=(1,)) if reasons else None,
     )  # fmt: skip
+
+
+def _copies(model: ReportModel) -> Child:
+    copies = model.protection
+    if copies is None:
+        return None
+    return join(
+        tag("h3", "Copies on other nodes"),
+        table(("", ""), facts(copies), caption="What the loss of a node would have left"),
+    )
 
 
 def _changes(model: ReportModel) -> Html | None:

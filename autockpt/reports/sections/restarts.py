@@ -19,6 +19,7 @@ def restarts(model: ReportModel) -> Child:
     rows = [
         (label, *[duration(restart.parts.get(name)) for restart in shown])
         for name, label in LABELS.items()
+        if any(name in restart.parts for restart in shown)
     ]
     rows.append(("failure to first iteration", *[duration(r.total_s) for r in shown]))
     heads = ("", *[f"failed after {format_duration(restart.failed_at_s)}" for restart in shown])

@@ -1,0 +1,43 @@
+"""What all tests of nodes share: the zygote, and networks of namespaces."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from autockpt.values.redundancy import Redundancy
+from benchmarks.namespaces import network
+from tests.kill.zygote import Zygote
+from tests.nodes.network_job import NetworkJob
+
+BITS_PER_S = 1_000_000_000
+"""A slow network of today for the tiny states of tests."""
+
+MakeJob = Callable[..., NetworkJob]
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Forks trainers; one import of torch for the whole session."""
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def new_job(zygote: Zygote, tmp_path: Path) -> Iterator[MakeJob]:
+    """Makes jobs on networks of their own; skips where there are no namespaces."""
+    with ExitStack() as stack:
+
+        def make(nodes: int, redundancy: Redundancy, *, steps: int, spare: int = 0) -> NetworkJob:
+            try:
+                made = stack.enter_context(network(nodes + spare, BITS_PER_S))
+            except (OSError, subprocess.CalledProcessError) as error:
+                pytest.skip(f"no network namespaces here: {error}")
+            job = NetworkJob(zygote, made, tmp_path, redundancy, ranks=nodes, steps=steps)
+            stack.callback(job.end)
+            return job
+
+        yield make
