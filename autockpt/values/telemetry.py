@@ -154,7 +154,8 @@ class Scrubbed(Event):
     """A durable generation was read back and compared, in the background."""
 
     generation: str
-    ok: bool
+    verdict: str
+    """whole, suspect (NaN), damaged, or unread: the storage did not answer."""
     bytes: int
     """That matched."""
     scrub_s: float

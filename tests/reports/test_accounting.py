@@ -51,7 +51,6 @@ def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
     by_type = {
         float: SECONDS,
         int: st.integers(-1, 10**6),
-        bool: st.booleans(),
         float | None: st.none() | SECONDS,
         str: st.sampled_from(["memory", "disk", "finished", "signal", "error", "", "2026-01-01"]),
     }
