@@ -279,7 +279,7 @@ def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
     """The event written by `event_data`.  Raises ConfigError for an unknown kind or field."""
     rest = dict(data)
     name = rest.pop("event", None)
-    if name not in EVENTS:
+    if not isinstance(name, str) or name not in EVENTS:
         raise ConfigError(f"{where}: unknown event {name!r}; known: {', '.join(EVENTS)}")
     return from_data(EVENTS[name], rest, where=where)
 
