@@ -214,7 +214,8 @@ class Scrubbed(Event):
     """A durable generation was read back and compared, in the background."""
 
     generation: str
-    ok: bool
+    verdict: str
+    """whole, suspect (NaN), damaged, or unread: the storage did not answer."""
     bytes: int
     """That matched."""
     scrub_s: float
@@ -353,7 +354,7 @@ def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
     """The event written by `event_data`.  Raises ConfigError for an unknown kind or field."""
     rest = dict(data)
     name = rest.pop("event", None)
-    if name not in EVENTS:
+    if not isinstance(name, str) or name not in EVENTS:
         raise ConfigError(f"{where}: unknown event {name!r}; known: {', '.join(EVENTS)}")
     return from_data(EVENTS[name], rest, where=where)
 

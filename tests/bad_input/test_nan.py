@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autockpt.executors.catalogue import list_generations
-from autockpt.values.telemetry import Degraded
+from autockpt.values.telemetry import Degraded, Scrubbed
 from tests.fakes import trainings
 from tests.fakes.live import SPEC, Live, granted
 
@@ -32,8 +32,10 @@ def test_the_newest_sound_generation_is_resumed(
         step for step in health if step > 5
     }
     told = [event.reason for event in live.events(Degraded) if event.what == "health"]
-    assert told
     assert "rank 0 has NaN in model." in told[0]
+    verdicts = {event.generation: event.verdict for event in live.events(Scrubbed)}
+    assert verdicts.get("e1s4", "whole") == "whole"
+    assert set(verdicts.values()) <= {"whole", "suspect"}
     job, ckpt = live.attach(SPEC)
     assert ckpt.step_count == 4
     assert "resumed step 4 from disk" in capfd.readouterr().err

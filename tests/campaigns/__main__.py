@@ -53,7 +53,8 @@ def _facts(given: argparse.Namespace) -> dict[str, Any]:
 
     return {
         "date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine(),
-        "versions": versions(), "command": f"make test-all MINUTES={given.minutes:g}",
+        "versions": versions(),
+        "command": f"python -m tests.campaigns all --minutes {given.minutes:g}",
     }  # fmt: skip
 
 

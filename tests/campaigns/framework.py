@@ -111,6 +111,7 @@ CAMPAIGNS: dict[str, str] = {
     "fence": "tests.campaigns.fence:FenceRaces",
     "random-kills": "tests.campaigns.processes:RandomKills",
     "keeper-ops": "tests.campaigns.processes:KeeperOperations",
+    "sigterm": "tests.campaigns.processes:Terminated",
     "exact-ranks": "tests.campaigns.processes:ExactRanks",
 }
 """name: module:class, imported when it is run."""
@@ -135,7 +136,8 @@ FULL: dict[str, Full] = {
     "kill-again": Full(5_000, 0.03),
     "fence": Full(10_000, 0.03),
     "random-kills": Full(3_334, 0.28),
-    "keeper-ops": Full(DISTINCT, 0.06),
+    "keeper-ops": Full(DISTINCT, 0.05),
+    "sigterm": Full(500, 0.01),
     "exact-ranks": Full(50, 0.04),
 }
 """Cases of random-kills are of six kills, of fuzz of some two hundred inputs."""

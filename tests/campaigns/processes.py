@@ -1,8 +1,11 @@
 """Real trainers and keepers, killed at random: the end is that of a training nobody disturbed."""
 
+import os
 import random
 import shutil
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from autockpt.executors.catalogue import list_generations, verify_generation
@@ -28,6 +31,8 @@ PLANS = (
     trainings.plan(memory=2, disk=4, slots=2),
 )
 WAIT_S = 60.0
+BUDGET_S = 30.0
+"""What schedulers leave between SIGTERM and SIGKILL."""
 LAYER = Path(__file__).with_name("killed_keeper")
 OPERATIONS = 293
 """About as many has the keeper of such a training; fewer when it is slow and saves are skipped."""
@@ -135,6 +140,59 @@ def _require_all_promised(run_dir: Path, ordeal: Ordeal) -> None:
         max(whole, default=0) >= max(durable, default=0),
         f"durable {durable}, whole {whole}; {ordeal.tale()}",
     )
+
+
+class Terminated:
+    """SIGTERM at a random instant of a training that checkpoints to memory only."""
+
+    claim = "within its budget after SIGTERM what was in memory is durable, and the trainer is gone"
+    distinct: int | None = None
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._zygote = scratch, Zygote()
+        self._spec = trainings.JobSpec(steps=10_000, pace_s=0.004, seed=6)
+
+    def run(self, number: int, rng: random.Random) -> str:
+        """One training; everything is read from what it told before the signal."""
+        out = self._scratch / "case"
+        out.mkdir()
+        run_dir = trainings.prepare(out / "run", trainings.plan(memory=2, disk=100_000))
+        ordeal = Ordeal(self._zygote, self._spec, run_dir, out)
+        events, cell = (
+            Path(run_dir, "telemetry", "keeper-000.jsonl"),
+            trainings.StepCell(out / "step"),
+        )
+        try:
+            ordeal.pid = self._zygote.start(trainings.spec_data(self._spec), run_dir, out)
+            at = rng.randint(4, 40)
+            _until(lambda: cell.get() >= at and bool(_steps(events, "MemoryCommitted")), ordeal)
+            time.sleep(rng.uniform(0.0, 0.02))
+            promised, began = max(_steps(events, "MemoryCommitted")), time.monotonic()
+            os.kill(ordeal.pid, signal.SIGTERM)
+            _until(lambda: self._zygote.status(ordeal.pid) is not None, ordeal)
+            _until(lambda: max(_steps(events, "PersistCommitted"), default=0) >= promised, ordeal)
+            require(time.monotonic() - began < BUDGET_S, f"not within {BUDGET_S} s {ordeal.tale()}")
+            end_keeper(run_dir)
+            _require_all_promised(Path(run_dir), ordeal)
+        finally:
+            ordeal.end()
+            shutil.rmtree(out, ignore_errors=True)
+        return "durable"
+
+    def close(self) -> None:
+        """The zygote ends with its children."""
+        self._zygote.close()
+
+
+def _steps(events: Path, kind: str) -> list[int]:
+    return [event["step"] for event in read_events(events) if event["event"] == kind]
+
+
+def _until(holds: Callable[[], bool], ordeal: Ordeal) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        require(time.monotonic() < deadline, f"not reached; {ordeal.tale()}")
+        time.sleep(0.005)
 
 
 class ExactRanks:

@@ -19,6 +19,7 @@ COUNTS = {
     "fence": 200,
     "random-kills": 26,
     "keeper-ops": 6,
+    "sigterm": 4,
     "exact-ranks": 3,
     "corruption": 20_000,
     "fuzz": 300,
@@ -31,8 +32,9 @@ def campaign(
 ) -> tuple[framework.Summary, subprocess.CompletedProcess[str]]:
     """Plays it in processes of its own; skips the test where it cannot be."""
     out = tmp_path / "out.json"
+    workers = "1" if (COUNTS[name] or 1000) < 10 else "2"  # each imports torch
     command = [
-        sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed), "--workers", "2",
+        sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed), "--workers", workers,
         "--minutes", "4", "--out", str(out), *more,
     ]  # fmt: skip
     ended = subprocess.run(

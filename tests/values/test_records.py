@@ -67,6 +67,8 @@ def test_an_unknown_event_lists_the_known_ones() -> None:
     """A newer telemetry file says what this version can read."""
     with pytest.raises(ConfigError, match=r"line 3: unknown event 'Exploded'; known: RunStarted"):
         event_from_data({"event": "Exploded"}, where="line 3")
+    with pytest.raises(ConfigError, match=r"line 4: unknown event \[\]"):
+        event_from_data({"event": []}, where="line 4")
 
 
 def test_a_path_leads_to_the_nested_field() -> None:

@@ -160,16 +160,17 @@ class Journal:
     def scrubbed(self, result: VerifyResult, scrub_s: float) -> None:
         """A generation was read back; from any thread."""
         detail = "; ".join(result.problems[:3]) or result.sick
+        verdict = "suspect" if result.sick else "whole"
+        if not result.ok:
+            verdict = "damaged" if result.damaged else "unread"
         self._writer.emit(
             t.Scrubbed(
                 at_s=_now(), rank=KEEPER, generation=str(Generation.from_name(result.name)),
-                ok=result.ok and not result.sick, bytes=result.bytes, scrub_s=scrub_s,
-                detail=detail,
+                verdict=verdict, bytes=result.bytes, scrub_s=scrub_s, detail=detail,
             )
         )  # fmt: skip
-        if detail:
-            what = "health" if result.ok else "damage" if result.damaged else "scrub"
-            self.degraded(what, f"{result.name}: {detail}")
+        if verdict != "whole":
+            self.degraded("scrub", f"{result.name} is {verdict}: {detail}")
 
     def degraded(self, what: str, reason: str) -> None:
         """Something of ours failed; the training goes on."""
