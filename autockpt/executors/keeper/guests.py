@@ -146,7 +146,7 @@ class Guests:
         order = fetch.order
         try:
             guest = self._make(fetch)
-            address = self._find(order.from_node)
+            address = self._find(order.sources[0].node)
             with self._lock:
                 if fetch.cancelled or self._pool is None:
                     return
@@ -164,7 +164,7 @@ class Guests:
                     ),
                 )
                 fetch.transfer = self._pool.fetch(
-                    order.from_node, address, subject, shard.root, destination,
+                    order.sources[0].node, address, subject, shard.root, destination,
                     deadline_s=DEADLINE_S,
                 )  # fmt: skip
         except (AutockptError, OSError) as error:
@@ -240,7 +240,7 @@ class Guests:
         order = fetch.order
         failed = p.FetchFailed(
             rank=order.shard.rank, generation=order.shard.generation, slot=order.slot,
-            reason=f"node {order.from_node}: {reason}", final=final,
+            reason=f"node {order.sources[0].node}: {reason}", final=final,
         )  # fmt: skip
 
         def tell() -> None:
