@@ -5,7 +5,7 @@ ends for all of its threads.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -69,10 +69,11 @@ def split_spans(spans: tuple[Span, ...], parts: int) -> list[tuple[Span, ...]]:
     numbers = [number for span in spans for number in range(span.start, span.stop)]
     parts = min(parts, len(numbers))
     bounds = [len(numbers) * part // parts for part in range(parts + 1)]
-    return [_joined(numbers[start:stop]) for start, stop in pairwise(bounds)]
+    return [spans_of(numbers[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _joined(numbers: list[int]) -> tuple[Span, ...]:
+def spans_of(numbers: Iterable[int]) -> tuple[Span, ...]:
+    """Chunks in ascending order as runs."""
     spans: list[Span] = []
     for number in numbers:
         if spans and spans[-1].stop == number:
