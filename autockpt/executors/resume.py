@@ -41,7 +41,7 @@ class Resumed:
     generation: Generation | None
     """None: from scratch."""
     source: str
-    """memory, peer, disk, or "" from scratch."""
+    """memory, peer, parity, disk, or "" from scratch."""
     bytes: int
     progress: dict[str, Any] | None
     rng: Any
@@ -140,7 +140,7 @@ def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard)
 
 def _named(source: p.ShardSource) -> str:
     if source.copied:
-        return "peer"
+        return "parity" if source.rebuilt else "peer"
     return "memory" if source.kind == "memory" else "disk"
 
 

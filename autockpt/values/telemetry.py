@@ -179,6 +179,7 @@ class ShardCopied(Event):
     step: int
     shard_rank: int
     from_node: int
+    """-1: several, for a parity or what was rebuilt from one."""
     to_node: int
     bytes: int
     copy_s: float

@@ -15,7 +15,6 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.protocol.messages import HeldShard
 from autockpt.executors.telemetry import TelemetryWriter
-from autockpt.executors.transfer.events import Fetched
 from autockpt.executors.wire import TrainerResumed
 from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
@@ -114,13 +113,15 @@ class Journal:
         """Copies are missing."""
         self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
 
-    def copied(self, shard: HeldShard, fetched: Fetched, restoring: bool) -> None:
-        """A shard came from another node; callable from any thread."""
+    def copied(
+        self, shard: HeldShard, from_node: int, nbytes: int, copy_s: float, restoring: bool
+    ) -> None:
+        """A shard or a parity came from other nodes; callable from any thread."""
         self._writer.emit(
             t.ShardCopied(
                 at_s=_now(), rank=KEEPER, generation=str(shard.generation), step=shard.step,
-                shard_rank=shard.rank, from_node=fetched.node, to_node=self._node,
-                bytes=fetched.nbytes, copy_s=fetched.seconds,
+                shard_rank=shard.rank, from_node=from_node, to_node=self._node, bytes=nbytes,
+                copy_s=copy_s,
                 purpose="restore" if restoring else "protect",
             )
         )  # fmt: skip

@@ -74,7 +74,7 @@ def split_spans(spans: tuple[Span, ...], parts: int) -> list[tuple[Span, ...]]:
 
 
 def spans_of(numbers: Iterable[int]) -> tuple[Span, ...]:
-    """Chunk numbers, in order, as runs."""
+    """Chunks in ascending order as runs."""
     spans: list[Span] = []
     for number in numbers:
         if spans and spans[-1].stop == number:
