@@ -517,7 +517,7 @@ def _storage(verb: str, path: str) -> Iterator[None]:
 
 def _names(path: str) -> list[str]:
     """What stands in a folder; nothing if there is none.  Raises StorageError."""
-    with _storage("list", path), contextlib.suppress(FileNotFoundError):
+    with _storage("list", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [name for name in os.listdir(path) if not name.endswith(".tmp")]
     return []
 

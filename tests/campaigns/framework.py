@@ -174,8 +174,8 @@ def run_share(
         count = campaign.distinct
     try:
         for number in numbers(count, share, only):
-            if only is None and time.monotonic() > began + seconds:
-                break
+            if summary.cases and only is None and time.monotonic() > began + seconds:
+                break  # at least one, however long the preparation took
             _play(campaign, summary, number)
     finally:
         campaign.close()
