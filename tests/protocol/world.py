@@ -50,10 +50,10 @@ class World:
         if copies > 1:
             arrangement = rng.choice(("mixed", "ring"))
             self.redundancy = Redundancy(scheme="replicas", copies=copies, placement=arrangement)
-        self._maybe_parity(Random(f"parity {seed}"))
         self.slots = rng.choice((2, 2, 2, 2, 3, 3, 3, 1))
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
+        self._maybe_parity(Random(f"parity {seed}"))
         self.retention = retention(rng)
         self.disk = Disk()
         self.oracle = Oracle()
@@ -73,9 +73,9 @@ class World:
         self.zombies = rng.choice((0.0, 0.3, 0.8))
 
     def _maybe_parity(self, rng: Random) -> None:
-        """Half of the seeds without copies protect their memory by parity, if they have nodes."""
+        """Most seeds without copies protect their memory by parity, if they have nodes."""
         count = len(self.nodes)
-        if self.redundancy.scheme != "none" or count < 2 or rng.random() < 0.3:
+        if self.redundancy.scheme != "none" or count < 2 or rng.random() < 0.2:
             return
         losses = rng.choice((1, 1, 2)) if count > 2 else 1
         self.redundancy = Redundancy(
@@ -83,6 +83,8 @@ class World:
             set_size=rng.randint(losses + 1, 4),
             parity=losses,
         )
+        self.disk_every *= rng.choice((1, 5))
+        self.slots = rng.choice((2, 3, 3))  # with two a failed round lets go what was protected
         if rng.random() < 0.9:  # else some nodes may have too many ranks for a set
             self.world = count * rng.choice((1, 1, 2))
             self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))

@@ -65,7 +65,8 @@ class NodeProtecting(NodeState):
             return
         self.copying = generation
         for shard in (*message.shards, *message.parities):
-            if shard.generation == generation and self.is_wanted(guest_of(shard)):
+            fits = (shard.generation, shard.world_size) == (generation, len(self.nodes))
+            if fits and self.is_wanted(guest_of(shard)):
                 self._have(shard)
         for local in self.ranks.values():
             if local.attach is not None:
