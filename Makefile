@@ -10,6 +10,8 @@ PIP    := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.tx
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 TORCH_ARGS  ?=
+# Minutes of all campaigns together in test-all, on two cores.
+MINUTES     ?= 150
 
 # Idle OpenMP threads sleep instead of spinning: a spinning pool starves the copy thread and the
 # keeper on small machines, and every timing with them.
@@ -49,8 +51,10 @@ check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py
 
-test-all: $(VENV)/.ready  ## every test, slow ones too
+test-all: $(VENV)/.ready  ## every test, slow ones too, then every campaign for MINUTES=150
 	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m tests.campaigns all --minutes $(MINUTES) --workers 2 --out benchmarks/results/campaigns.json
+	$(PY) -m tests.campaigns.table
 
 bench-%: $(VENV)/.ready  ## run benchmarks/NAME.py (bench-device-copy runs device_copy.py)
 	@test -f benchmarks/$(subst -,_,$*).py || { \

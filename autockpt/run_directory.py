@@ -523,7 +523,7 @@ def _json_lines(
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 

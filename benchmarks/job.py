@@ -14,15 +14,21 @@ import torch
 EXAMPLE = Path(__file__).parent.parent / "examples" / "gpt" / "train.py"
 
 
+def load_example() -> Any:
+    """The example's module."""
+    spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example
+
+
 class Job:
     """The example's model and optimizer with batches small enough for short iterations."""
 
     def __init__(self, size: str, tokens: int) -> None:
-        spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
-        assert spec is not None
-        assert spec.loader is not None
-        example = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(example)
+        example = load_example()
         torch.manual_seed(0)
         self.model = example.GPT(size, tokens, 0.0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)

@@ -8,7 +8,8 @@ and as root between two network namespaces whose link tc holds to a rate.
 Product: the example job on four nodes, with copies and with storage (`redundancy_job`).
 
 Parity: the rate at which a holder takes the chunks of the other members of its set into its parity,
-against a plain copy of the same bytes; and Reed-Solomon for two losses beside it.
+against a plain copy of the same bytes, for one loss and for two, and beside them pyeclib where it
+is installed.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from benchmarks.harness import Row, publish, row
 from benchmarks.namespaces import Node, network
 from benchmarks.redundancy_job import product
+from benchmarks.redundancy_parity import parity_rows
 
 UNSHAPED_TARGET, SHAPED_TARGET = 0.70, 0.85
 LOCAL = Node(host="127.0.0.1", prefix=())
@@ -47,6 +49,7 @@ def main() -> None:
     if args.only != "job":
         rows += unshaped(transfers(LOCAL, LOCAL, nbytes, args.streams, args.rounds), nbytes)
         rows += shaped(nbytes, args.streams, max(3, args.rounds // 3), args.mbit * 10**6)
+        rows += parity_rows(args.mib, args.rounds)
     if args.only != "transfer":
         rows += product(args.size, args.steps)
     publish("redundancy", rows, settings=vars(args))

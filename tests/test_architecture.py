@@ -172,7 +172,10 @@ ROOMS = (
     Room(name="", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
 )
 
-TORCH_FREE = ("values", "executors.keeper", "executors.layout", "executors.protocol")
+TORCH_FREE = (
+    "values", "executors.keeper", "executors.layout", "executors.parity", "executors.protocol",
+    "executors.transfer",
+)  # fmt: skip
 TORCH_FREE_REASON = (
     "the keeper outlives the trainer and must start at once and stay small; torch costs seconds"
 )

@@ -14,6 +14,8 @@ autockpt convert runs/train-20260101-120000 weights --to safetensors --max-shard
 autockpt convert checkpoints dcp --to dcp --generation gen-e000001-s000000400
 autockpt convert runs/train-20260101-120000 state.pt --to torch --force
 autockpt convert weights runs/tuned --to autockpt   # then: autockpt run --run-dir runs/tuned ...
+autockpt convert runs/train-20260101-120000 history --to archive --codec excp   # LOSSY
+autockpt convert history runs/again --to autockpt --generation gen-e000001-s000000400
 """
 PROGRESS_EVERY_S = 5.0
 
@@ -24,9 +26,10 @@ PROGRESS_EVERY_S = 5.0
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["safetensors", "dcp", "torch", "autockpt"]),
+    type=click.Choice(["safetensors", "dcp", "torch", "autockpt", "archive"]),
     required=True,
-    help="safetensors and dcp make a directory, torch one file, autockpt a run to go on from.",
+    help="safetensors and dcp make a directory, torch one file, autockpt a run to go on from, "
+    "archive the history of a run.",
 )
 @click.option("--generation", metavar="NAME", help="Which one; otherwise the newest good one.")
 @click.option(
@@ -34,6 +37,17 @@ PROGRESS_EVERY_S = 5.0
 )
 @click.option("--max-shard-size", metavar="SIZE", help="safetensors: of one file (default 5 GB).")
 @click.option("--rank", type=int, help="Only what is in one rank's image; otherwise of all.")
+@click.option(
+    "--codec",
+    type=click.Choice(["none", "excp", "excp-published", "quantised"]),
+    default="none",
+    show_default=True,
+    help="archive: all but `none` are LOSSY, and every restore says so.",
+)
+@click.option(
+    "--full-every", type=int, metavar="N", help="archive: one of N is lossless (default 8)."
+)
+@click.option("--follow", is_flag=True, help="archive: go on with what a live run writes.")
 @click.option("--force", is_flag=True, help="Replace an export that is there already.")
 @common
 def convert(
@@ -45,14 +59,34 @@ def convert(
     everything: bool,
     max_shard_size: str | None,
     rank: int | None,
+    codec: str,
+    full_every: int | None,
+    follow: bool,
     force: bool,
-) -> None:
+) -> int | None:
     """Export one checkpoint to DESTINATION as safetensors, as a directory of
     torch.distributed.checkpoint, or as one file of torch.save; or make a run directory from a
     checkpoint in any of these formats, from which `autockpt run --run-dir` goes on.
 
+    --to archive adds every good checkpoint of a run that is newer than what the archive holds.
+    With --codec excp or quantised it is LOSSY: what comes back is close to what was trained.
+
     Every chunk is compared with its digest on the way; a damaged checkpoint exports nothing.
     """
+    from autockpt.cli import archive as archives
+
+    if target == "archive":
+        return archives.add(
+            console,
+            archives.Request(
+                source=source, destination=destination, generation=generation, codec=codec,
+                full_every=full_every, follow=follow,
+            ),
+        )  # fmt: skip
+    if codec != "none" or full_every is not None or follow:
+        raise click.UsageError("--codec, --full-every and --follow belong to --to archive")
+    if archives.is_archive(source):
+        return archives.bring_back(console, source, destination, target, generation, force=force)
     from autockpt.integrations.export import MAX_SHARD_BYTES, export
     from autockpt.integrations.importing import TARGET, import_tree
     from autockpt.integrations.loading import opened
@@ -81,9 +115,10 @@ def convert(
         console.say(f"left out: {what}")
     if target == TARGET:
         console.next(f"autockpt run --run-dir {destination} SCRIPT")
-        return
+        return None
     only = "" if target == "dcp" or everything else " --only model"
     console.next(f"autockpt diff {source} {destination}{only}")
+    return None
 
 
 def told(console: Console) -> Callable[[int, int], None]:

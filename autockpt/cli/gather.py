@@ -3,6 +3,7 @@
 import shlex
 from typing import TYPE_CHECKING
 
+from autockpt.cli.prospects import risk_of, search_of
 from autockpt.cli.versions import versions
 from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.errors import AutockptError
@@ -12,7 +13,6 @@ from autockpt.values.profile import Profile
 from autockpt.values.record import to_data
 
 if TYPE_CHECKING:
-    from autockpt.policies.nesting import Tiers
     from autockpt.reports.data import RunData
     from autockpt.reports.protection import Protection
     from autockpt.reports.what_if import WhatIfCurve
@@ -44,6 +44,8 @@ def run_data(run: RunDirectory) -> "RunData":
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
         what_if=what_if_of(profile, goal, decision),
         status=to_data(status) if status else {},
+        risk=risk_of(profile, goal, decision),
+        search=search_of(run),
     )
 
 
@@ -67,6 +69,7 @@ def what_if_of(
     """The waste function at the plan, from the same functions that decided it."""
     if profile is None or decision is None:
         return None
+    from autockpt.policies.what_if import tiers_of_plan
     from autockpt.reports.what_if import what_if
 
     goal = goal or Goal()
@@ -74,7 +77,7 @@ def what_if_of(
     disk_steps = decision.plan.tier("disk").interval_steps
     if not disk_steps:
         return None
-    tiers = _tiers(profile, goal, decision.plan)
+    tiers = tiers_of_plan(profile, goal, decision.plan)
     memory_s, disk_s = tiers.periods_s(memory_steps, disk_steps)
     declared = goal.failures.mtbf_s is not None
     observed = profile.failures.per_node.events + profile.failures.per_job.events
@@ -86,13 +89,6 @@ def what_if_of(
         waste=tiers.waste(memory_steps, disk_steps).total,
         mtbf_assumed=not declared and not observed,
     )
-
-
-def _tiers(profile: Profile, goal: Goal, plan: CheckpointPlan) -> "Tiers":
-    """Costs and failure rates of the plan's tiers, as `policies.decide` sees them."""
-    from autockpt.policies.what_if import tiers_of_plan
-
-    return tiers_of_plan(profile, goal, plan)
 
 
 def write_report(run: RunDirectory) -> str:

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from autockpt.cli import archive
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
@@ -14,7 +15,7 @@ autockpt ls /mnt/checkpoints --json
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
 @common
 def ls(console: Console, path: str) -> None:
     """List the checkpoints of a run directory or a checkpoint directory, oldest first."""
@@ -23,6 +24,9 @@ def ls(console: Console, path: str) -> None:
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
+    if archive.is_archive(path):
+        archive.ls(console, path)
+        return
     place = find_place(path)
     records = list_generations(place.directory)
     console.object("ls", {"directory": place.directory, "generations": to_data(records)})

@@ -92,6 +92,7 @@ def run(
 
 def _launch(request: "Request", console: Console) -> int:
     from autockpt.cli import outcome
+    from autockpt.cli.archiver import archiver_beside
     from autockpt.cli.launch import Launch, launch
     from autockpt.cli.preparation import (
         check_directory,
@@ -111,18 +112,17 @@ def _launch(request: "Request", console: Console) -> int:
         prepare(run, request.script, "run", goal, scale)
         console.say(f"run directory: {outcome.shown(run.path)}")
         console.say(f"plan: {write_decision(run, request, goal, found)}")
-        ending = launch(
-            Launch(
-                run=run,
-                script=request.script,
-                mode="run",
-                resume_from=request.resume_from,
-                fresh=request.fresh,
-                profile_in_place=request.use_profile,
-                **request.launching,
-            ),
-            console,
+        wanted = Launch(
+            run=run,
+            script=request.script,
+            mode="run",
+            resume_from=request.resume_from,
+            fresh=request.fresh,
+            profile_in_place=request.use_profile,
+            **request.launching,
         )
+        with archiver_beside(run, goal.archive, console):
+            ending = launch(wanted, console)
         return outcome.finish(run, ending, request.script, console)
 
 

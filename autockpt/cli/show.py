@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from autockpt.cli import archive
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
@@ -20,17 +21,20 @@ autockpt show checkpoints gen-e000001-s000000400 --tensors
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
 @click.argument("generation", required=False)
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @common
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
-    from autockpt.executors.directory import read_commit
+    from autockpt.executors.directory import lossy_mark, read_commit
     from autockpt.integrations.places import choose, find_place
     from autockpt.reports.protection import facts
     from autockpt.values.record import to_data
 
+    if archive.is_archive(path):
+        archive.show(console, path, generation, tensors=tensors)
+        return
     place = find_place(path)
     name = choose(place, generation)
     folder = os.path.join(place.directory, name)
@@ -43,6 +47,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         "resumed from": commit.parent.name if commit.parent else "the beginning",
         "ranks": commit.world_size,
         "health": commit.health,
+        "lossy": lossy_mark(commit.records) or "no",
         "run": commit.run_id,
         "directory": folder,
     }
@@ -91,12 +96,12 @@ def _part(row: dict[str, Any]) -> str:
 
 def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
     """What the index and the header of one shard say; both are checked against the commit."""
-    from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
+    from autockpt.executors.catalogue import open_shard
     from autockpt.executors.image import header_bytes, read_header
 
     record = commit.records[rank]
-    index = load_index(folder, record, commit)
-    source = ChunkSource(shard_path(folder, record), index)
+    source = open_shard(folder, record, commit)
+    index = source.index
     buffer = source.buffer()
     try:
         head = bytes(source.read(0, buffer))

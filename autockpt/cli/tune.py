@@ -89,8 +89,19 @@ def tune(console: Console, **options: Any) -> None:
         return
     header, outcome, files = search(console, options)
     tune_text.show(console, header, outcome, files)
+    _renew_report(Path(files["trials.jsonl"]))
     place = options["run_dir"] or options["profile"]
     console.next(f"autockpt run --profile {place} --policy {files['tuned.yaml']} SCRIPT")
+
+
+def _renew_report(trials: Path) -> None:
+    """Where the profile has a report, it shows this search from now on."""
+    from autockpt.cli.gather import try_report
+    from autockpt.run_directory import RunDirectory
+
+    run = RunDirectory(trials.parent.parent)
+    if run.report.exists():
+        try_report(run)
 
 
 def search(console: Console, options: Options) -> "Found":

@@ -53,8 +53,16 @@ def print_found(
     console.result(
         f"measured  {format_bytes(header.sample_bytes)} a rank and write, {header.content}"
     )
+    console.result(f"matters   {matters(outcome)}")
     for name, path in files.items():
         console.result(f"{name.partition('.')[0]:<8}  {path}")
+
+
+def matters(outcome: Outcome) -> str:
+    """The knobs by importance, in words."""
+    found = outcome.importances
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
+    return f"{shares}; together {found.explained:.0%} of the spread of the writes"
 
 
 def policy_words(header: Header, outcome: Outcome, files: Mapping[str, str]) -> str:

@@ -3,21 +3,28 @@
 Reads only.  Works on the directory of a live run.
 """
 
+import contextlib
+import errno
 import os
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
-from autockpt.executors.directory import CommitFile, read_commit, read_small
+from autockpt.executors.directory import CommitFile, lossy_mark, read_commit, read_small
 from autockpt.executors.gate import Gate, OpenGate
+from autockpt.executors.health import NanScan
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
 from autockpt.executors.persist import ImageReader
-from autockpt.values.errors import AutockptError, CorruptCheckpointError
+from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
 READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
+MOST_BASES = 16
+"""In a row; whoever writes keeps far fewer (`TierPlan.chain`)."""
 _NOW = OpenGate()
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+"""The file is not there, or something else is: asking again will not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +56,8 @@ class VerifyResult:
     shards: int
     problems: tuple[str, ...]
     """One sentence each: file, rank, what was expected and found."""
+    sick: str = ""
+    """Whole, but a tensor holds NaN: rank and name; see `health`."""
     damaged: bool = False
     """Some bytes are wrong; False with problems: they could not be read now (storage)."""
 
@@ -89,8 +98,9 @@ def _record(directory: str, name: str) -> GenerationRecord:
         parent="" if commit.parent is None else commit.parent.name,
         bytes=sum(int(record.get("bytes", 0)) for record in commit.records),
         created_s=commit.created_s,
-        health=commit.health,
+        health="suspect" if os.path.exists(os.path.join(folder, "SUSPECT")) else commit.health,
         state=state,
+        detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
     )
 
 
@@ -102,13 +112,17 @@ def _unusable(name: str, state: str, detail: str) -> GenerationRecord:
 
 
 def load_index(folder: str, record: dict[str, object], commit: CommitFile) -> ImageIndex:
-    """The index of one shard, bound to its commit.  Raises CorruptCheckpointError."""
+    """The index of one shard, bound to its commit.
+
+    Raises CorruptCheckpointError, or StorageError when the storage does not answer now.
+    """
     name = _plain_file(str(record.get("index", "")))
     path = os.path.join(folder, name)
     try:
         index = read_index(read_small(path, limit=MAX_INDEX_BYTES), where=path)
     except OSError as error:
-        raise CorruptCheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        kind = CorruptCheckpointError if error.errno in _NO_FILE else StorageError
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
     if index.root != record.get("root"):
         raise CorruptCheckpointError(
             f"{path}: its root is {index.root[:16]}..., COMMIT says {str(record.get('root'))[:16]}"
@@ -135,10 +149,22 @@ class ChunkSource:
 
     workers = READERS
 
-    def __init__(self, path: str, index: ImageIndex, *, direct: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        index: ImageIndex,
+        *,
+        direct: bool = True,
+        base: "ChunkSource | None" = None,
+    ) -> None:
+        """`base`: of the generation that the index names; it is closed with this one."""
         self.index = index
         self.path = path
-        self._codec = codec_of(index.codec)
+        self._base = base
+        try:
+            self._codec = codec_of(index.codec)
+        except ConfigError as error:  # the root does not bind it: it says how, not what
+            raise CorruptCheckpointError(f"{path}: its index names an {error}") from None
         self._reader = ImageReader(path, direct=direct)
         expected = (
             max((c.offset + c.length for c in index.stored), default=0)
@@ -162,29 +188,45 @@ class ChunkSource:
         return data
 
     def buffer(self) -> Arena:
-        """Memory for one chunk."""
-        size = min(self.index.chunk_bytes, self.index.image_bytes) + PAGE_BYTES
+        """Memory for one chunk, and for the same of every base."""
+        size = self._levels * self._room
         return Arena.huge(size) if size >= HUGE_BYTES else Arena.anonymous(size)
+
+    @property
+    def _room(self) -> int:
+        """For a chunk as it is stored, page-aligned."""
+        return page_align(min(self.index.chunk_bytes, self.index.image_bytes)) + PAGE_BYTES
+
+    @property
+    def _levels(self) -> int:
+        return 1 + (0 if self._base is None else self._base._levels)
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""
+        return self._read(chunk, buffer.view)
+
+    def _read(self, chunk: int, memory: memoryview) -> memoryview:
         start, stop = self.index.chunk_range(chunk)
         if not self.index.stored:
-            data = buffer.view[: stop - start]
+            data = memory[: stop - start]
             self._reader.read_at(start, data)
         else:
-            data = self._read_encoded(chunk, stop - start, buffer)
+            data = self._read_encoded(chunk, stop - start, memory)
         self.index.check(chunk, data, source=self.path)
         return data
 
-    def _read_encoded(self, chunk: int, raw_bytes: int, buffer: Arena) -> memoryview:
+    def _read_encoded(self, chunk: int, raw_bytes: int, memory: memoryview) -> memoryview:
         place = self.index.stored[chunk]
-        if not 0 < place.length <= raw_bytes or place.offset < 0:
+        least = 0 if place.base else 1
+        if not least <= place.length <= raw_bytes or place.offset < 0:
             raise CorruptCheckpointError(
                 f"{self.path}: chunk {chunk} claims {place.length} stored bytes at "
                 f"{place.offset} for {raw_bytes}"
             )
-        frame = buffer.view[: page_align(place.length)]
+        old = self._base_chunk(chunk, place.base, memory[self._room :]) if place.base else None
+        if not place.length:
+            return old or memoryview(b"")
+        frame = memory[: page_align(place.length)]
         available = self._reader.length - place.offset
         self._reader.read_at(place.offset, frame[: min(len(frame), available)])
         frame = frame[: place.length]
@@ -192,11 +234,65 @@ class ChunkSource:
             return frame
         if chunk_digest(frame) != place.digest:
             raise CorruptCheckpointError(f"{self.path}: chunk {chunk}: stored bytes changed")
-        return memoryview(self._codec.decode(frame, raw_bytes))
+        return memoryview(self._codec.decode(frame, raw_bytes, base=old))
+
+    def _base_chunk(self, chunk: int, digest: str, memory: memoryview) -> memoryview:
+        base = self._base
+        if base is None or base.index.digests[chunk] != digest:
+            got = "none is open" if base is None else f"{base.path} has {base.index.digests[chunk]}"
+            raise CorruptCheckpointError(
+                f"{self.path}: chunk {chunk} needs the base of digest {digest}, {got}"
+            )
+        return base._read(chunk, memory)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file, and those of its bases."""
+        if self._base is not None:
+            self._base.close()
         self._reader.__exit__()
+
+
+def open_shard(folder: str, record: dict[str, object], commit: CommitFile) -> ChunkSource:
+    """A shard file of a commit, with the shards that it is a difference to.
+
+    Raises CorruptCheckpointError or StorageError.
+    """
+    return _open_shard(folder, record, commit, MOST_BASES)
+
+
+def _open_shard(
+    folder: str, record: dict[str, object], commit: CommitFile, most_bases: int
+) -> ChunkSource:
+    index = load_index(folder, record, commit)
+    base = None if index.base is None else _open_base(folder, index, index.base, most_bases)
+    try:
+        return ChunkSource(shard_path(folder, record), index, base=base)
+    except BaseException:
+        if base is not None:
+            base.close()
+        raise
+
+
+def _open_base(folder: str, index: ImageIndex, named: Generation, most_bases: int) -> ChunkSource:
+    """The shard of the same rank in the generation that an index names as its base."""
+    where = f"{folder}: rank {index.rank} is stored as a difference to {named}"
+    if not most_bases:
+        raise CorruptCheckpointError(f"{where}, which is base number {MOST_BASES + 1} in a row")
+    other = os.path.join(os.path.dirname(folder), named.name)
+    try:
+        commit = read_commit(os.path.join(other, "COMMIT"))
+    except FileNotFoundError:
+        raise CorruptCheckpointError(
+            f"{where}, and {other} has no COMMIT; put it back, or restore an older generation"
+        ) from None
+    if index.rank >= len(commit.records):
+        raise CorruptCheckpointError(f"{where}, which has {len(commit.records)} ranks only")
+    base = _open_shard(other, commit.records[index.rank], commit, most_bases - 1)
+    same = ("run_id", "image_bytes", "chunk_bytes")
+    if any(getattr(base.index, name) != getattr(index, name) for name in same):
+        base.close()
+        raise CorruptCheckpointError(f"{where}, which holds an image of another run or size")
+    return base
 
 
 def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> VerifyResult:
@@ -212,29 +308,51 @@ def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> Verify
             name=name, ok=False, bytes=0, shards=0, problems=(str(error),),
             damaged=isinstance(error, CorruptCheckpointError),
         )  # fmt: skip
-    damaged = False
-    problems: list[str] = []
-    total = 0
+    reading = _Reading(gate)
     for rank, record in enumerate(commit.records):
         try:
-            index = load_index(folder, record, commit)
-            source = ChunkSource(shard_path(folder, record), index)
+            source = open_shard(folder, record, commit)
         except (AutockptError, OSError) as error:
-            damaged |= isinstance(error, CorruptCheckpointError)
-            problems.append(f"rank {rank}: {error}")
+            reading.failed(rank, error)
             continue
-        buffer = source.buffer()
+        with contextlib.closing(source):
+            reading.shard(rank, source)
+    return VerifyResult(
+        name=name, ok=not reading.problems, bytes=reading.bytes, shards=len(commit.records),
+        problems=tuple(reading.problems), damaged=reading.damaged, sick=reading.sick,
+    )  # fmt: skip
+
+
+class _Reading:
+    """What comes of reading the shards of a generation."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.bytes = 0
+        self.problems: list[str] = []
+        self.damaged = False
+        self.sick = ""
+
+    def failed(self, rank: int, error: Exception) -> None:
+        """A file or a chunk that is not what it must be, or cannot be read now."""
+        self.damaged |= isinstance(error, CorruptCheckpointError)
+        self.problems.append(f"rank {rank}: {error}")
+
+    def shard(self, rank: int, source: ChunkSource) -> None:
+        """All chunks; a bad one does not end it."""
+        index = source.index
+        scan, buffer = NanScan(index.image_bytes, beyond=index.head_bytes), source.buffer()
         for chunk in range(len(index.digests)):
             start, stop = index.chunk_range(chunk)
-            gate.wait(stop - start)
+            self._gate.wait(stop - start)
             try:
-                total += len(source.read(chunk, buffer))
+                data = source.read(chunk, buffer)
             except AutockptError as error:
-                damaged |= isinstance(error, CorruptCheckpointError)
-                problems.append(f"rank {rank}: {error}")
-        source.close()
+                self.failed(rank, error)
+                continue
+            self.bytes += len(data)
+            scan.take(start, data)
+            del data
         buffer.close()
-    return VerifyResult(
-        name=name, ok=not problems, bytes=total, shards=len(commit.records),
-        problems=tuple(problems), damaged=damaged,
-    )  # fmt: skip
+        if scan.found and not self.sick:
+            self.sick = f"rank {rank} has NaN in {scan.found}"

@@ -3,7 +3,8 @@
 One copy thread of plain priority, memcpy in pieces of 4 MiB for contiguous host tensors (the GIL is
 released, Python is re-entered 180 times for 0.7 GB), one batched call for the many small tensors.
 Measured beside training: more threads, non-temporal stores, pacing or a lower priority all cost the
-training more, or the fence (a nice'd thread stays on a busy core: 50 ms became 400).
+training more, or the fence (a nice'd thread stays on a busy core: 50 ms became 400).  With a gate
+the pieces move in the windows of the iteration in which the training idles (`window_gate.py`).
 """
 
 import ctypes
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from autockpt.executors.window_gate import WindowGate, WindowUse
 
 PIECE_BYTES = 4 * 2**20
 """Bytes per memcpy call: small enough to publish progress, large enough for full bandwidth."""
@@ -64,6 +67,10 @@ class CopyTask:
 
     jobs: list[CopyJob]
     publish: ProgressCounter
+    gate: WindowGate | None = None
+    """Asked before each piece; whoever waits for the copy makes it open."""
+    use: WindowUse | None = None
+    """What the gate did with the bytes."""
     first: list[CopyJob] = field(default_factory=list)
     """Host tensors beside a device's: done before anything is waited for, not published."""
     last: Callable[["CopyTask"], None] | None = None
@@ -90,6 +97,8 @@ class CopyEngine:
     def start(self, task: CopyTask) -> None:
         """Begins after all earlier tasks."""
         self._newest = task
+        if task.gate is not None:
+            task.use = task.gate.begin(sum(job.nbytes for job in task.jobs))
         self._tasks.put(task)
 
     @property
@@ -115,6 +124,8 @@ class CopyEngine:
         if done():
             return 0.0
         began = time.monotonic()
+        if self._newest.gate is not None:
+            self._newest.gate.hurry()
         self._reached.clear()
         self._awaited = done
         while not done():  # asked again: it may have come true before anybody knew of the wait
@@ -134,7 +145,7 @@ class CopyEngine:
                 run_jobs(task.first, None)
                 task.first_done = True
                 self._tell()
-                run_jobs(task.jobs, task.publish, lambda end: self._went(task, end))
+                run_jobs(task.jobs, task.publish, lambda end: self._went(task, end), gate=task.gate)
             except BaseException as error:  # reported at the fence, the training goes on
                 task.error = error
             self._end(task)
@@ -164,15 +175,19 @@ def run_jobs(
     jobs: list[CopyJob],
     publish: ProgressCounter | None,
     went: Callable[[int], None] = lambda end: None,
+    *,
+    gate: WindowGate | None = None,
 ) -> None:
-    """Copies in order; what a device copies by itself is only waited for."""
+    """Copies in order, when `gate` lets it; what a device copies by itself is only waited for."""
     for job in jobs:
         if job.event is not None:
             job.event.synchronize()
         elif job.tensors is not None:
+            if gate is not None:
+                gate.wait(job.nbytes)
             copy_tensors(*job.tensors)
         else:
-            _memcpy(job, publish)
+            _memcpy(job, publish, gate)
         if publish is not None:
             publish.set(job.end)
         went(job.end)
@@ -184,10 +199,13 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
         torch._foreach_copy_(targets, sources)
 
 
-def _memcpy(job: CopyJob, publish: ProgressCounter | None) -> None:
+def _memcpy(job: CopyJob, publish: ProgressCounter | None, gate: WindowGate | None) -> None:
     start = job.end - job.nbytes
-    for done in range(0, job.nbytes, PIECE_BYTES):
-        count = min(PIECE_BYTES, job.nbytes - done)
+    piece = PIECE_BYTES if gate is None else gate.use.chunk_bytes
+    for done in range(0, job.nbytes, piece):
+        count = min(piece, job.nbytes - done)
+        if gate is not None:
+            gate.wait(count)
         ctypes.memmove(job.destination + done, job.source + done, count)
         if publish is not None:
             publish.set(start + done + count)

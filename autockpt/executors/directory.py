@@ -14,16 +14,17 @@ repaired by guessing.  Used from one thread at a time.
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autockpt.executors.decisions import decision_text, read_decision
 from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
 from autockpt.executors.spares import SpareFiles
 from autockpt.values.errors import (
@@ -40,7 +41,7 @@ from autockpt.values.record import from_json, to_json
 FORMAT = 1
 _EPOCH = re.compile(r"e-\d{6}")
 _OURS = re.compile(
-    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|COMMIT(\.\w+\.tmp)?"
+    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
 MAX_RECORD_BYTES = 16 * 2**20
@@ -123,7 +124,7 @@ class CheckpointDirectory:
                     format=FORMAT,
                     created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 )
-                self._publish(path, to_json(run).encode(), replace=False)
+                publish(path, to_json(run).encode(), replace=False)
             run = from_json(RunFile, read_small(path), where=path)
         except OSError as error:
             raise StorageError(
@@ -151,18 +152,29 @@ class CheckpointDirectory:
                 os.unlink(path)
 
     def highest_epoch(self) -> EpochFile | None:
-        """The newest claim, or None."""
+        """The newest claim, or None; of a damaged one all but its number is unknown.
+
+        Raises StorageError.
+        """
         names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))
         if not names:
             return None
         path = os.path.join(self.path, "epochs", names[-1])
-        return from_json(EpochFile, read_small(path), where=path)
+        epoch = int(names[-1][2:])
+        with _storage("read", path), contextlib.suppress(ConfigError, CorruptCheckpointError):
+            found = from_json(EpochFile, read_small(path), where=path)
+            if found.epoch == epoch:
+                return found
+        return EpochFile(
+            epoch=epoch, run_id="", launch_id="?", restart_round=0, host="?", boot_id="", pid=0,
+            pid_start=0, nonce="",
+        )  # fmt: skip
 
     def claim(self, run_id: str, launch_id: str, restart_round: int, *, force: bool) -> int:
         """Claims the next epoch; its number.
 
         The same launch takes over at once; a foreign one only when its holder is dead (`force`
-        states that it is known to be).  Raises DirectoryBusyError naming the holder.
+        states that it is known to be).  Raises DirectoryBusyError naming the holder, StorageError.
         """
         for _ in range(100):
             holder = self.highest_epoch()
@@ -175,8 +187,9 @@ class CheckpointDirectory:
                 pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
             )  # fmt: skip
             path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
-            if self._publish(path, to_json(mine).encode(), replace=False):
-                return epoch
+            with _storage("claim", path):
+                if publish(path, to_json(mine).encode(), replace=False):
+                    return epoch
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
     def holds(self, epoch: int) -> bool:
@@ -197,6 +210,12 @@ class CheckpointDirectory:
         path = os.path.join(self.path, "epochs", "heartbeat")
         with contextlib.suppress(OSError):
             _write_plain(path, f"{epoch} {secrets.token_hex(4)}\n".encode())
+
+    def require_unheld(self) -> None:
+        """Raises DirectoryBusyError naming the live run that holds the directory."""
+        holder = self.highest_epoch()
+        if holder is not None:
+            self._require_dead(holder)
 
     def _require_dead(self, holder: EpochFile) -> None:
         if os.path.exists(self._left(holder.epoch)):
@@ -276,11 +295,9 @@ class CheckpointDirectory:
             parent=parent, records=records, health=health, created_s=created_s,
         ).sealed()  # fmt: skip
         path = os.path.join(self.generation_path(generation), "COMMIT")
-        try:
-            if not self._publish(path, to_json(commit).encode(), replace=False):
+        with _storage("commit", path):
+            if not publish(path, to_json(commit).encode(), replace=False):
                 raise StorageError(f"{path}: exists already")
-        except OSError as error:
-            raise StorageError(f"{path}: cannot commit: {error.strerror}") from error
         self._require_epoch(generation.epoch)
         return created_s
 
@@ -291,32 +308,33 @@ class CheckpointDirectory:
     def write_decision(
         self, epoch: int, attempt: int, generation: Generation | None, reason: str
     ) -> None:
-        """Records what an incarnation resumes from.  Raises GuardError when fenced."""
+        """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
         self._require_epoch(epoch)
-        parent = None if generation is None else generation.name
-        text = json.dumps({"epoch": epoch, "attempt": attempt, "parent": parent, "reason": reason})
-        self._publish(
-            os.path.join(self.path, "decisions", f"e-{epoch:06d}"), text.encode(), replace=True
-        )
+        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        with _storage("write", path):
+            text = decision_text(epoch, attempt, generation, reason)
+            publish(path, text, replace=True)
 
     def parents(self) -> tuple[EpochParent, ...]:
-        """The lineage on disk."""
+        """The lineage on disk; damaged records are none.
+
+        Raises StorageError when one cannot be read: without it an abandoned generation may look
+        like the newest.
+        """
         found = []
         directory = os.path.join(self.path, "decisions")
-        for name in sorted(_names(directory)):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AutockptError):
-                data = json.loads(read_small(os.path.join(directory, name)))
-                parent = data["parent"]
-                found.append(
-                    EpochParent(
-                        epoch=int(data["epoch"]),
-                        parent=None if parent is None else Generation.from_name(parent),
-                    )
-                )
+        for name in sorted(filter(_EPOCH.fullmatch, _names(directory))):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(CorruptCheckpointError), _storage("read", path):
+                found.append(read_decision(read_small(path), epoch=int(name[2:]), where=path))
         return tuple(found)
 
     def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
-        """Every valid COMMIT of this run, oldest first."""
+        """Every valid COMMIT of this run, oldest first.
+
+        One that cannot be read is left out, as a shard that cannot be read is passed over.  Raises
+        StorageError when the directory itself cannot be: nothing there would mean from scratch.
+        """
         entries = []
         for name in sorted(_names(self.path)):
             with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
@@ -328,7 +346,8 @@ class CheckpointDirectory:
 
     def _entry(self, commit: CommitFile) -> CatalogueEntry:
         folder = self.generation_path(commit.generation)
-        health: Health = "good" if commit.health == "good" else "suspect"
+        sick = commit.health != "good" or os.path.exists(os.path.join(folder, "SUSPECT"))
+        health: Health = "suspect" if sick else "good"
         return CatalogueEntry(
             generation=commit.generation,
             step=commit.step,
@@ -345,7 +364,7 @@ class CheckpointDirectory:
         )
 
     def mark(self, generation: Generation, name: str) -> None:
-        """Leaves a mark (VERIFIED, CORRUPT) in a generation; a lost mark is harmless."""
+        """Leaves a mark (VERIFIED, CORRUPT, SUSPECT) in a generation; a lost one is harmless."""
         with contextlib.suppress(OSError):
             _write_plain(os.path.join(self.generation_path(generation), name), b"")
 
@@ -358,8 +377,11 @@ class CheckpointDirectory:
                 _fsync_directory(self.path)
 
     def ever_committed(self) -> bool:
-        """True when some generation was once committed to memory or disk."""
-        return os.path.exists(os.path.join(self.path, "EVER"))
+        """True when some generation was once committed to memory or disk.  Raises StorageError."""
+        path = os.path.join(self.path, "EVER")
+        with _storage("read", path), contextlib.suppress(FileNotFoundError):
+            return bool(os.stat(path))
+        return False
 
     # ------------------------------------------------------------------ removal
 
@@ -407,36 +429,38 @@ class CheckpointDirectory:
     def empty_trash(self) -> None:
         """Removes what an earlier process could not finish removing."""
         directory = os.path.join(self.path, "trash")
-        for name in _names(directory):
+        names: list[str] = []
+        with contextlib.suppress(StorageError):
+            names = _names(directory)
+        for name in names:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
         self.spares.clear()
 
-    # ------------------------------------------------------------------ files
 
-    def _publish(self, path: str, text: bytes, *, replace: bool) -> bool:
-        """Durable, whole, at once; False when it exists and may not be replaced."""
-        temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def publish(path: str, text: bytes, *, replace: bool) -> bool:
+    """Durable, whole, at once; False when it exists and may not be replaced."""
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            try:
-                _write_all(fd, text)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            if read_small(temporary) != text:
-                raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
-            if replace:
-                os.rename(temporary, path)
-            else:
-                try:
-                    os.link(temporary, path)
-                except FileExistsError:
-                    return False
+            _write_all(fd, text)
+            os.fsync(fd)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        _fsync_directory(os.path.dirname(path))
-        return True
+            os.close(fd)
+        if read_small(temporary) != text:
+            raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
+        if replace:
+            os.rename(temporary, path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    _fsync_directory(os.path.dirname(path))
+    return True
 
 
 def read_commit(path: str) -> CommitFile:
@@ -458,6 +482,11 @@ def read_commit(path: str) -> CommitFile:
     return commit
 
 
+def lossy_mark(records: Iterable[Mapping[str, Any]]) -> str:
+    """What the shards of a COMMIT say was lost before they were written; "" for nothing."""
+    return next((str(record["lossy"]) for record in records if record.get("lossy")), "")
+
+
 def boot_id() -> str:
     """Identity of this boot of the machine."""
     try:
@@ -477,11 +506,20 @@ def pid_start(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _names(path: str) -> list[str]:
+@contextlib.contextmanager
+def _storage(verb: str, path: str) -> Iterator[None]:
+    """An error of the operating system is a StorageError that names the file."""
     try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot {verb}: {error.strerror}") from error
+
+
+def _names(path: str) -> list[str]:
+    """What stands in a folder; nothing if there is none.  Raises StorageError."""
+    with _storage("list", path), contextlib.suppress(FileNotFoundError):
         return [name for name in os.listdir(path) if not name.endswith(".tmp")]
-    except OSError:
-        return []
+    return []
 
 
 def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
@@ -538,6 +576,11 @@ def _listed(path: str) -> tuple[list[str], frozenset[str]]:
 def _plain(name: str) -> str:
     """A name in the generation's folder, whatever a COMMIT says."""
     return os.path.basename(name) or "none"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of a generation is one that we write."""
+    return bool(_OURS.fullmatch(name))
 
 
 def _ours(path: str, listed: frozenset[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Safety that no plan can switch off: refuses to endanger the last good checkpoint."""
 
 from autockpt.executors.protocol.messages import CatalogueEntry
+from autockpt.executors.protocol.retention import with_bases
 from autockpt.values.errors import GuardError
 from autockpt.values.generation import Generation
 
@@ -20,10 +21,13 @@ def check_deletions(
     known = {entry.generation: entry for entry in catalogue}
     doomed = set(deletions)
     staying = [e for e in catalogue if e.generation not in doomed and is_good(e)]
+    needed = with_bases((e.generation for e in catalogue if e.generation not in doomed), catalogue)
     for generation in deletions:
         entry = known.get(generation)
         if entry is None:
             raise GuardError(f"{generation}: has no COMMIT of this run; nothing to delete")
+        if generation in needed:
+            raise GuardError(f"{generation}: others that stay are stored as differences to it")
         if entry.quarantined:
             raise GuardError(f"{generation}: is quarantined by a person and stays")
         if is_good(entry) and not any(kept.generation > generation for kept in staying):

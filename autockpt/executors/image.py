@@ -39,6 +39,9 @@ class StoredChunk:
     length: int
     digest: str
     """Of the stored bytes."""
+    base: str = ""
+    """Digest of the base's chunk of the same number, which decoding needs; "": it stands alone.
+    A chunk of length 0 is that chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +67,16 @@ class ImageIndex:
     codec: str = "none"
     stored: tuple[StoredChunk, ...] = ()
     """Of an encoded shard file: one per chunk; empty for a plain image."""
+    base: Generation | None = None
+    """Whose shard of the same rank holds the bases of chunks that have one."""
 
     def __post_init__(self) -> None:
         sound = 0 < self.chunk_bytes <= MAX_CHUNK_BYTES and self.image_bytes > 0
         chunks = -(-self.image_bytes // self.chunk_bytes) if sound else -1
+        if self.base is not None and not self.base < self.generation:
+            raise ConfigError(f"index of rank {self.rank}: {self.base} is no older generation")
+        if self.base is None and any(chunk.base for chunk in self.stored):
+            raise ConfigError(f"index of rank {self.rank}: chunks need a base and none is named")
         if not 0 <= self.head_bytes <= min(self.image_bytes, MAX_HEAD_BYTES):
             raise ConfigError(f"index of rank {self.rank}: a head of {self.head_bytes} bytes")
         if chunks != len(self.digests) or (self.stored and len(self.stored) != chunks):

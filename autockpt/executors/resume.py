@@ -41,12 +41,14 @@ class Resumed:
     generation: Generation | None
     """None: from scratch."""
     source: str
-    """memory, peer, disk, or "" from scratch."""
+    """memory, peer, parity, disk, or "" from scratch."""
     bytes: int
     progress: dict[str, Any] | None
     rng: Any
     notices: tuple[str, ...] = ()
     """What is not simply as it was: sentences for the user."""
+    lossy: str = ""
+    """What was lost before the generation was written, in words; "": nothing, it is exact."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     apply_s: float = 0.0
@@ -138,7 +140,7 @@ def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard)
 
 def _named(source: p.ShardSource) -> str:
     if source.copied:
-        return "peer"
+        return "parity" if source.rebuilt else "peer"
     return "memory" if source.kind == "memory" else "disk"
 
 
@@ -185,6 +187,7 @@ def _finish(
         progress=progress,
         rng=rng,
         notices=notices,
+        lossy=str(restored.skeleton.get("lossy", "")),
         read_s=read_s,
         apply_s=time.monotonic() - began,
     )

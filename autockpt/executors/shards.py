@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from autockpt.executors import statetree
-from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
+from autockpt.executors.catalogue import ChunkSource, open_shard
 from autockpt.executors.directory import read_commit
 from autockpt.executors.dtypes import true_form
 from autockpt.executors.image import (
@@ -89,7 +89,7 @@ class SlotChunks:
 def open_disk(folder: str, record: dict[str, Any]) -> ChunkSource:
     """The shard file of a commit.  Raises CorruptCheckpointError or StorageError."""
     commit = read_commit(f"{folder}/COMMIT")
-    return ChunkSource(shard_path(folder, record), load_index(folder, record, commit))
+    return open_shard(folder, record, commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +248,18 @@ class DiskShards(_Alone):
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
         record = self._commit.records[shard]
-        index = load_index(self._folder, record, self._commit)
+        source = open_shard(self._folder, record, self._commit)
+        index = source.index
         found = (len(index.digests), index.chunk_bytes)
         # Ranks that read together number the chunks of all shards by what COMMIT says.
         said = (record.get("chunks", found[0]), record.get("chunk_bytes", found[1]))
         if said != found:
+            source.close()
             raise CorruptCheckpointError(
                 f"{self._folder}: shard {shard} has {found[0]} chunks of {found[1]} bytes, COMMIT "
                 f"says {said[0]} of {said[1]}"
             )
-        return ChunkSource(shard_path(self._folder, record), index)
+        return source
 
 
 def _one_of_each_layout(records: Sequence[dict[str, Any]]) -> list[int]:
@@ -347,4 +349,6 @@ def parse_skeleton(text: bytes) -> Any:
     parts = {"progress", "rng", "optimizers", "modules", "others"}
     if not isinstance(skeleton, dict) or parts - set(skeleton):
         raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
+    if not statetree.is_shallow(skeleton):
+        raise CorruptCheckpointError(f"image: its {EXTRA} is nested deeper than any state")
     return skeleton

@@ -46,6 +46,7 @@ from autockpt.executors.sampling import Sampler, part_differs, sample_differs
 from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
 from autockpt.executors.specs import describe
 from autockpt.executors.state import LiveState, local_part
+from autockpt.executors.window_gate import WindowGate
 from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
@@ -120,6 +121,8 @@ class Snapshotter:
         self._device = device
         self.device_clone: Literal["auto", "on", "off"] = "auto"
         """Clone on the device first; auto: when its free memory allows."""
+        self.gate: WindowGate | None = None
+        """When the copy thread may move bytes of a lazy snapshot; None: at once."""
         self.current: Snapshot | None = None
         self._tasks: dict[int, CopyTask] = {}
         """The newest copy into each slot."""
@@ -249,7 +252,11 @@ class Snapshotter:
             counter.set(layout.boundary_end)
         snapshot = Snapshot(
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
-            task=CopyTask(jobs=self._jobs(recipe, arena), publish=counter), boundary=late,
+            task=CopyTask(
+                jobs=self._jobs(recipe, arena), publish=counter,
+                # A device's copies are all issued at the boundary: there is nothing to hold back.
+                gate=self.gate if lazy and not recipe.on_device else None,
+            ), boundary=late,
         )  # fmt: skip
         snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]
         self._tasks[slot] = snapshot.task

@@ -16,6 +16,8 @@ import torch
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 MAX_DEPTH = 32
+_JSON_DEPTH = 4 * MAX_DEPTH
+"""A level of state takes up to three of JSON ({"$dict": [[key, value]]}); a few stand around."""
 
 Skeleton = Any
 """JSON data."""
@@ -80,6 +82,18 @@ def _decode(
         if key.startswith("$"):
             return _decode_mark(key, inner, tensors, device)
     return {key: _decode(item, tensors, device) for key, item in skeleton.items()}
+
+
+def is_shallow(skeleton: Skeleton) -> bool:
+    """Whether whoever walks the skeleton keeps off the end of the stack: `encode` made it."""
+    level, depth = [skeleton], 0
+    while level and depth <= _JSON_DEPTH:
+        nodes = [node for node in level if isinstance(node, dict | list)]
+        level = [
+            child for node in nodes for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        depth += 1
+    return not level
 
 
 def tensor_names(skeleton: Skeleton) -> list[str]:

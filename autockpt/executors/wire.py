@@ -119,7 +119,9 @@ class SnapshotBegan:
     streaming: bool
     codec: str
     class_ranges: tuple[tuple[int, ...], ...] = ()
-    """[start, stop) of the image that the codec applies to; empty: everything."""
+    """(start, stop, kind code, group) of what the codec applies to; empty: everything."""
+    chain: int = 0
+    """Generations that a reader may need beside this one; 0: the save stands alone."""
     at_s: float = 0.0
 
 

@@ -45,7 +45,7 @@ class GenerationTree:
         self._images = Images(folder, commit, ranks)
         try:
             if rank is None:
-                require_same(self._images, _replicated(self._images), folder)
+                require_same(self._images, replicated(self._images), folder)
             self.tree = _StateTree(self._images, apart=rank is not None).tree(self.step)
         except BaseException:
             self.close()
@@ -122,7 +122,7 @@ class _StateTree:
 
     def _optimizer(self, prefix: str) -> Tree:
         """One optimizer by parameter names."""
-        parts = _optimizers(self._skeletons, prefix)
+        parts = optimizers_of(self._skeletons, prefix)
         groups = _merged(parts)
         state: Tree = {}
         for name in (name for group in groups for name in group.names):
@@ -165,14 +165,14 @@ def _lazy_tensors(images: Images, *, apart: bool) -> dict[str, LazyTensor]:
         own.update(header.tensors)
         aliases = {**header.aliases, **aliases}
     found = {
-        name: images.lazy(name, _read_from(stored.pieces(name), apart=apart))
+        name: images.lazy(name, read_from(stored.pieces(name), apart=apart))
         for name in stored.names()
         if name in own
     }
     return found | {alias: found[name] for alias, name in aliases.items() if alias not in own}
 
 
-def _read_from(pieces: list[Piece], *, apart: bool) -> list[Piece]:
+def read_from(pieces: list[Piece], *, apart: bool) -> list[Piece]:
     """The pieces that are one tensor."""
     first = pieces[0]
     if apart:
@@ -194,7 +194,7 @@ def arrays_of(skeleton: Any, lazies: Mapping[str, LazyTensor]) -> dict[str, Any]
     return {name: tensor for item in items for name, tensor in arrays_of(item, lazies).items()}
 
 
-def _optimizers(skeletons: Iterable[dict[str, Any]], prefix: str) -> list[SavedOptimizer]:
+def optimizers_of(skeletons: Iterable[dict[str, Any]], prefix: str) -> list[SavedOptimizer]:
     """What each rank says of an optimizer; ranks that repeat the first one are left out."""
     found: list[SavedOptimizer] = []
     first: Any = None
@@ -224,11 +224,11 @@ def _merged(parts: list[SavedOptimizer]) -> list[SavedGroup]:
     return merged
 
 
-def _replicated(images: Images) -> Iterator[str]:
+def replicated(images: Images) -> Iterator[str]:
     """What parallelism keeps equal: trained parameters and their optimizer's state."""
     skeletons = [images.skeletons[rank] for rank in images.ranks]
     prefixes = list(dict.fromkeys(prefix for one in skeletons for prefix in one["optimizers"]))
-    parts = [part for prefix in prefixes for part in _optimizers(skeletons, prefix)]
+    parts = [part for prefix in prefixes for part in optimizers_of(skeletons, prefix)]
     trained = {name for part in parts for group in part.groups for name in group.names}
     starts = tuple(f"{prefix}." for prefix in prefixes)
     return (name for name in images.stored.names() if name in trained or name.startswith(starts))

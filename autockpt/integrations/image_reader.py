@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from autockpt.executors.catalogue import ChunkSource, load_index, shard_path
+from autockpt.executors.catalogue import ChunkSource, open_shard
 from autockpt.executors.directory import CommitFile, read_commit
 from autockpt.executors.image import ImageHeader, find_header, header_bytes, read_header
 from autockpt.executors.layout.boxes import Box
@@ -70,7 +70,7 @@ class Images:
 
     def _open(self, folder: str, commit: CommitFile, rank: int) -> None:
         record = commit.records[rank]
-        source = ChunkSource(shard_path(folder, record), load_index(folder, record, commit))
+        source = open_shard(folder, record, commit)
         self._sources[rank] = source
         largest = max(one.index.chunk_bytes for one in self._sources.values())
         kept = min(max(HELD_BYTES, len(self._sources) * largest), MOST_HELD_BYTES)

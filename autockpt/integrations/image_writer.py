@@ -65,14 +65,17 @@ def write_image(
     aliases: dict[str, str],
     skeleton: Any,
     read: Callable[[str], Iterable[torch.Tensor]],
+    *,
+    owner: int | None = None,
 ) -> Record:
     """Writes one image and its index, durable.
 
     `read`: the elements of a tensor, by name, in pieces that follow one another; each is asked for
-    once.  Raises ConfigError for names that cannot stand, StorageError.
+    once.  `owner`: as `plan_layout` has it.  Raises ConfigError for names that cannot stand,
+    StorageError.
     """
     text = json.dumps(skeleton, separators=(",", ":")).encode()
-    layout = plan_layout(specs, aliases=aliases, extra_bytes=len(text))
+    layout = plan_layout(specs, aliases=aliases, extra_bytes=len(text), owner=owner)
     folder = os.path.join(ticket.directory, ticket.generation.name)
     shard = f"shard-{ticket.rank:05d}-a1.safetensors"
     stream = _Stream(os.path.join(folder, shard), layout, ticket.chunk_bytes)

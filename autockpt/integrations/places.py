@@ -71,21 +71,29 @@ def generation_folder(path: str, generation: str | None = None) -> str:
         raise ConfigError(f"{path}: is one generation already, and {generation} is another")
     if generation or place.generation:
         return os.path.join(place.directory, choose(place, generation))
+    return os.path.join(place.directory, good_generations(place.directory)[-1])
+
+
+def good_generations(directory: str) -> list[str]:
+    """Those that a restore would take, oldest first.
+
+    Raises NoCheckpointError when there is none.
+    """
     from autockpt.executors.catalogue import list_generations
 
     good = [
         record.name
-        for record in list_generations(place.directory)
+        for record in list_generations(directory)
         if record.state in ("committed", "verified")
         and record.health == "good"
-        and not os.path.exists(os.path.join(place.directory, record.name, "QUARANTINE"))
+        and not os.path.exists(os.path.join(directory, record.name, "QUARANTINE"))
     ]
     if not good:
         raise NoCheckpointError(
-            f"{place.directory}: holds no good checkpoint; `autockpt ls {path}` shows what is "
+            f"{directory}: holds no good checkpoint; `autockpt ls {directory}` shows what is "
             "there, and --generation takes one of them"
         )
-    return os.path.join(place.directory, good[-1])
+    return good
 
 
 def is_ours(path: str) -> bool:

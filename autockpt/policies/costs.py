@@ -7,6 +7,7 @@ Whatever is predicted or assumed instead of measured is said in `notes`.
 from dataclasses import dataclass
 
 from autockpt.policies.waste import TierCost
+from autockpt.policies.windows import fit_windows
 from autockpt.values.plan import Staging
 from autockpt.values.profile import Distribution, LinkMeasure, Profile, StorageMeasure
 from autockpt.values.units import format_duration, format_rate
@@ -140,6 +141,8 @@ def profile_costs(
     persist = _persist_s(profile, staging, copy, write, encoding, notes)
     sync = staging.persist == "sync"
     copying = 0.0 if staging.schedule == "blocking" else _lost_s(profile, "snapshot_copy", copy)
+    fit = fit_windows(profile, copy_link(profile)) if staging.schedule == "windows" else None
+    copying *= 1.0 if fit is None else 1.0 - fit.share
     writing = 0.0 if sync else max(0.0, _persist_lost_s(profile, staging, persist, copy) - copying)
     if not profile.interference:
         notes.append(
@@ -173,7 +176,7 @@ def copy_link(profile: Profile, *, pinned: bool = True) -> LinkMeasure | None:
 
 
 def _copy_s(profile: Profile, staging: Staging, notes: list[str]) -> Distribution:
-    if profile.snapshot_s is not None and staging.schedule == "lazy" and staging.preallocate:
+    if profile.snapshot_s is not None and staging.schedule != "blocking" and staging.preallocate:
         return profile.snapshot_s
     link = copy_link(profile, pinned=staging.preallocate)
     if link is not None:
@@ -214,7 +217,8 @@ def _persist_s(
     encoding: Encoding,
     notes: list[str],
 ) -> Distribution:
-    as_measured = staging.schedule == "lazy" and staging.persist == "async" and staging.streaming
+    lazily = staging.schedule != "blocking"
+    as_measured = lazily and staging.persist == "async" and staging.streaming
     if profile.persist_s is not None and as_measured:
         return _scaled(profile.persist_s, encoding.write_factor)
     count_bytes = profile.state.total_bytes * ranks_per_node(profile)
@@ -236,7 +240,7 @@ def _persist_lost_s(
 ) -> float:
     """Training time one persist costs, its copy included where both run in the background."""
     both = any(measure.work == "persist" for measure in profile.interference)
-    if both and staging.schedule == "lazy":
+    if both and staging.schedule != "blocking":
         return _lost_s(profile, "persist", persist)
     writing_s = persist.mean if staging.streaming else max(0.0, persist.mean - copy.mean)
     lost = _lost_s(profile, "storage_write", _predicted(writing_s))

@@ -15,12 +15,14 @@ from autockpt.policies.device_clone import CloneChoice, choose_device_clone
 from autockpt.policies.expectation import expected_of, rates_of, todays_habit
 from autockpt.policies.explained import staging_choice
 from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
+from autockpt.policies.preemption import preemption_choice
 from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
+from autockpt.policies.silent import verification_choice
 from autockpt.policies.slots import SlotChoice, choose_slots
 from autockpt.policies.staging import WriteChoice, choose_path, choose_schedule, choose_write
 from autockpt.policies.waste import ENVELOPE
 from autockpt.values.errors import ConfigError
-from autockpt.values.goal import Goal
+from autockpt.values.goal import Goal, Retention
 from autockpt.values.plan import (
     CheckpointPlan,
     Choice,
@@ -63,6 +65,16 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     shared = choose_redundancy(profile, goal, slots, costs, rates, waste_of)
     costs = replace(costs, peers=shared.peers, notes=(*costs.notes, *shared.notes))
     intervals = solve(costs, rates, goal)
+    if base_stays(intervals, slots):
+        steps = intervals.disk_steps
+        deltas = choose_codec(
+            profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
+        )
+        if "delta" in deltas.codec.values():
+            # The interval stays: a shorter one would be another base, a longer one other figures.
+            codec = deltas
+            encoded = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
+            costs = replace(encoded, peers=costs.peers, notes=costs.notes)
     plan = _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen)
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
@@ -72,6 +84,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         _retention_choice(profile, goal, intervals),
         _slot_choice(slots, costs, rates, goal, sync=sync, taken=intervals),
         *((shared.choice,) if shared.choice is not None else ()),
+        *_declared_choices(costs, rates, goal, slots, sync=sync, taken=intervals),
     )
     return Decision(
         plan=plan,
@@ -80,6 +93,11 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         current=todays_habit(profile, goal),
         warnings=_warnings(profile, goal, costs, intervals),
     )
+
+
+def base_stays(intervals: Intervals, slots: SlotChoice) -> bool:
+    """Whether the save before is still in its slot: every save goes to disk, and there is room."""
+    return slots.slots >= 3 and intervals.memory_steps == intervals.disk_steps > 0
 
 
 def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
@@ -141,6 +159,7 @@ def _plan(
                 interval_steps=intervals.disk_steps,
                 path="direct" if path == "direct" else "host",
                 codec=codec.codec,
+                chain=codec.chain,
             ),
         ),
         staging=staging,
@@ -252,9 +271,19 @@ def _retention_choice(profile: Profile, goal: Goal, intervals: Intervals) -> Cho
         reason=(
             f"{keep.keep_last} verified checkpoints and one under way take up to "
             f"{format_bytes((keep.keep_last + 1) * each)} and reach back "
-            f"{format_duration(keep.keep_last * intervals.disk_period_s)}"
+            f"{format_duration(keep.keep_last * intervals.disk_period_s)}" + _reach(keep)
         ),
         numbers={"bytes_each": float(each), "keep_last": float(keep.keep_last)},
+    )
+
+
+def _reach(keep: Retention) -> str:
+    """The clause on errors that are noticed late."""
+    if keep.reach_s is None:
+        return ""
+    return (
+        f"; errors of the state are noticed within {format_duration(keep.reach_s)}, and one from "
+        "before them is kept beside"
     )
 
 
@@ -277,6 +306,38 @@ def _slot_choice(
         chosen_waste=taken.waste.total,
         runner_up_waste=alone.waste.total,
     )
+
+
+def _declared_choices(
+    costs: Costs, rates: Rates, goal: Goal, slots: SlotChoice, *, sync: bool, taken: Intervals
+) -> tuple[Choice, ...]:
+    """What announced ends and silent errors ask for, where the policy declares them."""
+    choices: list[Choice] = []
+    declared, memory_on = goal.failures, slots.memory_on
+    if declared.preemption_s is not None:
+        deaf = choose_intervals(
+            costs,
+            replace(rates, notice_s=0.0),
+            goal,
+            memory_on=memory_on,
+            slots=slots.slots,
+            sync=sync,
+        )
+        choices.append(
+            preemption_choice(
+                every_s=declared.preemption_s,
+                notice_s=rates.notice_s,
+                costs=costs,
+                memory=memory_on,
+                waste=taken.waste.total,
+                ignored=deaf.waste.total,
+            )
+        )
+    if goal.retention.reach_s is not None:
+        disk = tiers_of(costs, rates, memory_on=memory_on).disk
+        reach_s = goal.retention.reach_s
+        choices.append(verification_choice(disk, taken.disk_period_s, reach_s, rates.silent_per_s))
+    return tuple(choices)
 
 
 def _warnings(profile: Profile, goal: Goal, costs: Costs, intervals: Intervals) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from autockpt.policies.costs import Costs, copy_link, link_time_s, profile_costs
 from autockpt.policies.frequency import Intervals, Rates, tiers_of
 from autockpt.policies.gamma import gamma_quantile
+from autockpt.policies.nesting import Tiers
+from autockpt.policies.silent import silent_share
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Expected, Staging
 from autockpt.values.profile import FailureRates, Profile, StorageMeasure
@@ -35,14 +37,28 @@ def split_rates(failures: FailureRates, goal: Goal) -> Rates:
     total = failures.interruptions_per_s
     if goal.failures.mtbf_s is not None:
         total = 1.0 / goal.failures.mtbf_s
-    return Rates(memory_per_s=total * share, disk_per_s=total * (1.0 - share))
+    declared, disk = goal.failures, total * (1.0 - share)
+    late_s = goal.retention.reach_s
+    return Rates(
+        memory_per_s=total * share,
+        disk_per_s=disk,
+        preempted_per_s=1.0 / declared.preemption_s if declared.preemption_s else 0.0,
+        notice_s=declared.notice_s or 0.0,
+        silent_per_s=min(disk, total * silent_share(failures)) if late_s is not None else 0.0,
+        noticed_after_s=late_s or 0.0,
+    )
 
 
 def rate_band(failures: FailureRates, goal: Goal) -> tuple[float, float]:
     """5 % and 95 % quantiles of the interruption rate, as multiples of its mean."""
-    shape = DECLARED_SHAPE if goal.failures.mtbf_s is not None else _shape(failures)
+    shape = rate_shape(failures, goal)
     low, high = (gamma_quantile(p, shape, shape) for p in BAND)
     return low, high
+
+
+def rate_shape(failures: FailureRates, goal: Goal) -> float:
+    """Shape of the Gamma that the interruption rate is taken to have, its mean apart."""
+    return DECLARED_SHAPE if goal.failures.mtbf_s is not None else _shape(failures)
 
 
 def expected_of(
@@ -86,21 +102,12 @@ def promise(
 
 
 def todays_habit(profile: Profile, goal: Goal) -> Expected:
-    """A blocking save every 30 minutes, one buffered writer, disk only: the usual habit."""
-    staging = Staging(schedule="blocking", persist="sync", streaming=False)
-    costs = profile_costs(profile, staging, write=_plain_write(profile))
-    link = copy_link(profile, pinned=False) or copy_link(profile)
-    if link is not None:
-        copy_s = link_time_s(link, profile.state.total_bytes)
-        costs = replace(costs, blocked_s=max(0.0, costs.persist_s - copy_s), stall_s=copy_s)
-    steps = max(1, round(BASELINE_INTERVAL_S / costs.iteration_s))
-    tiers = tiers_of(costs, rates_of(profile, goal), memory_on=False)
-    period_s = tiers.periods_s(0, steps)[1]
-    parts = tiers.waste(0, steps)
+    """What a blocking save every 30 minutes promises: the usual habit."""
+    tiers, steps = habit(profile, goal)
+    parts, period_s = tiers.waste(0, steps), tiers.periods_s(0, steps)[1]
+    rates, costs = rates_of(profile, goal), _habit_costs(profile)
     low, high = (
-        tiers_of(costs, rates_of(profile, goal).scaled(factor), memory_on=False)
-        .waste(0, steps)
-        .total
+        tiers_of(costs, rates.scaled(factor), memory_on=False).waste(0, steps).total
         for factor in rate_band(profile.failures, goal)
     )
     recovery_s = period_s / 2 + tiers.disk.latency_s + tiers.disk.recover_s
@@ -114,6 +121,23 @@ def todays_habit(profile: Profile, goal: Goal) -> Expected:
         recovery_memory_s=recovery_s,
         recovery_disk_s=recovery_s,
     )
+
+
+def habit(profile: Profile, goal: Goal) -> tuple[Tiers, int]:
+    """A blocking save every 30 minutes, one buffered writer, disk only; (costs, iterations)."""
+    costs = _habit_costs(profile)
+    tiers = tiers_of(costs, rates_of(profile, goal), memory_on=False)
+    return tiers, max(1, round(BASELINE_INTERVAL_S / costs.iteration_s))
+
+
+def _habit_costs(profile: Profile) -> Costs:
+    staging = Staging(schedule="blocking", persist="sync", streaming=False)
+    costs = profile_costs(profile, staging, write=_plain_write(profile))
+    link = copy_link(profile, pinned=False) or copy_link(profile)
+    if link is None:
+        return costs
+    copy_s = link_time_s(link, profile.state.total_bytes)
+    return replace(costs, blocked_s=max(0.0, costs.persist_s - copy_s), stall_s=copy_s)
 
 
 def _plain_write(profile: Profile) -> StorageMeasure | None:

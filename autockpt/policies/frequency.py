@@ -5,12 +5,13 @@ that keep every limit the waste rate decides, and ties go to the longer interval
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.policies.costs import Costs
 from autockpt.policies.interval import checkfreq_steps
 from autockpt.policies.nesting import Bounds, Tiers, free_pairs, multiples, optimum_s
-from autockpt.policies.waste import WasteParts
+from autockpt.policies.preemption import answered_per_s, with_answered
+from autockpt.policies.waste import TierCost, WasteParts
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.units import format_duration, format_fraction
@@ -33,15 +34,29 @@ class Rates:
     """This node's memory survives."""
     disk_per_s: float
     """It does not."""
+    preempted_per_s: float = 0.0
+    """Announced ends of nodes, beside both."""
+    notice_s: float = 0.0
+    """How long before the end they are announced."""
+    silent_per_s: float = 0.0
+    """Of `disk_per_s`: errors of the state that are noticed late."""
+    noticed_after_s: float = 0.0
+    """How late."""
 
     @property
     def total_per_s(self) -> float:
         """All interruptions of the job."""
-        return self.memory_per_s + self.disk_per_s
+        return self.memory_per_s + self.disk_per_s + self.preempted_per_s
 
     def scaled(self, factor: float) -> "Rates":
         """The same mix, `factor` times as often."""
-        return Rates(memory_per_s=self.memory_per_s * factor, disk_per_s=self.disk_per_s * factor)
+        return replace(
+            self,
+            memory_per_s=self.memory_per_s * factor,
+            disk_per_s=self.disk_per_s * factor,
+            preempted_per_s=self.preempted_per_s * factor,
+            silent_per_s=self.silent_per_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +85,24 @@ def tiers_of(costs: Costs, rates: Rates, *, memory_on: bool) -> Tiers:
     """
     if not memory_on:
         disk = costs.disk_tier(rates.total_per_s, alone=True)
-        return Tiers(iteration_s=costs.iteration_s, memory=None, disk=disk)
+        return Tiers(iteration_s=costs.iteration_s, memory=None, disk=_noticed_late(disk, rates))
     from_peers = rates.disk_per_s * costs.peers.served if costs.peers is not None else 0.0
+    answered = answered_per_s(rates.preempted_per_s, rates.notice_s, costs, memory=True)
+    left = rates.disk_per_s - from_peers + rates.preempted_per_s - answered
+    memory = costs.memory_tier(rates.memory_per_s, from_peers_per_s=from_peers)
     return Tiers(
         iteration_s=costs.iteration_s,
-        memory=costs.memory_tier(rates.memory_per_s, from_peers_per_s=from_peers),
-        disk=costs.disk_tier(rates.disk_per_s - from_peers, alone=False),
+        memory=with_answered(memory, answered, costs),
+        disk=_noticed_late(costs.disk_tier(left, alone=False), rates),
     )
+
+
+def _noticed_late(disk: TierCost, rates: Rates) -> TierCost:
+    """Silent errors among the disk's failures lose what was trained until somebody noticed."""
+    if not disk.failures_per_s:
+        return disk
+    late_s = rates.silent_per_s * rates.noticed_after_s
+    return replace(disk, unnoticed_s=late_s / disk.failures_per_s)
 
 
 def bounds_of(costs: Costs, goal: Goal, *, slots: int, sync: bool) -> Bounds:

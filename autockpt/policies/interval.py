@@ -52,20 +52,13 @@ def exact_interval_s(checkpoint_cost_s: float, mtbf_s: float) -> float:
     return mtbf_s * _one_plus_lambert_w0(checkpoint_cost_s / mtbf_s)
 
 
-def async_interval_s(
-    stall_s: float, slowdown: float, background_s: float, failures_per_s: float
-) -> float:
-    """Period (s) of a checkpoint that stalls shortly and then slows training in the background.
-
-    Source: sqrt(2 (s + sigma P) / Lambda); s = stall_s, sigma = slowdown (fraction, while the
-    background work runs), P = background_s, Lambda = failures_per_s.  P alone, the latency, does
-    not enter.  Infinite without failures.  Raises ConfigError for negative inputs.
-    """
-    return first_order_period_s(stall_s + slowdown * background_s, failures_per_s)
-
-
 def first_order_period_s(cost_s: float, failures_per_s: float) -> float:
-    """T* = sqrt(2 c / Lambda) seconds from one checkpoint to the next; infinite for Lambda = 0."""
+    """T* = sqrt(2 c / Lambda) seconds from one checkpoint to the next; infinite for Lambda = 0.
+
+    Source: sqrt(2 (s + sigma P) / Lambda), the minimiser of w(T) above; c = cost_s is the stall s
+    and what training loses while the background work runs, sigma P.  Raises ConfigError for
+    negative inputs.
+    """
     if cost_s < 0 or failures_per_s < 0:
         raise ConfigError(f"cost {cost_s} s and rate {failures_per_s} /s must not be negative")
     if failures_per_s == 0:

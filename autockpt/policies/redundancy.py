@@ -20,8 +20,10 @@ from autockpt.policies.costs import Costs, PeerCosts, ranks_per_node
 from autockpt.policies.frequency import Rates
 from autockpt.policies.peers import LINKS, limited, node_bytes, peer_costs, way_of
 from autockpt.policies.slots import SlotChoice, host_room_bytes, slot_bytes
+from autockpt.policies.survival import survived_domains
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, RedundancyWish
+from autockpt.values.placement import place
 from autockpt.values.plan import Choice
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import (
@@ -36,8 +38,9 @@ from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 ADVANTAGE = 0.97
 """The device path must be 3 % better than the host path, which needs no memory on the device."""
-TIE = 1e-3
-"""Relative difference of waste below which the scheme with less memory wins."""
+TIE = 0.01
+"""Relative difference of waste below which the scheme with less memory wins: what is held for
+others could be page cache, and the figures behind the waste are not better than that."""
 COPIES = (2, 3, 4)
 SETS = (4, 8, 16)
 PARITY = (2, 3, 4)
@@ -250,7 +253,18 @@ def _reason(
         f"{format_bytes(sent)} in {format_duration(peers.send_s)}{slowly}, costs "
         f"{format_duration(peers.slowdown_s)} of training, and what is held for others takes "
         f"{format_bytes(held_bytes(profile, redundancy))} on a node"
+        + "".join(
+            f"; of whole losses of a {level} it survives {format_fraction(share)}"
+            for level, share in _whole_domains(profile, redundancy)
+        )
     )
+
+
+def _whole_domains(profile: Profile, redundancy: Redundancy) -> list[tuple[str, float]]:
+    """By level the share of domains that may be lost as a whole; nothing where none is known."""
+    placement = place(redundancy, profile.failures.nodes, profile.domains)
+    levels = profile.domains.levels
+    return [(level, survived_domains(placement, profile.domains, level)) for level in levels]
 
 
 def _numbers(
@@ -265,6 +279,7 @@ def _numbers(
             "restore_peer_s": peers.restore_s,
             "held_bytes": float(held_bytes(profile, redundancy)),
             "rate_bytes_per_s": redundancy.rate_bytes_per_s,
+            **{f"survived_{level}": share for level, share in _whole_domains(profile, redundancy)},
         }
     return numbers
 

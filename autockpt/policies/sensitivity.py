@@ -150,9 +150,12 @@ def _pair(plan: CheckpointPlan) -> tuple[int, int]:
 
 
 def _failures(profile: Profile, goal: Goal, factor: float) -> tuple[Profile, Goal]:
-    total = rates_of(profile, goal).total_per_s * factor
+    rates, declared = rates_of(profile, goal), goal.failures
+    total = (rates.total_per_s - rates.preempted_per_s) * factor
     mtbf_s = 1.0 / total if total > 0 else math.inf
-    return profile, replace(goal, failures=replace(goal.failures, mtbf_s=mtbf_s))
+    every_s = declared.preemption_s / factor if declared.preemption_s else None
+    declared = replace(declared, mtbf_s=mtbf_s, preemption_s=every_s)
+    return profile, replace(goal, failures=declared)
 
 
 def _stall(profile: Profile, goal: Goal, factor: float) -> tuple[Profile, Goal]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 from autockpt.policies.costs import (
     Costs,
+    copy_link,
     link_time_s,
     profile_costs,
     ranks_per_node,
     write_time_s,
 )
+from autockpt.policies.windows import WORTH, fit_windows
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Pins
 from autockpt.values.plan import CHUNK_BYTES, WRITERS, Choice, Staging
@@ -80,9 +82,16 @@ def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
 def choose_schedule(
     profile: Profile, goal: Goal, base: Staging, write: StorageMeasure | None
 ) -> tuple[Staging, Costs, Choice]:
-    """Lazy copying, unless its interference costs more than blocking for the whole copy."""
+    """Lazy copying, unless its interference costs more than blocking for the whole copy, or idle
+    windows take enough of it out of the way."""
+    fit = fit_windows(profile, copy_link(profile))
+    ways = [replace(base, schedule="lazy"), replace(base, schedule="blocking")]
+    if fit is not None:
+        ways.append(replace(base, schedule="windows", window_margin=fit.margin))
+    elif goal.pins.schedule == "windows":
+        ways.append(replace(base, schedule="windows"))
     found: dict[str, tuple[Staging, Costs]] = {}
-    for staging in (replace(base, schedule="lazy"), replace(base, schedule="blocking")):
+    for staging in ways:
         costs = profile_costs(profile, staging, write=write)
         found[staging.schedule] = (staging, costs)
     cost = {name: costs.stall_s + costs.copy_slowdown_s for name, (_, costs) in found.items()}
@@ -91,8 +100,12 @@ def choose_schedule(
     if profile.state.lazy_bytes == 0:
         blocking_wins = True
     chosen = pinned or ("blocking" if blocking_wins else "lazy")
-    other = "lazy" if chosen == "blocking" else "blocking"
+    worth = fit is not None and fit.share >= WORTH and profile.state.lazy_bytes > 0
+    if worth and not pinned and cost["windows"] < ADVANTAGE * cost[chosen]:
+        chosen = "windows"
+    other = min((name for name in cost if name != chosen), key=lambda name: cost[name])
     why = "pinned by staging.schedule" if pinned else _schedule_reason(profile, cost, chosen)
+    windows = fit.sentence if fit is not None else _no_windows(profile, goal)
     staging, costs = found[chosen]
     extras = _staging_words(staging)
     return (
@@ -102,8 +115,11 @@ def choose_schedule(
             name="staging",
             chosen=f"{chosen}, {extras}",
             reason=f"{chosen} costs {format_duration(cost[chosen])} of training per snapshot, "
-            f"{other} {format_duration(cost[other])}; {why}",
-            numbers={"lazy_cost_s": cost["lazy"], "blocking_cost_s": cost["blocking"]},
+            f"{other} {format_duration(cost[other])}; {why}{windows and '; ' + windows}",
+            numbers={
+                **{f"{name}_cost_s": seconds for name, seconds in cost.items()},
+                **(fit.numbers if fit is not None else {}),
+            },
             runner_up=other,
             binding="staging.schedule" if pinned else "",
         ),
@@ -177,7 +193,18 @@ def _cell(measure: StorageMeasure) -> str:
     )
 
 
+def _no_windows(profile: Profile, goal: Goal) -> str:
+    """Why nothing is said of windows, where they were asked for."""
+    if goal.pins.schedule != "windows":
+        return ""
+    if profile.fingerprint.gpus:
+        return "a device is given its copies at the boundary: only host copies move in windows"
+    return "no windows were measured: the run learns them in its first iterations"
+
+
 def _schedule_reason(profile: Profile, cost: dict[str, float], chosen: str) -> str:
+    if chosen == "windows":
+        return "the copy moves while the training idles"
     if profile.state.lazy_bytes == 0:
         return "no tensor was proven unchanged until the optimizer step, so nothing can be lazy"
     if chosen == "blocking":

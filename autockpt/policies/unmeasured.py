@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from autockpt.policies.codec import LONGEST_CHAIN
 from autockpt.policies.slots import slots_for
 from autockpt.values.goal import Goal, RedundancyWish
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
@@ -26,7 +27,9 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
     if pins.memory_enabled is False:
         memory = TierPlan(tier="memory", interval_steps=0)
     if pins.codec is not None and pins.codec != "none":
-        disk = replace(disk, codec=dict.fromkeys(("parameters", "moments", "other"), pins.codec))
+        classes = ("parameters", "moments", "other")
+        chain = LONGEST_CHAIN if pins.codec == "delta" else 0
+        disk = replace(disk, codec=dict.fromkeys(classes, pins.codec), chain=chain)
     names = (
         *("schedule", "persist", "streaming", "preallocate", "chunk_bytes", "writers"),
         *("direct_io", "in_flight", "device_clone"),

@@ -31,6 +31,8 @@ class TierCost:
     """R: reading the state back."""
     failures_per_s: float
     """Lambda: rate of the failures whose cheapest surviving tier is this one."""
+    unnoticed_s: float = 0.0
+    """Work trained on a state that was wrong already, mean of those failures."""
 
     @property
     def exposed_s(self) -> float:
@@ -121,4 +123,4 @@ def step_periods_s(
 
 
 def _lost(tier: TierCost, period_s: float) -> float:
-    return tier.failures_per_s * (period_s / 2.0 + tier.latency_s)
+    return tier.failures_per_s * (period_s / 2.0 + tier.latency_s + tier.unnoticed_s)

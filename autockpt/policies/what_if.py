@@ -17,8 +17,12 @@ from autockpt.values.profile import Profile
 def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
     """What `decide` reckoned one checkpoint of this plan to cost."""
     write = choose_write(profile, goal.pins)
-    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
-    encoding = codec.encoding if plan.tier("disk").codec else None
+    disk = plan.tier("disk")
+    steps = disk.interval_steps if "delta" in disk.codec.values() else None
+    codec = choose_codec(
+        profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
+    )
+    encoding = codec.encoding if disk.codec else None
     costs = profile_costs(profile, plan.staging, write=write.measure, encoding=encoding)
     return replace(costs, peers=peer_costs(profile, plan.redundancy))
 

@@ -19,13 +19,17 @@ from autockpt.profiles.samples import (
     TransferSample,
     UnitSample,
 )
+from autockpt.profiles.windows import window_warnings
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.profile import (
+    Bubble,
     Distribution,
     Estimate,
     FailureRates,
     Fingerprint,
     GpuCounters,
     InterferenceMeasure,
+    Lap,
     LinkMeasure,
     MemoryHeadroom,
     Profile,
@@ -54,9 +58,8 @@ class JobFacts:
     failures: FailureRates
     recovery: RecoveryTimes
     gpus: tuple[GpuCounters, ...] = ()
-
-
-PEER_LINKS = ("host_to_peer", "device_to_peer")
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,22 +70,22 @@ class Measurements:
     """Quiet ones."""
     links: dict[str, list[TransferSample]] = field(default_factory=dict)
     link_notes: dict[str, str] = field(default_factory=dict)
-    between_nodes: bool = False
-    """Whether the link to a peer led to another node."""
+    between_nodes: set[str] = field(default_factory=set)
+    """Links to a peer that was on another node."""
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    bubbles: list[Bubble] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     """The profile of a probed job.  Raises ConfigError when not one iteration was timed."""
     links = tuple(
-        estimators.fit_link(
-            name,
-            samples,
-            note=measured.link_notes.get(name, ""),
-            between_nodes=measured.between_nodes and name in PEER_LINKS,
+        replace(
+            estimators.fit_link(name, samples, note=measured.link_notes.get(name, "")),
+            between_nodes=name in measured.between_nodes,
         )
         for name, samples in measured.links.items()
         if samples
@@ -103,14 +106,17 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         storage=storage,
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),
+        bubbles=tuple(measured.bubbles),
+        laps=tuple(measured.laps),
         gpus=facts.gpus,
+        domains=facts.domains,
         stall_s=estimators.maybe(s for unit in units for s in unit.stalls_s),
         snapshot_s=estimators.maybe(s for unit in units for s in unit.copies_s),
         persist_s=estimators.maybe(s for unit in units for s in unit.persists_s),
         samples=_raw_samples(measured),
     )
     probe_warnings = measured.storage.warnings if measured.storage else ()
-    said = (*measured.warnings, *probe_warnings)
+    said = (*facts.warnings, *measured.warnings, *probe_warnings, *window_warnings(profile))
     return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 
@@ -151,6 +157,7 @@ def profile_from_run(
         storage=storage,
         interference=interference,
         gpus=facts.gpus,
+        domains=facts.domains,
         stall_s=estimators.maybe(samples.stalls_s),
         snapshot_s=estimators.maybe(samples.copies_s),
         persist_s=estimators.maybe(samples.persists_s),
@@ -163,7 +170,8 @@ def profile_from_run(
         },
     )
     in_place = "measured in place by a run's first iterations; `autockpt profile` sees more"
-    return replace(profile, warnings=(in_place, *warnings, *missing(profile), *unsteady(profile)))
+    said = (in_place, *facts.warnings, *warnings)
+    return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 
 def derive_recovery(

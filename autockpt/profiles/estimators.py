@@ -65,9 +65,7 @@ def maybe(samples: Iterable[float]) -> Distribution | None:
     return distribution(values) if values else None
 
 
-def fit_link(
-    link: str, samples: Sequence[TransferSample], *, note: str = "", between_nodes: bool = False
-) -> LinkMeasure:
+def fit_link(link: str, samples: Sequence[TransferSample], *, note: str = "") -> LinkMeasure:
     """Least squares of seconds = alpha_s + bytes / bytes_per_s, blind to far outliers.
 
     Residuals are taken relative to the time (noise grows with it) and bisquare-weighted, starting
@@ -87,7 +85,6 @@ def fit_link(
         relative_spread=float(np.sqrt(np.mean(residuals**2)) / time.mean()),
         n=int(size.size),
         note=note,
-        between_nodes=between_nodes,
     )
 
 
@@ -226,6 +223,7 @@ def codec_measures(samples: Sequence[CodecSample]) -> tuple[CodecMeasure, ...]:
                 encode_bytes_per_s=raw / max(1e-9, sum(s.encode_s for s in group)),
                 decode_bytes_per_s=raw / max(1e-9, sum(s.decode_s for s in group)),
                 sample_bytes=raw,
+                gap_steps=max(s.gap_steps for s in group),
             )
         )
     return tuple(measures)

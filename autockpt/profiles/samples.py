@@ -61,6 +61,8 @@ class CodecSample:
     encoded_bytes: int
     encode_s: float
     decode_s: float
+    gap_steps: int = 0
+    """Iterations between the bytes and their base; 0: there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +113,18 @@ class RunSamples:
     writes: tuple[StorageSample, ...] = ()
     """Images written by the run itself."""
     phases_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LapSample:
+    """What one rank ran in one iteration, from boundary to boundary (ends of optimizer steps)."""
+
+    marks: tuple[str, ...]
+    """Chunks of a pipeline (0F3), or collectives, in the order in which they began."""
+    spans: tuple[tuple[float, float], ...]
+    """(begin, end) of each, seconds since the boundary."""
+    step_s: float
+    """When the optimizer's step began, since the boundary."""
+    lap_s: float
+    probe_s: float = 0.0
+    """What the recording took of it."""

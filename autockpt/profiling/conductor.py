@@ -45,6 +45,7 @@ from autockpt.profiling.node import NodeProbes
 from autockpt.profiling.pass_through import PassThroughSession
 from autockpt.profiling.progress import Progress
 from autockpt.profiling.ranks import Ranks
+from autockpt.profiling.windows import WindowProbe
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.units import format_bytes, format_duration
@@ -83,6 +84,7 @@ class Conductor:
         self._changed: set[str] = set()
         self._interference: InterferenceProbe | None = None
         self._works: dict[str, Work] = {}
+        self._windows = WindowProbe()
         self._quiet_left = self._quiet_total = 0
         self._until_s = 0.0
         self._known_ranks: Ranks | None = None
@@ -120,12 +122,14 @@ class Conductor:
     def close(self) -> None:
         """Takes the hooks away; for tests, not from inside a hook."""
         self._complete = True
+        self._windows.detach()
         self.timer.close()
 
     # -- hooks ------------------------------------------------------------------------------
 
     def _boundary(self) -> None:
         """After the step that ends an iteration."""
+        self._windows.boundary()
         if not self._complete:
             self._stage()
         if self._complete:
@@ -133,6 +137,7 @@ class Conductor:
 
     def _fence(self, optimizer: torch.optim.Optimizer) -> None:
         """Before every optimizer step."""
+        self._windows.step_began()
         if self._interference is not None and not self._complete:
             self._interference.fence()
         if self._proof is not None and self._state is not None:
@@ -166,6 +171,7 @@ class Conductor:
         )
         self.timer.label = "quiet"
         self._until_s = time.monotonic() + self.settings.quiet_limit_s
+        self._windows.attach(self._roots, late=self._device.type == "cuda")
         self._stage = self._quiet
 
     def _quiet(self) -> None:
@@ -175,6 +181,7 @@ class Conductor:
         enough = self._quiet_total - self._quiet_left >= self.settings.quiet_steps
         if self._quiet_left == 0 or (enough and self._late(self._until_s)):
             self.timer.label = None
+            self._windows.detach()
             self._blocking_probes()
             self._prove()
             self._stage = self._settle
@@ -225,10 +232,13 @@ class Conductor:
         probes.meet(self._ranks)
         if self._ranks.probes_node:
             probes.run(lambda what: self._progress.stage(what, _QUIET))
+            probes.remember(self.timer.steps)
 
     def _plan_interference(self) -> None:
         """Every rank computes the same rounds from the slowest rank's numbers."""
         assert self._probes is not None
+        wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
+        self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
         iteration_s, persist_s, no_memory, peers = self._ranks.largest(
             [
@@ -320,6 +330,8 @@ class Conductor:
         self._gather()
         assert self._probes is not None
         assert self._state is not None
+        if self._complete and self._ranks.probes_node:
+            self._probes.differences(self.timer.steps)
         self._changed |= self._probes.snapshot.changed
         if self._changed:
             self._warn(

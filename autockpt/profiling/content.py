@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autockpt.executors.catalogue import ChunkSource, list_generations, load_index, shard_path
+from autockpt.executors.catalogue import list_generations, open_shard
 from autockpt.executors.directory import read_commit
 from autockpt.executors.memory import PAGE_BYTES, Arena, require_headroom
 from autockpt.values.errors import AutockptError
@@ -52,6 +52,12 @@ def content(checkpoints: Path, state: StateInventory, *, nbytes: int) -> Content
     return Content(arena=arena, source="synthetic numbers like the state's: no checkpoint to read")
 
 
+def main_dtype(state: StateInventory) -> str:
+    """What most bytes of a state are, as safetensors calls it: BF16 or F32."""
+    half = sum(part.dtypes.get(name, 0) for part in state.classes for name in _HALF)
+    return "BF16" if half > state.total_bytes / 2 else "F32"
+
+
 def _newest_first(checkpoints: Path) -> list[str]:
     if not checkpoints.is_dir():
         return []
@@ -63,7 +69,7 @@ def _read(folder: str, arena: Arena) -> None:
     """Fills the arena with chunks spread over rank 0's image; a small image comes repeatedly."""
     commit = read_commit(os.path.join(folder, "COMMIT"))
     record = commit.records[0]
-    source = ChunkSource(shard_path(folder, record), load_index(folder, record, commit))
+    source = open_shard(folder, record, commit)
     try:
         buffer, done, count = source.buffer(), 0, len(source.index.digests)
         wanted = -(-arena.nbytes // source.index.chunk_bytes)

@@ -1,6 +1,7 @@
 """What a profile says about job and machine without timing anything; cheap, used by runs too."""
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import JobFacts
 from autockpt.profiles.estimators import inventory
 from autockpt.profiles.probes import gpu, host
+from autockpt.profiling.failure_domains import job_domains
 from autockpt.profiling.history import failure_history
 from autockpt.profiling.movers import tensor_facts
 from autockpt.profiling.ranks import Ranks
@@ -65,6 +67,7 @@ def host_facts(
     """Everything of a profile that needs no stop-watch."""
     ranks = ranks or Ranks.find()
     failures, recovery = failure_history(run_dir, nodes=ranks.nodes)
+    domains, warnings = job_domains(os.environ, ranks.nodes)
     return JobFacts(
         fingerprint=fingerprint(
             layout_digest=state.layout_digest, storage_dir=storage_dir, ranks=ranks
@@ -76,6 +79,8 @@ def host_facts(
         failures=failures,
         recovery=recovery,
         gpus=gpu.gpu_counters(),
+        domains=domains,
+        warnings=warnings,
     )
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import yaml
 
 from autockpt.profiles import domains
+from autockpt.profiles.imports.node_list import expand
 from autockpt.values.errors import ConfigError
-from autockpt.values.placement import FailureDomains
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 
 VARIABLE = "AUTOCKPT_DOMAINS"
 
@@ -37,6 +38,21 @@ def domains_of(names: Sequence[str], environment: Mapping[str, str]) -> FailureD
     if not said or not _is_file(said):
         return None
     return domains.of_nodes(names, read_table(said), where=said)
+
+
+def job_domains(
+    environment: Mapping[str, str], nodes: int
+) -> tuple[FailureDomains, tuple[str, ...]]:
+    """Domains of a Slurm job's nodes from the table that the variable names, and what is wrong.
+
+    Unknown where nothing says: a training does not end because of it.
+    """
+    try:
+        names = expand(environment.get("SLURM_JOB_NODELIST", ""))
+        found = domains_of(names, environment) if len(names) == nodes > 1 else None
+    except (ConfigError, ValueError) as error:
+        return UNKNOWN_DOMAINS, (f"failure domains are not known: {error}",)
+    return found or UNKNOWN_DOMAINS, ()
 
 
 def read_table(path: str) -> domains.Table:

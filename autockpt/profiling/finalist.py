@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.layout.plan import element_kind
 from autockpt.profiles.probes import clean
 from autockpt.tuner.search.space import Candidate
 from autockpt.values.errors import StorageError
@@ -118,7 +119,7 @@ class _Shard:
                 writers=way.writers,
                 direct_io=way.direct_io,
                 codec=way.codec,
-                codec_ranges=(),
+                codec_ranges=((0, len(self.image), element_kind("F32").code, 0),),
             ),
             on_digested=lambda digests: None,
             on_persisted=self._persisted,

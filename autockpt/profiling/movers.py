@@ -12,7 +12,8 @@ from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.device import register_with_cuda
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.inventory import local_part
-from autockpt.executors.layout.plan import EXTRA, Layout, TensorSpec
+from autockpt.executors.layout.plan import EXTRA, Layout, TensorSpec, element_kind
+from autockpt.executors.layout.runs import Run
 from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import Snapshot, Snapshotter
@@ -27,7 +28,7 @@ from autockpt.values.plan import CHUNK_BYTES, WRITERS
 
 TensorClass = Literal["parameters", "moments", "other"]
 
-CODECS = ("zstd",)
+CODECS = ("planes",)
 """Codecs that are offered to the policy."""
 LINK_BYTES = 64 * 2**20
 """Least memory for link samples, however small the state: more than caches hold."""
@@ -111,7 +112,12 @@ class LiveSnapshot:
         assert self.arena is not None
         owned = self.state.tensors.keys()
         return [
-            Piece(_class(entry.spec, owned), self.arena.view[entry.offset : entry.end])
+            Piece(
+                _class(entry.spec, owned),
+                self.arena.view[entry.offset : entry.end],
+                entry.spec.dtype,
+                role=entry.spec.name.rpartition(".")[2],
+            )
             for entry in self.layout.entries
             if entry.spec.nbytes and not entry.spec.name.startswith("__")
         ]
@@ -171,9 +177,34 @@ def write(path: str, image: memoryview) -> None:
     write_image(path, image, writers=WRITERS, chunk_bytes=CHUNK_BYTES, direct=True)
 
 
+class ElementCodec:
+    """A codec of runs, for pieces of one dtype."""
+
+    def __init__(self, name: str) -> None:
+        self._codec = codec(name)
+
+    def encode(self, raw: memoryview, dtype: str, base: memoryview | None, /) -> memoryview | bytes:
+        """The frame of a piece."""
+        kind = element_kind(dtype, delta=base is not None)
+        whole = len(raw) - len(raw) % kind.width
+        runs = [Run(whole, kind), Run(len(raw) - whole)]
+        return self._codec.encode(raw, runs=runs, base=base)
+
+    def decode(
+        self, frame: memoryview | bytes, raw_bytes: int, base: memoryview | None, /
+    ) -> memoryview | bytes:
+        """The piece of a frame."""
+        return self._codec.decode(frame, raw_bytes, base=base)
+
+
 def codecs() -> dict[str, Codec]:
-    """The codecs that runs can use, by name."""
-    return {name: codec(name) for name in CODECS}
+    """The codecs that need no base, by name."""
+    return {name: ElementCodec(name) for name in CODECS}
+
+
+def base_codecs() -> dict[str, Codec]:
+    """Those that store differences."""
+    return {"delta": ElementCodec("planes")}
 
 
 def filled_memory(state: LiveState, nbytes: int) -> Arena:

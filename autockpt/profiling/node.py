@@ -6,6 +6,7 @@ Each is tried on its own: one that fails leaves a sentence and the others go on.
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ UNKNOWN_BYTES_PER_S = 200e6
 """A storage that was not measured is planned for as a slow network disk."""
 PIECE_BYTES = 4 * 2**20
 CODEC_BYTES_PER_CLASS = 32 * 2**20
+BASE_BYTES_PER_CLASS = 8 * 2**20
+"""Kept from the codecs' turn to the end of the profile, to be a base then."""
+BASES_S = 1.0
 INTERFERENCE_WRITE_BYTES = 4 * 2**30
 """All writes of the interference rounds together: a profile should not wear out a disk."""
 
@@ -56,6 +60,8 @@ class NodeProbes:
         self._named = False
         self._image: memoryview | None = None
         self._keep: list[Arena] = []
+        self._bases: list[codecs.Piece] = []
+        self._based_at_step = 0
         self._link: NodeLink | None = None
 
     def meet(self, ranks: Ranks) -> None:
@@ -202,7 +208,7 @@ class NodeProbes:
             self.measured.links["host_to_peer"] = links.time_link(
                 self._link.move, self._link.sizes, budget_s=budget_s, seed=self._settings.seed
             )
-            self.measured.between_nodes = True
+            self.measured.between_nodes.add("host_to_peer")
             self.measured.link_notes["host_to_peer"] = (
                 "fetched from the next node and verified, while all nodes did the same"
             )
@@ -252,9 +258,42 @@ class NodeProbes:
             piece_bytes=PIECE_BYTES,
             bytes_per_class=CODEC_BYTES_PER_CLASS,
         )
+        pieces = codecs.joined(pieces, piece_bytes=PIECE_BYTES)
         samples, warnings = codecs.measure_codecs(movers.codecs(), pieces, budget_s=budget_s)
         self.measured.codecs = samples
         self.measured.warnings += warnings
+
+    def remember(self, step: int) -> None:
+        """Keeps some bytes of the snapshot as it is: what they become shows what a delta gains."""
+
+        def keep() -> None:
+            pieces = codecs.spread_pieces(
+                self.snapshot.regions() if self.snapshot.arena else [],
+                piece_bytes=PIECE_BYTES,
+                bytes_per_class=BASE_BYTES_PER_CLASS,
+            )
+            self._bases = [replace(piece, base=memoryview(bytes(piece.data))) for piece in pieces]
+            self._based_at_step = step
+
+        self.attempt("bases of deltas", keep)
+
+    def differences(self, step: int) -> None:
+        """Measures deltas between the state as it is now, after `step`, and what was kept."""
+        gap = step - self._based_at_step
+        if gap < 1 or not self._bases:
+            return
+
+        def measure() -> None:
+            self.snapshot.blocking()
+            pieces = [replace(piece, gap_steps=gap) for piece in self._bases]
+            pieces = codecs.joined(pieces, piece_bytes=PIECE_BYTES)
+            samples, warnings = codecs.measure_codecs(
+                movers.base_codecs(), pieces, budget_s=BASES_S
+            )
+            self.measured.codecs += samples
+            self.measured.warnings += warnings
+
+        self.attempt("deltas", measure)
 
     def _prepare_directory(self) -> None:
         """Makes the target directory as a run would, and sweeps what a killed profile left."""

@@ -94,6 +94,18 @@ class Ranks:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
         return self._group
 
+    def gathered(self, text: str) -> list[str]:
+        """One text of every rank, by rank; every rank must call it."""
+        if not self.together:
+            return [text]
+        data = text.encode()
+        longest = int(self.largest([len(data)])[0])
+        own = torch.zeros(longest, dtype=torch.uint8)
+        own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        all_ranks = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(all_ranks, own, group=self._group)
+        return [bytes(each.tolist()).rstrip(b"\0").decode() for each in all_ranks]
+
 
 def _number(name: str, otherwise: int) -> int:
     with contextlib.suppress(ValueError):

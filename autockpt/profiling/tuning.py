@@ -13,7 +13,7 @@ from autockpt.profiles.estimators import codec_measures
 from autockpt.profiles.probes.codecs import Piece, measure_codecs
 from autockpt.profiles.probes.storage import PAGE_BYTES, SAMPLE_LIMIT_BYTES, SPACE_SHARE
 from autockpt.profiling import movers
-from autockpt.profiling.content import PIECE_BYTES, Content
+from autockpt.profiling.content import PIECE_BYTES, Content, main_dtype
 from autockpt.profiling.finalist import Write
 from autockpt.tuner.search.record import Header, Trial, header_line, trial_line
 from autockpt.tuner.search.search import Question, Search
@@ -68,7 +68,7 @@ def with_codecs(profile: Profile, content: Content) -> Profile:
         return profile
     view = content.arena.view
     pieces = [
-        Piece("parameters", view[start : start + PIECE_BYTES])
+        Piece("parameters", view[start : start + PIECE_BYTES], main_dtype(profile.state))
         for start in range(0, len(view), PIECE_BYTES)
     ]
     samples, _ = measure_codecs(movers.codecs(), pieces, budget_s=CODEC_S)

@@ -6,6 +6,8 @@ Nothing here opens a file or reads a clock; the command line gathers, this room 
 from dataclasses import dataclass, field
 from typing import Any
 
+from autockpt.reports.risk import Risk
+from autockpt.reports.search import SearchHistory
 from autockpt.reports.what_if import WhatIfCurve
 from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import Decision
@@ -49,3 +51,14 @@ class RunData:
     """The waste function's inputs and its own result for the plan."""
     status: dict[str, Any] = field(default_factory=dict)
     """status.json as it was read, e.g. {"state": "finished"}."""
+    risk: Risk | None = None
+    """The plan over what is not known of the failures, simulated."""
+    search: SearchHistory | None = None
+    """The newest search of the way to write."""
+
+    @property
+    def interruptions_per_s(self) -> float:
+        """As the plan reckons with: declared by the policy, else estimated; 0 when neither is."""
+        if self.what_if is not None:
+            return 1.0 / self.what_if.point["mtbf_s"]
+        return self.profile.failures.interruptions_per_s if self.profile is not None else 0.0

@@ -4,6 +4,7 @@ A check that does not apply returns None; one that passed returns a finding with
 away.  Ids are stable: scripts and the documentation refer to them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,8 @@ from autockpt.reports.protection import Protection
 from autockpt.reports.saves import Saves
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
-from autockpt.values.telemetry import Degraded
+from autockpt.values.redundancy import GENERATIONS
+from autockpt.values.telemetry import Degraded, LossyRestored
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 SKIPPED_SHARE = 0.05
@@ -106,6 +108,22 @@ def degraded(facts: Facts) -> Finding | None:
     )
 
 
+def lossy(facts: Facts) -> Finding | None:
+    """The training went on from a state that an archive had only nearly kept."""
+    events = [event for event in facts.data.events if isinstance(event, LossyRestored)]
+    if not events:
+        return None
+    first = events[0]
+    return Finding(
+        id="lossy-restore",
+        severity="high",
+        title=f"LOSSY: step {first.step} was restored from a lossy archive",
+        evidence=f"generation {first.generation}: {first.lost}",
+        fix="go on from a lossless checkpoint where one is left; else read the quality figures of "
+        "docs/compression_lossy.md before comparing this run with others",
+    )
+
+
 def copies_missing(facts: Facts) -> Finding | None:
     """The plan wants copies on other nodes, and in the end they were not there."""
     copies = facts.protection
@@ -115,7 +133,7 @@ def copies_missing(facts: Facts) -> Finding | None:
     evidence = f"protected {newest}, {copies.protected} generations in all"
     if copies.newest_step is not None and not copies.degraded:
         return Finding(id="copies", severity="high", title="Checkpoints survive a lost node",
-                       evidence=evidence, passed=True)  # fmt: skip
+                        evidence=evidence, passed=True)  # fmt: skip
     return Finding(
         id="copies",
         severity="high",
@@ -368,12 +386,15 @@ def assumed(facts: Facts) -> Finding | None:
     }
     guesses = [name for name, estimate in times.items() if estimate.source == "assumed"]
     events = rates.per_node.events + rates.per_job.events
-    if events and not guesses:
-        return Finding(id="assumed", severity="low", title="Failure rate and recovery are observed",
-                       evidence=f"{events} interruptions on record", passed=True)  # fmt: skip
+    curve = facts.data.what_if
+    unknown = curve.mtbf_assumed if curve is not None else not events
+    if not unknown and not guesses:
+        known = f"{events} interruptions on record" if events else "the rate is declared"
+        return Finding(id="assumed", severity="low", title="Failure rate and recovery are known",
+                       evidence=known, passed=True)  # fmt: skip
     parts = []
-    if not events:
-        rate = rates.interruptions_per_s
+    if unknown:
+        rate = facts.data.interruptions_per_s
         mtbf = f"one interruption in {format_duration(1 / rate)}" if rate > 0 else "no interruption"
         parts.append(f"{mtbf} ({rates.per_node.source})")
     if guesses:
@@ -385,6 +406,29 @@ def assumed(facts: Facts) -> Finding | None:
         evidence="assumed: " + "; ".join(parts),
         fix="set failures.mtbf in the policy if you know it; every run sharpens the estimate",
     )
+
+
+def gpus(facts: Facts) -> Finding | None:
+    """A GPU that is about to fail, or that something holds back."""
+    profile = facts.data.profile
+    if profile is None or not profile.gpus:
+        return None
+    dying = [gpu.name for gpu in profile.gpus if gpu.remapping_failed]
+    errors = [gpu.name for gpu in profile.gpus if gpu.ecc_uncorrected]
+    slowed = [f"{gpu.name}: {', '.join(gpu.slowed_by)}" for gpu in profile.gpus if gpu.slowed_by]
+    if dying or errors:
+        what = f"no spare row left on {', '.join(dying)}" if dying else "uncorrected ECC errors"
+        return Finding(id="gpus", severity="high", title="A GPU's memory fails",
+                       evidence=f"{what}; {len(errors)} of {len(profile.gpus)} had such errors "
+                       "since the driver was loaded",
+                       fix="drain the node and have it checked; it will interrupt the job again",
+                       )  # fmt: skip
+    if slowed:
+        return Finding(id="gpus", severity="medium", title="A GPU is slowed down",
+                       evidence="; ".join(slowed),
+                       fix="look at cooling and power limit; one slow GPU slows all")  # fmt: skip
+    return Finding(id="gpus", severity="low", title="GPUs run freely",
+                   evidence=f"{len(profile.gpus)} without errors", passed=True)  # fmt: skip
 
 
 def promises_broken(facts: Facts) -> Finding | None:
@@ -420,11 +464,12 @@ def promises_broken(facts: Facts) -> Finding | None:
 
 
 def slots_bytes_of(profile: Profile | None, decision: Decision | None) -> int:
-    """Host memory of the slots on one node."""
+    """Host memory on one node: the slots, and what is held for other nodes."""
     if profile is None or decision is None:
         return 0
     ranks = max(1, profile.fingerprint.world_size // max(1, profile.fingerprint.nodes))
-    return decision.plan.slots * profile.state.total_bytes * ranks
+    images = decision.plan.slots + GENERATIONS * decision.plan.redundancy.memory_share
+    return math.ceil(images * profile.state.total_bytes * ranks)
 
 
 def _reason(saves: Saves) -> str:
@@ -438,6 +483,7 @@ def _reason(saves: Saves) -> str:
 CHECKS = (
     unprotected,
     degraded,
+    lossy,
     copies_missing,
     persist_failed,
     saves_skipped,
@@ -450,5 +496,6 @@ CHECKS = (
     limits,
     memory_tight,
     unstable,
+    gpus,
     assumed,
 )

@@ -2,7 +2,7 @@
 
 A spreadsheet runs a cell that begins with = + - or @ as a formula, and reasons and details come
 from outside; such text gets an apostrophe in front, as spreadsheets themselves do, and loses it
-again when read back.
+again when read back.  Several numbers of one field stand in one cell, with blanks between them.
 """
 
 import io
@@ -36,6 +36,8 @@ def to_csv(events: Iterable[Event]) -> str:
     for name, kind in _kinds().items():
         if kind is str:
             frame[name] = frame[name].map(_guard, na_action="ignore")
+        elif kind is tuple:
+            frame[name] = frame[name].map(_several)
     text = frame.to_csv(index=False, lineterminator="\n")
     return str(text)
 
@@ -59,7 +61,9 @@ def summary(events: Sequence[Event]) -> pd.DataFrame:
     return grouped.agg(["count", "min", "max"]).rename(columns={"min": "first", "max": "last"})
 
 
-_DTYPES: dict[type, Any] = {str: "object", float: "Float64", int: "Int64"}
+_DTYPES: dict[type, Any] = {
+    str: "object", float: "Float64", int: "Int64", bool: "boolean", tuple: "object"
+}  # fmt: skip
 
 
 def _event(cells: dict[str, str], where: str) -> Event:
@@ -75,19 +79,28 @@ def _event(cells: dict[str, str], where: str) -> Event:
             data[field.name] = _unguard(cell) if hints[field.name] is str else _scalar(
                 hints[field.name], cell
             )  # fmt: skip
-        except ValueError as error:
+        except (KeyError, ValueError) as error:
             raise ConfigError(f"{where}: {field.name}: {error}") from None
     return event_from_data(data, where=where)
 
 
-def _scalar(kind: Any, cell: str) -> int | float | None:
+def _scalar(kind: Any, cell: str) -> int | float | list[float] | None:
+    if kind == tuple[float, ...]:
+        return [float(number) for number in cell.split()]
     if kind == float | None:
         return float(cell) if cell else None
+    if kind is bool:
+        return {"True": True, "False": False}[cell]
     if kind is int:
         return int(cell)
     if kind is float:
         return float(cell)
-    raise TypeError(f"events hold text and numbers, not {kind}")
+    raise TypeError(f"events hold text, numbers and truths, not {kind}")
+
+
+def _several(numbers: Any) -> Any:
+    """Of an event that has them; another event's cell is missing and stays so."""
+    return " ".join(map(repr, numbers)) if isinstance(numbers, list | tuple) else numbers
 
 
 def _guard(text: Any) -> Any:
@@ -99,9 +112,10 @@ def _unguard(text: str) -> str:
 
 
 def _kinds() -> dict[str, type]:
-    """Column -> str, int or float; a name has one type in all events."""
+    """Column -> str, int, float, bool or tuple (of floats); a name has one type in all events."""
+    plain = {float | None: float, tuple[float, ...]: tuple}
     kinds: dict[str, type] = {"event": str}
     for kind in EVENTS.values():
         for name, hint in typing.get_type_hints(kind).items():
-            kinds[name] = float if hint == float | None else hint
+            kinds[name] = plain.get(hint, hint)
     return {name: kinds[name] for name in columns()}

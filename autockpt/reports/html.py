@@ -7,7 +7,17 @@ from autockpt.reports.escape import Child, Html, join, json_script, tag
 from autockpt.reports.limits import LEVELS, PAGE_BYTES, bounded
 from autockpt.reports.model import ReportModel
 from autockpt.reports.page import page
-from autockpt.reports.sections import advice, events, machine, time, top, what_if
+from autockpt.reports.sections import (
+    advice,
+    events,
+    machine,
+    risk,
+    search,
+    time,
+    top,
+    what_if,
+    windows,
+)
 from autockpt.reports.what_if import WhatIfCurve
 from autockpt.values.record import to_json
 
@@ -30,8 +40,11 @@ def _page(model: ReportModel) -> str:
     happened = (time.section(model), events.promises(model), events.timeline(model))
     found = (
         *(predicted + happened if model.kind == "profile" else happened + predicted),
+        windows.section(model),
         machine.storage(model),
         machine.memory_section(model),
+        search.section(model),
+        risk.section(model),
         advice.findings(model),
         advice.policy(model),
         advice.method(model),

@@ -14,7 +14,9 @@ from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.promises import Promise, in_force, promises
 from autockpt.reports.protection import Protection, protection
 from autockpt.reports.restarts import Restart, restarts
+from autockpt.reports.risk import Risk
 from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
+from autockpt.reports.search import SearchHistory
 from autockpt.reports.timeline import Timeline, timeline
 from autockpt.reports.verdict import (
     Tile,
@@ -25,6 +27,7 @@ from autockpt.reports.verdict import (
     run_verdict,
 )
 from autockpt.reports.what_if import WhatIfCurve, waste
+from autockpt.reports.windows import Windows, windows
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.telemetry import Event, RunStarted
@@ -70,6 +73,8 @@ class ReportModel:
     profile: Profile | None = None
     decision: Decision | None = None
     what_if: WhatIfCurve | None = None
+    risk: Risk | None = None
+    search: SearchHistory | None = None
     accounting: Accounting | None = None
     saves: Saves | None = None
     protection: Protection | None = None
@@ -79,6 +84,7 @@ class ReportModel:
     ages: tuple[Age, ...] = ()
     changes: tuple[Change, ...] = ()
     timeline: Timeline | None = None
+    windows: Windows | None = None
 
 
 def build(data: RunData) -> ReportModel:
@@ -106,6 +112,9 @@ def _profile_report(data: RunData) -> ReportModel:
         profile=data.profile,
         decision=data.decision,
         what_if=data.what_if,
+        risk=data.risk,
+        search=data.search,
+        windows=windows((), data.profile),
     )
 
 
@@ -143,6 +152,8 @@ def _run_report(data: RunData) -> ReportModel:
         profile=profile,
         decision=decision,
         what_if=data.what_if,
+        risk=data.risk,
+        search=data.search,
         accounting=accounting,
         saves=saved,
         protection=copies,
@@ -152,6 +163,7 @@ def _run_report(data: RunData) -> ReportModel:
         ages=aged,
         changes=changes(events, start_s),
         timeline=timeline(events, restores, start_s),
+        windows=windows(events, profile),
     )
 
 
@@ -162,8 +174,13 @@ def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> t
     accounting, restores = account(
         since, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
     )
-    rate = profile.failures.interruptions_per_s if profile else 0.0
-    return promises(decision.expected, accounting, saves(since), restores, interruptions_per_s=rate)
+    return promises(
+        decision.expected,
+        accounting,
+        saves(since),
+        restores,
+        interruptions_per_s=data.interruptions_per_s,
+    )
 
 
 def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:

@@ -103,7 +103,9 @@ button:hover{border-color:var(--accent)} .js-only{display:none} .js .js-only{dis
 .down{fill:var(--c-down);background:var(--c-down)}
 .other{fill:var(--c-other);background:var(--c-other)} .glass{fill:var(--panel)}
 .g-train{fill:var(--c-train);background:var(--c-train)}
-.g-copy{fill:var(--c-copy);background:var(--c-copy)}
+.g-copy,.g-moved{fill:var(--c-copy);background:var(--c-copy)}
+.g-window{fill:var(--c-train);background:var(--c-train)}
+.g-beside{fill:var(--c-lost);background:var(--c-lost)}
 .g-persist{fill:var(--c-persist);background:var(--c-persist)}
 .g-lost{fill:var(--c-lost);background:var(--c-lost)}
 .g-down{fill:var(--c-down);background:var(--c-down)} .mark{stroke:var(--bad);stroke-width:1.5}
@@ -116,6 +118,13 @@ button:hover{border-color:var(--accent)} .js-only{display:none} .js .js-only{dis
 .ours{fill:var(--c-productive)} .ours.over{fill:var(--bad)}
 .limit{stroke:var(--bad);stroke-width:2.5} .bin{fill:var(--c-productive)}
 .quantile{stroke:var(--soft);stroke-dasharray:3 3}
+.violin{fill:color-mix(in srgb,var(--accent) 34%,transparent);stroke:var(--accent)}
+.whisker{fill:var(--ink);stroke:var(--ink)} .legend .whisker{stroke-width:2.5}
+.luck .here,.legend .here{stroke:var(--ink)} .luck text{fill:var(--ink)}
+.best-so-far{fill:none;stroke:var(--soft);stroke-width:1.5}
+.write{stroke:var(--paper);stroke-width:1} .write.seed{fill:var(--c-stall)}
+.write.search{fill:var(--accent)} .write.final{fill:var(--good)}
+.write.failed{fill:none;stroke:var(--bad);stroke-width:2}
 .sliders{display:grid!important;grid-template-columns:repeat(auto-fit,minmax(205px,1fr));
   gap:12px 28px;margin:16px 0 18px}
 html:not(.js) .sliders{display:none!important}
@@ -139,7 +148,8 @@ footer{border-top:1px solid var(--line);color:var(--soft);font-size:13px;padding
 @media(max-width:640px){.wrap{padding:0 16px}header.wrap{padding-top:24px}.verdict{
   padding:18px 18px 12px}.verdict h2{font-size:21px}.tiles{grid-template-columns:1fr 1fr}
   .findings>li{grid-template-columns:1fr}.findings p,.findings .save{grid-column:1;
-  text-align:left}.chart.u-curve,.chart.gantt,.chart.memory,.chart.iterations{min-width:640px}
+  text-align:left}.chart.u-curve,.chart.gantt,.chart.memory,.chart.iterations,.chart.luck,.chart.search{
+  min-width:640px}
   .chartbox{overflow-x:auto}.tiles .value{font-size:20px}.chart.bars text{display:none}}
 @media(prefers-reduced-motion:reduce){html{scroll-behavior:auto}*{transition:none!important;
   animation:none!important}}
@@ -188,7 +198,14 @@ addEventListener("beforeprint", () => {
 
 const box = byId("what-if-data") && JSON.parse(byId("what-if-data").textContent);
 if (box) {
-  const plan = box.point, now = {...plan}, g = box.geometry;
+  const plan = box.point, now = {...plan}, times = {}, g = box.geometry;
+  const scaled = () => {
+    const point = {...now};
+    for (const scale of Object.keys(times))
+      for (const name of Object.keys(scales[scale]))
+        point[name] *= times[scale] ** scales[scale][name];
+    return point;
+  };
   const inputs = [...document.querySelectorAll("input[data-name]")];
   const x = s => g.left + g.width * Math.log(max(s, g.low / 10) / g.low) / Math.log(g.high / g.low);
   const ticksTo = top => {
@@ -197,18 +214,19 @@ if (box) {
     return Array.from({length: Math.floor(top / step * 1.0001) + 1}, (_, i) => i * step);
   };
   const show = input => {
-    const value = now[input.dataset.name];
-    const text = input.dataset.unit === "s" ? duration(value) : fraction(value);
+    const unit = input.dataset.unit, name = input.dataset.name;
+    const text = unit === "x" ? three(name in times ? times[name] : 1) + " x" :
+      unit === "s" ? duration(now[name]) : fraction(now[name]);
     input.parentNode.querySelector("output").textContent = text;
     input.setAttribute("aria-valuetext", text);
   };
   const draw = () => {
-    const here = waste(now), curves = {};
+    const at = scaled(), here = waste(at), curves = {};
     let least = Infinity;
     for (const tier of box.tiers) {
       curves[tier] = Array.from({length: g.samples + 1}, (_, i) => {
         const s = g.low * (g.high / g.low) ** (i / g.samples);
-        const w = waste({...now, [tier + "_interval_s"]: s});
+        const w = waste({...at, [tier + "_interval_s"]: s});
         least = min(least, w);
         return [s, w];
       });
@@ -222,23 +240,23 @@ if (box) {
     for (const tier of box.tiers) {
       byId("curve-" + tier).setAttribute("d", "M" + curves[tier].map(
         ([s, w]) => x(s).toFixed(2) + " " + y(w).toFixed(2)).join("L"));
-      byId("here-" + tier).setAttribute("cx", x(now[tier + "_interval_s"]));
+      byId("here-" + tier).setAttribute("cx", x(at[tier + "_interval_s"]));
       byId("here-" + tier).setAttribute("cy", y(here));
-      const s = optimum[tier](now), base = g.top + g.height;
+      const s = optimum[tier](at), base = g.top + g.height;
       byId("best-" + tier).setAttribute("d", `M${x(s)} ${base}V${base - 14}`);
       best.push(tier + " every " + duration(s));
     }
     byId("what-if-status").textContent = "Lost time " + fraction(here) + ", goodput " +
       fraction(max(0, 1 - here)) + ". Least loss here: " + best.join(", ") + ".";
-    const parts = terms(now);
+    const parts = terms(at);
     for (const name of Object.keys(parts)) byId("term-" + name).textContent = fraction(parts[name]);
   };
   for (const input of inputs) {
     const low = Number(input.dataset.low), high = Number(input.dataset.high);
     const linear = input.dataset.scale === "linear";
     input.addEventListener("input", () => {
-      const t = Number(input.value) / 1000;
-      now[input.dataset.name] = linear ? low + (high - low) * t : low * (high / low) ** t;
+      const t = Number(input.value) / 1000, moved = input.dataset.unit === "x" ? times : now;
+      moved[input.dataset.name] = linear ? low + (high - low) * t : low * (high / low) ** t;
       show(input);
       draw();
     });
@@ -246,6 +264,7 @@ if (box) {
   }
   byId("what-if-reset").addEventListener("click", () => {
     Object.assign(now, plan);
+    for (const scale of Object.keys(times)) delete times[scale];
     for (const input of inputs) { input.value = input.defaultValue; show(input); }
     draw();
   });

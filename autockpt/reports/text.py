@@ -31,7 +31,9 @@ def render(model: ReportModel) -> str:
         _copies(model),
         _restores(model),
         _restarts(model),
+        _windows(model),
         _choices(model),
+        _unknown(model),
         _findings(model.findings),
         _warnings(model.warnings),
     )
@@ -139,12 +141,36 @@ def _restarts(model: ReportModel) -> list[str]:
     ]
 
 
+def _windows(model: ReportModel) -> list[str]:
+    """What each rank's idle windows took of its snapshots."""
+    if model.windows is None:
+        return []
+    rows = [
+        (f"rank {rank.rank}", format_duration(rank.idle_s),
+         "-" if rank.window_share is None else format_fraction(rank.window_share), rank.why_not)
+        for rank in model.windows.ranks
+    ]  # fmt: skip
+    return ["Idle windows of an iteration, and what moved in them", *_columns(rows)]
+
+
 def _choices(model: ReportModel) -> list[str]:
     if model.decision is None or model.kind == "run":
         return []
     lines = ["Decisions"]
     for choice in model.decision.choices:
         lines += _wrap(f"{choice.name}: {choice.chosen}, because {choice.reason}", "  ", "    ")
+    return lines
+
+
+def _unknown(model: ReportModel) -> list[str]:
+    """What a search found, and how a month may go."""
+    lines = []
+    if model.search is not None:
+        found = model.search
+        what = f"the default stays: {found.winner}" if found.kept_default else found.winner
+        lines += ["Search", *_wrap(f"{what}; {found.reason}", "  ", "    ")]
+    if model.risk is not None:
+        lines += ["Risk", *_wrap(model.risk.sentence(), "  ", "    ")]
     return lines
 
 

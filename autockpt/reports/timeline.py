@@ -13,6 +13,7 @@ from autockpt.values.telemetry import (
     Degraded,
     Event,
     FailureObserved,
+    LossyRestored,
     PersistCommitted,
     PersistFailed,
     PlanChanged,
@@ -234,6 +235,8 @@ def _describe(event: Event) -> tuple[str, str] | None:
                 f"restored {event.generation} (step {event.step}) from {event.source}, "
                 f"{event.lost_steps} steps lost"
             )
+        case LossyRestored():
+            return "restore", f"LOSSY restore of {event.generation}: {event.lost}"
         case PlanChanged():
             return "plan", (
                 f"plan version {event.plan_version} from step {event.step}: memory every "

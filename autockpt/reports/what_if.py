@@ -15,6 +15,7 @@ holds the two together, and a report says so when they disagree about a plan.
 """
 
 import ast
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -69,6 +70,18 @@ OPTIMUM = {
 }
 """The interval of least waste per tier, before limits.  Source: dw/dT_i = 0."""
 
+SCALES: dict[str, dict[str, int]] = {
+    "nodes": {"mtbf_s": -1},
+    "storage": {"disk_latency_s": -1, "disk_restore_s": -1},
+    "state": {
+        f"{tier}_{name}": 1
+        for tier in ("memory", "disk")
+        for name in ("stall_s", "latency_s", "restore_s")
+    },
+}
+"""What else may be another: times as many nodes, times as fast a storage, times as much state; and
+the power with which each parameter follows."""
+
 NEVER_S = 1e12
 """Mean time between interruptions that stands for "none at all": 30 thousand years."""
 
@@ -97,6 +110,8 @@ class Cost(Protocol):
     def restart_s(self) -> float: ...
     @property
     def restore_s(self) -> float: ...
+    @property
+    def unnoticed_s(self) -> float: ...
     @property
     def failures_per_s(self) -> float: ...
 
@@ -158,7 +173,9 @@ def what_if(
         point[f"{tier}_stall_s"] = (cost.stall_s if cost else 0.0) + (
             0.0 if latency_s > 0 else slowed_s
         )
-        point[f"{tier}_restore_s"] = cost.restart_s + cost.restore_s - restart_s if cost else 0.0
+        # Work on a state that was wrong already is lost for good: time as a restore is.
+        back_s = cost.restart_s + cost.restore_s + cost.unnoticed_s if cost else restart_s
+        point[f"{tier}_restore_s"] = back_s - restart_s
     tiers = ("memory", "disk") if memory else ("disk",)
     return WhatIfCurve(point=point, waste=waste, tiers=tiers, mtbf_assumed=mtbf_assumed)
 
@@ -176,6 +193,15 @@ def waste(point: Mapping[str, float]) -> float:
     return evaluate(WASTE, point)
 
 
+def scaled(point: Mapping[str, float], times: Mapping[str, float]) -> dict[str, float]:
+    """`point` with `times` as many nodes, as fast a storage, as much state; see `SCALES`."""
+    moved = dict(point)
+    for scale, factor in times.items():
+        for name, power in SCALES[scale].items():
+            moved[name] *= factor**power
+    return moved
+
+
 def terms(point: Mapping[str, float]) -> dict[str, float]:
     """The waste at `point` by what is lost; adds up to `waste`."""
     return {name: evaluate(expression, point) for name, expression in TERMS.items()}
@@ -187,7 +213,7 @@ def optimum_s(tier: str, point: Mapping[str, float]) -> float:
 
 
 def javascript() -> str:
-    """The same formulas as JavaScript: `waste(v)`, `terms(v)` and `optimum.memory(v)`."""
+    """The same as JavaScript: `waste(v)`, `terms(v)`, `optimum.memory(v)` and `scales`."""
     names = ", ".join(PARAMETERS)
     parts = [f"{name}: {expression}" for name, expression in TERMS.items()]
     best = [f"{tier}: ({{{names}}}) => {expression}" for tier, expression in OPTIMUM.items()]
@@ -197,6 +223,7 @@ def javascript() -> str:
             f"const waste = ({{{names}}}) => {WASTE};",
             f"const terms = ({{{names}}}) => ({{{', '.join(parts)}}});",
             f"const optimum = {{{', '.join(best)}}};",
+            f"const scales = {json.dumps(SCALES)};",
         )
     )
 

@@ -97,6 +97,7 @@ class Ending(Saving):
             self._mind.close()
         if self._hooks is not None:
             self._hooks.remove()
+        self._windows.close()
         self._link.close()
         if self._snapshotter is not None:
             self._snapshotter.close()

@@ -21,6 +21,7 @@ from autockpt.session.clock import IterationClock
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
 from autockpt.session.plan_switch import PlanSwitch
+from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan
@@ -62,6 +63,7 @@ class RankState:
         self._persisting: set[Generation] = set()
         """Begun for disk and not known to be there, or dropped."""
         self._fence_stall_s = 0.0
+        self._windows = IdleWindows(job.rank, job.profile, self._say)
         self._asked_slots = 0
         self._warned: set[str] = set()
         self._mind: Mind | None = None

@@ -124,7 +124,8 @@ class Saving(RankState):
         arena = self._link.slots[slot]
         if not staging.preallocate and not arena.pinned:
             arena.release_pages()
-        lazy = staging.schedule == "lazy"
+        lazy = staging.schedule != "blocking"
+        self._snapshotter.gate = self._windows.gate(staging)
         self._snapshotter.device_clone = staging.device_clone
         try:
             self._snapshotter.begin(
@@ -207,7 +208,8 @@ class Saving(RankState):
                 image_bytes=layout.image_bytes, boundary_end=layout.boundary_end,
                 layout_digest=layout.digest, writers=staging.writers,
                 chunk_bytes=staging.chunk_bytes, direct_io=staging.direct_io,
-                streaming=staging.streaming, codec=codec, class_ranges=ranges, at_s=now,
+                streaming=staging.streaming, codec=codec, class_ranges=ranges,
+                chain=tier.chain, at_s=now,
             )
         )  # fmt: skip
 
@@ -219,6 +221,8 @@ class Saving(RankState):
 
     def _fence(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Makes it safe to change what `optimizer` changes (None: everything); never raises."""
+        if optimizer is not None:
+            self._windows.step_began()
         if self._flight is None or self._snapshotter is None:
             return
         snapshot = self._snapshotter.current
@@ -265,6 +269,8 @@ class Saving(RankState):
                 fence_stall_s=snapshot.fence_stall_s, copy_s=snapshot.copy_s,
             )
         )  # fmt: skip
+        if snapshot.task.use is not None:
+            self._emit(self._windows.told(snapshot.task.use, str(generation), step))
 
     def _discard(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
         """State changed behind the fence: the generation is worthless, the tensors move."""

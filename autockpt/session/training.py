@@ -188,6 +188,17 @@ class Session(Ending):
             set_rng_state(resumed.rng)
         for notice in resumed.notices:
             self._say(notice)
+        if resumed.lossy:
+            self._say(
+                f"LOSSY: generation {resumed.generation} is not what was trained, but close to it "
+                f"({resumed.lossy})"
+            )
+            self._emit(
+                t.LossyRestored(
+                    at_s=time.monotonic(), rank=self._job.rank,
+                    generation=str(resumed.generation), step=resumed.step, lost=resumed.lossy,
+                )
+            )  # fmt: skip
 
     def _tell_started(self, resumed: Resumed, began: float, apply_s: float) -> None:
         attach_at, startup = birth.startup()
@@ -236,6 +247,7 @@ class Session(Ending):
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._state.stepped(optimizer)
+        self._windows.boundary()
         if not self._owns_boundary and not self._closed:
             self._auto_pending = True
             self._auto_rng = rng_state() if self._due(self._step + 1) else None

@@ -200,6 +200,7 @@ class Observed:
             restart_s=recovery.detect.value_s + recovery.restart.value_s,
             restore_memory_s=self.restore_memory.mean or recovery.restore_memory.value_s,
             restore_disk_s=self.restore_disk.mean or recovery.restore_disk.value_s,
+            # No event tells of an exchange: what it costs stays as the profile has it.
             peers=self.prior.peers if self.prior is not None else None,
         )
 

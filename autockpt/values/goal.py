@@ -32,7 +32,7 @@ class Pins:
     disk_interval_steps: int | None = None
     disk_interval_s: float | None = None
     memory_enabled: bool | None = None
-    schedule: Literal["lazy", "blocking"] | None = None
+    schedule: Literal["lazy", "blocking", "windows"] | None = None
     persist: Literal["async", "sync"] | None = None
     """sync: the training waits until the checkpoint is durable."""
     streaming: bool | None = None
@@ -44,7 +44,7 @@ class Pins:
     device_clone: Literal["on", "off"] | None = None
     """on: a snapshot is cloned in device memory before it is copied to the host."""
     path: Literal["host", "direct"] | None = None
-    codec: Literal["none", "zstd"] | None = None
+    codec: Literal["none", "planes", "delta", "zstd"] | None = None
     chunk_bytes: int | None = None
     writers: int | None = None
     slots: int | None = None
@@ -80,6 +80,11 @@ class FailureDeclaration:
     """Mean time between interruptions of the whole job."""
     process_share: float | None = None
     """Fraction of them that leave this node's memory alive, 0..1."""
+    preemption_s: float | None = None
+    """Mean time between announced ends of nodes (spot, a scheduler's preemption), beside the
+    interruptions above; None: there are none."""
+    notice_s: float | None = None
+    """From the announcement, a SIGTERM, to the end; None: ends come unannounced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,27 @@ class Retention:
     keep_every_s: float | None = None
     """Beyond those, one per this time."""
     keep_every_steps: int | None = None
+    reach_s: float | None = None
+    """An error of the state is noticed within this time: one checkpoint from before it is kept."""
+
+
+ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archiving:
+    """A copy of every good checkpoint in an archive beside the run; None: there is none."""
+
+    codec: ArchiveCodec | None = None
+    """All but `none` are lossy, which `lossy` must say as well."""
+    lossy: bool = False
+    full_every: int = 8
+    """One of so many generations is lossless."""
+
+    @property
+    def silent(self) -> bool:
+        """The codec loses something and nobody said that this is wanted."""
+        return self.codec not in (None, "none") and not self.lossy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +130,7 @@ class Goal:
     redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()
     retention: Retention = Retention()
+    archive: Archiving = Archiving()
     storage_path: str | None = None
     """Where checkpoints go; None: `checkpoints/` in the run directory."""
     policy: str = "builtin:auto"

@@ -19,8 +19,11 @@ MOST_IN_FLIGHT = 16
 class Staging:
     """How bytes move from the live state through host memory to storage."""
 
-    schedule: Literal["lazy", "blocking"] = "lazy"
-    """lazy: copied under the next forward and backward; blocking: copied inside the boundary."""
+    schedule: Literal["lazy", "blocking", "windows"] = "lazy"
+    """lazy: copied under the next forward and backward; blocking: copied inside the boundary;
+    windows: lazily, in the gaps in which the training idles, as far as they take it."""
+    window_margin: float = 0.2
+    """Part of a chunk's time that a window must last longer than it, for `windows`."""
     persist: Literal["async", "sync"] = "async"
     """async: the training goes on while the checkpoint becomes durable."""
     streaming: bool = True
@@ -45,10 +48,16 @@ class Staging:
             )
         if not 1 <= self.writers <= 512:
             raise ConfigError(f"{self.writers} writers: must be between 1 and 512")
+        if not 0 <= self.window_margin <= 1:
+            raise ConfigError(f"window margin of {self.window_margin}: must be between 0 and 1")
         if not 0 <= self.in_flight <= MOST_IN_FLIGHT:
             raise ConfigError(
                 f"{self.in_flight} checkpoints in flight: must be between 0 and {MOST_IN_FLIGHT}"
             )
+
+
+LONGEST_CHAIN = 16
+"""Generations that a reader opens for one, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +71,17 @@ class TierPlan:
     """host: device -> pinned host slot -> storage; direct: without the slot (GPUDirect)."""
     codec: dict[str, str] = field(default_factory=dict)
     """Codec by tensor class (parameters, moments, other); a missing class is `none`."""
+    chain: int = 0
+    """Where the codec is `delta`: older generations that a restore may have to read beside one;
+    0: every save stands alone."""
     copies: int = 1
     """Replicas of each shard, the own one included."""
 
     def __post_init__(self) -> None:
         if self.interval_steps < 0:
             raise ConfigError(f"{self.tier} interval of {self.interval_steps} steps: must be >= 0")
+        if not 0 <= self.chain <= LONGEST_CHAIN:
+            raise ConfigError(f"a chain of {self.chain}: must be between 0 and {LONGEST_CHAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,8 @@ class CodecMeasure:
     encode_bytes_per_s: float
     decode_bytes_per_s: float
     sample_bytes: int
+    gap_steps: int = 0
+    """Iterations between the samples and their base; more of them shrink less.  0: no base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +199,42 @@ class RecoveryTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubble:
-    """A window of an iteration in which this rank's device idles (filled by pipeline jobs)."""
+    """A window of an iteration in which something of a rank idles."""
 
     rank: int
     offset_s: Distribution
+    """From the boundary: the end of the optimizer's step."""
     length_s: Distribution
+    after: int = -1
+    """Chunks of a pipeline that ended before it, 0: it begins at the boundary; -1: it begins at
+    its offset and not with a chunk's end (windows between collectives)."""
+    what: Literal["device", "network", "data_wait"] = "device"
+    """What idles: the device (between chunks), the network (between collectives), or both while
+    the training waits for its data."""
+
+    @property
+    def stability(self) -> float:
+        """p10 over p50 of the length, 0..1: how much of a window can be counted on."""
+        return self.length_s.p10 / self.length_s.p50 if self.length_s.p50 > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """An iteration as one rank runs it: what its bubbles belong to."""
+
+    rank: int
+    schedule: str
+    """torch's name of the pipeline schedule; "" without one."""
+    fingerprint: str
+    """Digest of the order of chunks or collectives (`pipeline.order_digest`): windows of another
+    order are refused."""
+    lap_s: Distribution
+    chunk_s: dict[str, Distribution]
+    """Chunks by stage and kind (0F, 0B), or collectives by name."""
+    odd: int = 0
+    """Iterations with another order (an evaluation between), left out."""
+    overhead: float = 0.0
+    """What the probe itself took, fraction of the iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +247,21 @@ class GpuCounters:
     ecc_uncorrected: int | None
     temperature_c: int | None
     xid_events: int | None
+    utilisation: float | None = None
+    """Fraction of the last sample period in which a kernel ran, 0..1."""
+    memory_utilisation: float | None = None
+    """The same of reads and writes of device memory."""
+    pcie_tx_bytes_per_s: float | None = None
+    """Sent by the GPU, over NVML's last 20 ms."""
+    pcie_rx_bytes_per_s: float | None = None
+    rows_remapped: int | None = None
+    """Rows of device memory (pages on older GPUs) replaced after errors that were not corrected."""
+    remapping_failed: bool | None = None
+    """No spare row was left: the GPU should be replaced."""
+    sm_clock_hz: float | None = None
+    sm_clock_most_hz: float | None = None
+    slowed_by: tuple[str, ...] | None = None
+    """Why clocks are held back now, in words; empty: they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +308,8 @@ class Profile:
     interference: tuple[InterferenceMeasure, ...] = ()
     codecs: tuple[CodecMeasure, ...] = ()
     bubbles: tuple[Bubble, ...] = ()
+    laps: tuple[Lap, ...] = ()
+    """One a rank whose bubbles were measured."""
     gpus: tuple[GpuCounters, ...] = ()
     domains: FailureDomains = UNKNOWN_DOMAINS
     """What nodes share and lose together."""

@@ -100,6 +100,34 @@ class SnapshotSealed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowsUsed(Event):
+    """How the bytes of a snapshot under `staging.schedule: windows` moved."""
+
+    generation: str
+    step: int
+    window_bytes: int
+    """While this rank's iteration idled."""
+    overlap_bytes: int
+    """Beside compute, because the windows did not take them."""
+    fence_bytes: int
+    """While the training waited for them."""
+    chunk_bytes: int
+    held_s: float
+    """How long chunks were held back, together."""
+    reason: str = ""
+    """Why windows were not used, "" if they were."""
+    refused: str = ""
+    """Why the windows of the profile were not used."""
+    windows_s: str = ""
+    """Of some snapshots only, in seconds since the boundary: "begin end begin end ..." of the
+    windows,"""
+    moved_s: str = ""
+    """of the chunks that moved in them,"""
+    beside_s: str = ""
+    """and of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDiscarded(Event):
     """State changed behind the fence; the tensor is copied at the boundary from now on."""
 
@@ -151,6 +179,7 @@ class ShardCopied(Event):
     step: int
     shard_rank: int
     from_node: int
+    """-1: several, for a parity or what was rebuilt from one."""
     to_node: int
     bytes: int
     copy_s: float
@@ -179,6 +208,20 @@ class PersistFailed(Event):
     generation: str
     step: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed(Event):
+    """A durable generation was read back and compared, in the background."""
+
+    generation: str
+    verdict: str
+    """whole, suspect (NaN), damaged, or unread: the storage did not answer."""
+    bytes: int
+    """That matched."""
+    scrub_s: float
+    detail: str
+    """What was wrong with it; empty if nothing was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +262,16 @@ class Restored(Event):
     """Their time."""
     down_s: float
     """Failure to resumed, 0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossyRestored(Event):
+    """A rank resumed from a state that is not, to the bit, what was trained."""
+
+    generation: str
+    step: int
+    lost: str
+    """The codec, the archived generation and what is known of the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +322,7 @@ EVENTS: dict[str, type[Event]] = {
         Iterated,
         SnapshotBegan,
         SnapshotSealed,
+        WindowsUsed,
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,
@@ -277,9 +331,11 @@ EVENTS: dict[str, type[Event]] = {
         ShardCopied,
         PersistCommitted,
         PersistFailed,
+        Scrubbed,
         CheckpointRetired,
         FailureObserved,
         Restored,
+        LossyRestored,
         PlanChanged,
         PlanChangeWithheld,
         Degraded,
@@ -299,7 +355,7 @@ def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
     """The event written by `event_data`.  Raises ConfigError for an unknown kind or field."""
     rest = dict(data)
     name = rest.pop("event", None)
-    if name not in EVENTS:
+    if not isinstance(name, str) or name not in EVENTS:
         raise ConfigError(f"{where}: unknown event {name!r}; known: {', '.join(EVENTS)}")
     return from_data(EVENTS[name], rest, where=where)
 

@@ -275,8 +275,9 @@ def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path
 
     def settings(nodes: str, said: str = "") -> dict[str, int]:
         request = Launch(
-            run=RunDirectory(tmp_path), script=Script(target="s.py", args=(), module=False, shown="s.py"),
-            mode="run", nnodes=nodes, rdzv_endpoint="127.0.0.1:1", rdzv_conf=said,
+            run=RunDirectory(tmp_path), mode="run",
+            script=Script(target="s.py", args=(), module=False, shown="s.py"),
+            nnodes=nodes, rdzv_endpoint="127.0.0.1:1", rdzv_conf=said,
         )  # fmt: skip
         return {k: int(v) for k, v in _config(request).rdzv_configs.items() if k in LIVELY}
 

@@ -12,6 +12,7 @@ from autockpt.cli import decisions, tune_text
 from autockpt.cli import profile as profile_command
 from autockpt.cli.app import run
 from autockpt.cli.console import Console
+from autockpt.cli.prospects import search_of
 from autockpt.policies.policy_file import load_policy
 from autockpt.run_directory import RunDirectory
 from autockpt.tuner.search.outcome import outcome_of
@@ -193,6 +194,26 @@ def test_a_profile_can_be_tuned_at_once(capsys: pytest.CaptureFixture[str]) -> N
     words = tune_text.policy_words(*found)
     assert words == ("" if outcome.verdict.kept_default else f"--policy {files['tuned.yaml']} ")
     assert re.search(r"2[0-9] of 25", capsys.readouterr().err)  # whole rounds of a final
+
+
+def test_the_report_of_a_tuned_profile_shows_the_search(here: Path) -> None:
+    """The newest one that can be read; one of another version is as if it were not there."""
+    place = Path(profiled())
+    run_directory = RunDirectory.open(place)
+    assert search_of(run_directory) is None
+    (place / "tune-20260101-000000").mkdir()
+    recorded(place / "tune-20260101-000000" / "trials.jsonl")
+    found = search_of(run_directory)
+    assert found is not None
+    assert found.winner == found.ways[0].way == str(changed(model().space.default, writers=4))
+    assert found.ways[0].note == "chosen"
+    assert sum(w.stage == "final" for w in found.writes) >= 8
+    assert sum(found.importances.values()) == pytest.approx(1.0)
+    (place / "tune-20260102-000000").mkdir()
+    (place / "tune-20260102-000000" / "trials.jsonl").write_text('{"schema_version": 99}\n')
+    again = search_of(run_directory)
+    assert again is not None
+    assert (again.writes, again.others) == (found.writes, 1)
 
 
 def test_a_profile_that_cannot_be_tuned_stays_a_profile(

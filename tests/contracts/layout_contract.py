@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from autockpt.executors.layout.plan import (
     Layout,
     TensorSpec,
 )
+from autockpt.executors.layout.runs import Kind
 from autockpt.values.errors import ConfigError
 
 Plan = Callable[..., Layout]
@@ -194,8 +196,29 @@ class LayoutContract:
         """A class that this state lacks encodes nothing instead of everything."""
         layout = self.plan([spec("w", shape=(4096,))], aliases={}, extra_bytes=1)
         assert layout.codec_ranges({"moments": "zstd"}) == ("none", ())
-        name, ((start, stop),) = layout.codec_ranges({"parameters": "zstd"})
-        assert (name, start, stop) == ("zstd", layout.entry("w").offset, layout.entry("w").end)
+        name, (row,) = layout.codec_ranges({"parameters": "zstd"})
+        entry = layout.entry("w")
+        assert (name, row) == ("zstd", (entry.offset, entry.end, Kind().code, 0))
+
+    def test_planes_know_kind_and_role_of_every_element(self) -> None:
+        """Both moments are one class and two distributions; only a delta may use a base."""
+        names = [f"optimizer.{p}.{key}" for p in "ab" for key in ("exp_avg", "exp_avg_sq")]
+        moments = [replace(spec(name, shape=(4096,)), tensor_class="moments") for name in names]
+        weights = spec("w", "BF16", shape=(4096,))
+        layout = self.plan([weights, *moments], aliases={}, extra_bytes=1)
+        name, rows = layout.codec_ranges({"parameters": "delta", "moments": "planes"})
+        single, half = Kind(4, True).code, Kind(2, True, True).code
+        assert name == "planes"
+        assert [row[2:] for row in rows] == [
+            (half, 0), (single, 1), (single, 2), (single, 1), (single, 2),
+        ]  # fmt: skip
+
+    def test_neighbours_of_one_kind_are_one_range(self) -> None:
+        """A message for a thousand small tensors stays small."""
+        layout = self.plan(
+            [spec(f"w{i}", shape=(64,)) for i in range(100)], aliases={}, extra_bytes=1
+        )
+        assert len(layout.codec_ranges({"parameters": "planes"})[1]) == 1
 
     # ----------------------------------------------------------------- boxes of flat ranges
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from autockpt.values.failure import Exposure, Incident
 from autockpt.values.generation import Generation
+from autockpt.values.placement import FailureDomains
 from autockpt.values.plan import Choice, Staging, TierPlan
+from autockpt.values.redundancy import Redundancy
 
 TEXT = st.text(max_size=12)
 FLOATS = st.floats(width=64)  # NaN and infinities too: they travel as words
@@ -22,7 +24,7 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "writers": st.integers(1, 512),
         "in_flight": st.integers(0, 16),
     },
-    TierPlan: {"interval_steps": st.integers(0, 10**9)},
+    TierPlan: {"interval_steps": st.integers(0, 10**9), "chain": st.integers(0, 16)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},
     Incident: {"at_s": st.floats(-1e12, 1e12)},
     Exposure: {
@@ -32,9 +34,35 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
 }  # fmt: skip
 """Fields that a record checks beyond their type."""
 
+RATES = st.floats(0.0, 1e15)
+SETS = st.integers(1, 16).flatmap(
+    lambda parity: st.builds(
+        Redundancy, scheme=st.just("xor" if parity == 1 else "rs"), parity=st.just(parity),
+        set_size=st.integers(parity + 1, 256), rate_bytes_per_s=RATES,
+    )
+)  # fmt: skip
+LABELS = st.integers(0, 3).flatmap(
+    lambda levels: st.builds(
+        FailureDomains,
+        levels=st.lists(TEXT, min_size=levels, max_size=levels).map(tuple),
+        labels=st.lists(st.tuples(*[TEXT] * levels), max_size=3).map(tuple),
+    )
+)
+WHOLE: dict[type, st.SearchStrategy[Any]] = {
+    Redundancy: st.one_of(
+        st.builds(Redundancy, floor=st.integers(0, 15)),
+        st.builds(Redundancy, scheme=st.just("replicas"), copies=st.integers(2, 16)),
+        SETS,
+    ),
+    FailureDomains: LABELS,
+}
+"""Records whose fields depend on each other."""
+
 
 def records(cls: type) -> st.SearchStrategy[Any]:
     """Any value of a record class, defaults left out at random."""
+    if cls in WHOLE:
+        return WHOLE[cls]
     hints = typing.get_type_hints(cls)
     own = VALIDATED.get(cls, {})
     required: dict[str, st.SearchStrategy[Any]] = {}

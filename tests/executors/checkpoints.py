@@ -7,6 +7,7 @@ from typing import Any
 
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.keeper.bases import Base
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation
@@ -23,6 +24,7 @@ class Persisted:
 
     digests: tuple[str, ...] = ()
     outcome: ShardOutcome | None = None
+    codec: str = "none"
     error: Exception | None = None
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -62,7 +64,7 @@ def pipeline(
 
 def persist(image: memoryview, path: str, codec: str = "none", **changes: Any) -> Persisted:
     """One image written to the end, or to its failure."""
-    result = Persisted()
+    result = Persisted(codec=codec)
     one = pipeline(image, target(path, codec, **changes), result)
     one.sealed()
     one.start()
@@ -80,7 +82,7 @@ def index_of(
         "run_id": "run", "generation": generation, "step": 1, "rank": 0, "world_size": 1,
         "layout_digest": "layout", "image_bytes": len(image), "chunk_bytes": CHUNK,
         "digests": result.digests, "stored": result.outcome.stored,
-        "codec": "zstd" if result.outcome.stored else "none",
+        "codec": result.codec,
     }  # fmt: skip
     return ImageIndex(**values | changes)
 
@@ -96,21 +98,28 @@ def commit_images(
     parent: Generation | None = None,
     heads: list[int] | None = None,
     layouts: list[str] | None = None,
+    base: Base | None = None,
+    codec_ranges: tuple[tuple[int, ...], ...] = (),
 ) -> str:
     """One committed generation of given images, one per rank; its folder.
 
-    `heads`: bytes of each that have a digest of their own; `layouts`: their digests.
+    `heads`: bytes of each that have a digest of their own; `layouts`: their digests; `base`: what
+    the image is stored as a difference to.
     """
     folder = directory.create_generation(generation)
     records: list[dict[str, Any]] = []
     for rank, image in enumerate(images):
         shard, idx = f"shard-{rank:05d}-a1.safetensors", f"idx-{rank:05d}-a1.json"
-        result = persist(image, os.path.join(folder, shard), codec)
+        path = os.path.join(folder, shard)
+        result = persist(image, path, codec, base=base, codec_ranges=codec_ranges)
+        named = (
+            base.index.generation if base and result.outcome and result.outcome.needs_base else None
+        )
         head = heads[rank] if heads else 0
         index = index_of(
             image, result, generation, run_id=run_id, step=step, rank=rank, world_size=len(images),
             layout_digest=layouts[rank] if layouts else f"layout {rank}", head_bytes=head,
-            head_digest=chunk_digest(image[:head]) if head else "",
+            head_digest=chunk_digest(image[:head]) if head else "", base=named,
         )  # fmt: skip
         directory.write_index(os.path.join(folder, idx), to_json(index).encode())
         assert result.outcome is not None
@@ -119,6 +128,7 @@ def commit_images(
                 "rank": rank, "file": shard, "index": idx, "bytes": result.outcome.stored_bytes,
                 "root": index.root, "layout_digest": index.layout_digest,
                 "chunks": len(index.digests), "chunk_bytes": index.chunk_bytes,
+                **({"base": named.name} if named else {}),
             }
         )  # fmt: skip
     directory.write_commit(

@@ -206,3 +206,30 @@ def test_a_directory_that_is_not_there_is_an_error_with_its_name(tmp_path: Path)
     """Not an empty list."""
     with pytest.raises(AutockptError, match="nowhere: cannot be read"):
         list_generations(str(tmp_path / "nowhere"))
+
+
+def test_an_index_that_names_an_unknown_codec_is_damage(directory: CheckpointDirectory) -> None:
+    """Found by the corruption campaign: it was taken for a mistake in the configuration."""
+    path = folder_of(directory, G2) / "idx-00000-a1.json"
+    path.write_text(path.read_text().replace('"codec":"zstd"', '"codec":"zsud"'))
+    result = verify_generation(directory.path, G2.name)
+    assert result.damaged
+    assert "idx" in result.problems[0] or "shard-00000-a1" in result.problems[0]
+    assert "unknown codec 'zsud'" in result.problems[0]
+
+
+def test_an_index_that_cannot_be_read_now_is_no_damage(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the errno campaign: one EIO while it was read back condemned a good checkpoint."""
+    real = os.read
+
+    def fail(fd: int, size: int) -> bytes:
+        if "idx-00000" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(5, "Input/output error")
+        return real(fd, size)
+
+    monkeypatch.setattr(os, "read", fail)
+    result = verify_generation(directory.path, G1.name)
+    assert not result.ok
+    assert not result.damaged

@@ -7,6 +7,7 @@ import pytest
 import autockpt.executors.codecs as room
 from autockpt.executors.codecs import codec
 from autockpt.executors.codecs.none import NoneCodec
+from autockpt.executors.codecs.planes import PlanesCodec
 from autockpt.executors.codecs.zstd import ZstdCodec
 from autockpt.values.errors import ConfigError
 from tests.contracts.codec_contract import CodecContract, structured
@@ -18,6 +19,12 @@ class TestNone(CodecContract):
     make = NoneCodec
 
 
+class TestPlanes(CodecContract):
+    """Planes of bytes; without runs one plane."""
+
+    make = PlanesCodec
+
+
 class TestZstd(CodecContract):
     """One zstd frame per chunk."""
 
@@ -27,12 +34,12 @@ class TestZstd(CodecContract):
 def test_every_codec_in_the_folder_is_known_by_its_file_name() -> None:
     """A new file must be registered and get its own subclass above."""
     names = {module.name for module in pkgutil.iter_modules(room.__path__)}
-    assert {codec(name).name for name in names} == names == {"none", "zstd"}
+    assert {codec(name).name for name in names} == names == {"none", "planes", "zstd"}
 
 
 def test_an_unknown_codec_lists_the_known_ones() -> None:
     """A checkpoint of a newer version says what is missing."""
-    with pytest.raises(ConfigError, match="unknown codec 'lzma'; known: none, zstd"):
+    with pytest.raises(ConfigError, match="unknown codec 'lzma'; known: none, planes, zstd"):
         codec("lzma")
 
 

@@ -1,5 +1,6 @@
 """The keeper's disk thread: instructions in order, fenced, and alive for ever."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -257,3 +258,30 @@ def test_a_job_that_fails_unexpectedly_does_not_end_the_thread(bench: Bench) -> 
 def test_the_scrub_is_paced() -> None:
     """Slower than any disk that a checkpoint is worth writing to at full speed."""
     assert 1e8 <= SCRUB_BYTES_PER_S <= 1e9
+
+
+def test_what_was_read_back_long_ago_is_read_again_when_nobody_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest ago first; rot since then is found and told."""
+    monkeypatch.setattr(disk, "AGAIN_CHECK_S", 0.01)
+    monkeypatch.setattr(disk, "SCRUB_REST", 0.0)
+    bench.claim()
+    bench.commit(1, 2)
+    for seq in (1, 2):
+        assert bench.order(p.VerifyGeneration(generation=g(seq))).ok
+    folder = Path(bench.directory.generation_path(g(1)))
+    os.utime(folder / "VERIFIED", (1, 1))
+    assert bench.answered() == p.GenerationVerified(generation=g(1), ok=True, detail="")
+    flip(folder / "shard-00000-a1.safetensors")
+    os.utime(folder / "VERIFIED", (1, 1))
+    again = bench.answered()
+    assert (again.generation, again.ok) == (g(1), False)
+    assert "chunk 0" in again.detail
+
+
+def flip(path: Path) -> None:
+    """One bit of the first chunk."""
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from autockpt.executors.directory import CheckpointDirectory
-from autockpt.executors.image import write_trailer
+from autockpt.executors.image import read_index, write_trailer
+from autockpt.executors.keeper.bases import Base
 from autockpt.executors.memory import Arena
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation
-from tests.executors.checkpoints import commit_state
-from tests.executors.states import Holder, bytes_of, trained
+from tests.executors.checkpoints import commit_images
+from tests.executors.states import Holder, bytes_of, snapshot, step, trained
 from tests.executors.test_image import index
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
@@ -34,7 +35,7 @@ def reader() -> Callable[[str], dict[tuple[int, str], tuple[str, list[int], byte
     return found
 
 
-@pytest.fixture(params=["none", "zstd"])
+@pytest.fixture(params=["none", "zstd", "planes", "delta"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, LiveState]:
     """Two generations of a trained job with tied weights, and its state at the newer one."""
     model, optimizer = trained()
@@ -43,10 +44,21 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Li
     directory = CheckpointDirectory(str(tmp_path))
     run_id = directory.open()
     directory.claim(run_id, "launch", 0, force=False)
+    codec, base = request.param.replace("delta", "planes"), None
     for seq in (9, 10):
-        commit_state(
-            directory, run_id, Generation(epoch=1, seq=seq), state, codec=request.param, step=seq
-        )
+        step(model, optimizer)
+        arena, shooter = snapshot(state, progress={"step": seq})
+        shooter.close()
+        assert shooter.layout is not None
+        classes = dict.fromkeys(("parameters", "moments"), request.param)
+        generation, image = Generation(epoch=1, seq=seq), arena.view[: shooter.layout.image_bytes]
+        folder = commit_images(
+            directory, run_id, generation, [image], codec=codec, step=seq, base=base,
+            codec_ranges=shooter.layout.codec_ranges(classes)[1],
+        )  # fmt: skip
+        if request.param == "delta":
+            text = Path(folder, "idx-00000-a1.json").read_bytes()
+            base = Base(image, read_index(text, where="index"), bases=0)
     return tmp_path, state
 
 

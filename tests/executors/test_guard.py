@@ -27,6 +27,14 @@ def test_older_ones_may_go() -> None:
     check_deletions((entry(1), entry(2)), ())
 
 
+def test_what_others_are_differences_to_may_not_go() -> None:
+    """Until they go too."""
+    chain = (entry(1), entry(2, records=({"base": g(1).name},)), entry(3))
+    with pytest.raises(GuardError, match="e1s1: others that stay are stored as differences to it"):
+        check_deletions(chain, (g(1),))
+    check_deletions(chain, (g(1), g(2)))
+
+
 @pytest.mark.parametrize(
     ("catalogue", "deletions", "message"),
     [

@@ -54,7 +54,7 @@ def read_all(source: ChunkSource) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("writers", [1, 3])
 def test_a_shard_is_written_and_read_back_whole(
@@ -72,7 +72,7 @@ def test_a_shard_is_written_and_read_back_whole(
     source.close()
     assert result.outcome is not None
     assert result.outcome.stored_bytes == path.stat().st_size
-    assert (path.stat().st_size < len(image)) == (codec == "zstd")
+    assert (path.stat().st_size < len(image)) == (codec != "none")
 
 
 def test_a_plain_shard_is_the_image(image: memoryview, tmp_path: Path, state: LiveState) -> None:
@@ -102,7 +102,7 @@ def test_an_encoded_shard_opens_too_and_holds_the_frames(image: memoryview, tmp_
 
 def test_only_the_ranges_of_the_codec_are_encoded(image: memoryview, tmp_path: Path) -> None:
     """Chunks outside the class keep their bytes."""
-    result = persist(image, str(tmp_path / "s"), "zstd", codec_ranges=((0, 3 * CHUNK),))
+    result = persist(image, str(tmp_path / "s"), "zstd", codec_ranges=((0, 3 * CHUNK, 1, 0),))
     assert result.outcome is not None
     plain = [
         chunk.digest == digest
@@ -111,7 +111,7 @@ def test_only_the_ranges_of_the_codec_are_encoded(image: memoryview, tmp_path: P
     assert all(plain[3:])
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
 def test_every_flipped_stored_byte_is_detected(
     image: memoryview, tmp_path: Path, codec: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_every_flipped_stored_byte_is_detected(
             source.close()
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
 def test_a_cut_shard_is_corrupt_when_opened(image: memoryview, tmp_path: Path, codec: str) -> None:
     """Before a byte is read; no descriptor stays."""
     path = tmp_path / "shard"

@@ -58,13 +58,13 @@ def contents(state: LiveState) -> dict[str, bytes]:
     return {name: bytes_of(tensor) for name, tensor in state.tensors.items()}
 
 
-@pytest.mark.parametrize("source", ["memory", "small chunks", "none", "zstd"])
+@pytest.mark.parametrize("source", ["memory", "small chunks", "none", "planes", "zstd"])
 def test_a_trained_job_goes_on_bit_for_bit(source: str, tmp_path: Path) -> None:
     """Restored into a new process's objects, it trains exactly as the one that was not killed."""
     model, optimizer = trained()
     other = Holder({"best": torch.randn(3), "epochs": [1, (2, None)], "name": "x"})
     state = LiveState.of(model=model, optimizer=optimizer, other=other)
-    if source in ("none", "zstd"):
+    if source in ("none", "planes", "zstd"):
         directory = CheckpointDirectory(str(tmp_path))
         run_id = directory.open()
         directory.claim(run_id, "launch", 0, force=False)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from autockpt.executors import memory
@@ -16,6 +17,7 @@ from autockpt.executors.memory import Arena, Headroom
 from autockpt.values.errors import GuardError
 from autockpt.values.generation import Generation
 from tests.contracts.faults import open_descriptors
+from tests.executors.test_health import image
 
 IMAGE, CHUNK = 3 * 2**16 + 4096, 2**16
 
@@ -168,3 +170,23 @@ def test_the_board_is_read_as_numbers(table: MemoryTable) -> None:
     rank.board.view[:64].cast("Q")[CELL_STEP] = 41
     assert rank.cell(CELL_STEP) == 41
     assert rank.image_capacity == 0
+
+
+def test_adopted_memory_with_nan_is_suspect() -> None:
+    """The keeper that knew is gone; the next one looks again."""
+    for number, health in ((1.5, "good"), (np.nan, "suspect")):
+        data = image(w=("F32", np.full(64, number, dtype="<f4").tobytes()))
+        table = MemoryTable()
+        table.allocate(0, image_bytes=len(data), chunk_bytes=2**16, slots=1, limit_bytes=None)
+        memory = table.of(0)
+        memory.image(0, len(data))[:] = data
+        memory.seal(
+            0,
+            ImageIndex(
+                run_id="run", generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=1,
+                layout_digest="", image_bytes=len(data), chunk_bytes=2**16,
+                digests=(chunk_digest(memoryview(data)),),
+            ),
+        )  # fmt: skip
+        assert [shard.health for shard in memory.held("run")] == [health]
+        memory.close_slots()

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.values.profile import (
+    Bubble,
     CodecMeasure,
     Distribution,
     Estimate,
     FailureRates,
     Fingerprint,
     InterferenceMeasure,
+    Lap,
     LinkMeasure,
     MemoryHeadroom,
     Profile,
@@ -59,6 +61,21 @@ def example_state(total_bytes: int = STATE_BYTES) -> StateInventory:
             StateClass(name="other", tensors=5, bytes=other, dtypes={"uint8": other}),
         ),
     )
+
+
+def example_windows(
+    *, rank: int = 0, lengths_s: tuple[float, ...] = (0.2,), schedule: str = "1F1B"
+) -> dict[str, Any]:
+    """Fields of a profile of a pipeline rank with such gaps, one after each of its chunks."""
+    lap = Lap(
+        rank=rank, schedule=schedule, fingerprint="feed", lap_s=distribution(1.0),
+        chunk_s={"0F": distribution(0.1)},
+    )  # fmt: skip
+    bubbles = tuple(
+        Bubble(rank=rank, offset_s=distribution(0.1 * n), length_s=distribution(s), after=n)
+        for n, s in enumerate(lengths_s)
+    )
+    return {"laps": (lap,), "bubbles": bubbles}
 
 
 def example_failures(

@@ -234,7 +234,11 @@ def build(spec: JobSpec, *, rank: int = 0) -> Job:
     first = next(iter(optimizers.values()))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(first, T_max=60)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
-    caller = nn.parallel.DistributedDataParallel(model) if spec.ddp else model
+    caller: nn.Module = model
+    if spec.ddp:
+        # Else three ranks or more regroup their gradients after a process's first iteration.
+        many = int(os.environ.get("WORLD_SIZE", "1")) > 2
+        caller = nn.parallel.DistributedDataParallel(model, find_unused_parameters=many)
     job = Job(
         spec=spec, model=model, caller=caller, optimizers=optimizers, scheduler=scheduler,
         scaler=scaler if spec.scaler else None, loader=make_loader(spec, inputs, labels),
@@ -357,7 +361,7 @@ def feed(hasher: Any, value: Any) -> None:
 
 def plan(
     *, memory: int = 2, disk: int = 6, version: int = 1, slots: int = 3, retune: bool = False,
-    codec: dict[str, str] | None = None, **staging: Any,
+    codec: dict[str, str] | None = None, chain: int = 0, **staging: Any,
 ) -> CheckpointPlan:  # fmt: skip
     """A plan with these intervals, small chunks and no re-tuning."""
     return CheckpointPlan(
@@ -366,7 +370,7 @@ def plan(
         fingerprint="",
         tiers=(
             TierPlan(tier="memory", interval_steps=memory),
-            TierPlan(tier="disk", interval_steps=disk, codec=codec or {}),
+            TierPlan(tier="disk", interval_steps=disk, codec=codec or {}, chain=chain),
         ),
         staging=Staging(**{"chunk_bytes": 2**16, **staging}),
         slots=slots,

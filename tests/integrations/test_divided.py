@@ -1,5 +1,6 @@
 """Checkpoints of several ranks are one state: real DDP, FSDP2 and tensor parallel ones."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,14 @@ import pytest
 import torch
 
 import autockpt
+from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.state import LiveState
+from autockpt.integrations.archive.records import ArchiveFile
+from autockpt.integrations.archive.restoring import restore_member
+from autockpt.integrations.archive.writing import add_generation, open_archive
 from autockpt.integrations.comparing import compare
 from autockpt.integrations.export import export
+from autockpt.integrations.image_reader import Images, commit_of
 from autockpt.integrations.loading import opened
 from tests.integrations import ranks
 from tests.integrations.test_export import same
@@ -197,3 +203,25 @@ def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
     optimizer.step()
     apply_state(restore_shards(DiskShards(folder, 0, 1), state), state)
     assert same(optimizer.state[parameter], before)
+
+
+@pytest.mark.parametrize("way", ranks.WAYS)
+def test_an_archive_brings_every_rank_back_as_it_was(root: Path, tmp_path: Path, way: str) -> None:
+    """The same parts on the same ranks, private state included; lossy only where it says so."""
+    (folder,) = (root / way).glob("gen-*")
+    before = Images(str(folder), commit_of(str(folder)), range(ranks.WORLD))
+    about = ArchiveFile(run_id="r", codec="none", full_every=1)
+    with contextlib.closing(open_archive(str(tmp_path / "archive"), about)) as archive:
+        add_generation(archive, str(folder))
+    restore_member(str(tmp_path / "archive"), str(tmp_path / "again"))
+    (made,) = (tmp_path / "again" / "checkpoints").glob("gen-*")
+    after = Images(str(made), commit_of(str(made)), range(ranks.WORLD))
+    with contextlib.closing(before), contextlib.closing(after):
+        for rank in range(ranks.WORLD):
+            assert after.skeletons[rank] == before.skeletons[rank]
+            old, new = before.headers[rank], after.headers[rank]
+            assert (new.parts, new.aliases) == (old.parts, old.aliases)
+            for name in set(old.tensors) - {EXTRA}:
+                places = (before, old.tensors[name]), (after, new.tensors[name])
+                raw = [images.raw(rank, place.start, place.stop) for images, place in places]
+                assert raw[0] == raw[1], name

@@ -46,6 +46,7 @@ class NodesJob:
             sys.executable, "-m", "autockpt", "run", "--no-profile", "--nnodes", str(self.count),
             "--nproc-per-node", "1", "--node-rank", str(node), "--rdzv-id", "nodes",
             "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--run-dir", self.run_dir,
+            "--rdzv-conf", f"is_host={node == 0}",  # else any of them, and it could not be lost
             "--set", "memory.interval=3 steps", "--set", "disk.interval=15 steps", *wanted,
             *TRAINING,
         ]  # fmt: skip

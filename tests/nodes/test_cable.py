@@ -50,11 +50,11 @@ def _ip(*words: str) -> None:
 
 
 class Endpoint:
-    """An `endpoint.py` in one namespace."""
+    """A process in one namespace that says facts, one JSON object a line."""
 
-    def __init__(self, cable: Cable, folder: Path, node: int) -> None:
-        command = ["ip", "netns", "exec", cable.names[node], sys.executable, "-m",
-                   "tests.nodes.endpoint", str(folder), str(node), HOSTS[node]]  # fmt: skip
+    def __init__(self, cable: Cable, node: int, *words: str) -> None:
+        """`words`: module and arguments of the process."""
+        command = ["ip", "netns", "exec", cable.names[node], sys.executable, "-m", *words]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
         )
@@ -106,7 +106,10 @@ def cable() -> Iterator[Cable]:
 @pytest.mark.slow
 def test_a_cut_cable_is_noticed_and_a_mended_one_is_used(cable: Cable, tmp_path: Path) -> None:
     """No packet says that it is cut: silence of 3 s, then 5 s of grace."""
-    ends = [Endpoint(cable, tmp_path, node) for node in range(2)]
+    ends = [
+        Endpoint(cable, node, "tests.nodes.endpoint", str(tmp_path), str(node), HOSTS[node])
+        for node in range(2)
+    ]
     try:
         for end in ends:
             end.hears("heard")
@@ -124,6 +127,30 @@ def test_a_cut_cable_is_noticed_and_a_mended_one_is_used(cable: Cable, tmp_path:
             end.hears("heard")
         assert time.monotonic() - mended_s < 10.0
         print(f"noticed after {took:.1f} s, mended after {time.monotonic() - mended_s:.1f} s")
+    finally:
+        for end in ends:
+            end.end()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_cable_cut_during_a_transfer_ends_it_at_both_ends(cable: Cable) -> None:
+    """No packet says so: the silence does, 2 s here, and neither end keeps the memory longer."""
+    taker = Endpoint(cable, 1, "tests.nodes.carrier", "take", HOSTS[1])
+    ends = [taker]
+    try:
+        port = taker.hears("port")["port"]
+        giver = Endpoint(cable, 0, "tests.nodes.carrier", "give", HOSTS[0], HOSTS[1], str(port))
+        ends.append(giver)
+        giver.hears("port")
+        assert taker.hears("chunk")
+        cable.plug("down")
+        cut_s = time.monotonic()
+        for end in ends:
+            told = end.hears("event")
+            assert told["event"] == "TransferFailed"
+            assert "nothing for 2 s" in told["reason"]
+        assert time.monotonic() - cut_s < 6.0
     finally:
         for end in ends:
             end.end()

@@ -1,6 +1,7 @@
 """Point 3: the copy runs under the next forward (builtin:easyckpt) or inside the boundary."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,11 @@ def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
     saw_forward: list[bool] = []
     memcpy = copying._memcpy
 
-    def throttled(job: copying.CopyJob, publish: copying.ProgressCounter | None) -> None:
+    def throttled(job: copying.CopyJob, *rest: Any) -> None:
         if not saw_forward:
             lazy = schedule == "lazy"
             saw_forward.append(forward_began.wait(PATIENCE_S if lazy else NEVER_S))
-        memcpy(job, publish)
+        memcpy(job, *rest)
 
     job, ckpt = live.attach(plan=preset_plan(preset, memory=4, disk=4))
     monkeypatch.setattr(copying, "_memcpy", throttled)

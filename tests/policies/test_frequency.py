@@ -40,6 +40,30 @@ def choose(c: Costs | None = None, r: Rates | None = None, goal: Goal | None = N
     return choose_intervals(c or costs(), r or rates(), goal or Goal(), **options)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(min_value=0.05, max_value=1.0),
+    st.floats(min_value=0.1, max_value=20.0),
+    st.floats(min_value=0.1, max_value=0.9),
+    st.floats(min_value=0.005, max_value=0.05),
+)
+def test_under_a_budget_the_pair_is_within_three_percent_of_the_best_allowed(
+    stall_s, persist_cost_s, share, budget
+):
+    """Failures every 10 minutes ask for more than the budget: against every allowed pair."""
+    c = costs(stall_s=stall_s, persist_slowdown_s=persist_cost_s, copy_slowdown_s=0.0)
+    tiers = tiers_of(c, rates(600.0, share), memory_on=True)
+    goal = Goal(limits=Limits(overhead=budget))
+    found = choose(c, rates(600.0, share), goal)
+    pairs = ((k, k * n) for k in range(1, 401) for n in range(1, 61) if k * n >= 10)
+    allowed = (p for p in pairs if tiers.waste(*p).checkpoint <= budget)
+    best = min((tiers.tunable(*pair) for pair in allowed), default=None)
+    if best is None or found.memory_steps > 400 or found.disk_steps > 60 * found.memory_steps:
+        return
+    assert found.waste.checkpoint <= budget * (1 + 1e-9)
+    assert tiers.tunable(found.memory_steps, found.disk_steps) <= best * 1.03
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.floats(min_value=0.01, max_value=1.0),

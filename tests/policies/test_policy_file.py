@@ -46,7 +46,8 @@ bad.yaml:5:10: error: disk.chunk: '3 MiB' is not a power of two of at least 64 K
 bad.yaml:6:3: error: disk.writers: duplicate key, first on line 4
     6 |   writers: 8
       |   ^
-bad.yaml:7:10: error: disk.codec: expected auto, none or zstd, got 'zst'; did you mean 'zstd'?
+bad.yaml:7:10: error: disk.codec: expected auto, none or planes or delta or zstd, got 'zst'; did \
+you mean 'zstd'?
     7 |   codec: zst
       |          ^
 bad.yaml:8:20: error: limits.overhead: a bare number is ambiguous; write a unit, e.g. 2 %
@@ -115,6 +116,9 @@ def test_all_errors_at_once_to_the_character():
         ("version: 1\nextends: /nowhere.yaml\n", "p.yaml:2:10: error: extends: cannot be read"),
         ("version: 1\noverrides:\n  - set: {}\n", r"overrides\[0\].when: missing; an override has"),
         ("version: 1\nmemory: {enabled: false, interval: 5 s}\n", "memory.enabled is false"),
+        ("version: 1\nfailures: {notice: 30 s}\n", "failures.preemption, how often, is missing"),
+        ("version: 1\narchive: {codec: excp}\n", "excp loses a part of what was trained; say"),
+        ("version: 1\narchive: {codec: excp, lossy: false}\n", "archive.lossy: true, or use none"),
         ("a: &x 1\nb: *x\n", "p.yaml:2:4: error: not valid YAML: anchors and aliases"),
         ("a: !!python/object:os.system x\n", "tag tag:yaml.org,2002:python/object:os.system is"),
         ("a: [1\n", "p.yaml:2:1: error: not valid YAML"),
@@ -146,7 +150,7 @@ memory: {interval: 30 s, slots: 4}
 disk: {path: /data/ckpt, writers: 8, chunk: 16 MiB, direct: false, codec: zstd}
 staging: {schedule: blocking, persist: sync, streaming: false, preallocate: false, path: host}
 limits: {stall: 200 ms, host_memory: 64 GiB, overhead: 2 %, lost_time: 1 h 30 min}
-failures: {mtbf: 8 h, process_share: 40 %}
+failures: {mtbf: 8 h, process_share: 40 %, preemption: 6 h, notice: 2 min, silent_latency: 12 h}
 keep: {last: 5, every: 6 h}
 retune: false
 rule: checkfreq
@@ -160,7 +164,9 @@ rule: checkfreq
     assert goal.limits.host_memory_bytes == 64 * 2**30
     assert (goal.limits.overhead, goal.limits.stall_s) == (0.02, 0.2)
     assert (goal.failures.mtbf_s, goal.failures.process_share) == (28800.0, 0.4)
+    assert (goal.failures.preemption_s, goal.failures.notice_s) == (21600.0, 120.0)
     assert (goal.retention.keep_last, goal.retention.keep_every_s) == (5, 21600.0)
+    assert goal.retention.reach_s == 43200.0
     assert (goal.storage_path, goal.objective) == ("/data/ckpt", "durability")
     assert goal.pins.interval_rule == "checkfreq"
 

@@ -1,67 +1,94 @@
-"""Announced failures: in time they lose no work, too late they are failures like any other."""
+"""Announced ends: in time they cost what a process costs, too late they are lost nodes."""
 
-import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from autockpt.policies.interval import best_period_s
-from autockpt.policies.preemption import Notice, preempted_period_s, preemption_waste
-from autockpt.policies.renewal import exact_goodput
-from autockpt.values.errors import ConfigError
+from autockpt.policies.decide import decide
+from autockpt.policies.frequency import Rates, tiers_of
+from autockpt.policies.preemption import in_time
+from autockpt.values.goal import FailureDeclaration, Goal, Pins
+from autockpt.values.plan import Choice, Decision
+from tests.fakes.profiles import example_failures, example_profile
+from tests.policies.test_frequency import costs
+
+PROFILE = example_profile(failures=example_failures(mtbf_s=86400.0))
 
 
-def test_only_a_notice_that_is_long_enough_helps():
-    """AWS: 120 s, polled every 5 s; a save of 100 s fits, one of 115 s does not."""
-    assert Notice(notice_s=120.0, poll_s=5.0, drain_s=100.0).suffices
-    late = Notice(notice_s=120.0, poll_s=5.0, drain_s=115.0)
-    assert late.answered == 0.0
-    assert preempted_period_s(
-        2.0, failures_per_s=1e-5, preemptions_per_s=1e-4, notice=late
-    ) == best_period_s(2.0, 1.1e-4)
-    assert preemption_waste(1e-4, recover_s=60.0, notice=late) == 0.0
+def decided(notice_s: float | None, *, every_s: float = 3600.0, pins: Pins | None = None):
+    """The decision under announced ends, durable within 0.6 s."""
+    declared = FailureDeclaration(preemption_s=every_s, notice_s=notice_s)
+    return decide(PROFILE, Goal(failures=declared, pins=pins or Pins()))
 
 
-@pytest.mark.parametrize("recall", [0.0, 0.5, 0.9])
-def test_the_period_is_the_published_one_for_cheap_checkpoints(recall):
-    """sqrt(2 C M / (1 - r)) within 0.5 % at C / M = 1e-4."""
-    notice = Notice(notice_s=120.0, drain_s=10.0, recall=recall)
-    found = preempted_period_s(1.0, failures_per_s=0.0, preemptions_per_s=1e-4, notice=notice)
-    assert found == pytest.approx(math.sqrt(2.0 * 1e4 / (1.0 - recall)), rel=5e-3)
+def chosen(decision: Decision) -> Choice:
+    choice = decision.choice("preemption")
+    assert choice is not None
+    return choice
 
 
-def simulated(period_s: float, notice: Notice, *, failures: float, preemptions: float) -> float:
-    """Goodput of one level: cost 4 s, recovery 30 s, 40,000 interruptions of both kinds."""
-    chance, rate = random.Random(3), failures + preemptions
-    work_s = wall_s = 0.0
-    for _ in range(40_000):
-        up_s = chance.expovariate(rate)
-        announced = chance.random() < preemptions / rate and chance.random() < notice.answered
-        periods, rest_s = divmod(up_s, period_s)
-        saved_s = min(rest_s, period_s - 4.0) if announced else 0.0
-        work_s += periods * (period_s - 4.0) + saved_s
-        wall_s += up_s + 30.0 + (notice.drain_s if announced else 0.0)
-    return work_s / wall_s
+def test_only_a_notice_that_is_long_enough_helps() -> None:
+    """A write of 100 s fits into 120 s, one of 116 s leaves less than the margin."""
+    assert in_time(120.0, 100.0)
+    assert not in_time(120.0, 116.0)
+    assert chosen(decided(30.0)).chosen == "written at the announcement"
+    late = chosen(decided(5.2))
+    assert (late.chosen, late.binding) == ("a lost node", "failures.notice")
+    assert "only from 5.6 s on" in late.reason
 
 
-def test_waste_of_preemptions_agrees_with_a_simulation():
-    """Within 1 % of time: unannounced failures by the exact form, a drain and a recovery each."""
-    notice = Notice(notice_s=120.0, drain_s=20.0)
-    failures, preemptions = 1e-4, 3e-4
-    period_s = preempted_period_s(
-        4.0, failures_per_s=failures, preemptions_per_s=preemptions, notice=notice
-    )
-    unannounced = exact_goodput(
-        period_s, cost_s=4.0, latency_s=4.0, recover_s=30.0, mtbf_s=1.0 / failures
-    )
-    expected = 1.0 - unannounced + preemption_waste(preemptions, recover_s=30.0, notice=notice)
-    found = 1.0 - simulated(period_s, notice, failures=failures, preemptions=preemptions)
-    assert found == pytest.approx(expected, abs=0.01)
+def test_answered_ends_lengthen_the_disk_interval_and_shorten_the_other() -> None:
+    """The disk is chosen for the rest, and the memory tier serves more."""
+    heard, deaf = decided(30.0), decided(None)
+    assert heard.plan.tier("disk").interval_steps > 3 * deaf.plan.tier("disk").interval_steps
+    assert heard.plan.tier("memory").interval_steps <= deaf.plan.tier("memory").interval_steps
+    assert heard.expected.waste < deaf.expected.waste
+    choice = chosen(heard)
+    assert choice.runner_up_waste == pytest.approx(deaf.expected.waste)
+    assert choice.chosen_waste == heard.expected.waste
 
 
-def test_impossible_notices_are_refused():
-    """Negative times and recalls beyond 1."""
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        Notice(notice_s=1.0, drain_s=1.0, recall=1.5)
-    with pytest.raises(ConfigError, match="must not be negative"):
-        Notice(notice_s=-1.0, drain_s=1.0)
+def test_without_the_memory_tier_an_announcement_is_worth_nothing() -> None:
+    """Nothing is newer than what is on disk."""
+    pins = Pins(memory_enabled=False)
+    heard, deaf = decided(30.0, pins=pins), decided(None, pins=pins)
+    assert chosen(heard).binding == "memory tier off"
+    assert heard.plan.tiers == deaf.plan.tiers
+    assert heard.expected.waste == deaf.expected.waste
+
+
+def test_without_announced_ends_nothing_is_said() -> None:
+    """A policy that does not declare them has no such choice, and the rates have no such part."""
+    assert decide(PROFILE, Goal()).choice("preemption") is None
+
+
+def simulated(memory_s: float, disk_s: float, rates: Rates, *, events: int) -> float:
+    """Waste of two tiers of `costs`, walked event by event; announced ends wait for the write."""
+    c, chance = costs(), random.Random(3)
+    exposed_s = (c.stall_s + c.copy_slowdown_s) / memory_s + c.persist_slowdown_s / disk_s
+    kinds = ("process", "node", "announced")
+    weights = (rates.memory_per_s, rates.disk_per_s, rates.preempted_per_s)
+    wall_s = work_s = 0.0
+    for kind in chance.choices(kinds, weights, k=events):
+        up_s = chance.expovariate(rates.total_per_s)
+        every_s, latency_s = (disk_s, c.persist_s) if kind == "node" else (memory_s, c.copy_s)
+        saved_s = max(0.0, (up_s - latency_s) // every_s * every_s)
+        restore_s = c.restore_memory_s if kind == "process" else c.restore_disk_s
+        drain_s = c.persist_s if kind == "announced" else 0.0
+        wall_s += up_s + drain_s + c.restart_s + restore_s
+        work_s += saved_s * (1.0 - exposed_s)
+    return 1.0 - work_s / wall_s
+
+
+def test_waste_of_preemptions_agrees_with_a_simulation() -> None:
+    """Within 1 % of time, heard or not."""
+    rates = Rates(memory_per_s=1e-4, disk_per_s=1e-4, preempted_per_s=4e-4, notice_s=30.0)
+    tiers = tiers_of(costs(), rates, memory_on=True)
+    memory_s, disk_s = tiers.periods_s(40, 320)
+    found = simulated(memory_s, disk_s, rates, events=60_000)
+    assert found == pytest.approx(tiers.waste(40, 320).total, abs=0.01)
+    deaf = tiers_of(costs(), replace(rates, notice_s=0.0), memory_on=True)
+    unheard = replace(rates, disk_per_s=5e-4, preempted_per_s=0.0)
+    found = simulated(memory_s, disk_s, unheard, events=60_000)
+    assert found == pytest.approx(deaf.waste(40, 320).total, abs=0.01)

@@ -21,8 +21,8 @@ from autockpt.values.record import from_json, to_json
 from tests.fakes.profiles import example_profile
 
 SYSTEMS = (
-    "sync", "async", "dlrover", "easyckpt", "datastates", "checkfreq", "pccheck", "fastpersist",
-    "bytecheckpoint-pipeline", "gemini", "reft",
+    "sync", "async", "dlrover", "easyckpt", "baft", "datastates", "checkfreq", "pccheck",
+    "fastpersist", "bytecheckpoint-pipeline", "gemini", "reft", "excp",
 )  # fmt: skip
 
 MECHANISMS = {
@@ -30,12 +30,19 @@ MECHANISMS = {
         "staging.persist": "async",
         "staging.in_flight": "1",
     },
+    ("auto", "excp"): {
+        "archive.codec": "excp-published",
+        "archive.lossy": "true",
+    },
     ("async", "dlrover"): {
         "memory.enabled": "true",
         "staging.preallocate": "true",
     },
     ("dlrover", "easyckpt"): {
         "staging.schedule": "lazy",
+    },
+    ("easyckpt", "baft"): {
+        "staging.schedule": "windows",
     },
     ("sync", "datastates"): {
         "memory.slots": "2",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autockpt.policies.interval import async_interval_s, best_period_s
+from autockpt.policies.interval import best_period_s, first_order_period_s
 from autockpt.policies.renewal import exact_goodput, overlap_period_s, overlap_time
 from autockpt.policies.waste import TierCost, waste
 from autockpt.tuner.simulation.engine import replay
@@ -58,7 +58,7 @@ def test_overlap_form_is_the_numeric_minimiser_within_a_thousandth(exposed, work
 def test_overlap_is_the_practical_form_for_rare_failures():
     """(1 - w) C is stall and slow-down: both forms meet where M is long."""
     overlap_s = overlap_period_s(60.0, work_rate=0.9, recover_s=300.0, mtbf_s=1e8)
-    assert overlap_s == pytest.approx(async_interval_s(0.0, 0.1, 60.0, 1e-8), rel=1e-4)
+    assert overlap_s == pytest.approx(first_order_period_s(0.1 * 60.0, 1e-8), rel=1e-4)
 
 
 def test_one_checkpoint_at_a_time_bounds_the_overlap():

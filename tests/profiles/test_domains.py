@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.profiles import domains
-from autockpt.profiling.failure_domains import domains_of, own_labels
+from autockpt.profiling.failure_domains import domains_of, job_domains, own_labels
 from autockpt.values.errors import ConfigError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 
@@ -104,10 +104,23 @@ def test_what_is_wrong_in_a_table_is_said_with_its_place(
         domains_of(NODES, {"AUTOCKPT_DOMAINS": str(path)})
 
 
+def test_a_slurm_job_s_nodes_are_found_in_the_table(tmp_path: Path) -> None:
+    """By the job's node list; what is wrong is said, and the training goes on without."""
+    path = tmp_path / "domains.csv"
+    path.write_text(TABLES["domains.csv"])
+    slurm = {"SLURM_JOB_NODELIST": "n[01-04]", "AUTOCKPT_DOMAINS": str(path)}
+    assert job_domains(slurm, 4) == (EXPECTED, ())
+    assert job_domains({}, 4) == job_domains(slurm, 3) == (UNKNOWN_DOMAINS, ())
+    for wrong in ({"AUTOCKPT_DOMAINS": "gone.csv"}, {"SLURM_JOB_NODELIST": "n[01-"}):
+        domains_found, warnings = job_domains({**slurm, **wrong}, 4)
+        assert domains_found == UNKNOWN_DOMAINS
+        assert warnings[0].startswith("failure domains are not known: ")
+
+
 def test_a_variable_that_is_neither_file_nor_labels_is_refused(tmp_path: Path) -> None:
     """A missing file and labels without a level."""
     with pytest.raises(ConfigError, match="cannot be read"):
         domains_of(NODES, {"AUTOCKPT_DOMAINS": str(tmp_path / "gone.csv")})
     for text in ("=r7", "rack=", "rack=a,rack=b", "rack=a,b=,"):
-        with pytest.raises(ConfigError, match="failure domains .*: expected"):
+        with pytest.raises(ConfigError, match=r"failure domains .*: expected"):
             own_labels({"AUTOCKPT_DOMAINS": text})

@@ -1,17 +1,19 @@
 """Probes on tiny sizes, with movers that can be told what to do and with the real ones."""
 
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from autockpt.executors.codecs import codec
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import read_image, write_image
@@ -25,6 +27,7 @@ from autockpt.profiles.probes.interference import (
 )
 from autockpt.profiles.probes.proof import ChangeProof, raw_bytes
 from autockpt.profiles.schedule import Unit
+from autockpt.profiling.movers import ElementCodec
 from autockpt.values.errors import StorageError
 
 MIB = 2**20
@@ -277,33 +280,51 @@ def test_pieces_are_spread_over_every_class() -> None:
     assert sum(len(p.data) for p in pieces if p.tensor_class == "moments") == 2 * MIB
 
 
+def test_small_pieces_are_measured_together() -> None:
+    """Those that are alike, with their bases, in order, and no byte twice or lost."""
+    small = [
+        codecs.Piece(
+            "moments", memoryview(bytes([i]) * 10), "F32", base=memoryview(bytes([i + 100]) * 10),
+            gap_steps=3, role="m" if i % 2 else "v",
+        )
+        for i in range(8)
+    ]  # fmt: skip
+    one, other, *rest = codecs.joined(small, piece_bytes=30)
+    assert bytes(one.data) == b"".join(bytes([i]) * 10 for i in (0, 2, 4))
+    assert one.base == b"".join(bytes([i + 100]) * 10 for i in (0, 2, 4))
+    assert bytes(other.data) == b"".join(bytes([i]) * 10 for i in (1, 3, 5))
+    assert [len(piece.data) for piece in rest] == [10, 10]
+    assert {(piece.gap_steps, piece.dtype) for piece in (one, other, *rest)} == {(3, "F32")}
+
+
 def test_real_codecs_round_trip() -> None:
     """zstd on zeros shrinks, none does not; both give the bytes back."""
     pieces = [codecs.Piece("parameters", memoryview(bytes(MIB)))]
     samples, warnings = codecs.measure_codecs(
-        {name: codec(name) for name in ("none", "zstd")}, pieces
+        {name: ElementCodec(name) for name in ("none", "planes", "zstd")}, pieces
     )
 
     by_name = {s.codec: s for s in samples}
     assert warnings == []
     assert by_name["none"].encoded_bytes == MIB
     assert by_name["zstd"].encoded_bytes < MIB / 100
+    assert by_name["planes"].encoded_bytes < MIB / 100
 
 
 class Liar:
     """Decodes to something else."""
 
-    def encode(self, raw: memoryview) -> bytes:
+    def encode(self, raw: memoryview, dtype: str, base: object) -> bytes:
         return b""
 
-    def decode(self, frame: bytes, raw_bytes: int) -> bytes:
+    def decode(self, frame: bytes, raw_bytes: int, base: object) -> bytes:
         return bytes(raw_bytes + 1)
 
 
 class Broken(Liar):
     """Does not even encode."""
 
-    def encode(self, raw: memoryview) -> bytes:
+    def encode(self, raw: memoryview, dtype: str, base: object) -> bytes:
         raise RuntimeError("out of order")
 
 
@@ -507,3 +528,79 @@ def test_what_the_driver_does_not_say_is_none(monkeypatch: pytest.MonkeyPatch) -
 
     assert (found.name, found.pcie_width) == ("H200", 16)
     assert (found.pcie_generation, found.ecc_uncorrected, found.xid_events) == (None, None, None)
+    assert (found.utilisation, found.rows_remapped, found.slowed_by) == (None, None, None)
+    assert (found.pcie_tx_bytes_per_s, found.sm_clock_hz) == (None, None)
+
+
+class TalkativeNvml(FakeNvml):
+    """One GPU that copies, is hot, and has lost three rows."""
+
+    NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES, NVML_CLOCK_SM = 0, 1, 1
+    nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap = 1, 4
+    nvmlClocksEventReasonHwThermalSlowdown = 64
+
+    def nvmlDeviceGetUtilizationRates(self, device: object) -> object:
+        return SimpleNamespace(gpu=97, memory=41)
+
+    def nvmlDeviceGetPcieThroughput(self, device: object, counter: int) -> int:
+        return (24_500_000, 120_000)[counter]
+
+    def nvmlDeviceGetRemappedRows(self, device: object) -> tuple[int, int, int, int]:
+        return 1, 2, 0, 1
+
+    def nvmlDeviceGetClockInfo(self, device: object, clock: int) -> int:
+        return 1200
+
+    def nvmlDeviceGetMaxClockInfo(self, device: object, clock: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: object) -> int:
+        return 1 | 64
+
+
+def test_traffic_clocks_and_lost_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In SI units; bits become words, and being idle is no reason."""
+    monkeypatch.setitem(sys.modules, "pynvml", TalkativeNvml())  # type: ignore[arg-type]
+    (found,) = gpu.gpu_counters()
+
+    assert (found.utilisation, found.memory_utilisation) == (0.97, 0.41)
+    assert (found.pcie_tx_bytes_per_s, found.pcie_rx_bytes_per_s) == (24.5e9, 120e6)
+    assert (found.rows_remapped, found.remapping_failed) == (3, True)
+    assert (found.sm_clock_hz, found.sm_clock_most_hz) == (1.2e9, 1.98e9)
+    assert found.slowed_by == ("heat (hardware)",)
+
+
+class OldNvml(FakeNvml):
+    """A GPU and a driver from before rows were remapped and reasons were called events."""
+
+    NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS = 0
+    NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
+    nvmlClocksThrottleReasonSwPowerCap = 4
+
+    def nvmlDeviceGetRetiredPages(self, device: object, cause: int) -> list[int]:
+        return [[0x1000, 0x2000], [0x3000]][cause]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: object) -> int:
+        return 4
+
+
+def test_an_old_driver_tells_pages_and_throttling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of both causes are counted; that a replacement failed is not known."""
+    monkeypatch.setitem(sys.modules, "pynvml", OldNvml())  # type: ignore[arg-type]
+    (found,) = gpu.gpu_counters()
+
+    assert (found.rows_remapped, found.remapping_failed) == (3, None)
+    assert found.slowed_by == ("the power limit",)
+
+
+def test_the_names_that_are_asked_for_are_those_of_nvml() -> None:
+    """A typing mistake would read as "not supported" on every machine."""
+    import pynvml
+
+    source = inspect.getsource(gpu)
+    asked = re.findall(r'"(nvmlDevice[A-Za-z]+|NVML_[A-Z_]+)"', source)
+    assert len(asked) > 12
+    assert [name for name in asked if not hasattr(pynvml, name)] == []
+    for kind in ("Event", "Throttle"):
+        assert hasattr(pynvml, f"nvmlDeviceGetCurrentClocks{kind}Reasons")
+        assert [n for n in gpu.REASONS if not hasattr(pynvml, f"nvmlClocks{kind}Reason{n}")] == []

@@ -38,6 +38,8 @@ class Content:
     corrupt: bool = False
     writer: "Trainer | None" = None
     shard: m.HeldShard | None = None
+    sums: dict[int, int] = field(default_factory=dict)
+    """Of a parity: by rank the history of the shard that was really added."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +82,8 @@ class Node:
     """(rank, slot) -> content; survives while keeper or any trainer lives."""
     guests: dict[tuple[int, int], Content] = field(default_factory=dict)
     """(rank, guest slot) -> copy of another node's shard; gone with the keeper."""
+    parities: dict[tuple[int, int], Content] = field(default_factory=dict)
+    """(rank, guest slot) -> the parity that the rank holds; gone with the keeper."""
     keeper: "Keeper | None" = None
 
 
@@ -119,7 +123,7 @@ class Disk:
 
 
 class Runtime:
-    """Storage habits of a keeper that the rules rely on; mutants break them."""
+    """Habits of a keeper's storage and transfers that the rules rely on; mutants break them."""
 
     def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
         """The check before COMMIT is linked."""
@@ -128,6 +132,11 @@ class Runtime:
     def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
         """The check before anybody is told."""
         return disk.epoch != epoch
+
+    mixes = False
+    """Whatever is sealed of a rank is added to a parity, of any generation."""
+    rebuilds_from_fewer = False
+    """What did not come counts as zeros, and is not compared with the digests of the lost."""
 
 
 @dataclass(slots=True)

@@ -72,6 +72,10 @@ class Cluster:
 
     # ------------------------------------------------------------------ what trainers do
 
+    def replace(self, node: int) -> None:
+        """Another machine with nothing in its memory takes the place of a node."""
+        self.nodes[node] = NodeProtocol(node=node)
+
     def attach(self, rank: int, incarnation: m.Incarnation = LAUNCH, **more: Any) -> None:
         """One trainer attaches."""
         event = m.TrainerAttached(

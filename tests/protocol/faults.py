@@ -116,10 +116,12 @@ class Faults(Storage):
         if node.keeper is None:
             return
         node.keeper = None
-        self.guest_losses += bool(node.guests)
+        self.guest_losses += bool(node.guests or node.parities)
         node.guests.clear()
+        node.parities.clear()
         local = {rank for rank, on in enumerate(self.nodes_of) if on == node.index}
         self.oracle.lost(node.index, set(range(self.world)) - local)
+        self.oracle.lost_parity(node.index)
         for key in list(self.channels):
             if node.index in key:
                 self.channels[key].clear()
@@ -230,6 +232,11 @@ class Faults(Storage):
             guest = self.rng.choice(list(node.guests.values()))
             guest.corrupt = True
             self.oracle.lost(node.index, {guest.rank})
+            self.losses += 1
+        elif node.parities and self.rng.random() < 0.3:
+            parity = self.rng.choice(list(node.parities.values()))
+            parity.corrupt = True
+            self.oracle.lost_parity(node.index, parity.rank)
             self.losses += 1
         elif self.disk.commits and self.rng.random() < 0.3:
             generation = self.rng.choice(list(self.disk.commits))

@@ -251,18 +251,18 @@ class TrustAnyCopy(NodeProtocol):
 
     def copies_wanted(self, message: m.CopiesWanted) -> None:
         super().copies_wanted(message)
-        for rank, generation in list(self.fetches):
-            local = self.guests[rank].slots[self.fetches[rank, generation].slot]
-            shard = m.HeldShard(
-                rank=rank,
-                slot=local.index,
-                generation=generation,
-                step=0,
-                world_size=len(self.nodes),
-                root="",
-                copied=True,
-            )
-            self.tell(m.CopySealed(shard=shard))
+        for (rank, parity), fetch in list(self.fetches.items()):
+            if not parity:
+                shard = m.HeldShard(
+                    rank=rank,
+                    slot=fetch.slot,
+                    generation=fetch.generation,
+                    step=0,
+                    world_size=len(self.nodes),
+                    root="",
+                    copied=True,
+                )
+                self.tell(m.CopySealed(shard=shard))
 
 
 class CopyOfAnotherRound(CoordinatorProtocol):
@@ -274,8 +274,40 @@ class CopyOfAnotherRound(CoordinatorProtocol):
             message = replace(message, shard=shard)
         super().copy_sealed(from_node, message)
 
-    def _is_original(self, message: m.CopySealed) -> bool:
+    def _is_original(self, copies: Round, shard: m.HeldShard) -> bool:
         return True
+
+
+# --------------------------------------------------------------------------- parity
+
+
+class ProtectWithoutParity(CoordinatorProtocol):
+    """Originals at home are enough, whoever has made parity of them."""
+
+    def all_copied(self, copies: Round) -> bool:
+        holders = {rank for each in self.sets for rank in each.ranks}
+        return super().all_copied(replace(copies, encoded=holders))
+
+
+class OverwriteParity(NodeProtocol):
+    """The next parity takes the slot of the protected one."""
+
+    def may_overwrite_guest(self, slot: Slot) -> bool:
+        if slot.shard is None or slot.shard.parity is None:
+            return super().may_overwrite_guest(slot)
+        return slot.index == 0
+
+
+class MixParity(Runtime):
+    """What is sealed of a rank is added to a parity, of whatever generation it is."""
+
+    mixes = True
+
+
+class RebuildFromFewer(Runtime):
+    """What did not come counts as zeros, and nobody compares with the digests of the lost."""
+
+    rebuilds_from_fewer = True
 
 
 # --------------------------------------------------------------------------- plans
@@ -342,6 +374,10 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite-guests": Mutant(OverwriteGuests, "14", 2000),
     "trust-any-copy": Mutant(TrustAnyCopy, "14", 2000),
     "copy-of-another-round": Mutant(CopyOfAnotherRound, "14", 2000),
+    "protect-without-parity": Mutant(ProtectWithoutParity, "15", 100),
+    "overwrite-parity": Mutant(OverwriteParity, "15", 2000),
+    "mix-parity": Mutant(MixParity, "15", 2000),
+    "rebuild-from-fewer": Mutant(RebuildFromFewer, "15", 4000),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
     "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
 }

@@ -5,6 +5,8 @@ which promises (memory-committed, durable) were given and which of them a loss b
 lifted.  It computes the lineage by itself.
 """
 
+from dataclasses import dataclass
+
 from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
 from tests.protocol.actors import Content, Disk, Trainer
@@ -12,6 +14,26 @@ from tests.protocol.actors import Content, Disk, Trainer
 
 class Violation(AssertionError):
     """An oracle was broken."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Promise:
+    """A protected generation: what of it is still there."""
+
+    world: int
+    copies: set[tuple[int, int]]
+    """(rank, node) that have the shard."""
+    parities: set[tuple[int, int]]
+    """(rank, node) that have the parity which the rank holds."""
+    sets: tuple[tuple[frozenset[int], int], ...]
+    """Ranks of every parity set, and how many it may lose."""
+
+    def recoverable(self) -> set[int]:
+        """Ranks with a copy, or with a set of which enough members have shard and parity."""
+        shards = {rank for rank, _ in self.copies}
+        left = shards & {rank for rank, _ in self.parities}
+        enough = (ranks for ranks, losses in self.sets if len(ranks - left) <= losses)
+        return shards.union(*enough)
 
 
 class Oracle:
@@ -23,8 +45,8 @@ class Oracle:
         self.memory: set[Generation] = set()
         self.announced: set[Generation] = set()
         """Called memory-committed at least once."""
-        self.protected: dict[Generation, set[tuple[int, int]]] = {}
-        """Of the newest one called protected: (rank, node) that still have the shard."""
+        self.protected: dict[Generation, Promise] = {}
+        """Of the newest one called protected."""
         self.wanted: dict[Generation, int] = {}
         """Losses of memory so far, when copies were first asked for."""
         self.protections: set[Generation] = set()
@@ -68,18 +90,35 @@ class Oracle:
         if self.history.setdefault(generation, history) != history:
             self.fail(f"{generation} has two histories: timelines were mixed")
 
-    def promise_protected(self, generation: Generation, there: set[tuple[int, int]]) -> None:
-        """From now on it may be lost only if some shard loses all its copies."""
+    def promise_protected(self, generation: Generation, promise: Promise) -> None:
+        """From now on it may be lost only if a shard loses all copies, and its set too many."""
         if not self.protected or generation > max(self.protected):
-            self.protected = {generation: there}
+            self.protected = {generation: promise}
 
     def lost(self, node: int, ranks: set[int] | None = None) -> None:
-        """Copies on a node are gone: those of some ranks, or all."""
-        for generation, there in list(self.protected.items()):
-            world = len({rank for rank, _ in there})
-            there -= {c for c in there if c[1] == node and (ranks is None or c[0] in ranks)}
-            if len({rank for rank, _ in there}) < world:
-                del self.protected[generation]
+        """Copies on a node are gone: those of some ranks, or all, then its parities as well."""
+        for promise in self.protected.values():
+            promise.copies -= {
+                c for c in promise.copies if c[1] == node and (ranks is None or c[0] in ranks)
+            }
+        if ranks is None:
+            self.lost_parity(node)
+        self._let_go()
+
+    def lost_parity(self, node: int, rank: int | None = None) -> None:
+        """Parities on a node are gone: that of one rank, or all."""
+        for promise in self.protected.values():
+            promise.parities -= {
+                p for p in promise.parities if p[1] == node and rank in (None, p[0])
+            }
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.protected = {
+            g: promise
+            for g, promise in self.protected.items()
+            if len(promise.recoverable()) == promise.world
+        }
 
     def forget_memory(self) -> None:
         """What the memory of nodes promised lapses."""

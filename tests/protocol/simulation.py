@@ -59,7 +59,7 @@ class Simulation(Faults):
                 action()
             if rng.random() < 0.7:
                 losses = [self.kill_trainer, self.spontaneous_launch, self.kill_keeper]
-                losses += [self.kill_node] * (2 if self.redundancy.copies > 1 else 0)
+                losses += [self.kill_node] * (2 if self.redundancy.tolerates else 0)
                 rng.choice(losses)()
         if self.ends_in_peace:
             self.settle()
@@ -106,7 +106,7 @@ class Simulation(Faults):
 
     def check_protection(self) -> None:
         """With copies wanted and enough nodes, something becomes protected."""
-        if not any(any(k.coordinator.wards.values()) for k in self.keepers()):
+        if not any(k.coordinator.protects for k in self.keepers()):
             return
         before = len(self.oracle.protections)
         self.round_until(lambda: len(self.oracle.protections) > before, 150)

@@ -26,9 +26,8 @@ class Storage(Trainers):
         ]
 
     def do_FetchShard(self, keeper: Keeper, do: m.FetchShard) -> None:
-        guests = self.nodes[keeper.node].guests
         shard = do.shard
-        guests[shard.rank, do.slot] = Content(
+        self._guests(keeper.node, parity=shard.parity is not None)[shard.rank, do.slot] = Content(
             generation=shard.generation, history=0, rank=shard.rank
         )
         keeper.jobs.append(["fetch", 0, do])
@@ -37,43 +36,90 @@ class Storage(Trainers):
         keeper.jobs = [
             job
             for job in keeper.jobs
-            if job[0] != "fetch" or (job[2].shard.rank, job[2].slot) != (do.rank, do.slot)
+            if job[0] != "fetch"
+            or (job[2].shard.rank, job[2].slot) != (do.rank, do.slot)
+            or (job[2].shard.parity is not None) != do.parity
         ]
 
     def do_FreeGuests(self, keeper: Keeper, do: m.FreeGuests) -> None:
-        guests = self.nodes[keeper.node].guests
+        guests = self._guests(keeper.node, parity=do.parity)
         for key in [key for key in guests if key[0] == do.rank]:
             del guests[key]
 
+    def _guests(self, node: int, *, parity: bool) -> dict[tuple[int, int], Content]:
+        return self.nodes[node].parities if parity else self.nodes[node].guests
+
     def job_fetch(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.FetchShard = job[2]
-        found = self._sealed_at(keeper.node, do)
-        if found is None or (not self.peace and self.rng.random() < self.flaky):
-            return self._fetch_failed(do, final=found is None)
+        mixes = do.shard.parity is not None and self.runtime.mixes
+        found = [self._sealed_at(keeper.node, source, mixes=mixes) for source in do.sources]
+        flaky = not self.peace and self.rng.random() < self.flaky
+        if not self._goes_on(do, whole=None not in found and not flaky, equal=True):
+            return self._fetch_failed(do, final=None in found)
         if job[1] == 0:
             job.append(found)
             return None
         if not self.peace and self.rng.random() < 0.4:
             return None
-        if found is not job[3] or found.corrupt:  # the digests of its chunks are known
-            return self._fetch_failed(do, final=found.corrupt)
-        assert found.shard is not None
-        shard = replace(found.shard, slot=do.slot, copied=True)
-        copy = replace(found, writer=None, shard=shard)
-        self.nodes[keeper.node].guests[shard.rank, do.slot] = copy
-        return m.ShardFetched(shard=shard)
+        # Of several sources each was read at its own time; none may have changed since.
+        pieces = [c for c, before in zip(found, job[3], strict=True) if c and c is before]
+        whole = len(pieces) == len(do.sources) and not any(c.corrupt for c in pieces)
+        content = self._added_up(do, pieces, whole=whole)
+        if content is None:
+            return self._fetch_failed(do, final=None in found or any(c.corrupt for c in pieces))
+        parity = do.shard.parity is not None
+        self._guests(keeper.node, parity=parity)[do.shard.rank, do.slot] = content
+        assert content.shard is not None
+        return m.ShardFetched(shard=content.shard)
 
-    def _sealed_at(self, node: int, do: m.FetchShard) -> Content | None:
+    def _goes_on(self, do: m.FetchShard, *, whole: bool, equal: bool) -> bool:
+        """All came and is what it was to be; without that only a rebuild may have a bad habit."""
+        rebuild = do.shard.parity is None and len(do.sources) > 1
+        return (whole and equal) or (rebuild and self.runtime.rebuilds_from_fewer)
+
+    def _added_up(self, do: m.FetchShard, pieces: list[Content], *, whole: bool) -> Content | None:
+        """A copy, a parity or a shard that is rebuilt, None when its digests are others."""
+        shard = replace(do.shard, slot=do.slot, copied=do.shard.parity is None)
+        if shard.parity is not None:
+            sums = {piece.rank: piece.history for piece in pieces}
+            sealed = replace(shard, root=f"parity of {sorted(sums.items())}")
+            made = Content(
+                generation=shard.generation, history=0, rank=shard.rank, step=shard.step,
+                sealed=True, shard=sealed, sums=sums,
+            )  # fmt: skip
+            return made if whole else None
+        history = self._sum(shard.rank, pieces) if whole else 0
+        equal = f"{history}:{shard.rank}" == shard.root
+        if not self._goes_on(do, whole=whole, equal=equal):
+            return None
+        return Content(
+            generation=shard.generation, history=history, rank=shard.rank, step=shard.step,
+            sealed=True, shard=shard,
+        )  # fmt: skip
+
+    @staticmethod
+    def _sum(rank: int, pieces: list[Content]) -> int:
+        """The history of what the pieces add up to; 0: of nothing that ever was."""
+        histories: dict[int, int] = {}
+        for piece in pieces:
+            for member, history in (piece.sums or {piece.rank: piece.history}).items():
+                if histories.setdefault(member, history) != history:
+                    return 0
+        return histories.get(rank, 0)
+
+    def _sealed_at(self, node: int, source: m.ShardCopy, *, mixes: bool) -> Content | None:
         """What the other node has of it, if it can be asked."""
-        there = self.nodes[do.from_node]
-        if there.keeper is None or (node, do.from_node) in self.blocked:
+        there, wanted = self.nodes[source.node], source.shard
+        if there.keeper is None or (node, source.node) in self.blocked:
             return None
         contents = [*there.slots.items(), *there.guests.items()]
+        if wanted.parity is not None:
+            contents = list(there.parities.items())
         for (rank, _), content in contents:
             if content is None or not content.sealed or content.shard is None:
                 continue
-            if rank == do.shard.rank and content.generation == do.shard.generation:
-                return content if content.shard.root == do.shard.root else None
+            if rank == wanted.rank and (mixes or content.shard.root == wanted.root):
+                return content
         return None
 
     def _fetch_failed(self, do: m.FetchShard, *, final: bool) -> m.FetchFailed:
@@ -83,6 +129,7 @@ class Storage(Trainers):
             slot=do.slot,
             reason="not to be had",
             final=final,
+            parity=do.shard.parity is not None,
         )
 
     def do_AnnounceDurable(self, keeper: Keeper, do: m.AnnounceDurable) -> None:

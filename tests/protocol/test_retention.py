@@ -57,6 +57,32 @@ def test_abandoned_commits_do_not_count_and_go_when_newer_ones_stand() -> None:
     assert gone([entry(1, 5), entry(1, 9), entry(2, 1)], 1) == ["e1s5", "e1s9"]
 
 
+def difference(seq: int, base: int) -> CatalogueEntry:
+    """A commit whose shards need those of an older one."""
+    return entry(1, seq, records=({"base": Generation(epoch=1, seq=base).name},))
+
+
+def test_bases_stay_as_long_as_somebody_needs_them() -> None:
+    """Directly or through others; a chain that nobody keeps goes as a whole."""
+    chain = [entry(1, 1), difference(2, 1), difference(3, 2), difference(4, 3)]
+    assert gone(chain, 1) == []
+    assert gone([*chain, entry(1, 5)], 1) == ["e1s1", "e1s2", "e1s3", "e1s4"]
+    assert gone([*chain, entry(1, 5)], 2) == []
+
+
+def test_the_base_of_a_save_under_way_stays() -> None:
+    """And what that needs."""
+    entries = [entry(1, 1), difference(2, 1), entry(1, 3)]
+    pinned = frozenset({Generation(epoch=1, seq=2)})
+    assert deletions(entries, Retention(keep_last=1), chain=CHAIN, pinned=pinned) == ()
+
+
+def test_a_base_that_is_no_generation_needs_nothing() -> None:
+    """A COMMIT is somebody else's text."""
+    odd = [entry(1, 1, records=({"base": "../x"}, {"base": 7}, {"base": ""})), entry(1, 2)]
+    assert gone(odd, 1) == ["e1s1"]
+
+
 def test_quarantined_and_pinned_ones_stay() -> None:
     """A person, or a delta, still needs them."""
     entries = [entry(1, 1, quarantined=True), entry(1, 2), entry(1, 3), entry(1, 4)]
@@ -92,6 +118,7 @@ retentions = st.builds(
     keep_last=st.integers(0, 4),
     keep_every_s=st.one_of(st.none(), st.floats(1, 50)),
     keep_every_steps=st.one_of(st.none(), st.integers(1, 5)),
+    reach_s=st.one_of(st.none(), st.floats(1, 50)),
 )
 
 
@@ -126,3 +153,32 @@ def test_a_newer_commit_never_saves_an_older_one(
     before = set(deletions(entries, retention, chain=CHAIN))
     after = set(deletions([*entries, entry(2, seq)], retention, chain=CHAIN))
     assert before <= after
+
+
+@given(
+    st.lists(st.floats(0.1, 30.0), min_size=1, max_size=80), st.floats(1, 100), st.integers(1, 3)
+)
+def test_a_checkpoint_from_before_a_late_error_is_kept(
+    gaps: list[float], reach_s: float, keep_last: int
+) -> None:
+    """Once there was one of that age there always is, and it is little older than it has to be."""
+    retention, kept, at_s = Retention(keep_last=keep_last, reach_s=reach_s), [], 0.0
+    for seq, gap in enumerate(gaps):
+        at_s += gap
+        kept = [*kept, entry(2, seq, created_s=at_s)]
+        doomed = set(deletions(kept, retention, chain=CHAIN))
+        kept = [e for e in kept if e.generation not in doomed]
+        ages = [at_s - e.created_s for e in kept]
+        if at_s - gaps[0] >= reach_s:
+            assert min(age for age in ages if age >= reach_s) <= 1.25 * reach_s + max(gaps)
+
+
+def test_keeping_behind_errors_takes_few_checkpoints() -> None:
+    """A commit a second, errors noticed after 1000 s: the last two, and six behind them."""
+    retention, kept = Retention(keep_last=2, reach_s=1000.0), []
+    for seq in range(3000):
+        kept = [*kept, entry(2, seq)]
+        doomed = set(deletions(kept, retention, chain=CHAIN))
+        kept = [e for e in kept if e.generation not in doomed]
+    assert len(kept) <= 2 + 6
+    assert max(2999 - e.generation.seq for e in kept) <= 1250

@@ -14,7 +14,7 @@ from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from tests.protocol.actors import Disk, Keeper, Node, Rules, Trainer, retention
-from tests.protocol.oracle import Oracle
+from tests.protocol.oracle import Oracle, Promise
 
 BURSTS = (1, 2, 4, 9)
 """Messages of one connection that arrive together."""
@@ -50,6 +50,7 @@ class World:
         if copies > 1:
             arrangement = rng.choice(("mixed", "ring"))
             self.redundancy = Redundancy(scheme="replicas", copies=copies, placement=arrangement)
+        self._maybe_parity(Random(f"parity {seed}"))
         self.slots = rng.choice((2, 2, 2, 2, 3, 3, 3, 1))
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
@@ -70,6 +71,21 @@ class World:
         self.slow = rng.choice(("", "", "commit", "commit", "persist", "delete"))
         """Kind of storage work that lags behind everything else."""
         self.zombies = rng.choice((0.0, 0.3, 0.8))
+
+    def _maybe_parity(self, rng: Random) -> None:
+        """Half of the seeds without copies protect their memory by parity, if they have nodes."""
+        count = len(self.nodes)
+        if self.redundancy.scheme != "none" or count < 2 or rng.random() < 0.3:
+            return
+        losses = rng.choice((1, 1, 2)) if count > 2 else 1
+        self.redundancy = Redundancy(
+            scheme="xor" if losses == 1 else "rs",
+            set_size=rng.randint(losses + 1, 4),
+            parity=losses,
+        )
+        if rng.random() < 0.9:  # else some nodes may have too many ranks for a set
+            self.world = count * rng.choice((1, 1, 2))
+            self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
 
     def say(self, *words: object) -> None:
         """One line of the trace."""
@@ -154,7 +170,7 @@ class World:
         if generation in self.oracle.protections or self.slots == 1:
             return
         self.oracle.protections.add(generation)
-        wards = keeper.coordinator.wards
+        wards, sets = keeper.coordinator.wards, keeper.coordinator.sets
         there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
         missing = [place for place in there if not self.has_copy(*place, generation)]
         missing += [
@@ -162,12 +178,22 @@ class World:
             for rank, node in enumerate(self.nodes_of)
             if not self.in_memory(rank, generation) and not self.has_copy(rank, node, generation)
         ]
+        holders = {rank for each in sets for rank in each.ranks}
+        missing += [
+            (rank, self.nodes_of[rank]) for rank in holders if not self.has_parity(rank, generation)
+        ]
         undisturbed = self.oracle.wanted.get(generation) == self.lost_so_far()
         if missing and undisturbed and keeper.coordinator.epoch == self.disk.epoch:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
         if not missing and generation.epoch == self.disk.epoch:
             own = set(enumerate(self.nodes_of))
-            self.oracle.promise_protected(generation, there | own)
+            promise = Promise(
+                world=self.world,
+                copies=there | own,
+                parities={(rank, self.nodes_of[rank]) for rank in holders},
+                sets=tuple((frozenset(each.ranks), each.losses) for each in sets),
+            )
+            self.oracle.promise_protected(generation, promise)
 
     def lost_so_far(self) -> int:
         """Memory that was lost with processes or to bit flips."""
@@ -179,6 +205,17 @@ class World:
             content.generation == generation and content.sealed and not content.corrupt
             for (owner, _), content in self.nodes[node].guests.items()
             if owner == rank
+        )
+
+    def has_parity(self, rank: int, generation: Generation) -> bool:
+        """The parity that a rank holds is whole, and made of shards of that generation only."""
+        return any(
+            content.generation == generation
+            and content.sealed
+            and not content.corrupt
+            and set(content.sums.values()) == {self.oracle.history[generation]}
+            for (holder, _), content in self.nodes[self.nodes_of[rank]].parities.items()
+            if holder == rank
         )
 
     def in_memory(self, rank: int, generation: Generation) -> bool:

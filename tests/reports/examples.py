@@ -1,6 +1,10 @@
 """Realistic RunData: an 8-GPU profile, a run with two failures, an unprotected run."""
 
+import random
+
 from autockpt.reports.data import RunData
+from autockpt.reports.risk import Luck, Risk
+from autockpt.reports.search import SearchedWay, SearchedWrite, SearchHistory
 from autockpt.reports.what_if import WhatIfCurve, waste
 from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import CheckpointPlan, Choice, Decision, Expected, TierPlan
@@ -300,6 +304,60 @@ def a_what_if() -> WhatIfCurve:
     return WhatIfCurve(point=dict(POINT), waste=waste(POINT), mtbf_assumed=True)
 
 
+def a_risk() -> Risk:
+    """Sixty worlds in which the plan loses a tenth of what the habit does."""
+    chance = random.Random(5)
+    worlds = [chance.lognormvariate(0.0, 0.8) for _ in range(60)]
+    return Risk(
+        length_s=30 * 86400.0,
+        seed=0,
+        mtbf_s=(9_000.0, 43_200.0, 300_000.0),
+        failures=(6, 60, 280),
+        ways=(
+            Luck(name="this plan", promised=0.00389, lost=tuple(0.003 * w for w in worlds)),
+            Luck(name="a save every 30 min", promised=0.0312, lost=tuple(0.03 * w for w in worlds)),
+        ),
+    )
+
+
+def a_search() -> SearchHistory:
+    """Two seeds of which one failed, two proposals, a final of two."""
+    fast, slow = "4 writers x 8 MiB direct none", "2 writers x 8 MiB direct none"
+    writes = [("seed", slow, 3.4), ("seed", "1 writer x 8 MiB direct zstd", None),
+              ("search", fast, 2.9), ("search", "8 writers x 1 MiB direct none", 4.1),
+              ("final", fast, 2.8), ("final", slow, 3.5)]  # fmt: skip
+    return SearchHistory(
+        created="2026-11-21T04:01:00Z",
+        directory="/data/checkpoints",
+        content="the newest checkpoint",
+        sample_bytes=128 * 2**20,
+        budget=25,
+        seed=0,
+        proposer="optuna 5.0.0 TPE",
+        default=slow,
+        winner=fast,
+        kept_default=False,
+        reason="it took 0.81 times as long in 4 rounds, beyond the 5 % that count as noise",
+        writes=tuple(
+            SearchedWrite(number=i, stage=stage, way=way, seconds=seconds,
+                          failure="" if seconds else "disk full")
+            for i, (stage, way, seconds) in enumerate(writes)
+        ),
+        ways=(
+            SearchedWay(way=fast, predicted_s=3.1, measured_s=2.85, waste=0.0036, writes=2,
+                        note="chosen"),
+            SearchedWay(way=slow, predicted_s=3.4, measured_s=3.45, waste=0.0039, writes=2,
+                        note="default"),
+            SearchedWay(way="1 writer x 8 MiB direct zstd", predicted_s=9.9, measured_s=None,
+                        waste=None, writes=0, note="disk full"),
+        ),
+        space=112,
+        refused={"pinned: disk.direct true": 56},
+        importances={"writers": 0.71, "chunk": 0.25, "codec": 0.04, "direct": 0.0},
+        explained=0.93,
+    )  # fmt: skip
+
+
 PLAN_YAML = """\
 version: 1
 tiers:
@@ -340,6 +398,8 @@ def profile_data() -> RunData:
         plan_yaml=PLAN_YAML,
         policy_diff=DIFF,
         what_if=a_what_if(),
+        risk=a_risk(),
+        search=a_search(),
     )
 
 

@@ -52,6 +52,8 @@ def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
         float: SECONDS,
         int: st.integers(-1, 10**6),
         float | None: st.none() | SECONDS,
+        bool: st.booleans(),
+        tuple[float, ...]: st.lists(SECONDS, max_size=3).map(tuple),
         str: st.sampled_from(["memory", "disk", "finished", "signal", "error", "", "2026-01-01"]),
     }
     hints = {name: by_type[hint] for name, hint in _hints(kind).items()}

@@ -14,8 +14,9 @@ from autockpt.reports.redact import redact
 from autockpt.reports.renderers import RENDERERS, report
 from autockpt.reports.text import WIDTH
 from autockpt.values.errors import ConfigError
-from autockpt.values.telemetry import Degraded, Event, FailureObserved, columns
+from autockpt.values.telemetry import EVENTS, Degraded, Event, FailureObserved, columns
 from tests.reports.examples import profile_data, run_data, run_events, unprotected_data
+from tests.reports.test_accounting import any_event
 
 GOLDEN = """\
 autockpt run: train.py
@@ -98,6 +99,15 @@ def test_csv_has_every_column_and_every_event_comes_back() -> None:
 
     assert text.splitlines()[0] == ",".join(columns())
     assert frames.from_csv(text) == tuple(events)
+
+
+@pytest.mark.parametrize("kind", EVENTS.values(), ids=EVENTS)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_every_kind_of_event_comes_back(kind: type[Event], data: st.DataObject) -> None:
+    """Whatever types its fields have."""
+    events = (data.draw(any_event(kind)),)
+    assert frames.from_csv(frames.to_csv(events)) == events
 
 
 @given(

@@ -81,9 +81,10 @@ def test_the_page_is_whole(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("profile", ["what-if", "time", "storage", "memory", "findings", "policy", "method"]),
-        ("run", ["time", "promises", "timeline", "what-if", "storage", "memory", "findings",
-                 "policy", "method"]),
+        ("profile", ["what-if", "time", "storage", "memory", "search", "risk", "findings",
+                     "policy", "method"]),
+        ("run", ["time", "promises", "timeline", "what-if", "storage", "memory", "risk",
+                 "findings", "policy", "method"]),
         ("unprotected", ["time", "timeline", "findings", "method"]),
     ],
 )  # fmt: skip

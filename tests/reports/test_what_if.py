@@ -127,6 +127,37 @@ def test_a_moved_slider_redraws_text_terms_and_curve(tmp_path: Path) -> None:
     assert before.group(1) not in dom
 
 
+def test_the_sliders_of_scale_move_what_follows_them(tmp_path: Path) -> None:
+    """32 times the nodes on a storage 16 times as slow, beside a direct slider at its end."""
+    text = render(build(profile_data()))
+    moves = {"nodes": 1000, "storage": 0, "restart_s": 1000}
+    script = "".join(
+        f"{{const i = document.querySelector('input[data-name={name}]'); i.value = {value};"
+        "i.dispatchEvent(new Event('input'));}"
+        for name, value in moves.items()
+    )
+    unlocked = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+
+    dom = _browse(unlocked.replace("</body>", f"<script>{script}</script></body>"), tmp_path)
+
+    point = {**POINT, "restart_s": POINT["restart_s"] * 20}
+    moved = what_if.scaled(point, {"nodes": 32.0, "storage": 1 / 16})
+    assert moved["mtbf_s"] == pytest.approx(POINT["mtbf_s"] / 32)
+    assert moved["disk_latency_s"] == pytest.approx(POINT["disk_latency_s"] * 16)
+    assert f"Lost time {format_fraction(what_if.waste(moved))}, goodput " in dom
+    assert 'aria-valuetext="32 x"' in dom
+    assert 'aria-valuetext="0.0625 x"' in dom
+
+
+def test_every_scale_moves_parameters_of_the_formula() -> None:
+    """And back again, whatever the order."""
+    for scale, powers in what_if.SCALES.items():
+        assert set(powers) <= set(what_if.PARAMETERS)
+        there = what_if.scaled(POINT, {scale: 3.0})
+        assert there != POINT
+        assert what_if.scaled(there, {scale: 1 / 3}) == pytest.approx(POINT)
+
+
 def test_the_injected_script_of_the_test_above_is_what_the_policy_stops(tmp_path: Path) -> None:
     """With the page's own policy the same script does not run."""
     text = render(build(profile_data()))

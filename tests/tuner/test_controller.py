@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autockpt.policies.costs import PeerCosts
 from autockpt.policies.frequency import choose_intervals
 from autockpt.tuner.controller import Controller, begin
 from autockpt.tuner.observed import Loss
@@ -11,10 +12,12 @@ from autockpt.tuner.proposals import intervals_of, scaled
 from autockpt.tuner.settings import ControllerSettings
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
+from autockpt.values.redundancy import Redundancy
 from autockpt.values.telemetry import FailureObserved, PlanChanged
 from tests.fakes.jobs import FakeJob
 from tests.fakes.machines import SharedMachine
 from tests.fakes.profiles import example_failures, example_recovery
+from tests.policies.test_frequency import costs
 
 HOUR = 3600.0
 
@@ -442,3 +445,27 @@ def test_controller_and_policy_agree():
 def test_scaling_keeps_intervals_nested_and_at_least_one(before, factor, after):
     """Rounded away from no change."""
     assert scaled(before, factor) == after
+
+
+# --- redundancy -------------------------------------------------------------------------------
+
+
+def test_what_peers_serve_is_not_the_disk_s_to_serve() -> None:
+    """Under a plan with redundancy the best disk interval is longer, and without it the same."""
+    peers = PeerCosts(send_s=1.0, send_high_s=1.2, slowdown_s=0.01, restore_s=2.0, served=0.9)
+    shared = replace(plan(), redundancy=Redundancy(scheme="replicas", copies=2))
+    best = {}
+    for name, begun, prior in (
+        ("alone", plan(), costs()),
+        ("unused", plan(), costs(peers=peers)),
+        ("shared", shared, costs(peers=peers)),
+    ):
+        failures = example_failures(mtbf_s=HOUR, process_share=0.5)
+        memory = begin(plan=begun, failures=failures, recovery=example_recovery(), prior=prior)
+        found = Controller(memory, goal=Goal())
+        FakeJob(iteration_s=0.5, stall_s=0.1, persist_s=4.0).run(found, until_s=900.0, apply=False)
+        best[name] = found.outlook.best()
+    assert best["unused"] == best["alone"]
+    # sqrt(1 / (1 - served)) = 3.2 times, less what the exposure of this run adds.
+    assert best["shared"].disk_steps > 2 * best["alone"].disk_steps
+    assert best["shared"].waste.total < best["alone"].waste.total

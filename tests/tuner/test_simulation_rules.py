@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autockpt.policies.decide import decide
-from autockpt.policies.interval import young_interval_s
+from autockpt.policies.interval import daly_interval_s, young_interval_s
 from autockpt.policies.policy_file import load_policy
 from autockpt.policies.registry import presets
 from autockpt.policies.survival import survived_mix
@@ -41,8 +41,14 @@ def job(**changes: float) -> Job:
     return Job(**{**values, **changes})
 
 
-def bench(*, nodes: int = 2048, network: Network | None = NETWORK, **changes: float) -> Bench:
-    failures = known_failures(mtbf_s=MTBF_S, process_share=0.35, nodes=nodes)
+def bench(
+    *,
+    nodes: int = 2048,
+    network: Network | None = NETWORK,
+    mtbf_s: float = MTBF_S,
+    **changes: float,
+) -> Bench:
+    failures = known_failures(mtbf_s=mtbf_s, process_share=0.35, nodes=nodes)
     profile = profile_of(job(**changes), failures=failures)
     return Bench(profile=profile, goals=GOALS, network=network, domain_nodes=16)
 
@@ -97,6 +103,23 @@ def test_young_takes_the_cost_of_a_blocking_save() -> None:
     expected = young_interval_s(cost_s, MTBF_S) / 5.0
     assert found.interval_steps("disk") == round(expected)
     assert cost_s == pytest.approx(3e9 / 5e9 + 3e9 / 0.5e9, rel=0.01)
+
+
+def test_daly_takes_a_little_less_than_young() -> None:
+    """The same cost, the higher-order interval."""
+    cost_s = build("young", bench()).levels[0].exposed_s
+    expected = daly_interval_s(cost_s, MTBF_S) / 5.0
+    assert build("daly", bench()).interval_steps("disk") == round(expected)
+
+
+def test_overlap_takes_the_background_save_and_its_slow_down() -> None:
+    """w = 1 - (s + sigma P) / P of the async preset; near the best interval of the same save."""
+    found, preset = build("overlap", bench()), build("async", bench())
+    assert found.levels[-1].exposed_s == pytest.approx(preset.level("disk").exposed_s)
+    steps = found.interval_steps("disk"), preset.interval_steps("disk")
+    assert steps[0] == pytest.approx(steps[1], rel=0.1)
+    with pytest.raises(ConfigError, match="the whole MTBF"):
+        build("overlap", bench(mtbf_s=100.0))
 
 
 def test_the_released_checkfreq_begins_without_its_budget() -> None:

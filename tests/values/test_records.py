@@ -26,7 +26,8 @@ def values_records() -> list[type]:
         name = f"autockpt.values.{module.name}"
         members = vars(importlib.import_module(name)).values()
         found += [
-            m for m in members if dataclasses.is_dataclass(m) and m.__module__ == name
+            m for m in members
+            if isinstance(m, type) and dataclasses.is_dataclass(m) and m.__module__ == name
         ]  # fmt: skip
     return found
 
@@ -66,6 +67,8 @@ def test_an_unknown_event_lists_the_known_ones() -> None:
     """A newer telemetry file says what this version can read."""
     with pytest.raises(ConfigError, match=r"line 3: unknown event 'Exploded'; known: RunStarted"):
         event_from_data({"event": "Exploded"}, where="line 3")
+    with pytest.raises(ConfigError, match=r"line 4: unknown event \[\]"):
+        event_from_data({"event": []}, where="line 4")
 
 
 def test_a_path_leads_to_the_nested_field() -> None:

@@ -1,8 +1,12 @@
 """Chunk codecs: each chunk is a frame that decodes alone; the raw length is authoritative."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from autockpt.executors.layout.runs import Run
 from autockpt.values.errors import ConfigError
+
+Frame = memoryview | bytes
 
 
 class Codec(Protocol):
@@ -15,19 +19,32 @@ class Codec(Protocol):
 
     name: str
 
-    def encode(self, raw: memoryview) -> bytes:
-        """The frame of a chunk."""
+    def encode(
+        self,
+        raw: memoryview,
+        *,
+        runs: Sequence[Run] = (),
+        base: memoryview | None = None,
+        into: memoryview | None = None,
+    ) -> Frame:
+        """The frame of a chunk; decoding it needs the same `base`.
 
-    def decode(self, frame: memoryview | bytes, raw_bytes: int) -> bytes:
-        """The chunk of a frame."""
+        `runs`: what the chunk is made of.  `base`: a chunk of the same length that is there when
+        this one is read.  `into`: memory where the frame may be built, to be used up before the
+        next call with it.  A codec may ignore any of them.
+        """
+
+    def decode(self, frame: Frame, raw_bytes: int, *, base: memoryview | None = None) -> Frame:
+        """The chunk of a frame.  Raises CorruptCheckpointError."""
 
 
 def codec(name: str) -> Codec:
     """The codec of a name.  Raises ConfigError listing the known ones."""
     from autockpt.executors.codecs.none import NoneCodec
+    from autockpt.executors.codecs.planes import PlanesCodec
     from autockpt.executors.codecs.zstd import ZstdCodec
 
-    known: dict[str, type[Codec]] = {"none": NoneCodec, "zstd": ZstdCodec}
+    known: dict[str, type[Codec]] = {"none": NoneCodec, "planes": PlanesCodec, "zstd": ZstdCodec}
     if name not in known:
         raise ConfigError(f"unknown codec {name!r}; known: {', '.join(known)}")
     return known[name]()

@@ -1,5 +1,9 @@
 """The codec that stores bytes as they are."""
 
+from collections.abc import Sequence
+
+from autockpt.executors.codecs import Frame
+from autockpt.executors.layout.runs import Run
 from autockpt.values.errors import CorruptCheckpointError
 
 
@@ -8,11 +12,18 @@ class NoneCodec:
 
     name = "none"
 
-    def encode(self, raw: memoryview) -> bytes:
+    def encode(
+        self,
+        raw: memoryview,
+        *,
+        runs: Sequence[Run] = (),
+        base: memoryview | None = None,
+        into: memoryview | None = None,
+    ) -> bytes:
         """A copy of the chunk."""
         return bytes(raw)
 
-    def decode(self, frame: memoryview | bytes, raw_bytes: int) -> bytes:
+    def decode(self, frame: Frame, raw_bytes: int, *, base: memoryview | None = None) -> bytes:
         """A copy of the frame.  Raises CorruptCheckpointError for a wrong length."""
         if len(frame) != raw_bytes:
             raise CorruptCheckpointError(f"frame of {len(frame)} bytes, expected {raw_bytes}")

@@ -1,12 +1,13 @@
 """One thread for everything that may hang: the keeper's loop never touches the file system."""
 
 import contextlib
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 
-from autockpt.executors.catalogue import verify_generation
+from autockpt.executors.catalogue import VerifyResult, verify_generation
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.gate import Gate, PacedGate
 from autockpt.executors.guard import check_deletions
@@ -21,6 +22,10 @@ SCRUB_REST = 3.0
 """After a scrub, in parts of the time it took."""
 SCRUB_WAITING = 3
 """So many unread generations end the rest: each of them is a state on disk."""
+AGAIN_CHECK_S = 600.0
+SCRUB_AGAIN_S = 86400.0
+"""What was read back this long ago is read again, one generation at a time, the longest ago first.
+By the wall clock: a jump makes it sooner or later, and nothing else."""
 
 
 class DiskWorker:
@@ -39,15 +44,20 @@ class DiskWorker:
         post: Callable[[Callable[[], None]], None],
         answer: Callable[[object], None],
         deleted: Callable[[Generation, int, int], None],
+        scrubbed: Callable[[VerifyResult, float], None] = lambda result, scrub_s: None,
     ) -> None:
+        """`deleted` and `scrubbed` hear, on a thread of ours, what was removed and read back."""
         self._directory = directory
         self._run_id = run_id
         self._post = post
         self._answer = answer
         self._deleted = deleted
+        self._scrubbed = scrubbed
         self._scrub_gate: Gate = PacedGate(SCRUB_BYTES_PER_S)
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+        self._asked = False
+        """This keeper is the one that reads back."""
         threading.Thread(
             target=_drain, args=(self._jobs, self._tell), name="autockpt-disk", daemon=True
         ).start()
@@ -159,18 +169,27 @@ class DiskWorker:
     def _scrub(self) -> None:
         rest_until_s = 0.0
         while True:
-            newest = self._newest_waiting(rest_until_s)
+            generation = self._newest_waiting(rest_until_s)
             began = time.monotonic()
             try:
-                self._verify(newest)
+                generation = generation or self._longest_unread()
+                if generation is not None:
+                    self._verify(generation)
             except Exception as error:  # the thread must live
                 self._tell(error)
             ended = time.monotonic()
             rest_until_s = ended + SCRUB_REST * (ended - began)
 
-    def _newest_waiting(self, rest_until_s: float) -> Generation:
-        """The newest of those that wait, once the rest is over or enough of them do."""
-        newest, count = self._scrubs.get(), 1
+    def _newest_waiting(self, rest_until_s: float) -> Generation | None:
+        """The newest of those that wait, once the rest is over or enough of them do.
+
+        None when nobody waits for long.  A keeper that was never asked waits on.
+        """
+        try:
+            newest, count = self._scrubs.get(timeout=AGAIN_CHECK_S if self._asked else None), 1
+        except queue.Empty:
+            return None
+        self._asked = True
         if is_tight(self._directory.path):
             rest_until_s = 0.0  # what it verifies lets others go
         with contextlib.suppress(queue.Empty):
@@ -182,15 +201,30 @@ class DiskWorker:
                 newest = max(newest, self._scrubs.get_nowait())
         return newest
 
+    def _longest_unread(self) -> Generation | None:
+        """Of those whose last reading back is older than SCRUB_AGAIN_S: media rot."""
+        found = []
+        for entry in self._directory.catalogue(self._run_id):
+            mark = os.path.join(self._directory.generation_path(entry.generation), "VERIFIED")
+            with contextlib.suppress(OSError):
+                found.append((os.stat(mark).st_mtime, entry.generation))
+        read_s, generation = min(found, default=(time.time(), None))
+        return generation if time.time() - read_s > SCRUB_AGAIN_S else None
+
     def _verify(self, generation: Generation) -> None:
+        began = time.monotonic()
         result = verify_generation(self._directory.path, generation.name, gate=self._scrub_gate)
-        detail = "; ".join(result.problems[:3])
+        detail = "; ".join(result.problems[:3]) or result.sick
+        self._scrubbed(result, time.monotonic() - began)
         if not result.ok and not result.damaged:
             # The storage does not answer: that says nothing about the checkpoint.
             self._tell(StorageError(f"{generation}: not verified: {detail}"))
             return
+        if result.ok and result.sick:
+            self._directory.mark(generation, "SUSPECT")
         self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
-        self._tell(p.GenerationVerified(generation=generation, ok=result.ok, detail=detail))
+        sound = result.ok and not result.sick  # only what is sound lets others go
+        self._tell(p.GenerationVerified(generation=generation, ok=sound, detail=detail))
 
 
 def _drain(jobs: "queue.Queue[Callable[[], None]]", tell: Callable[[object], None]) -> None:

@@ -1,8 +1,9 @@
-"""Shards of other nodes in this node's memory: fetched into guest slots, lent to whoever needs them.
+"""What other nodes' shards are in this node's memory as: copies and parities in guest slots.
 
 Belongs to the keeper's loop, as `Shards` does: public methods run in its thread unless they say
 otherwise, and what threads of transfers see comes back through `post`.  A fetch makes its memory on
-a thread of its own (faulting gigabytes takes seconds) and is told where the other keeper listens.
+a thread of its own (faulting gigabytes takes seconds) and is told where the other keepers listen.
+Everything that is sealed here, at home or as a guest, is lent to whoever asks for its root.
 """
 
 import contextlib
@@ -10,17 +11,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.executors.gate import Gate, OpenGate, PacedGate
-from autockpt.executors.image import ImageIndex, read_trailer, trailer_capacity, write_trailer
+from autockpt.executors.image import ImageIndex, clear_trailer, read_trailer
+from autockpt.executors.keeper.bringing import DEADLINE_S, Bringing
 from autockpt.executors.keeper.handshake import Identity
+from autockpt.executors.keeper.parities import filling_of
 from autockpt.executors.keeper.slots import MemoryTable
-from autockpt.executors.memory import Arena, page_align, require_headroom
+from autockpt.executors.memory import Arena, require_headroom
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.transfer.destination import SlotDestination
 from autockpt.executors.transfer.events import Event, Fetched, TransferFailed
-from autockpt.executors.transfer.frames import Subject, Want
+from autockpt.executors.transfer.frames import Subject, Want, What
 from autockpt.executors.transfer.pool import Owner, TransferPool
 from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
@@ -29,14 +31,15 @@ from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
 
-DEADLINE_S = 600.0
-"""For one shard, however lively the other end is; a silent one is dropped far sooner."""
 ADDRESS_S = 10.0
 """The other keeper has said by then where it listens."""
 ANSWER_S = 5.0
 """The keeper's loop answers a request within this time, or it is refused."""
-FINAL = ("refused", "corrupt")
-"""Faults after which asking the same node again is in vain."""
+
+Key = tuple[int, int, bool]
+"""(rank, number, whether of its parity): a guest slot."""
+Home = tuple[What, bool, int, int]
+"""(what, whether it is a guest, rank, number): any slot that is lent."""
 
 
 @dataclass(slots=True)
@@ -51,14 +54,13 @@ class Guest:
         """Of what is sealed in it."""
         return read_trailer(self.arena.view[self.image_bytes :])
 
+    def clear(self) -> None:
+        """Makes it garbage."""
+        clear_trailer(self.arena.view[self.image_bytes :])
 
-@dataclass(slots=True, eq=False)
-class _Fetch:
-    """A shard under way."""
 
-    order: p.FetchShard
-    transfer: Transfer | None = None
-    cancelled: str = ""
+SEVERAL = -1
+"""Nodes that something came from."""
 
 
 class Guests:
@@ -74,24 +76,27 @@ class Guests:
         address: Callable[[int], tuple[str, int] | None],
         rate: Callable[[], float],
         restoring: Callable[[], bool],
-        copied: Callable[[p.HeldShard, Fetched, bool], None],
+        copied: Callable[[p.HeldShard, int, int, float, bool], None],
         log: Callable[[str], None],
     ) -> None:
         """`address(node)`: where that keeper serves transfers, None while it has not said; called
         on other threads, as `restoring()` is.  `rate()`: bytes per second that others may take
-        now, 0: no limit.  `copied(shard, what, restoring)` is told of every shard that came."""
+        now, 0: no limit.  `copied(shard, from_node, bytes, seconds, restoring)` is
+        told of everything that came."""
         self._run_id, self._memory = run_id, memory
         self._post, self._tell, self._log = post, tell, log
         self._tell_copied = copied
         self._address, self._rate, self._restoring = address, rate, restoring
         self._copied = 0
         self._pool: TransferPool | None = None
-        self._guests: dict[tuple[int, int], Guest] = {}
-        self._fetches: dict[tuple[int, int], _Fetch] = {}
-        self._sources: dict[tuple[str, int, int], ImageSource] = {}
-        """By kind of slot (own, guest), rank and number: what is lent."""
+        self._guests: dict[Key, Guest] = {}
+        self._fetches: dict[Key, Bringing] = {}
+        self._sources: dict[Home, ImageSource] = {}
+        """What is lent."""
+        self._paced: tuple[float, Gate] = (0.0, OpenGate())
+        """(rate, gate): one for all who fetch from here at a time."""
         self._lock = threading.RLock()
-        """Of each fetch between its own thread, its transfer's and the keeper's."""
+        """Of the guest slots between threads of fetches and the keeper's."""
 
     # ------------------------------------------------------------------ life
 
@@ -118,77 +123,66 @@ class Guests:
     # ------------------------------------------------------------------ fetching
 
     def fetch(self, order: p.FetchShard) -> None:
-        """Begins to copy a shard here; ShardFetched or FetchFailed follows."""
-        key = (order.shard.rank, order.slot)
-        self._revoke("guest", *key)
-        fetch = self._fetches[key] = _Fetch(order)
+        """Begins to bring a shard or parity here; ShardFetched or FetchFailed follows."""
+        key = _key(order)
+        self._revoke(_home(key))
+        try:
+            filling = filling_of(order, self._run_id)
+        except AutockptError as error:
+            reason = str(error)
+            self._post(lambda: self._tell_failed(order, reason, final=True))
+            return
+        bringing = Bringing(order, filling, complete=self._complete, failed=self._failed)
+        self._fetches[key] = bringing
         threading.Thread(
-            target=self._bring, args=(fetch,), name="autockpt-fetch", daemon=True
+            target=self._bring, args=(bringing,), name="autockpt-fetch", daemon=True
         ).start()
 
     def abort(self, order: p.AbortFetch) -> None:
         """Nothing writes into this guest slot when it returns."""
-        fetch = self._fetches.pop((order.rank, order.slot), None)
-        if fetch is None:
-            return
-        with self._lock:
-            fetch.cancelled = order.reason
-            transfer = fetch.transfer
-        if transfer is not None:
-            transfer.abort(order.reason)
+        bringing = self._fetches.pop((order.rank, order.slot, order.parity), None)
+        if bringing is not None:
+            bringing.abort(order.reason)
 
     def free(self, order: p.FreeGuests) -> None:
         """Gives the memory of a rank's guest slots back."""
-        for key in [key for key in self._guests if key[0] == order.rank]:
-            self._revoke("guest", *key)
+        for key in [k for k in self._guests if (k[0], k[2]) == (order.rank, order.parity)]:
+            self._revoke(_home(key))
             self._guests.pop(key).arena.close()
 
-    def _bring(self, fetch: _Fetch) -> None:
-        """On a thread of its own: memory, address, transfer."""
-        order = fetch.order
+    def _bring(self, bringing: Bringing) -> None:
+        """On a thread of its own: memory, addresses, transfers."""
         try:
-            guest = self._make(fetch)
-            address = self._find(order.from_node)
-            with self._lock:
-                if fetch.cancelled or self._pool is None:
-                    return
-                shard = order.shard
-                subject = Subject(
-                    run_id=self._run_id, generation=shard.generation, step=shard.step,
-                    rank=shard.rank, world_size=shard.world_size, image_bytes=shard.bytes,
-                    layout_digest=shard.layout_digest, chunk_bytes=shard.chunk_bytes,
-                )  # fmt: skip
-                destination = SlotDestination(
-                    guest.arena.view[: shard.bytes],
-                    subject,
-                    sealed=lambda index: write_trailer(
-                        guest.arena.view[guest.image_bytes :], index
-                    ),
-                )
-                fetch.transfer = self._pool.fetch(
-                    order.from_node, address, subject, shard.root, destination,
-                    deadline_s=DEADLINE_S,
-                )  # fmt: skip
+            guest = self._make(bringing)
+            if guest is not None and self._pool is not None:
+                bringing.start(self._pool, guest.arena.view, self._find)
         except (AutockptError, OSError) as error:
-            self._failed(fetch, str(error), final=True)
+            bringing.fail(str(error), final=True)
 
-    def _make(self, fetch: _Fetch) -> Guest:
-        """The guest slot of a fetch; memory of the right size is used again.  Raises GuardError."""
-        shard, key = fetch.order.shard, (fetch.order.shard.rank, fetch.order.slot)
-        capacity = page_align(shard.bytes)
-        size = capacity + trailer_capacity(shard.bytes, shard.chunk_bytes)
+    def _make(self, bringing: Bringing) -> Guest | None:
+        """The guest slot of a fetch; memory of the right size is used again.
+
+        None when the fetch is over meanwhile.  Raises GuardError without headroom.
+        """
+        key, size = _key(bringing.order), bringing.slot_bytes
+        spare = bringing.filling.spare_bytes
         with self._lock:
+            if bringing.is_over():
+                return None
             guest = self._guests.get(key)
-        if guest is not None and guest.arena.nbytes == size:
-            guest.arena.view[capacity : capacity + 8] = bytes(8)
-            return guest
-        require_headroom(size, what=f"a copy of rank {shard.rank} ({format_bytes(size)})")
-        arena = Arena.create_shared(size, name=f"autockpt-guest-r{shard.rank}-s{fetch.order.slot}")
-        made = Guest(arena=arena, image_bytes=capacity)
+            if guest is not None and guest.arena.nbytes == size:
+                guest.clear()
+                require_headroom(spare, what=f"room for {_what(bringing.order)}")
+                return guest
+        what = f"{_what(bringing.order)} ({format_bytes(size)})"
+        require_headroom(size + spare, what=what)
+        name = f"autockpt-{'parity' if key[2] else 'guest'}-r{key[0]}-s{key[1]}"
+        arena = Arena.create_shared(size, name=name)
+        made = Guest(arena=arena, image_bytes=bringing.filling.image_bytes)
         with self._lock:
-            if fetch.cancelled:
+            if bringing.is_over():
                 arena.close()
-                return made
+                return None
             if guest is not None:
                 guest.arena.close()
             self._guests[key] = made
@@ -204,59 +198,61 @@ class Guests:
 
     def _event(self, event: Event) -> None:
         """On a thread of transfers."""
-        if not isinstance(event, Fetched | TransferFailed):
+        if isinstance(event, Fetched | TransferFailed):
+            for bringing in list(self._fetches.values()):
+                if bringing.heard(event):
+                    return
+
+    def _complete(self, bringing: Bringing, index: ImageIndex) -> None:
+        """On any thread."""
+        self._post(lambda: self._fetched(bringing, index))
+
+    def _fetched(self, bringing: Bringing, index: ImageIndex) -> None:
+        if not self._ends(bringing):
             return
-        with self._lock:
-            named = (f for f in self._fetches.values() if f.transfer is not None)
-            fetch = next((f for f in named if f.transfer.name == event.transfer), None)  # type: ignore[union-attr]
-        if fetch is None:
-            return
-        if isinstance(event, TransferFailed):
-            self._failed(fetch, event.reason, final=event.fault in FINAL)
-            return
-        shard, restoring = fetch.order.shard, self._restoring()
-        self._tell_copied(shard, event, restoring)
+        order = bringing.order
+        nodes, restoring = sorted({source.node for source in order.sources}), self._restoring()
+        seconds = time.monotonic() - bringing.began_s
+        from_node = nodes[0] if len(nodes) == 1 else SEVERAL
+        self._tell_copied(order.shard, from_node, bringing.nbytes, seconds, restoring)
         if not self._copied or restoring:
             self._log(
-                f"copied {shard.generation} of rank {shard.rank} from node {event.node}: "
-                f"{format_bytes(event.nbytes)} in {event.seconds:.2f} s"
+                f"{_what(order)} of {index.generation} from nodes {nodes}: "
+                f"{format_bytes(bringing.nbytes)} in {seconds:.2f} s"
             )
         self._copied += 1
-        self._post(lambda: self._fetched(fetch, event.index))
-
-    def _fetched(self, fetch: _Fetch, index: ImageIndex) -> None:
-        if not self._over(fetch):
-            return
-        order = fetch.order
         self._tell(
             p.ShardFetched(
-                shard=p.HeldShard(
-                    rank=order.shard.rank, slot=order.slot, generation=index.generation,
-                    step=index.step, world_size=index.world_size, root=index.root,
-                    layout_digest=index.layout_digest, bytes=index.image_bytes,
-                    chunk_bytes=index.chunk_bytes, health=order.shard.health, copied=True,
+                shard=replace(
+                    order.shard, slot=order.slot, root=index.root, bytes=index.image_bytes,
+                    layout_digest=index.layout_digest, copied=order.shard.parity is None,
                 )
             )
         )  # fmt: skip
 
-    def _failed(self, fetch: _Fetch, reason: str, *, final: bool) -> None:
-        order = fetch.order
-        failed = p.FetchFailed(
-            rank=order.shard.rank, generation=order.shard.generation, slot=order.slot,
-            reason=f"node {order.from_node}: {reason}", final=final,
-        )  # fmt: skip
+    def _failed(self, bringing: Bringing, reason: str, final: bool) -> None:
+        """On any thread."""
 
         def tell() -> None:
-            if self._over(fetch):
-                self._log(f"no copy of rank {failed.rank}: {failed.reason}")
-                self._tell(failed)
+            if self._ends(bringing):
+                self._tell_failed(bringing.order, reason, final=final)
 
         self._post(tell)
 
-    def _over(self, fetch: _Fetch) -> bool:
+    def _tell_failed(self, order: p.FetchShard, reason: str, *, final: bool) -> None:
+        self._log(f"no {_what(order)} of {order.shard.generation}: {reason}")
+        rank, slot, parity = _key(order)
+        self._tell(
+            p.FetchFailed(
+                rank=rank, generation=order.shard.generation, slot=slot, reason=reason,
+                final=final, parity=parity,
+            )
+        )  # fmt: skip
+
+    def _ends(self, bringing: Bringing) -> bool:
         """It ends now; False when it was aborted before."""
-        key = (fetch.order.shard.rank, fetch.order.slot)
-        if self._fetches.get(key) is not fetch:
+        key = _key(bringing.order)
+        if self._fetches.get(key) is not bringing:
             return False
         del self._fetches[key]
         return True
@@ -265,22 +261,19 @@ class Guests:
 
     def holding(self, rank: int, generation: Generation) -> Guest | None:
         """A guest slot that holds this shard, sealed."""
-        for (owner, slot), guest in self._guests.items():
-            if owner != rank or (owner, slot) in self._fetches:
-                continue
-            index = guest.index()
-            if index is not None and index.generation == generation and index.rank == rank:
-                return guest
+        for home, _, index in self._guests_of(rank, "image"):
+            if index.generation == generation and index.rank == rank:
+                return self._guests[rank, home[3], False]
         return None
 
     def overwritten(self, rank: int, slot: int | None = None) -> None:
         """An own slot (None: all of a rank) is about to change: nobody reads it any more."""
-        for kind, owner, number in list(self._sources):
-            if kind == "own" and owner == rank and slot in (None, number):
-                self._revoke(kind, owner, number)
+        for what, guest, owner, number in list(self._sources):
+            if not guest and owner == rank and slot in (None, number):
+                self._revoke((what, guest, owner, number))
 
-    def _revoke(self, kind: str, rank: int, slot: int) -> None:
-        source = self._sources.pop((kind, rank, slot), None)
+    def _revoke(self, home: Home) -> None:
+        source = self._sources.pop(home, None)
         if source is not None:
             source.revoke("the slot is used again")
 
@@ -294,30 +287,56 @@ class Guests:
             return "the keeper is busy"
 
     def _loan(self, want: Want) -> Loan | str:
-        for kind, slot, arena, index in self._sealed(want.rank):
-            if index.generation == want.generation and index.root == want.root:
-                source = self._sources.get((kind, want.rank, slot))
+        own = self._own(want.rank) if want.what == "image" else []
+        for home, arena, index in (*own, *self._guests_of(want.rank, want.what)):
+            if (index.run_id, index.generation, index.root) == (
+                self._run_id, want.generation, want.root,
+            ):  # fmt: skip
+                source = self._sources.get(home)
                 if source is None or source.index is None or source.index.root != want.root:
                     assert arena.fd is not None
-                    image = arena.view[: index.image_bytes]
-                    source = ImageSource.sealed(arena.fd, image, Subject.of(index), index)
-                    self._sources[kind, want.rank, slot] = source
+                    image, subject = arena.view[: index.image_bytes], Subject.of(index, want.what)
+                    source = ImageSource.sealed(arena.fd, image, subject, index)
+                    self._sources[home] = source
                 return Loan(source=source, deadline_s=DEADLINE_S, gate=self._gate())
-        return f"no shard of rank {want.rank} of {want.generation} with that root is sealed here"
+        kind = "parity" if want.what == "parity" else "shard"
+        return f"no {kind} of rank {want.rank} of {want.generation} with that root is sealed here"
 
-    def _sealed(self, rank: int) -> list[tuple[str, int, Arena, ImageIndex]]:
+    def _own(self, rank: int) -> list[tuple[Home, Arena, ImageIndex]]:
         memory = self._memory.ranks.get(rank)
+        if memory is None:
+            return []
+        sealed = memory.sealed().items()
+        return [(("image", False, rank, s), memory.slots[s], index) for s, index in sealed]
+
+    def _guests_of(self, rank: int, what: What) -> list[tuple[Home, Arena, ImageIndex]]:
         found = []
-        if memory is not None:
-            found = [("own", s, memory.slots[s], index) for s, index in memory.sealed().items()]
-        for (owner, slot), guest in self._guests.items():
-            index = guest.index() if owner == rank and (rank, slot) not in self._fetches else None
-            if index is not None:
-                found.append(("guest", slot, guest.arena, index))
-        return [row for row in found if row[3].run_id == self._run_id]
+        for key, guest in self._guests.items():
+            if (key[0], key[2]) == (rank, what == "parity") and key not in self._fetches:
+                index = guest.index()
+                if index is not None:
+                    found.append((_home(key), guest.arena, index))
+        return found
 
     def _gate(self) -> Gate:
         rate = 0.0
         with contextlib.suppress(AutockptError):
             rate = self._rate()
-        return PacedGate(rate) if rate > 0 else OpenGate()
+        if rate != self._paced[0]:
+            self._paced = (rate, PacedGate(rate) if rate > 0 else OpenGate())
+        return self._paced[1]
+
+
+def _key(order: p.FetchShard) -> Key:
+    return order.shard.rank, order.slot, order.shard.parity is not None
+
+
+def _home(key: Key) -> Home:
+    return "parity" if key[2] else "image", True, key[0], key[1]
+
+
+def _what(order: p.FetchShard) -> str:
+    rank = order.shard.rank
+    if order.shard.parity is not None:
+        return f"parity held by rank {rank}"
+    return f"copy of rank {rank}" if len(order.sources) == 1 else f"rebuilt shard of rank {rank}"

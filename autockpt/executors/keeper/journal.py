@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from autockpt.executors.catalogue import VerifyResult
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
     CELL_STARTED_STEP,
@@ -14,7 +15,6 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.protocol.messages import HeldShard
 from autockpt.executors.telemetry import TelemetryWriter
-from autockpt.executors.transfer.events import Fetched
 from autockpt.executors.wire import TrainerResumed
 from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
@@ -113,13 +113,15 @@ class Journal:
         """Copies are missing."""
         self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
 
-    def copied(self, shard: HeldShard, fetched: Fetched, restoring: bool) -> None:
-        """A shard came from another node; callable from any thread."""
+    def copied(
+        self, shard: HeldShard, from_node: int, nbytes: int, copy_s: float, restoring: bool
+    ) -> None:
+        """A shard or a parity came from other nodes; callable from any thread."""
         self._writer.emit(
             t.ShardCopied(
                 at_s=_now(), rank=KEEPER, generation=str(shard.generation), step=shard.step,
-                shard_rank=shard.rank, from_node=fetched.node, to_node=self._node,
-                bytes=fetched.nbytes, copy_s=fetched.seconds,
+                shard_rank=shard.rank, from_node=from_node, to_node=self._node, bytes=nbytes,
+                copy_s=copy_s,
                 purpose="restore" if restoring else "protect",
             )
         )  # fmt: skip
@@ -155,6 +157,21 @@ class Journal:
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=freed
             )
         )
+
+    def scrubbed(self, result: VerifyResult, scrub_s: float) -> None:
+        """A generation was read back; from any thread."""
+        detail = "; ".join(result.problems[:3]) or result.sick
+        verdict = "suspect" if result.sick else "whole"
+        if not result.ok:
+            verdict = "damaged" if result.damaged else "unread"
+        self._writer.emit(
+            t.Scrubbed(
+                at_s=_now(), rank=KEEPER, generation=str(Generation.from_name(result.name)),
+                verdict=verdict, bytes=result.bytes, scrub_s=scrub_s, detail=detail,
+            )
+        )  # fmt: skip
+        if verdict != "whole":
+            self.degraded("scrub", f"{result.name} is {verdict}: {detail}")
 
     def degraded(self, what: str, reason: str) -> None:
         """Something of ours failed; the training goes on."""
@@ -289,7 +306,7 @@ def _last_progress(path: str) -> _Progress | None:
             elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
                 steps += int(data.get("count", 0)) if kind == "Iterated" else 0
                 result = _Progress(float(data["at_s"]), int(data["step"]), started, steps)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # a torn line, or somebody else's
     if result is not None and result.at_s > time.monotonic():
         return None  # another boot's clock

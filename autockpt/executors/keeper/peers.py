@@ -108,8 +108,8 @@ class Peers:
     """The other keepers of the run.  Public methods may be called from one other thread.
 
     `opened(secret, me, host)` opens the transfers for an incarnation and returns their port, on the
-    thread of files; `received(node, message)`, `lost(node)`, `trouble(what)` and `log(text)` are called on the
-    thread of the connections and must not block.
+    thread of files.  `received(node, message)`, `lost(node)`, `trouble(what)` and `log(text)` are
+    called on the thread of the connections and must not block.
     """
 
     def __init__(

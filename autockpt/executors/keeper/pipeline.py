@@ -8,16 +8,23 @@ the digests are, however slow the storage.  The page with the header is written 
 that was cut short is no valid image.
 """
 
-import json
-import mmap
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autockpt.executors.codecs import codec as codec_of
 from autockpt.executors.image import ImageIndex, StoredChunk, chunk_digest
+from autockpt.executors.keeper.bases import Base
+from autockpt.executors.keeper.encoded import (
+    FrameBuffer,
+    align_header,
+    encode_chunk,
+    encoded_header,
+)
+from autockpt.executors.layout.runs import Run, runs_of
 from autockpt.executors.memory import PAGE_BYTES, page_align
 from autockpt.executors.persist import ImageFile
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
@@ -39,6 +46,8 @@ class PersistTarget:
     direct_io: bool
     codec: str
     codec_ranges: tuple[tuple[int, ...], ...]
+    base: Base | None = None
+    """What chunks may be stored as differences to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,11 @@ class ShardOutcome:
     stored_bytes: int
     write_s: float
     stored: tuple[StoredChunk, ...]
+
+    @property
+    def needs_base(self) -> bool:
+        """Some chunk is stored as a difference."""
+        return any(chunk.base for chunk in self.stored)
 
 
 @dataclass(slots=True)
@@ -62,6 +76,7 @@ class _Encoded:
 class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
+    `on_chunk(number, digest)` for every chunk as soon as it is in the slot, in order;
     `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
     before; not at all for an image whose digests are `known`, which waits for nobody;
     `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
@@ -81,7 +96,10 @@ class ShardPipeline:
         on_persisted: Callable[[ShardOutcome], None],
         on_failed: Callable[[Exception], None],
         after: threading.Event | None = None,
+        inspect: Callable[[memoryview], None] = lambda image: None,
+        on_chunk: Callable[[int, str], None] = lambda number, digest: None,
     ) -> None:
+        """`inspect` looks at the whole image, on a thread of ours, before it is announced."""
         self._image = image
         self._chunk_bytes = chunk_bytes
         self._available = available
@@ -101,6 +119,8 @@ class ShardPipeline:
         self.settled = threading.Event()
         """The digests were announced, or never will be."""
         self._after = after
+        self._inspect = inspect
+        self._on_chunk = on_chunk
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
@@ -182,6 +202,7 @@ class ShardPipeline:
                 "was sealed"
             )
         self._digests[index] = digest
+        self._on_chunk(index, digest)
 
     def _hand_over(self) -> None:
         """All chunks are digested: announced when sealed, in the order of the snapshots."""
@@ -191,6 +212,7 @@ class ShardPipeline:
         self._sealed.wait()
         if self._known is not None:
             return
+        self._inspect(self._image)
         while self._after is not None and not self._cancelled and not self._after.wait(0.05):
             pass
         if not self._cancelled:
@@ -236,12 +258,12 @@ class ShardPipeline:
             reuse=target.spare(),
         )
         if encoded:
-            header = _align_header(self._chunks)
+            header = align_header(self._chunks)
             self._encoded = _Encoded(next_offset=header)
 
     def _write(self) -> None:
         """A writer: until there are no more chunks."""
-        frames = _FrameBuffer()
+        frames = FrameBuffer()
         while (index := self._ready.get()) is not None:
             if self._cancelled or self._failure is not None or self._file is None:
                 continue
@@ -256,25 +278,26 @@ class ShardPipeline:
             except Exception as error:
                 self._fail(error)
 
-    def _write_encoded(self, index: int, start: int, stop: int, frames: "_FrameBuffer") -> None:
+    def _write_encoded(self, index: int, start: int, stop: int, frames: FrameBuffer) -> None:
         assert self._target is not None
         assert self._encoded is not None
         assert self._file is not None
-        data, digest = self._image[start:stop], self._digests[index]
-        frame = b""
-        if _inside(start, stop, self._target.codec_ranges):
-            frame = codec_of(self._target.codec).encode(data)
-        if not frame or len(frame) >= len(data):
-            frame, length, stored_digest = b"", len(data), digest
-        else:
-            length, stored_digest = len(frame), chunk_digest(memoryview(frame))
+        base = self._target.base
+        data, target = self._image[start:stop], self._target
+        with base.chunk(index) if base is not None else contextlib.nullcontext() as old:
+            against = base.index.digests[index] if base is not None and old is not None else ""
+            ranges = target.codec_ranges
+            frame, place = encode_chunk(
+                codec_of(target.codec), data, frames,
+                runs=runs_of(ranges, start, stop) if ranges else [Run(len(data))],
+                digest=self._digests[index], old=old, against=against,
+            )  # fmt: skip
         with self._encoded.lock:
             offset = self._encoded.next_offset
-            self._encoded.next_offset += page_align(length)
-            self._encoded.chunks[index] = StoredChunk(
-                offset=offset, length=length, digest=stored_digest
-            )
-        self._file.write_at(offset, frames.aligned(frame) if frame else data)
+            self._encoded.next_offset += page_align(place.length)
+            self._encoded.chunks[index] = replace(place, offset=offset if place.length else 0)
+        if place.length:
+            self._file.write_at(offset, frames.aligned(frame) if frame else data)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -321,8 +344,8 @@ class ShardPipeline:
         if self._encoded is not None:
             stored = tuple(self._encoded.chunks[i] for i in range(self._chunks))
             length = self._encoded.next_offset
-            header = encoded_header(stored, length, _align_header(self._chunks))
-            self._file.write_at(0, _FrameBuffer().aligned(header))
+            header = encoded_header(stored, length, align_header(self._chunks))
+            self._file.write_at(0, FrameBuffer().aligned(header))
         else:
             self._file.write_at(0, self._image[:PAGE_BYTES])
         if self._leave_or_return(apart=True):
@@ -332,47 +355,3 @@ class ShardPipeline:
         return ShardOutcome(
             stored_bytes=length, write_s=time.monotonic() - self._began_s, stored=stored
         )
-
-
-def encoded_header(stored: tuple[StoredChunk, ...], length: int, header_bytes: int) -> bytes:
-    """A safetensors header in which every frame is a U8 tensor and gaps are pads."""
-    table: dict[str, object] = {"__metadata__": {"format": "autockpt-encoded-1"}}
-    end = header_bytes
-    for index, chunk in sorted(enumerate(stored), key=lambda pair: pair[1].offset):
-        if chunk.offset > end:
-            table[f"__pad.{end:x}"] = _row(end, chunk.offset, header_bytes)
-        end = chunk.offset + chunk.length
-        table[f"__chunk@enc.{index}"] = _row(chunk.offset, end, header_bytes)
-    if length > end:
-        table[f"__pad.{end:x}"] = _row(end, length, header_bytes)
-    text = json.dumps(table, separators=(",", ":")).encode()
-    room = header_bytes - 8
-    return room.to_bytes(8, "little") + text + b" " * (room - len(text))
-
-
-def _row(start: int, stop: int, base: int) -> dict[str, object]:
-    return {"dtype": "U8", "shape": [stop - start], "data_offsets": [start - base, stop - base]}
-
-
-def _align_header(chunks: int) -> int:
-    return page_align(8 + 200 + 240 * chunks)
-
-
-def _inside(start: int, stop: int, ranges: tuple[tuple[int, ...], ...]) -> bool:
-    return not ranges or any(low <= start and stop <= high for low, high in ranges)
-
-
-class _FrameBuffer:
-    """Page-aligned memory for encoded frames, one a writer: fresh pages cost as much as zstd."""
-
-    def __init__(self) -> None:
-        self._memory = memoryview(b"")
-
-    def aligned(self, frame: bytes) -> memoryview:
-        """The frame padded to pages; valid until the next call."""
-        size = max(PAGE_BYTES, page_align(len(frame)))
-        if len(self._memory) < size:
-            self._memory = memoryview(mmap.mmap(-1, size))
-        self._memory[: len(frame)] = frame
-        self._memory[len(frame) : size] = bytes(size - len(frame))
-        return self._memory[:size]

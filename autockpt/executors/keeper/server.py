@@ -82,7 +82,12 @@ class Keeper:
         self._wake_read.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._disk = DiskWorker(
-            self._directory, self._run_id, self.post, self._disk_answered, self._retired
+            self._directory,
+            self._run_id,
+            self.post,
+            self._disk_answered,
+            self._retired,
+            self._journal.scrubbed,
         )
         retention = _goal(run_directory).retention
         self._peers = Peers(
@@ -404,6 +409,8 @@ class Keeper:
             return
         if isinstance(event, p.EpochClaimed):
             self._s.epoch = event.epoch
+        if isinstance(event, p.GenerationVerified) and not event.ok:
+            self._shards.damaged(event.generation)
         self._coordinator_event(event)
 
     def _carry_out(self, instructions: Sequence[p.Instruction]) -> None:
@@ -461,6 +468,7 @@ class Keeper:
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable = str(generation)
+                self._shards.durable(generation)
                 self._journal.durable(generation)
                 self._to_all(instruction)
             case p.AnnounceDropped(generation=generation, reason=reason):

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 from autockpt.executors import wire
 from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.health import Floats, floats_in, sampled_nan, sick_state
 from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.keeper.bases import Base, Bases
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.keeper.slots import MemoryTable
@@ -22,6 +24,8 @@ from autockpt.values.record import to_json
 
 HEAD_BYTES = 4 * 2**20
 """Of the boundary group up to which it gets a digest of its own (0.2 ms in the keeper's loop)."""
+MAX_LAYOUTS = 64
+"""Whose places are remembered: one per rank of the node, and a few that were replaced."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,14 @@ class Shard:
     pipeline: ShardPipeline | None = None
     writing: bool = False
     """The pipeline has a storage target."""
+    sick: str = ""
+    """A tensor with a NaN, or empty."""
+    target: PersistTarget | None = None
+    """Of the newest write."""
+    bases: int | None = None
+    """Written to the end, and so many others are needed to read it."""
+    base: Base | None = None
+    """Itself, for later ones, once it is durable."""
 
 
 class Shards:
@@ -61,6 +73,9 @@ class Shards:
         self._post, self._submit, self._tell = post, submit, tell
         self._world_size, self._degrade = world_size, degrade
         self._all: dict[tuple[int, Generation], Shard] = {}
+        self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
+        """Where the numbers of a layout stand."""
+        self._bases = Bases()
         self._settled: dict[int, threading.Event] = {}
         """By rank, of its newest snapshot: digests are announced in the order of the snapshots.
         The event and not its pipeline, which would keep a slot alive that was replaced."""
@@ -120,9 +135,25 @@ class Shards:
 
     def _forget(self, rank: int, generation: Generation, shard: Shard) -> None:
         self._all.pop((rank, generation), None)
+        if shard.base is not None:
+            self._bases.drop(shard.base)
         if shard.pipeline is not None:
             shard.pipeline.cancel()
             shard.pipeline = None
+
+    def durable(self, generation: Generation) -> None:
+        """It is committed: later saves may be stored as differences to it."""
+        for (rank, other), shard in self._all.items():
+            if other == generation and shard.index is not None and shard.bases is not None:
+                image = self._memory.of(rank).image(shard.slot, shard.index.image_bytes)
+                shard.base = Base(image, shard.index, bases=shard.bases)
+                self._bases.add(shard.base)
+
+    def damaged(self, generation: Generation) -> None:
+        """It was read back and differs: nothing more may need it."""
+        for (_, other), shard in self._all.items():
+            if other == generation and shard.base is not None:
+                self._bases.drop(shard.base)
 
     def _start_pipeline(self, rank: int, generation: Generation, shard: Shard) -> None:
         memory = self._memory.of(rank)
@@ -131,7 +162,7 @@ class Shards:
         if began is not None:
             image_bytes = began.image_bytes
         target = self._target(rank, generation, shard) if shard.persist_attempt else None
-        shard.writing = target is not None
+        shard.writing, shard.target = target is not None, target
         shard.pipeline = ShardPipeline(
             memory.image(shard.slot, image_bytes),
             chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
@@ -140,6 +171,7 @@ class Shards:
             known=index,
             target=target,
             after=self._settled.get(rank),
+            inspect=lambda image: self._inspect(shard, generation, image),
             on_digested=lambda digests: self._post(
                 lambda: self._digested(rank, generation, shard, digests)
             ),
@@ -167,7 +199,15 @@ class Shards:
             direct_io=began.direct_io if began else True,
             codec=began.codec if began else "none",
             codec_ranges=began.class_ranges if began else (),
+            base=self._base(began) if began else None,
         )
+
+    def _base(self, began: wire.SnapshotBegan) -> Base | None:
+        """What this save may be a difference to, if it may be one at all."""
+        return self._bases.for_save(
+            began.rank, began.generation, run_id=self._run_id, image_bytes=began.image_bytes,
+            chunk_bytes=self._memory.of(began.rank).chunk_bytes, longest=began.chain,
+        )  # fmt: skip
 
     def _spare(self, rank: int, attempt: int) -> str | None:
         """A retired file to write over; not after a failure, which may have been a full disk."""
@@ -175,6 +215,16 @@ class Shards:
             return self._directory.spares.take(rank)
         self._directory.spares.clear()
         return None
+
+    def _inspect(self, shard: Shard, generation: Generation, image: memoryview) -> None:
+        """On a thread of the pipeline: the verdict on the numbers."""
+        if shard.began is None:
+            return
+        key = (shard.began.layout_digest, shard.began.boundary_end)
+        if key not in self._floats:
+            floats = floats_in(image, beyond=shard.began.boundary_end)
+            self._floats = dict([*self._floats.items(), (key, floats)][-MAX_LAYOUTS:])
+        shard.sick = sampled_nan(self._floats[key], image, generation.seq)
 
     def _digested(
         self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
@@ -208,9 +258,12 @@ class Shards:
                 bytes=shard.index.image_bytes,
                 chunk_bytes=shard.index.chunk_bytes,
                 layout_digest=shard.index.layout_digest,
+                health="suspect" if shard.sick else "good",
                 replicas=shard.replicas,
             )
         )
+        if shard.sick:
+            self._degrade("health", sick_state(generation, rank, shard.sick))
         if shard.persist_attempt and not shard.writing:
             self._start_pipeline(rank, generation, shard)
 
@@ -223,7 +276,10 @@ class Shards:
         attempt = shard.persist_attempt
         shard.persist_attempt = 0
         codec = shard.began.codec if shard.began and outcome.stored else "none"
-        index = replace(shard.index, stored=outcome.stored, codec=codec)
+        base = shard.target.base if shard.target is not None and outcome.needs_base else None
+        shard.bases = 0 if base is None else base.bases + 1
+        named = None if base is None else base.index.generation
+        index = replace(shard.index, stored=outcome.stored, codec=codec, base=named)
         folder = self._directory.generation_path(generation)
         name = _index_name(rank, attempt)
         record: p.Record = {
@@ -235,6 +291,7 @@ class Shards:
             "layout_digest": index.layout_digest,
             "chunks": len(index.digests),
             "chunk_bytes": index.chunk_bytes,
+            **({"base": named.name} if named is not None else {}),
         }
         self._journal.shard_written(
             generation, index.image_bytes, outcome.stored_bytes, outcome.write_s

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
+from autockpt.executors.health import floats_in, sampled_nan
 from autockpt.executors.image import (
     ImageIndex,
     clear_trailer,
@@ -89,10 +90,17 @@ class RankMemory:
                 rank=self.rank, slot=slot, generation=index.generation, step=index.step,
                 root=index.root, layout_digest=index.layout_digest, bytes=index.image_bytes,
                 world_size=index.world_size, chunk_bytes=index.chunk_bytes,
+                health="suspect" if self._is_sick(slot, index) else "good",
             )
             for slot, index in self.sealed().items()
             if index.run_id == run_id
         )  # fmt: skip
+
+    def _is_sick(self, slot: int, index: ImageIndex) -> bool:
+        """The verdict of the keeper before died with it."""
+        image = self.slots[slot].view[: index.image_bytes]
+        floats = floats_in(image, beyond=index.head_bytes)
+        return bool(sampled_nan(floats, image, index.generation.seq))
 
     def close_slots(self) -> None:
         """Gives the slots' memory back."""

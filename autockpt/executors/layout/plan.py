@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass
 
 from autockpt.executors.layout.boxes import Box
+from autockpt.executors.layout.runs import Kind
 from autockpt.values.errors import ConfigError
 
 PAGE_BYTES = 4096
@@ -94,20 +95,46 @@ class Layout:
         return {entry.spec.name: entry for entry in self.entries}[target]
 
     def codec_ranges(self, by_class: dict[str, str]) -> tuple[str, tuple[tuple[int, ...], ...]]:
-        """(codec, [start, stop) ranges of the image it applies to) of a plan's codec by class."""
+        """(codec, (start, stop, kind code, group) of what it applies to) of a plan's codecs.
+
+        A shard file has one codec: `delta` is `planes` that may use a base, and goes before others.
+        """
         codecs = sorted({codec for codec in by_class.values() if codec != "none"})
         if not codecs:
             return "none", ()
+        family = [codecs[0], *(c for c in codecs if {c, codecs[0]} == {"delta", "planes"})]
+        groups: dict[str, int] = {}
         ranges: list[tuple[int, ...]] = []
         for entry in self.entries:
-            if by_class.get(entry.spec.tensor_class) != codecs[0] or not entry.spec.nbytes:
+            codec = by_class.get(entry.spec.tensor_class)
+            if codec not in family or not entry.spec.nbytes:
                 continue
-            if ranges and entry.offset - ranges[-1][1] < PAGE_BYTES:
-                ranges[-1] = (ranges[-1][0], entry.end)
-            else:
-                ranges.append((entry.offset, entry.end))
+            row = (entry.offset, entry.end, *_alike(entry.spec, str(codec), groups))
+            # Pads between are encoded along, as elements of the same kind.
+            if ranges and entry.offset - ranges[-1][1] < PAGE_BYTES and row[2:] == ranges[-1][2:]:
+                row = (ranges.pop()[0], *row[1:])
+            ranges.append(row)
+        name = "planes" if codecs[0] == "delta" else codecs[0]
         # No ranges would mean everything: a class that this state lacks encodes nothing.
-        return (codecs[0], tuple(ranges)) if ranges else ("none", ())
+        return (name, tuple(ranges)) if ranges else ("none", ())
+
+
+_FLOATING = ("F64", "F32", "F16", "BF16", "C64")
+
+
+def _alike(spec: TensorSpec, codec: str, groups: dict[str, int]) -> tuple[int, int]:
+    """(kind code, group): tensors of one kind and role hold values of one distribution."""
+    if codec not in ("delta", "planes"):
+        return Kind().code, 0
+    kind = element_kind(spec.dtype, delta=codec == "delta")
+    role = spec.name.rpartition(".")[2] if spec.tensor_class == "moments" else spec.tensor_class
+    return kind.code, groups.setdefault(role, len(groups))
+
+
+def element_kind(dtype: str, *, delta: bool = False) -> Kind:
+    """How elements of a stored dtype are taken apart; complex numbers are two floats."""
+    width = 4 if dtype == "C64" else ELEMENT_BYTES[dtype]
+    return Kind(width, dtype in _FLOATING, delta)
 
 
 def plan_layout(

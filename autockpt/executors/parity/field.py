@@ -41,18 +41,27 @@ def bit_rows(a: int) -> tuple[tuple[int, ...], ...]:
 def parity_matrix(losses: int, data: int) -> Matrix:
     """[losses][data]: every square part of it has an inverse, and the first row is all ones.
 
-    A Cauchy matrix 1 / (x_j + y_i) with every column divided by its first entry, which keeps all
-    of that.  For one loss any number of data symbols goes, for more `losses + data` <= 16.
+    A Cauchy matrix 1 / (x_j + y_i).  Columns are divided by their first entry, the cheapest ones
+    are taken, and further rows are scaled to be cheap: all of that keeps the inverses.  For one
+    loss any number of data symbols goes, for more `losses + data` <= 16.
     """
     if losses == 1:
         return ((1,) * data,)
     assert losses + data <= SIZE
-    rows = [[inverse(j ^ (losses + i)) for i in range(data)] for j in range(losses)]
-    first = [inverse(entry) for entry in rows[0]]
+    columns = [_scaled([inverse(j ^ y) for j in range(losses)], by=y) for y in range(losses, SIZE)]
+    rows = zip(*sorted(columns, key=_cost)[:data], strict=True)
     return tuple(
-        tuple(multiply(entry, scale) for entry, scale in zip(row, first, strict=True))
-        for row in rows
+        min((_scaled(row, by=scale) for scale in range(1, SIZE)), key=_cost) for row in rows
     )
+
+
+def _scaled(elements: Sequence[int], *, by: int) -> tuple[int, ...]:
+    return tuple(multiply(element, by) for element in elements)
+
+
+def _cost(elements: Sequence[int]) -> int:
+    """XORs of packets that multiplications by these take."""
+    return sum(len(bits) for element in elements for bits in bit_rows(element))
 
 
 def inverse_matrix(matrix: Sequence[Sequence[int]]) -> Matrix:

@@ -5,6 +5,7 @@ and is worthless until the last one came.  The first term of a chunk is copied, 
 needs to be cleared before.
 """
 
+import hashlib
 import threading
 from collections.abc import Iterable
 
@@ -52,10 +53,10 @@ class ChunkSums:
                 self._add(np.frombuffer(target, np.uint64), data, factor)
             self._begun[number] = 1
 
-    def clear_rest(self) -> None:
-        """Chunks without any term are zeros."""
-        for number, begun in enumerate(self._begun):
-            if not begun:
+    def clear_rest(self, numbers: Iterable[int]) -> None:
+        """Those of these chunks that had no term are zeros."""
+        for number in numbers:
+            if not self._begun[number]:
                 start = number * self._chunk_bytes
                 self._view[start : start + self._chunk_bytes] = bytes(self._chunk_bytes)
 
@@ -148,7 +149,8 @@ class ParityMemory:
         self, *, run_id: str, generation: Generation, step: int, rank: int, world_size: int
     ) -> Subject:
         """What it is in a transfer; `rank` stands for the holder."""
-        layout = f"parity-1/{self.parity.losses}/{self.holder}/{self.parity.image_bytes}"
+        words = f"parity-1 {self.parity.losses} {self.holder} {self.parity.image_bytes}"
+        layout = hashlib.sha256(words.encode()).hexdigest()
         return Subject(
             what="parity", run_id=run_id, generation=generation, step=step, rank=rank,
             world_size=world_size, layout_digest=layout, image_bytes=len(self._view),
@@ -159,7 +161,7 @@ class ParityMemory:
         """Its description, with the digests of its chunks.  Raises ProtocolError when not whole."""
         if self.missing:
             raise ProtocolError(f"{self.missing} chunks of the parity have not come")
-        self._sums.clear_rest()
+        self._sums.clear_rest(range(self.parity.parity_chunks))
         ranges = [subject.chunk_range(number) for number in range(subject.chunks)]
         return ImageIndex(
             run_id=subject.run_id, generation=subject.generation, step=subject.step,
@@ -174,26 +176,34 @@ class Rebuild:
     """The image of a lost member, while it is summed up from what the survivors have."""
 
     def __init__(
-        self, parity: ParitySet, member: int, lost: frozenset[int], image: memoryview
+        self,
+        parity: ParitySet,
+        member: int,
+        lost: frozenset[int],
+        image: memoryview,
+        *,
+        chunks: Iterable[int] | None = None,
     ) -> None:
-        """`image`: `image_bytes[member]` of writable memory.  Raises ConfigError beyond repair."""
-        self._parity, self._member, self._image = parity, member, image
+        """`image`: `image_bytes[member]` of writable memory; `chunks`: only these (None: all).
+
+        Survivors that rebuild a part each, the stripe whose parity they hold, share the traffic:
+        gathered in one place, N - 1 images would come in there.  Raises ConfigError beyond repair.
+        """
+        self._parity, self._image = parity, image
+        self._chunks = sorted(range(parity.chunks(member)) if chunks is None else chunks)
         if len(image) != parity.image_bytes[member]:
             raise GuardError(f"{len(image)} bytes for an image of {parity.image_bytes[member]}")
         chunk, packet = parity.chunk_bytes, parity.packet_bytes
         self._whole = len(image) // chunk
         self._sums = ChunkSums(image[: self._whole * chunk], chunk_bytes=chunk, packet_bytes=packet)
-        self._tail = ChunkSums(self._tail_view(), chunk_bytes=chunk, packet_bytes=packet)
+        # The last chunk is summed apart: terms may be longer than what is left of the image.
+        self._last = memoryview(bytearray(chunk))
+        self._tail = ChunkSums(self._last, chunk_bytes=chunk, packet_bytes=packet)
         self._uses: dict[Key, tuple[int, int]] = {}
-        for number in range(parity.chunks(member)):
+        for number in self._chunks:
             for term in parity.rebuild(member, number, lost):
                 self._uses[_key(term)] = (number, term.factor)
         self._ledger = _Ledger(self._uses)
-
-    def _tail_view(self) -> memoryview:
-        """The last chunk is summed apart: terms may be longer than what is left of the image."""
-        self._last = memoryview(bytearray(self._parity.chunk_bytes))
-        return self._last
 
     @property
     def missing(self) -> int:
@@ -217,18 +227,18 @@ class Rebuild:
             self._tail.add(0, data, factor)
 
     def finish(self, index: ImageIndex) -> None:
-        """Compares the image with the lost member's own digests.
+        """Compares what was rebuilt with the lost member's own digests.
 
         Raises ProtocolError when terms are missing, CorruptCheckpointError for another image.
         """
         if self.missing:
             raise ProtocolError(f"{self.missing} chunks of survivors have not come")
-        self._sums.clear_rest()
-        self._tail.clear_rest()
-        rest = len(self._image) - self._whole * self._parity.chunk_bytes
-        if rest:
-            self._image[-rest:] = self._last[:rest]
-        for number in range(len(index.digests)):
+        self._sums.clear_rest(number for number in self._chunks if number < self._whole)
+        if self._chunks and self._chunks[-1] >= self._whole:
+            self._tail.clear_rest((0,))
+            start = self._whole * self._parity.chunk_bytes
+            self._image[start:] = self._last[: len(self._image) - start]
+        for number in self._chunks:
             start, stop = index.chunk_range(number)
             index.check(number, self._image[start:stop], source="rebuilt from parity")
 

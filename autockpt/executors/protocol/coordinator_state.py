@@ -67,8 +67,22 @@ class Round:
 
     generation: Generation
     began_s: float
+    shards: dict[int, HeldShard]
+    """By rank, as their owners sealed them, as far as that is known."""
+    parities: dict[int, HeldShard] = field(default_factory=dict)
+    """To be made, by the rank that holds it."""
     sealed: set[tuple[int, int]] = field(default_factory=set)
     """(rank, node that has a copy)."""
+    encoded: set[int] = field(default_factory=set)
+    """Ranks whose node has made the parity that they hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityRanks:
+    """Ranks of different nodes that hold parity of one another."""
+
+    ranks: tuple[int, ...]
+    losses: int
 
 
 @dataclass(slots=True)
@@ -129,6 +143,8 @@ class CoordinatorState:
         """Newest healthy one that all ranks hold."""
         self.wards: dict[int, tuple[int, ...]] = {}
         """By node the ranks of other nodes whose shards it copies."""
+        self.sets: tuple[ParityRanks, ...] = ()
+        """Every rank in one of them, where memory is protected by parity."""
         self.round: Round | None = None
         self.protected: Generation | None = None
         """Newest one of which every copy was sealed."""

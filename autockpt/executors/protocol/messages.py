@@ -59,6 +59,34 @@ class ReplicaProof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParityMember:
+    """One shard of a parity set, as its owner sealed it."""
+
+    rank: int
+    root: str
+    layout_digest: str = ""
+    bytes: int = 0
+    health: Health = "good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityOf:
+    """What a parity is made of: one generation of a set of ranks, each on another node.
+
+    Every member holds a parity of the others; equal values are parities of the same bytes.
+    """
+
+    members: tuple[ParityMember, ...]
+    """In the order of the set."""
+    losses: int
+    """Members that may be lost, with what they hold."""
+
+    def member(self, rank: int) -> ParityMember | None:
+        """The shard of a rank, None when it is not in the set."""
+        return next((member for member in self.members if member.rank == rank), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldShard:
     """One sealed shard in a slot of one node's memory; what inventories list."""
 
@@ -79,11 +107,24 @@ class HeldShard:
     """Compared when the last rank has sealed; unknown of adopted memory."""
     copied: bool = False
     """Fetched from another node into a guest slot; guest slots are counted apart."""
+    parity: ParityOf | None = None
+    """Set: this is no shard, it is the parity that `rank` holds of the others of its set; `root`
+    is the digest of the parity, empty while it is still to be made."""
+
+    def of_member(self, rank: int) -> "HeldShard":
+        """A shard that this parity was made of, as its owner sealed it."""
+        member = self.parity.member(rank) if self.parity is not None else None
+        assert member is not None
+        return HeldShard(
+            rank=rank, slot=0, generation=self.generation, step=self.step,
+            world_size=self.world_size, root=member.root, layout_digest=member.layout_digest,
+            bytes=member.bytes, chunk_bytes=self.chunk_bytes, health=member.health,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCopy:
-    """A shard in the memory of a node where its rank does not live."""
+    """A shard, or a parity, in the memory of a node."""
 
     node: int
     shard: HeldShard
@@ -93,18 +134,22 @@ class ShardCopy:
 class ShardSource:
     """Where one rank reads its shard at restore."""
 
-    kind: Literal["memory", "peer", "disk", "reshard"]
-    """memory: a slot of this node; peer: a slot of `node`, fetched into a guest slot first; disk:
-    own file, or what else the commit lists if that is not enough; reshard: the files of the
-    commit, because the world size differs."""
+    kind: Literal["memory", "peer", "parity", "disk", "reshard"]
+    """memory: a slot of this node; peer: a slot of `node`, fetched into a guest slot first; parity:
+    rebuilt in a guest slot from what `pieces` names; disk: own file, or what else the commit lists
+    if that is not enough; reshard: the files of the commit, because the world size differs."""
     slot: int | None = None
     """Slot index, for memory."""
     copied: bool = False
     """It is a guest slot."""
+    rebuilt: bool = False
+    """It was just rebuilt there from parity."""
     node: int | None = None
     """Who has it, for peer."""
     shard: HeldShard | None = None
-    """What that node has, for peer."""
+    """As its owner sealed it, for peer and parity."""
+    pieces: tuple[ShardCopy, ...] = ()
+    """For parity: the shards of its set that are left, and the parities of those that have both."""
     root: str = ""
     """Expected root digest (memory, peer, disk), empty if the commit names none."""
     records: tuple[Record, ...] = ()
@@ -112,8 +157,17 @@ class ShardSource:
 
     @property
     def name(self) -> str:
-        """What is struck out when it is bad: of several peers only the one that was asked."""
-        return self.kind if self.node is None else f"{self.kind} {self.node}"
+        """What is struck out when it is bad: of several peers only those that were asked."""
+        nodes = sorted({piece.node for piece in self.pieces})
+        nodes += [] if self.node is None else [self.node]
+        return " ".join([self.kind, *map(str, nodes)])
+
+    @property
+    def brought(self) -> tuple[ShardCopy, ...]:
+        """What other nodes send for it; empty for what needs no other node."""
+        if self.node is None or self.shard is None:
+            return self.pieces
+        return (ShardCopy(node=self.node, shard=self.shard),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +334,7 @@ class ShardFetched:
     """The guest slot named by `FetchShard` is complete, and every chunk matched the digests."""
 
     shard: HeldShard
-    """`copied`, with the index of the guest slot."""
+    """`copied`, with the index of the guest slot; of a parity with its root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +347,8 @@ class FetchFailed:
     reason: str
     final: bool = False
     """True: asking again is in vain (the other node does not have it, or there is no memory)."""
+    parity: bool = False
+    """It was to be the parity that `rank` holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,16 +572,20 @@ class AbortPersist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchShard:
-    """Copy a sealed shard from the memory of `from_node` into a guest slot, verified.
+    """Bring `shard` from the memory of other nodes into a guest slot, verified.
 
-    Answer: ShardFetched or FetchFailed.
+    A shard comes whole from one node, or is rebuilt from shards and parities and compared with its
+    own digests.  A parity is encoded from shards, and keeps their digests.  Every source is taken
+    only with the root that `sources` names.  Answer: ShardFetched or FetchFailed.
     """
 
     shard: HeldShard
-    """As its owner sealed it: nothing else is taken for it."""
-    from_node: int
+    """As its owner sealed it: nothing else is taken for it.  Of a parity without its root."""
+    sources: tuple[ShardCopy, ...]
+    """One whole copy, or all that it is summed up from."""
     slot: int
-    """Index among the guest slots of this rank; memory is made when it is first used."""
+    """Index among the guest slots of this rank, those of its parity counted apart; memory is made
+    when it is first used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -536,6 +596,7 @@ class AbortFetch:
     generation: Generation
     slot: int
     reason: str
+    parity: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -543,6 +604,8 @@ class FreeGuests:
     """Give the memory of all guest slots of `rank` back; nobody needs what is in them."""
 
     rank: int
+    parity: bool = False
+    """Those of its parity, else those of its shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -779,6 +842,7 @@ class InventoryReported:
     incarnation: Incarnation
     epoch: int
     held: tuple[HeldShard, ...]
+    parities: tuple[HeldShard, ...] = ()
     protected: Generation | None = None
     """Whose slots it keeps."""
     plan_version: int = 0
@@ -817,17 +881,17 @@ class RankPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySealed:
-    """A copy of `shard` is complete here; answer to CopiesWanted."""
+    """A copy of `shard`, or that parity, is complete here; answer to CopiesWanted."""
 
     shard: HeldShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFailed:
-    """This node will not have a copy of `generation` of `owner`."""
+    """This node will not have a copy, or the parity, of `generation` of `owner`."""
 
     owner: int
-    """Rank whose shard it is."""
+    """Rank whose shard it is, or who holds the parity."""
     generation: Generation
     reason: str
 
@@ -962,6 +1026,8 @@ class EpochOpened:
     durable: Generation | None = None
     wards: tuple[int, ...] = ()
     """Ranks of other nodes whose shards this node copies."""
+    holders: tuple[int, ...] = ()
+    """Ranks of this node that hold a parity."""
     protected: Generation | None = None
     """Its slots are kept until something newer is protected; None: nothing is."""
     plan_version: int = 0
@@ -978,11 +1044,16 @@ class MemoryCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesWanted:
-    """Fetch your wards' shards of `generation`, and keep your own; repeated until CopiesEnded."""
+    """Fetch your wards' shards of `generation`, encode your parities, keep your own.
+
+    Repeated until CopiesEnded.
+    """
 
     generation: Generation
     shards: tuple[HeldShard, ...] = ()
     """Of the wards of the node that this is sent to."""
+    parities: tuple[HeldShard, ...] = ()
+    """To be made by the node that this is sent to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

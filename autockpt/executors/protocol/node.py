@@ -130,7 +130,7 @@ class NodeProtocol(NodeSaving):
             table.clear()
         self.memory_committed = self.durable = self.inventory_due = None
         self.protected = self.copying = self.announced = None
-        self.wards = ()
+        self.wards = self.holders = ()
         self.plan_version = self.plan_apply_step = 0
         for local in self.ranks.values():
             self.ranks[local.rank] = LocalRank(rank=local.rank, slots=local.slots)
@@ -239,16 +239,22 @@ class NodeProtocol(NodeSaving):
         report = m.InventoryReported(
             incarnation=self.incarnation,
             epoch=epoch,
-            held=tuple(shard for slots in self._all_slots() for shard in slots.held()),
+            held=tuple(shard for slots in self._shard_slots() for shard in slots.held()),
+            parities=tuple(
+                parity
+                for (_, of_parity), slots in self.guests.items()
+                if of_parity
+                for parity in slots.held()
+            ),
             protected=self.protected,
             plan_version=self.plan_version,
             plan_apply_step=self.plan_apply_step,
         )
         self.tell(report)
 
-    def _all_slots(self) -> Iterator[Slots]:
+    def _shard_slots(self) -> Iterator[Slots]:
         yield from (local.slots for local in self.ranks.values())
-        yield from self.guests.values()
+        yield from (slots for (_, of_parity), slots in self.guests.items() if not of_parity)
 
     def restore_ordered(self, message: m.RestoreOrdered) -> None:
         """Start it, or repeat the answer; a newer attempt replaces an older one."""
@@ -260,8 +266,8 @@ class NodeProtocol(NodeSaving):
             self.tell(m.RankLost(incarnation=message.incarnation, rank=message.rank))
         elif local.order is None or self._later(message, local.order):
             local.order, local.answer, local.told = message, None, False
-            if message.source.kind == "peer":
-                self.restore_from_peer(message)
+            if message.source.brought:
+                self.bring(message)
             self.release_orders()
         elif local.answer is not None and message.attempt == local.order.attempt:
             self.tell(local.answer)
@@ -291,10 +297,10 @@ class NodeProtocol(NodeSaving):
     def _distrust(self, local: LocalRank, order: m.RestoreOrdered) -> None:
         source = order.source
         if source.kind == "memory" and source.slot is not None:
-            slots = self.guests_of(local.rank) if source.copied else local.slots
+            slots = self.guests_of((local.rank, False)) if source.copied else local.slots
             slots.slots[source.slot].worthless = True
-        elif source.kind == "peer":
-            slot = self.guests_of(local.rank).sealed(order.generation)
+        elif source.brought:
+            slot = self.guests_of((local.rank, False)).sealed(order.generation)
             if slot is not None:
                 slot.worthless = True
 
@@ -327,7 +333,8 @@ class NodeProtocol(NodeSaving):
         self.epoch, self.chain = message.epoch, message.lineage
         self.memory_committed = message.memory_committed
         self.durable = message.durable or (message.parent if message.parent_durable else None)
-        self.wards, self.protected = message.wards, message.protected
+        self.wards, self.holders = message.wards, message.holders
+        self.protected = message.protected
         if message.plan_version > self.plan_version:
             self.plan_version, self.plan_apply_step = message.plan_version, message.plan_apply_step
         for local in self.ranks.values():

@@ -1,9 +1,12 @@
-"""The protecting part of a keeper's protocol: copies of other nodes' shards, fetched and kept.
+"""The protecting part of a keeper's protocol: copies of other nodes' shards, and their parities.
 
 One mechanism serves three purposes.  A shard that is sealed elsewhere is *fetched* into a guest
 slot: to protect it (the coordinator wants copies of a generation), to restore from it (the rank
 lives here now, its memory is there), to protect it again after a loss.  Who fetches decides when;
 who is asked only keeps the slot, until the round of copies ends.
+
+Parity is the same with several sources: encoded from the shards of a set to protect them, and
+added up with what is left of a set to rebuild a lost one.
 """
 
 from autockpt.executors.protocol.messages import (
@@ -20,15 +23,16 @@ from autockpt.executors.protocol.messages import (
     RankBad,
     RestoreOrdered,
     RestoreShard,
+    ShardCopy,
     ShardFetched,
     ShardSource,
 )
-from autockpt.executors.protocol.node_state import Fetch, Key, LocalRank, NodeState
+from autockpt.executors.protocol.node_state import Fetch, Guest, LocalRank, NodeState
 from autockpt.executors.protocol.slots import Slot, Slots
 from autockpt.values.generation import Generation
 
 GUEST_SLOTS = 2
-"""Of each ward: the newest protected generation, and the one that is arriving."""
+"""Of each ward or parity: the newest protected generation, and the one that is arriving."""
 MOST_GUEST_SLOTS = 4
 """While restoring, nothing is overwritten: something older may have to be chosen next."""
 
@@ -60,36 +64,50 @@ class NodeProtecting(NodeState):
             self.stale(message)
             return
         self.copying = generation
-        for shard in message.shards:
-            if shard.rank not in self.wards or shard.generation != generation:
-                continue
-            slot = self.guests_of(shard.rank).sealed(generation)
-            if slot is not None and slot.shard is not None:
-                self.tell(CopySealed(shard=slot.shard))
-            elif (shard.rank, generation) not in self.fetches:
-                self._fetch_ward(shard)
+        for shard in (*message.shards, *message.parities):
+            if shard.generation == generation and self.is_wanted(guest_of(shard)):
+                self._have(shard)
         for local in self.ranks.values():
             if local.attach is not None:
                 self._say_kept(local, generation)
 
     def _say_kept(self, local: LocalRank, generation: Generation) -> None:
         """The original counts as a copy: it may have been overwritten before we were asked."""
-        slot = local.slots.sealed(generation) or self.guests_of(local.rank).sealed(generation)
+        copies = self.guests_of((local.rank, False))
+        slot = local.slots.sealed(generation) or copies.sealed(generation)
         if slot is not None and slot.shard is not None:
             self.tell(CopySealed(shard=slot.shard))
         else:
             reason = "its own was overwritten"
             self.tell(CopyFailed(owner=local.rank, generation=generation, reason=reason))
 
-    def _fetch_ward(self, shard: HeldShard) -> None:
-        for key in [key for key in self.fetches if key[0] == shard.rank]:
-            self._abort_fetch(key, f"{shard.generation} is wanted")
-        slot = self._guest_slot(shard.rank)
-        if slot is not None:
-            self._fetch(shard, from_node=self.nodes[shard.rank], slot=slot)
-            return
-        reason = "no guest slot is free"
-        self.tell(CopyFailed(owner=shard.rank, generation=shard.generation, reason=reason))
+    def _have(self, shard: HeldShard) -> None:
+        """Say that it is here, or begin to bring it here."""
+        guest, generation = guest_of(shard), shard.generation
+        here, fetch = self._sealed_guest(shard), self.fetches.get(guest)
+        if here is not None:
+            self.tell(CopySealed(shard=here))
+        elif fetch is None or fetch.generation != generation:
+            self._abort_fetch(guest, f"{generation} is wanted")
+            slot = self._guest_slot(guest)
+            if slot is not None:
+                self._fetch(shard, self._sources(shard), slot)
+                return
+            reason = "no guest slot is free"
+            self.tell(CopyFailed(owner=shard.rank, generation=generation, reason=reason))
+
+    def _sealed_guest(self, shard: HeldShard) -> HeldShard | None:
+        """The copy, or the parity of the very same shards."""
+        held = self.guests_of(guest_of(shard)).held()
+        fits = (h for h in held if h.generation == shard.generation and h.parity == shard.parity)
+        return next(fits, None)
+
+    def _sources(self, shard: HeldShard) -> tuple[ShardCopy, ...]:
+        """A ward is fetched from its owner, a parity is made of what the other members own."""
+        if shard.parity is None:
+            return (ShardCopy(node=self.nodes[shard.rank], shard=shard),)
+        others = [m.rank for m in shard.parity.members if m.rank != shard.rank]
+        return tuple(ShardCopy(node=self.nodes[r], shard=shard.of_member(r)) for r in others)
 
     def copies_ended(self, message: CopiesEnded) -> None:
         """All copies are there, or they will not be."""
@@ -114,8 +132,8 @@ class NodeProtecting(NodeState):
 
     def _unprotect(self, generation: Generation, reason: str) -> None:
         """With two slots, what is kept would leave none to save into: saving goes first."""
-        for key in [key for key in self.fetches if key[1] == generation]:
-            self._abort_fetch(key, reason)
+        for guest in [g for g, fetch in self.fetches.items() if fetch.generation == generation]:
+            self._abort_fetch(guest, reason)
         if any(local.slots.usable == GUEST_SLOTS for local in self.ranks.values()):
             self.protected = None
         if self.announced is not None or self.protected is None:
@@ -125,29 +143,32 @@ class NodeProtecting(NodeState):
     # ------------------------------------------------------------------ fetches
 
     def shard_fetched(self, event: ShardFetched) -> None:
-        """The copy is complete: a ward is protected here, or a rank can be restored."""
+        """It is complete: a ward or a set is protected here, or a rank can be restored."""
         shard = event.shard
-        key = (shard.rank, shard.generation)
-        fetch = self.fetches.get(key)
-        if fetch is None or fetch.slot != shard.slot:
+        guest = guest_of(shard)
+        fetch = self.fetches.get(guest)
+        if fetch is None or (fetch.slot, fetch.generation) != (shard.slot, shard.generation):
             self.stale(event)
             return
-        del self.fetches[key]
-        self.guests[shard.rank].slots[shard.slot].seal(shard)
-        if shard.rank in self.wards:
+        del self.fetches[guest]
+        for slot in self.guests[guest].slots:
+            if slot.state == "sealed" and slot.generation == shard.generation:
+                slot.worthless = True  # of another set: one of each generation is enough
+        self.guests[guest].slots[shard.slot].seal(shard)
+        if self.is_wanted(guest):
             self.tell(CopySealed(shard=shard))
         self.release_orders()
 
     def fetch_failed(self, event: FetchFailed) -> None:
         """Tried again when the coordinator asks again; a restore looks for another source."""
-        key = (event.rank, event.generation)
-        fetch = self.fetches.get(key)
-        if fetch is None or fetch.slot != event.slot:
+        guest = (event.rank, event.parity)
+        fetch = self.fetches.get(guest)
+        if fetch is None or (fetch.slot, fetch.generation) != (event.slot, event.generation):
             self.stale(event)
             return
-        del self.fetches[key]
-        self.guests[event.rank].slots[event.slot].clear()
-        order = self._waiting(key)
+        del self.fetches[guest]
+        self.guests[guest].slots[event.slot].clear()
+        order = None if event.parity else self._waiting(event.rank, event.generation)
         if order is not None:
             self._no_copy(order, event.reason)
         elif event.final:
@@ -155,21 +176,20 @@ class NodeProtecting(NodeState):
                 CopyFailed(owner=event.rank, generation=event.generation, reason=event.reason)
             )
 
-    def restore_from_peer(self, order: RestoreOrdered) -> None:
-        """Fetch the shard first; it may be here already, from an earlier attempt."""
-        key = (order.rank, order.generation)
-        node, shard = order.source.node, order.source.shard
-        assert node is not None
-        fetch = self.fetches.get(key)
-        if self._copy_of(order) is not None or (fetch is not None and fetch.from_node == node):
+    def bring(self, order: RestoreOrdered) -> None:
+        """Fetch or rebuild the shard first; it may be here already, from an earlier attempt."""
+        guest, source = (order.rank, False), order.source
+        fetch = self.fetches.get(guest)
+        under_way = fetch is not None and fetch.sources == source.brought
+        if self._copy_of(order) is not None or under_way:
             return
-        for other in [other for other in self.fetches if other[0] == order.rank]:
-            self._abort_fetch(other, "another source was chosen")
-        slot = self._guest_slot(order.rank)
-        if slot is None or shard is None or key != (shard.rank, shard.generation):
+        self._abort_fetch(guest, "another source was chosen")
+        slot, shard = self._guest_slot(guest), source.shard
+        named = shard is not None and (shard.rank, shard.generation) == (guest[0], order.generation)
+        if slot is None or shard is None or not named:
             self._no_copy(order, "no guest slot is free" if slot is None else "no shard is named")
         else:
-            self._fetch(shard, from_node=node, slot=slot)
+            self._fetch(shard, source.brought, slot)
 
     def release_orders(self) -> None:
         """Let trainers read, once all that their node fetches is here."""
@@ -184,19 +204,22 @@ class NodeProtecting(NodeState):
                 self.emit(self._read(order))
 
     def _is_here(self, rank: int, order: RestoreOrdered) -> bool:
-        slot = self.guests_of(rank).sealed(order.generation)
+        slot = self.guests_of((rank, False)).sealed(order.generation)
         return slot is not None and not slot.worthless
 
     def _copy_of(self, order: RestoreOrdered) -> HeldShard | None:
-        slot = self.guests_of(order.rank).sealed(order.generation)
+        slot = self.guests_of((order.rank, False)).sealed(order.generation)
         return None if slot is None or slot.worthless else slot.shard
 
     def _read(self, order: RestoreOrdered) -> RestoreShard:
         """What the trainer is told: what was fetched is memory of this node."""
         source = order.source
-        copy = self._copy_of(order) if source.kind == "peer" else None
+        copy = self._copy_of(order) if source.brought else None
         if copy is not None:
-            source = ShardSource(kind="memory", slot=copy.slot, copied=True, root=copy.root)
+            source = ShardSource(
+                kind="memory", slot=copy.slot, copied=True, rebuilt=source.kind == "parity",
+                root=copy.root,
+            )  # fmt: skip
         return RestoreShard(
             rank=order.rank,
             epoch=order.epoch,
@@ -207,13 +230,13 @@ class NodeProtecting(NodeState):
             readers=order.readers,
         )
 
-    def _waiting(self, key: Key) -> RestoreOrdered | None:
+    def _waiting(self, rank: int, generation: Generation) -> RestoreOrdered | None:
         """The order that this fetch is for."""
-        local = self.ranks.get(key[0])
+        local = self.ranks.get(rank)
         if local is None or local.order is None or local.answer is not None:
             return None
         order = local.order
-        fits = order.source.kind == "peer" and order.generation == key[1]
+        fits = order.source.brought and order.generation == generation
         return order if fits and self.phase == "restoring" else None
 
     def _no_copy(self, order: RestoreOrdered, reason: str) -> None:
@@ -223,35 +246,49 @@ class NodeProtecting(NodeState):
         )
         self.tell(local.answer)
 
-    def _fetch(self, shard: HeldShard, *, from_node: int, slot: Slot) -> None:
+    def _fetch(self, shard: HeldShard, sources: tuple[ShardCopy, ...], slot: Slot) -> None:
         assert self.incarnation is not None
         slot.begin(shard.generation, shard.step, self.incarnation)
-        self.fetches[shard.rank, shard.generation] = Fetch(slot=slot.index, from_node=from_node)
-        self.emit(FetchShard(shard=shard, from_node=from_node, slot=slot.index))
+        self.fetches[guest_of(shard)] = Fetch(
+            slot=slot.index, generation=shard.generation, sources=sources
+        )
+        self.emit(FetchShard(shard=shard, sources=sources, slot=slot.index))
 
-    def _abort_fetch(self, key: Key, reason: str) -> None:
-        fetch = self.fetches.pop(key)
-        rank, generation = key
-        self.emit(AbortFetch(rank=rank, generation=generation, slot=fetch.slot, reason=reason))
-        self.guests[rank].slots[fetch.slot].clear()
+    def _abort_fetch(self, guest: Guest, reason: str) -> None:
+        fetch = self.fetches.pop(guest, None)
+        if fetch is None:
+            return
+        rank, parity = guest
+        self.emit(
+            AbortFetch(
+                rank=rank, generation=fetch.generation, slot=fetch.slot, reason=reason,
+                parity=parity,
+            )
+        )  # fmt: skip
+        self.guests[guest].slots[fetch.slot].clear()
 
     def abort_fetches(self, reason: str) -> None:
         """Nothing of it is wanted any more."""
-        for key in list(self.fetches):
-            self._abort_fetch(key, reason)
+        for guest in list(self.fetches):
+            self._abort_fetch(guest, reason)
 
     # ------------------------------------------------------------------ guest slots
 
-    def guests_of(self, rank: int) -> Slots:
-        """The guest slots of a rank, empty at first."""
-        if rank not in self.guests:
-            self.guests[rank] = Slots()
-            self.guests[rank].resize(GUEST_SLOTS)
-        return self.guests[rank]
+    def is_wanted(self, guest: Guest) -> bool:
+        """Rounds of copies bring it here."""
+        rank, parity = guest
+        return rank in (self.holders if parity else self.wards)
 
-    def _guest_slot(self, rank: int) -> Slot | None:
+    def guests_of(self, guest: Guest) -> Slots:
+        """The slots for copies of a rank's shard, or for its parities; empty at first."""
+        if guest not in self.guests:
+            self.guests[guest] = Slots()
+            self.guests[guest].resize(GUEST_SLOTS)
+        return self.guests[guest]
+
+    def _guest_slot(self, guest: Guest) -> Slot | None:
         """An empty one, else the oldest that may be overwritten; more while restoring."""
-        guests = self.guests_of(rank)
+        guests = self.guests_of(guest)
         free = [slot for slot in guests.slots if self.may_overwrite_guest(slot)]
         if not free and self.phase == "restoring" and len(guests.slots) < MOST_GUEST_SLOTS:
             guests.resize(len(guests.slots) + 1)
@@ -263,12 +300,12 @@ class NodeProtecting(NodeState):
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
     def free_guests(self) -> None:
-        """Give back the memory of those who are no wards, once nothing in it is needed."""
-        for rank, guests in list(self.guests.items()):
-            if rank in self.wards or not all(self._is_passed(slot) for slot in guests.slots):
+        """Give back the memory of what is not wanted here, once nothing in it is needed."""
+        for guest, slots in list(self.guests.items()):
+            if self.is_wanted(guest) or not all(self._is_passed(slot) for slot in slots.slots):
                 continue
-            del self.guests[rank]
-            self.emit(FreeGuests(rank=rank))
+            del self.guests[guest]
+            self.emit(FreeGuests(rank=guest[0], parity=guest[1]))
 
     def _is_passed(self, slot: Slot) -> bool:
         newest = self.memory_committed
@@ -276,3 +313,8 @@ class NodeProtecting(NodeState):
             return slot.state == "empty"
         passed = slot.generation < newest and not self.is_kept(slot.generation)
         return slot.state == "sealed" and passed
+
+
+def guest_of(shard: HeldShard) -> Guest:
+    """Whose guest slots it belongs in."""
+    return shard.rank, shard.parity is not None

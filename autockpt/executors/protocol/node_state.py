@@ -18,6 +18,7 @@ from autockpt.executors.protocol.messages import (
     Report,
     RestoreOrdered,
     Send,
+    ShardCopy,
     ToCoordinator,
     TrainerAttached,
     brief,
@@ -29,6 +30,8 @@ from autockpt.values.generation import Generation
 
 Key = tuple[int, Generation]
 """(rank, generation)."""
+Guest = tuple[int, bool]
+"""(rank, whether it is the parity that the rank holds): what guest slots are for."""
 
 
 @dataclass(slots=True)
@@ -45,10 +48,11 @@ class Persist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """A shard on its way from another node into a guest slot."""
+    """A shard or parity on its way from other nodes into a guest slot."""
 
     slot: int
-    from_node: int
+    generation: Generation
+    sources: tuple[ShardCopy, ...]
 
 
 @dataclass(slots=True)
@@ -98,9 +102,11 @@ class NodeState:
         """Sealed here, no verdict yet (an ordered set)."""
         self.wards: tuple[int, ...] = ()
         """Ranks of other nodes whose shards are copied here."""
-        self.guests: dict[int, Slots] = {}
-        """Guest slots by rank: what was fetched from other nodes."""
-        self.fetches: dict[Key, Fetch] = {}
+        self.holders: tuple[int, ...] = ()
+        """Ranks of this node that hold a parity."""
+        self.guests: dict[Guest, Slots] = {}
+        """What was fetched from other nodes, or made of it."""
+        self.fetches: dict[Guest, Fetch] = {}
         self.copying: Generation | None = None
         """Copies of it are being made somewhere: its slots are kept."""
         self.protected: Generation | None = None

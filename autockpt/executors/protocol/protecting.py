@@ -1,25 +1,66 @@
 """The protecting part of the coordinator: rounds of copies, one generation at a time.
 
 A generation that is memory-committed survives the death of trainers, not of a node.  In a *round*
-every node fetches its wards' shards of one generation; when all copies are sealed it is
-*protected*: as many nodes may be lost as the placement tolerates.  One round at a time, or two
-nodes would for ever hold copies of different generations.  A round that fails ends: what is
-protected stays so where there is room for it, and training never waits.
+every node fetches its wards' shards of one generation, or encodes parities of them; when all are
+sealed it is *protected*: as many nodes may be lost as the placement tolerates.  One round at a
+time, or two nodes would for ever hold copies of different generations.  A round that fails ends:
+what is protected stays so where there is room for it, and training never waits.
 """
 
-from autockpt.executors.protocol.coordinator_state import CoordinatorState, Round
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from autockpt.executors.protocol.coordinator_state import CoordinatorState, ParityRanks, Round
 from autockpt.executors.protocol.messages import (
     CopiesEnded,
     CopiesWanted,
     CopyFailed,
     CopySealed,
     HeldShard,
+    ParityMember,
+    ParityOf,
     Report,
 )
 from autockpt.executors.protocol.transitions import moved
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
-from autockpt.values.placement import place
+from autockpt.values.placement import Cell, place
+
+
+def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityRanks]:
+    """The n-th ranks of the nodes of every parity cell; `nodes`: by rank.
+
+    Raises ConfigError for nodes with so many more ranks than the others that these stand alone.
+    """
+    for cell in cells:
+        ranks = [[r for r, on in enumerate(nodes) if on == node] for node in cell.members]
+        for place_on_node in range(max(map(len, ranks), default=0)):
+            members = tuple(own[place_on_node] for own in ranks if place_on_node < len(own))
+            if len(members) <= cell.tolerates:
+                raise ConfigError(
+                    f"ranks {list(members)} of nodes {list(cell.members)} make no parity set "
+                    f"against {cell.tolerates} losses; give every node as many ranks"
+                )
+            yield ParityRanks(ranks=members, losses=cell.tolerates)
+
+
+def parities_of(each: ParityRanks, shards: Mapping[int, HeldShard]) -> Iterator[HeldShard]:
+    """What the members of a set are to hold; nothing while a shard of it is not known."""
+    if not shards.keys() >= set(each.ranks):
+        return
+    members = tuple(
+        ParityMember(
+            rank=shard.rank, root=shard.root, layout_digest=shard.layout_digest,
+            bytes=shard.bytes, health=shard.health,
+        )
+        for shard in (shards[rank] for rank in each.ranks)
+    )  # fmt: skip
+    made_of = ParityOf(members=members, losses=each.losses)
+    for rank in each.ranks:
+        shard = shards[rank]
+        yield HeldShard(
+            rank=rank, slot=0, generation=shard.generation, step=shard.step,
+            world_size=shard.world_size, root="", chunk_bytes=shard.chunk_bytes, parity=made_of,
+        )  # fmt: skip
 
 
 class Protecting(CoordinatorState):
@@ -28,39 +69,56 @@ class Protecting(CoordinatorState):
     # ------------------------------------------------------------------ rules
 
     def all_copied(self, copies: Round) -> bool:
-        """Rule 14: protected means that every shard is sealed here and everywhere it is copied."""
+        """Rule 14: protected means that every shard is sealed here and everywhere it is copied.
+
+        Or that every member of its set has made its parity.
+        """
         wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
-        return copies.sealed >= wanted | set(enumerate(self.nodes))
+        encoded = copies.encoded >= {rank for each in self.sets for rank in each.ranks}
+        return encoded and copies.sealed >= wanted | set(enumerate(self.nodes))
 
     # ------------------------------------------------------------------ who copies what
 
     def place_copies(self) -> None:
-        """Wards of every node, as all trainers of this incarnation want it."""
-        self.wards = {}
+        """Wards of every node, or parity sets, as all trainers of this incarnation want it."""
+        self.wards, self.sets = {}, ()
         first = self.attaches[min(self.attaches)]
-        if first.redundancy.copies < 2:
+        if first.redundancy.scheme == "none":
             return
         nodes = sorted(set(self.nodes))
         try:
-            placement = place(first.redundancy, nodes, first.domains)
+            cells = place(first.redundancy, nodes, first.domains).cells
+            self.sets = tuple(parity_sets([c for c in cells if c.kind == "parity"], self.nodes))
         except ConfigError as error:
             self.emit(Report(kind="warning", detail=f"no copies on other nodes: {error}"))
             return
-        for cell in placement.cells:
+        for cell in cells:
             for node in cell.members:
                 kept = cell.kept_by(node)
                 self.wards[node] = tuple(r for r, on in enumerate(self.nodes) if on in kept)
+
+    @property
+    def protects(self) -> bool:
+        """Copies or parities are wanted at all."""
+        return bool(self.sets) or any(self.wards.values())
+
+    def holders_on(self, node: int) -> tuple[int, ...]:
+        """Ranks of a node that hold a parity."""
+        members = sorted(rank for each in self.sets for rank in each.ranks)
+        return tuple(rank for rank in members if self.nodes[rank] == node)
 
     # ------------------------------------------------------------------ rounds
 
     def begin_round(self) -> None:
         """Of the newest generation, unless one is under way or it is protected already."""
         newest = self.memory_committed
-        if newest is None or self.round is not None or not any(self.wards.values()):
+        if newest is None or self.round is not None or not self.protects:
             return
         if self.intact and self.protected is not None and newest <= self.protected:
             return
-        self._set_round(Round(generation=newest, began_s=self.now_s))
+        shards = self._sealed(newest)
+        made = {parity.rank: parity for each in self.sets for parity in parities_of(each, shards)}
+        self._set_round(Round(generation=newest, began_s=self.now_s, shards=shards, parities=made))
         self.repeat_round()
 
     def copy_sealed(self, from_node: int, message: CopySealed) -> None:
@@ -73,24 +131,35 @@ class Protecting(CoordinatorState):
             else:
                 self.stale(message)
             return
-        asked = shard.rank < self.world_size and (
-            self.nodes[shard.rank] == from_node or shard.rank in self.wards.get(from_node, ())
-        )
-        if not asked or not self._is_original(message):
-            detail = f"node {from_node} has a copy of rank {shard.rank} that nobody sealed"
+        if not self._is_asked(from_node, shard) or not self._is_original(copies, shard):
+            what = "copy of" if shard.parity is None else "parity at"
+            detail = f"node {from_node} has a {what} rank {shard.rank} that nobody asked for"
             self.end_round(detail)
             return
-        copies.sealed.add((shard.rank, from_node))
+        if shard.parity is None:
+            copies.sealed.add((shard.rank, from_node))
+        else:
+            copies.encoded.add(shard.rank)
         if self.all_copied(copies):
             self._set_round(None)
             self.protected, self.intact = copies.generation, True
             self.broadcast(CopiesEnded(generation=copies.generation, protected=True))
             self.begin_round()
 
-    def _is_original(self, message: CopySealed) -> bool:
-        """The copy has the content that its owner sealed, as far as that is remembered."""
-        owned = self._sealed(message.shard.generation).get(message.shard.rank)
-        return owned is None or owned.root == message.shard.root
+    def _is_asked(self, node: int, shard: HeldShard) -> bool:
+        """That node was to have it."""
+        if shard.parity is not None:
+            asked = self.round is not None and shard.rank in self.round.parities
+            return asked and self.nodes[shard.rank] == node
+        own = shard.rank < self.world_size and self.nodes[shard.rank] == node
+        return own or shard.rank in self.wards.get(node, ())
+
+    def _is_original(self, copies: Round, shard: HeldShard) -> bool:
+        """It has the content that its owners sealed, as far as that is known."""
+        if shard.parity is not None:
+            return shard.parity == copies.parities[shard.rank].parity
+        owned = copies.shards.get(shard.rank)
+        return owned is None or owned.root == shard.root
 
     def copy_failed(self, from_node: int, message: CopyFailed) -> None:
         """One copy will not be made, so the round is for nothing."""
@@ -133,15 +202,23 @@ class Protecting(CoordinatorState):
         """Ask again; nodes that have their copies say so again."""
         if self.round is None:
             return
-        generation = self.round.generation
-        sealed = self._sealed(generation)
+        copies = self.round
         for node in sorted(set(self.nodes)):
-            shards = tuple(sealed[rank] for rank in self.wards.get(node, ()) if rank in sealed)
-            self.send(node, CopiesWanted(generation=generation, shards=shards))
+            wards, holders = self.wards.get(node, ()), self.holders_on(node)
+            wanted = CopiesWanted(
+                generation=copies.generation,
+                shards=tuple(copies.shards[rank] for rank in wards if rank in copies.shards),
+                parities=tuple(
+                    copies.parities[rank] for rank in holders if rank in copies.parities
+                ),
+            )
+            self.send(node, wanted)
 
     def _sealed(self, generation: Generation) -> dict[int, HeldShard]:
         """Shards by rank, as their owners sealed them: in this epoch, or before it."""
         if generation in self.saves:
-            return self.saves[generation].sealed
-        reports = (shard for report in self.inventory.values() for shard in report.held)
-        return {shard.rank: shard for shard in reports if shard.generation == generation}
+            return dict(self.saves[generation].sealed)
+        shards = [shard for report in self.inventory.values() for shard in report.held]
+        if self.choice is not None:
+            shards += [source.shard for source in self.choice.sources if source.shard is not None]
+        return {shard.rank: shard for shard in shards if shard.generation == generation}

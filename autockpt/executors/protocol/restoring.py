@@ -206,13 +206,23 @@ class Restoring(Saving):
             if shard.rank < self.world_size and self.nodes[shard.rank] != node
         )
 
+    def parities_held(self) -> tuple[ShardCopy, ...]:
+        """Parities in the memory of all nodes."""
+        return tuple(
+            ShardCopy(node=node, shard=parity)
+            for node, report in sorted(self.inventory.items())
+            for parity in report.parities
+        )
+
     def question(self) -> Question:
         """What the choice depends on, as known now."""
         ranks = range(self.world_size)
         return Question(
             world_size=self.world_size,
             memory=self.recoverable_memory(),
+            nodes=self.nodes,
             copies=self.copies_elsewhere(),
+            parities=self.parities_held(),
             committed=tuple(self.catalogue.values()),
             chain=newest_chain(self._older_parents()),
             layout_digests=tuple(self.attaches[rank].layout_digest for rank in ranks),
@@ -305,7 +315,7 @@ class Restoring(Saving):
         readers: dict[int, list[int]] = {node: [] for node in self.nodes}
         fetching: dict[int, list[int]] = {node: [] for node in self.nodes}
         for rank, source in enumerate(choice.sources):
-            if source.kind == "peer":
+            if source.brought:
                 fetching[self.nodes[rank]].append(rank)
             elif source.kind != "memory":
                 readers[self.nodes[rank]].append(rank)
@@ -400,7 +410,8 @@ class Restoring(Saving):
             lineage=self.chain,
             memory_committed=self.memory_committed,
             wards=self.wards.get(node, ()),
-            protected=self.protected or (parent if self.wards else None),
+            holders=self.holders_on(node),
+            protected=self.protected or (parent if self.protects else None),
             durable=max(durable, default=None),
             plan_version=version,
             plan_apply_step=self.plan_verdicts.get(version) or 0,

@@ -3,17 +3,22 @@
 Only *counted* generations push others out: verified, healthy, not set aside, and on the lineage.
 Whatever has fewer than `keep_last` counted generations above it stays, so the newest durable one,
 the one restored from and everything unverified at the top can never go, and a run of suspect
-saves cannot expire the last good one.
+saves cannot expire the last good one.  Behind an error that is noticed late one more is kept.
 
 Source: docs/protocol.md, rule 10.
 """
 
+import contextlib
 from collections.abc import Iterable
 
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent
+from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Record
 from autockpt.executors.protocol.selection import on_lineage
+from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
+
+SUCCESSORS = 4
+"""Steps between now and `reach_s` ago at which a generation is kept for later."""
 
 
 def deletions(
@@ -25,21 +30,43 @@ def deletions(
 ) -> tuple[Generation, ...]:
     """Generations to delete, oldest first.  Applying it twice deletes nothing more.
 
-    `pinned` are never deleted: bases of deltas, sources of a restore under way.
+    `pinned` are never deleted, nor what they or those that stay are stored as differences to.
     """
     entries = sorted(catalogue, key=lambda entry: entry.generation)
     counted = [entry for entry in entries if counts(entry, chain)]
-    kept = _kept_by_distance(counted, retention) | pinned
+    kept = _kept_by_distance(counted, retention) | _kept_behind(counted, retention) | pinned
     kept |= {entry.generation for entry in entries if entry.quarantined}
     needed = max(1, retention.keep_last)
     if len(counted) <= needed:
         return ()
     oldest_of_last = counted[-needed].generation
-    return tuple(
-        entry.generation
-        for entry in entries
-        if entry.generation < oldest_of_last and entry.generation not in kept
-    )
+    staying = kept | {e.generation for e in entries if e.generation >= oldest_of_last}
+    staying = with_bases(staying, entries)
+    return tuple(entry.generation for entry in entries if entry.generation not in staying)
+
+
+def bases_of(records: Iterable[Record]) -> frozenset[Generation]:
+    """Generations that the shards of a commit are stored as differences to."""
+    found: set[Generation] = set()
+    for record in records:
+        with contextlib.suppress(ConfigError):  # a name that nobody wrote needs nothing
+            found.add(Generation.from_name(str(record.get("base", ""))))
+    return frozenset(found)
+
+
+def with_bases(
+    generations: Iterable[Generation], catalogue: Iterable[CatalogueEntry]
+) -> frozenset[Generation]:
+    """These and all that reading them needs."""
+    bases = {entry.generation: bases_of(entry.records) for entry in catalogue}
+    needed: set[Generation] = set()
+    waiting = list(generations)
+    while waiting:
+        generation = waiting.pop()
+        if generation not in needed:
+            needed.add(generation)
+            waiting += bases.get(generation, ())
+    return frozenset(needed)
 
 
 def counts(entry: CatalogueEntry, chain: tuple[EpochParent, ...]) -> bool:
@@ -64,4 +91,23 @@ def _kept_by_distance(counted: list[CatalogueEntry], retention: Retention) -> fr
         if every_steps is not None and (last_step is None or entry.step - last_step >= every_steps):
             last_step = entry.step
             kept.add(entry.generation)
+    return frozenset(kept)
+
+
+def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozenset[Generation]:
+    """The newest that is at least `reach_s` older than the newest of all, and its successors.
+
+    Successors stand a quarter of `reach_s` apart, so that the next to be old enough is there when
+    its time comes: five or so are kept, however often checkpoints come.
+    """
+    reach_s = retention.reach_s
+    if reach_s is None or not counted:
+        return frozenset()
+    old = [i for i, e in enumerate(counted) if counted[-1].created_s - e.created_s >= reach_s]
+    start = old[-1] if old else 0
+    kept, last_s = {counted[start].generation}, counted[start].created_s
+    for entry in counted[start + 1 :]:
+        if entry.created_s - last_s >= reach_s / SUCCESSORS:
+            kept.add(entry.generation)
+            last_s = entry.created_s
     return frozenset(kept)

@@ -35,7 +35,7 @@ from autockpt.executors.protocol.messages import (
     WriteCommit,
 )
 from autockpt.executors.protocol.protecting import Protecting
-from autockpt.executors.protocol.retention import deletions
+from autockpt.executors.protocol.retention import bases_of, deletions
 from autockpt.values.generation import Generation
 
 _REMEMBERED = 32
@@ -77,7 +77,9 @@ class Saving(Protecting):
 
     def to_delete(self) -> tuple[Generation, ...]:
         """Rule 10: what retention lets go, seen from the open epoch."""
-        return deletions(self.catalogue.values(), self.retention, chain=self.chain)
+        live = (s for s in self.saves.values() if s.disk in ("open", "committing"))
+        pinned = frozenset[Generation]().union(*(bases_of(s.votes.values()) for s in live))
+        return deletions(self.catalogue.values(), self.retention, chain=self.chain, pinned=pinned)
 
     # ------------------------------------------------------------------ what ranks report
 
@@ -234,6 +236,10 @@ class Saving(Protecting):
 
     def _complete_disk(self, save: Save) -> None:
         if save.disk != "open" or not self.disk_complete(save):
+            return
+        lost = bases_of(save.votes.values()) - set(self.catalogue)
+        if lost:
+            self.drop_disk(save, f"is stored as a difference to {min(lost)}, which is gone")
             return
         save.go_disk("committing")
         ranks = sorted(save.votes)

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from autockpt.executors.protocol.messages import (
     CatalogueEntry,
     EpochParent,
+    Health,
     HeldShard,
     Record,
     ShardCopy,
     ShardSource,
 )
+from autockpt.executors.protocol.rebuilding import rebuilt
 from autockpt.values.generation import Generation
 
 Strike = tuple[int, Generation, str]
@@ -33,8 +35,12 @@ class Question:
     world_size: int
     memory: tuple[HeldShard, ...]
     """Shards in the slots of the node where their rank lives *now*."""
+    nodes: tuple[int, ...] = ()
+    """Where every rank lives now, [world_size]."""
     copies: tuple[ShardCopy, ...] = ()
     """Shards in the memory of other nodes."""
+    parities: tuple[ShardCopy, ...] = ()
+    """Parities in the memory of any node."""
     committed: tuple[CatalogueEntry, ...]
     chain: tuple[EpochParent, ...]
     layout_digests: tuple[str, ...] = ()
@@ -55,7 +61,35 @@ class Choice:
     @property
     def in_memory(self) -> bool:
         """Every rank holds it in the memory of its node, or does once it is restored."""
-        return all(source.kind in ("memory", "peer") for source in self.sources)
+        return all(source.kind in ("memory", "peer", "parity") for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """What the memory of all nodes has of one generation."""
+
+    held: Mapping[int, HeldShard]
+    """By rank, where it lives now."""
+    copies: Mapping[int, ShardCopy]
+    """By rank, elsewhere."""
+    parities: tuple[ShardCopy, ...]
+
+    def health(self) -> Iterator[Health]:
+        """Of every shard."""
+        yield from (shard.health for shard in self.held.values())
+        yield from (copy.shard.health for copy in self.copies.values())
+        made_of = {parity.shard.parity for parity in self.parities}
+        yield from (m.health for parity in made_of if parity is not None for m in parity.members)
+
+    def step(self) -> int:
+        """The same for all of them."""
+        shards = (*self.held.values(), *(c.shard for c in (*self.copies.values(), *self.parities)))
+        return shards[0].step
+
+    def pieces(self, question: Question) -> dict[int, ShardCopy]:
+        """Every shard with a node that has it."""
+        own = {r: ShardCopy(node=question.nodes[r], shard=shard) for r, shard in self.held.items()}
+        return {**self.copies, **own}
 
 
 def parents_of(
@@ -98,11 +132,14 @@ def choose(question: Question) -> Choice | None:
     """The greatest eligible generation whose every shard is recoverable; None if there is none."""
     for generation in sorted(_candidates(question), reverse=True):
         entry = _entry(question, generation)
-        held = _held(question, generation)
-        copies = _copies(question, generation)
-        if not _selectable(question, generation, entry, (*held.values(), *copies.values())):
+        memory = _Memory(
+            held=_held(question, generation),
+            copies=_copies(question, generation),
+            parities=_parities(question, generation),
+        )
+        if not _selectable(question, generation, entry, memory.health()):
             continue
-        choice = _plan(question, generation, entry, held, copies)
+        choice = _plan(question, generation, entry, memory)
         if choice is not None:
             return choice
     return None
@@ -110,7 +147,7 @@ def choose(question: Question) -> Choice | None:
 
 def _candidates(question: Question) -> set[Generation]:
     known = {shard.generation for shard in question.memory}
-    known |= {copy.shard.generation for copy in question.copies}
+    known |= {copy.shard.generation for copy in (*question.copies, *question.parities)}
     known |= {entry.generation for entry in question.committed}
     if question.resume_from is not None:
         known &= {question.resume_from}
@@ -139,6 +176,14 @@ def _copies(question: Question, generation: Generation) -> dict[int, ShardCopy]:
     }
 
 
+def _parities(question: Question, generation: Generation) -> tuple[ShardCopy, ...]:
+    return tuple(
+        parity
+        for parity in question.parities
+        if parity.shard.generation == generation and parity.shard.world_size == question.world_size
+    )
+
+
 def _fits(
     question: Question, shard: HeldShard, generation: Generation, source: ShardSource
 ) -> bool:
@@ -155,57 +200,62 @@ def _selectable(
     question: Question,
     generation: Generation,
     entry: CatalogueEntry | None,
-    shards: Iterable[HeldShard | ShardCopy],
+    health: Iterable[Health],
 ) -> bool:
     """Suspect or quarantined states are restored only when a person asks for exactly them."""
     if question.resume_from == generation:
         return True
     if entry is not None and (entry.quarantined or entry.health != "good"):
         return False
-    plain = (s.shard if isinstance(s, ShardCopy) else s for s in shards)
-    return all(shard.health == "good" for shard in plain)
+    return all(verdict == "good" for verdict in health)
 
 
 def _plan(
     question: Question,
     generation: Generation,
     entry: CatalogueEntry | None,
-    held: Mapping[int, HeldShard],
-    copies: Mapping[int, ShardCopy],
+    memory: _Memory,
 ) -> Choice | None:
     if entry is not None and entry.world_size != question.world_size:
         return _reshard(question, entry)
-    sources = tuple(_sources(question, generation, entry, held, copies))
+    sources = tuple(_sources(question, generation, entry, memory))
     if len(sources) < question.world_size:
         return None
-    step = entry.step if entry is not None else _step(held, copies)
+    step = entry.step if entry is not None else memory.step()
     return Choice(generation=generation, step=step, sources=sources)
 
 
-def _step(held: Mapping[int, HeldShard], copies: Mapping[int, ShardCopy]) -> int:
-    return held[0].step if 0 in held else copies[0].shard.step
-
-
 def _sources(
-    question: Question,
-    generation: Generation,
-    entry: CatalogueEntry | None,
-    held: Mapping[int, HeldShard],
-    copies: Mapping[int, ShardCopy],
+    question: Question, generation: Generation, entry: CatalogueEntry | None, memory: _Memory
 ) -> Iterator[ShardSource]:
-    """A source per rank: own memory, a peer's, disk; ends early at the first that has none."""
+    """A source per rank: own memory, a peer's, parity, disk; ends at the first that has none."""
     for rank in range(question.world_size):
         disk = _disk_record(question, entry, rank)
         expected = _root(entry, rank)
-        shard, copy = held.get(rank), copies.get(rank)
+        shard, copy = memory.held.get(rank), memory.copies.get(rank)
         if shard is not None and expected in ("", shard.root):
             yield ShardSource(kind="memory", slot=shard.slot, copied=shard.copied, root=shard.root)
         elif copy is not None and expected in ("", copy.shard.root):
             yield ShardSource(kind="peer", node=copy.node, shard=copy.shard, root=copy.shard.root)
+        elif (source := _rebuilt(question, generation, rank, expected, memory)) is not None:
+            yield source
         elif disk is not None:
             yield ShardSource(kind="disk", root=expected, records=(disk,))
         else:
             return
+
+
+def _rebuilt(
+    question: Question, generation: Generation, rank: int, expected: str, memory: _Memory
+) -> ShardSource | None:
+    if not memory.parities:
+        return None
+    for source in rebuilt(rank, memory.pieces(question), memory.parities):
+        shard = source.shard
+        sound = shard is not None and _fits(question, shard, generation, source)
+        if sound and expected in ("", source.root):
+            return source
+    return None
 
 
 def _root(entry: CatalogueEntry | None, rank: int) -> str:

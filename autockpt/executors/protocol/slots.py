@@ -81,7 +81,6 @@ class Slots:
         return tuple(s.shard for s in self.slots if s.shard is not None and not s.worthless)
 
     def _find(self, generation: Generation, state: SlotState) -> Slot | None:
-        for slot in self.slots:
-            if slot.state == state and slot.generation == generation:
-                return slot
-        return None
+        """One of some worth before one without."""
+        found = (s for s in self.slots if s.state == state and s.generation == generation)
+        return min(found, key=lambda slot: slot.worthless, default=None)

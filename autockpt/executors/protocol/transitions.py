@@ -95,7 +95,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "slot",
         "empty, sealed",
         "writing",
-        "SaveRequested, or a copy is wanted, and the slot may be overwritten",
+        "SaveRequested, or a copy or parity is wanted, and the slot may be overwritten",
         "GrantSlot, FetchShard",
     ),
     _row(
@@ -125,7 +125,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         "round of copies",
         "wanted",
         "none",
-        "CopySealed of every shard, at home and away; CopyFailed, deadline, a node is lost",
+        "CopySealed of every shard, at home and away, and of every parity; CopyFailed, deadline, "
+        "a node is lost",
         "CopiesEnded",
     ),
     _row(

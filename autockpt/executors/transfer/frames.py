@@ -124,6 +124,10 @@ class Subject:
         start = number * self.chunk_bytes
         return start, min(start + self.chunk_bytes, self.image_bytes)
 
+    def covering(self, start: int, stop: int) -> Span:
+        """The chunks that bytes [start, stop) of the image stand in."""
+        return Span(start=start // self.chunk_bytes, stop=-(-stop // self.chunk_bytes))
+
     def require_spans(self, spans: tuple[Span, ...]) -> None:
         """Raises ProtocolError unless `spans` are chunks of the image, in order, each once."""
         end = 0

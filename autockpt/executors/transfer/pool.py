@@ -88,7 +88,8 @@ class TransferPool:
     def listen(self, host: str) -> int:
         """Takes connections on a numeric address of this node; the port.
 
-        Calls go out from the same address.  Raises ConfigError for all interfaces or none of ours.
+        Calls go out from the same address; a former one is given up.  Raises ConfigError for all
+        interfaces or none of ours.
         """
         try:
             address = ipaddress.ip_address(host)
@@ -98,6 +99,7 @@ class TransferPool:
             listener = socket.create_server((host, 0), family=family, backlog=MAX_STRANGERS)
         except (OSError, ValueError) as error:
             raise ConfigError(f"transfers cannot listen on {host!r}: {error}") from None
+        self._stop_listening()
         self._host, self._listener = host, listener
         threading.Thread(
             target=self._accept, args=(listener,), name="autockpt-transfers", daemon=True
@@ -161,15 +163,18 @@ class TransferPool:
         with self._lock:
             self._closing = True
             transfers = list(self._transfers)
-            listener, self._listener = self._listener, None
-        if listener is not None:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+        self._stop_listening()
         for transfer in transfers:
             transfer.abort(reason)
         for transfer in transfers:
             transfer.done.wait(2 * HANDSHAKE_S)
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
 
     def _require(self, streams: int, gate: Gate) -> None:
         if not 1 <= streams <= MAX_STREAMS:
@@ -228,12 +233,11 @@ class TransferPool:
     # ------------------------------------------------------------------ being called
 
     def _accept(self, listener: socket.socket) -> None:
-        while not self._closing:
+        while self._listener is listener:
             try:
                 sock, where = listener.accept()
             except OSError:
-                if not self._closing:
-                    time.sleep(0.01)  # gone before we looked, or no descriptor left
+                time.sleep(0.01)  # gone before we looked, or no descriptor left
                 continue
             with self._lock:
                 full = self._strangers >= MAX_STRANGERS or self._connections >= MAX_CONNECTIONS

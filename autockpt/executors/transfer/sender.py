@@ -38,7 +38,7 @@ def send_chunks(
     sent, held_s = 0, 0.0
     for number in cursor:
         began_s = time.monotonic()
-        digest = bytes.fromhex(_await_chunk(stream, source, number))
+        digest = bytes.fromhex(_await_chunk(stream, source, number, lease))
         start, stop = source.subject.chunk_range(number)
         gate.wait(stop - start)
         held_s += time.monotonic() - began_s
@@ -48,16 +48,16 @@ def send_chunks(
     return sent, held_s
 
 
-def _await_chunk(stream: Stream, source: ImageSource, number: int) -> str:
+def _await_chunk(stream: Stream, source: ImageSource, number: int, lease: Lease) -> str:
     """Digest of the chunk once it is there; the other end is told that we live."""
-    while not (digest := source.wait_chunk(number, stream.silence_s / 3)):
+    while not (digest := source.wait_chunk(number, stream.silence_s / 3, lease)):
         _hold(stream)
     return digest
 
 
-def send_index(stream: Stream, source: ImageSource) -> str:
+def send_index(stream: Stream, source: ImageSource, lease: Lease) -> str:
     """Sends the index once the image is sealed; its root.  Raises as `send_chunks`."""
-    while (index := source.wait_index(stream.silence_s / 3)) is None:
+    while (index := source.wait_index(stream.silence_s / 3, lease)) is None:
         _hold(stream)
     stream.tell(index)
     return index.root

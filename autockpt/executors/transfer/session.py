@@ -5,7 +5,8 @@ ends for all of its threads.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -69,10 +70,11 @@ def split_spans(spans: tuple[Span, ...], parts: int) -> list[tuple[Span, ...]]:
     numbers = [number for span in spans for number in range(span.start, span.stop)]
     parts = min(parts, len(numbers))
     bounds = [len(numbers) * part // parts for part in range(parts + 1)]
-    return [_joined(numbers[start:stop]) for start, stop in pairwise(bounds)]
+    return [spans_of(numbers[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _joined(numbers: list[int]) -> tuple[Span, ...]:
+def spans_of(numbers: Iterable[int]) -> tuple[Span, ...]:
+    """Chunks in ascending order as runs."""
     spans: list[Span] = []
     for number in numbers:
         if spans and spans[-1].stop == number:
@@ -132,7 +134,7 @@ class Push:
         self._send(stream)
         with last_words(stream):
             self._await_others(stream)
-            root = send_index(stream, self._source)
+            root = send_index(stream, self._source, transfer.lease)
             sealed = expect(Sealed, stream.hear(within_s=(FINISH_SILENCES + 1) * stream.silence_s))
         if sealed.root != root:
             raise ProtocolError(f"sealed as {sealed.root[:16]}, expected {root[:16]}")
@@ -172,19 +174,15 @@ class Push:
             self._held_s += held_s
 
 
-class last_words:
-    """A connection that broke may have said why: its reason is raised instead."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raises RefusedByPeer when that is what happened."""
-        if isinstance(error, OSError | EOFError) and (reason := self._stream.heard_refusal()):
+@contextmanager
+def last_words(stream: Stream) -> Iterator[None]:
+    """A connection that broke may have said why: then RefusedByPeer is raised instead."""
+    try:
+        yield
+    except (OSError, EOFError):
+        if reason := stream.heard_refusal():
             raise RefusedByPeer(reason) from None
+        raise
 
 
 class Receive:

@@ -5,11 +5,15 @@ chunk they need, so an image travels while its snapshot still fills the slot.
 """
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from autockpt.executors.image import ImageIndex
 from autockpt.executors.transfer.frames import Subject
 from autockpt.executors.transfer.lease import Lease, Revoked
 from autockpt.values.errors import ProtocolError
+
+T = TypeVar("T")
 
 
 class ImageSource:
@@ -83,19 +87,29 @@ class ImageSource:
         with self._news:
             self._leases.discard(lease)
 
-    def wait_chunk(self, number: int, timeout_s: float) -> str:
-        """Digest of a chunk once it is there, "" when it is not by then.  Raises Revoked."""
-        with self._news:
-            self._news.wait_for(lambda: self._revoked or self._digests[number], timeout_s)
-            self._require_here()
-            return self._digests[number]
+    def wait_chunk(self, number: int, timeout_s: float, lease: Lease) -> str:
+        """Digest of a chunk once it is there, "" when it is not by then.
 
-    def wait_index(self, timeout_s: float) -> ImageIndex | None:
-        """The index once the image is sealed, None when it is not by then.  Raises Revoked."""
+        Raises Revoked when the source or the lease of the transfer that waits is revoked.
+        """
+        return self._wait(lambda: self._digests[number], timeout_s, lease)
+
+    def wait_index(self, timeout_s: float, lease: Lease) -> ImageIndex | None:
+        """The index once the image is sealed, None when it is not by then.  Raises as above."""
+        return self._wait(lambda: self._index, timeout_s, lease)
+
+    def wake(self) -> None:
+        """A lease was revoked: whoever waits looks again."""
         with self._news:
-            self._news.wait_for(lambda: self._revoked or self._index, timeout_s)
+            self._news.notify_all()
+
+    def _wait(self, there: Callable[[], T], timeout_s: float, lease: Lease) -> T:
+        with self._news:
+            self._news.wait_for(lambda: self._revoked or lease.reason or there(), timeout_s)
             self._require_here()
-            return self._index
+            if lease.reason is not None:
+                raise Revoked(lease.reason)
+            return there()
 
     def _require_here(self) -> None:
         if self._revoked is not None:

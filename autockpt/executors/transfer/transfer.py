@@ -144,3 +144,5 @@ class Transfer:
             streams = list(self._streams)
         for stream in streams:
             stream.shut()
+        if self._source is not None:
+            self._source.wake()

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -262,6 +262,22 @@ def _check_together(tree: Node, problems: list[Problem]) -> None:
     if off and interval is not None and interval.scalar != "auto":
         message = "memory.enabled is false, so no interval can be kept; remove one of them"
         problems.append(Problem(mark=interval.mark, path="memory.interval", message=message))
+    notice, every = tree.find(("failures", "notice")), tree.find(("failures", "preemption"))
+    if _written(notice) and not _written(every):
+        message = "says how long ahead; failures.preemption, how often, is missing"
+        problems.append(Problem(mark=notice.mark, path="failures.notice", message=message))
+    codec, lossy = tree.find(("archive", "codec")), tree.find(("archive", "lossy"))
+    wanted = lossy is not None and lossy.scalar is True
+    if codec is not None and codec.scalar not in ("auto", "none") and not wanted:
+        message = (
+            f"{codec.scalar} loses a part of what was trained; say that this is wanted with "
+            "archive.lossy: true, or use none"
+        )
+        problems.append(Problem(mark=codec.mark, path="archive.codec", message=message))
+
+
+def _written(node: Node | None) -> TypeGuard[Node]:
+    return node is not None and node.scalar != "auto"
 
 
 def _known_keys(location: tuple[str | int, ...]) -> tuple[str, ...]:

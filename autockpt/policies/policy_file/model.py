@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Wit
 from autockpt.policies.policy_file import fields
 from autockpt.policies.policy_file.fields import Every, guarded
 from autockpt.values.goal import (
+    Archiving,
     FailureDeclaration,
     Goal,
     Limits,
@@ -93,9 +94,9 @@ PeerPathWord = Annotated[
     _words("host", "device"),
 ]
 Schedule = Annotated[
-    Literal["lazy", "blocking"] | None,
-    _reader(fields.word_reader("lazy", "blocking")),
-    _words("lazy", "blocking"),
+    Literal["lazy", "blocking", "windows"] | None,
+    _reader(fields.word_reader("lazy", "blocking", "windows")),
+    _words("lazy", "blocking", "windows"),
 ]
 Persist = Annotated[
     Literal["async", "sync"] | None,
@@ -113,10 +114,16 @@ Way = Annotated[
     _words("host", "direct"),
 ]
 Codec = Annotated[
-    Literal["none", "zstd"] | None,
-    _reader(fields.word_reader("none", "zstd")),
-    _words("none", "zstd"),
+    Literal["none", "planes", "delta", "zstd"] | None,
+    _reader(fields.word_reader("none", "planes", "delta", "zstd")),
+    _words("none", "planes", "delta", "zstd"),
 ]
+ArchiveCodec = Annotated[
+    Literal["none", "excp", "excp-published", "quantised"] | None,
+    _reader(fields.word_reader("none", "excp", "excp-published", "quantised")),
+    _words("none", "excp", "excp-published", "quantised"),
+]
+FullEvery = Annotated[int | None, _reader(fields.count_reader(1, 64)), _counts(1, 64)]
 Objective = Annotated[
     Literal["goodput", "stall", "durability"] | None,
     _reader(fields.word_reader("goodput", "stall", "durability")),
@@ -213,6 +220,9 @@ class Failures(Section):
 
     mtbf: Duration = None
     process_share: Share = None
+    preemption: Duration = None
+    notice: Duration = None
+    silent_latency: Duration = None
 
 
 class Keep(Section):
@@ -220,6 +230,14 @@ class Keep(Section):
 
     last: Kept = None
     every: Interval = None
+
+
+class Archive(Section):
+    """A second, small copy of every good checkpoint."""
+
+    codec: ArchiveCodec = None
+    lossy: Switch = None
+    full_every: FullEvery = None
 
 
 class When(Section):
@@ -250,6 +268,7 @@ class Settings(Section):
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
+    archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
     retune: Retuning = None
     rule: Rule = None
 
@@ -316,11 +335,22 @@ def goal_of(settings: Settings, name: str) -> Goal:
             interval_rule=settings.rule,
         ),
         redundancy=_wish(settings.redundancy),
-        failures=FailureDeclaration(mtbf_s=failures.mtbf, process_share=failures.process_share),
+        failures=FailureDeclaration(
+            mtbf_s=failures.mtbf,
+            process_share=failures.process_share,
+            preemption_s=failures.preemption,
+            notice_s=failures.notice,
+        ),
         retention=Retention(
             keep_last=keep.last or Retention().keep_last,
             keep_every_s=kept.seconds,
             keep_every_steps=kept.steps,
+            reach_s=failures.silent_latency,
+        ),
+        archive=Archiving(
+            codec=settings.archive.codec,
+            lossy=bool(settings.archive.lossy),
+            full_every=settings.archive.full_every or Archiving().full_every,
         ),
         storage_path=disk.path,
         policy=name,

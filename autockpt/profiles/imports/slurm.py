@@ -28,6 +28,8 @@ NEVER_RAN = ("PENDING", "BOOT_FAIL", "REVOKED", "CONFIGURING")
 EARLY_S = 600.0
 """A FAILED before this is taken for a mistake in the script."""
 REQUIRED = ("State", "Start", "End")
+MAX_NODES = 10**7
+"""More in a row are a mistake in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ def _job(row: dict[str, str]) -> _Job | str:
 
 def _nodes(row: dict[str, str]) -> int:
     count = row.get("NNodes", "")
-    if count.isdigit() and int(count) > 0:
+    if count.isdigit() and 0 < int(count) <= MAX_NODES:
         return int(count)
     names = expand(row.get("NodeList", ""))
     if not names:

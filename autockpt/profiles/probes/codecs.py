@@ -5,18 +5,22 @@ A codec that does not give the bytes back is left out and named: a fast wrong on
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from autockpt.profiles.samples import CodecSample
 
 
 class Codec(Protocol):
-    """Encodes and decodes one chunk."""
+    """Encodes and decodes one chunk of elements of one dtype."""
 
-    def encode(self, raw: memoryview, /) -> bytes: ...
+    def encode(
+        self, raw: memoryview, dtype: str, base: memoryview | None, /
+    ) -> memoryview | bytes: ...
 
-    def decode(self, frame: bytes, raw_bytes: int, /) -> bytes: ...
+    def decode(
+        self, frame: memoryview | bytes, raw_bytes: int, base: memoryview | None, /
+    ) -> memoryview | bytes: ...
 
 
 LEAST_CLASS_BYTES = 64 * 2**10
@@ -28,6 +32,13 @@ class Piece:
 
     tensor_class: Literal["parameters", "moments", "other"]
     data: memoryview
+    dtype: str = "U8"
+    """Of its elements, as safetensors calls it."""
+    base: memoryview | None = None
+    """The same bytes, `gap_steps` iterations ago."""
+    gap_steps: int = 0
+    role: str = ""
+    """Pieces of one role hold values that are alike: they are encoded together, as in a chunk."""
 
 
 def spread_pieces(
@@ -40,7 +51,7 @@ def spread_pieces(
     pieces: list[Piece] = []
     for tensor_class in ("parameters", "moments", "other"):
         whole = [
-            Piece(region.tensor_class, region.data[start : start + piece_bytes])
+            replace(region, data=region.data[start : start + piece_bytes])
             for region in regions
             if region.tensor_class == tensor_class
             for start in range(0, len(region.data), piece_bytes)
@@ -51,6 +62,30 @@ def spread_pieces(
         step = max(1, -(-total // bytes_per_class))
         pieces += whole[::step]
     return pieces
+
+
+def joined(pieces: Sequence[Piece], *, piece_bytes: int) -> list[Piece]:
+    """Small pieces of one kind and role copied into larger ones of about `piece_bytes`.
+
+    A chunk of a checkpoint holds many small tensors; measured one by one they would look slow.
+    """
+    waiting: dict[tuple[object, ...], list[Piece]] = {}
+    done: list[Piece] = []
+    for piece in pieces:
+        key = (piece.tensor_class, piece.dtype, piece.role, piece.gap_steps, piece.base is None)
+        group = waiting.setdefault(key, [])
+        group.append(piece)
+        if sum(len(one.data) for one in group) >= piece_bytes:
+            done.append(_one_piece(waiting.pop(key)))
+    return done + [_one_piece(group) for group in waiting.values()]
+
+
+def _one_piece(group: list[Piece]) -> Piece:
+    if len(group) == 1:
+        return group[0]
+    data = memoryview(b"".join(one.data for one in group))
+    bases = [one.base for one in group if one.base is not None]
+    return replace(group[0], data=data, base=memoryview(b"".join(bases)) if bases else None)
 
 
 def measure_codecs(
@@ -87,9 +122,9 @@ def _alternate(pieces: Sequence[Piece]) -> list[Piece]:
 def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
     try:
         began = time.perf_counter()
-        encoded = codec.encode(piece.data)
+        encoded = codec.encode(piece.data, piece.dtype, piece.base)
         encoded_at = time.perf_counter()
-        decoded = codec.decode(encoded, len(piece.data))
+        decoded = codec.decode(encoded, len(piece.data), piece.base)
         decoded_at = time.perf_counter()
         faithful = memoryview(decoded) == piece.data
     except Exception as error:  # a codec is foreign code; whatever it raises, it is out
@@ -103,4 +138,5 @@ def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
         encoded_bytes=len(encoded),
         encode_s=encoded_at - began,
         decode_s=decoded_at - encoded_at,
+        gap_steps=piece.gap_steps,
     )

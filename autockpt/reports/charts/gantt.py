@@ -8,12 +8,17 @@ from autockpt.values.units import format_duration
 LEFT, RIGHT, TOP, AXIS = 92, 12, 30, 26
 KINDS = {
     "train": "training",
+    "window": "idle window",
+    "moved": "chunk moved inside",
+    "beside": "chunk moved beside compute",
     "copy": "snapshot copied",
     "persist": "written to disk",
     "lost": "work lost",
     "down": "down",
 }
 """Kinds of spans in the order they are drawn."""
+INSET = ("copy", "moved", "beside")
+"""Kinds that are drawn within another one."""
 SHOWN_MARKS = {"failure": "failure", "plan": "plan changed", "degraded": "degraded"}
 LINES = 60
 """More marks than this are not lines any more."""
@@ -66,7 +71,7 @@ def _row(row: Row, y: float, height: float, scale: float, *, named: bool) -> Htm
     for kind, words in KINDS.items():
         spans = row.spans.get(kind, ())
         if spans:
-            inset = pad * 2.2 if kind == "copy" else pad
+            inset = pad * 2.2 if kind in INSET else pad
             d = boxes(spans, scale, LEFT, y + inset, height - 2 * inset)
             parts.append(tag("path", tag("title", f"{row.label}: {words}"), d=d,
                              class_=f"g-{kind}"))  # fmt: skip

@@ -3,11 +3,11 @@
 from autockpt.reports.escape import Child, Html, join, tag
 from autockpt.reports.findings import Finding
 from autockpt.reports.model import ReportModel
-from autockpt.reports.sections.parts import Section, copyable, details, duration, prose, table
+from autockpt.reports.sections.parts import Section, copyable, details, prose, table
 from autockpt.reports.verdict import worth
 from autockpt.values.plan import Choice
 from autockpt.values.profile import Profile
-from autockpt.values.units import format_duration, format_fraction
+from autockpt.values.units import format_fraction
 
 
 def findings(model: ReportModel) -> Section | None:
@@ -55,7 +55,7 @@ def policy(model: ReportModel) -> Section | None:
 
 
 def method(model: ReportModel) -> Section:
-    """Environment, failure model, what was not measured."""
+    """Environment, and what was not measured."""
     profile = model.profile
     versions = [(name, version) for name, version in model.versions.items()]
     status = [(name, value) for name, value in model.status.items()]
@@ -65,7 +65,6 @@ def method(model: ReportModel) -> Section:
         table(("status", ""), status, caption="status.json when this was written")
         if status
         else None,
-        _risk(profile) if profile else None,
         _fingerprint(profile) if profile else None,
         tag("p", "All figures of this page, and those behind them, are embedded in it as JSON "
             "(element report-data); autockpt report reads them again.", class_="lead"),
@@ -111,29 +110,6 @@ def _diff(model: ReportModel) -> Html:
         class_ = {"+": "add", "-": "del"}.get(line[:1])
         lines.append(tag("span", line, class_=class_) if class_ else join(line))
     return join(*lines)
-
-
-def _risk(profile: Profile) -> Html:
-    """Failure model and recovery times, with their sources."""
-    rates, recovery = profile.failures, profile.recovery
-    mtbf = 1 / rates.interruptions_per_s if rates.interruptions_per_s > 0 else None
-    rows: list[tuple[Child, ...]] = [
-        ("time between failures of the job", duration(mtbf),
-         f"{rates.per_node.source}; {rates.per_job.source}"),
-        ("failures that leave memory alive", format_fraction(rates.process_share), ""),
-    ]  # fmt: skip
-    times = {
-        "detect": recovery.detect,
-        "restart": recovery.restart,
-        "restore from memory": recovery.restore_memory,
-        "restore from disk": recovery.restore_disk,
-    }
-    for name, estimate in times.items():
-        how = estimate.source + (f", n {estimate.n}" if estimate.n else "")
-        note = f"{how}; {estimate.note}" if estimate.note else how
-        rows.append((name, format_duration(estimate.value_s), note))
-    return table(("failure model", "value", "source"), rows, caption="Failures and recovery",
-                 numbers=(1,))  # fmt: skip
 
 
 def _fingerprint(profile: Profile) -> Html:

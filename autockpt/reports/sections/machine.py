@@ -5,7 +5,7 @@ from autockpt.reports.escape import Child, join, tag
 from autockpt.reports.findings import slots_bytes_of
 from autockpt.reports.model import ReportModel
 from autockpt.reports.sections.parts import Section, details, fraction, table
-from autockpt.values.profile import Profile, StorageMeasure
+from autockpt.values.profile import GpuCounters, Profile, StorageMeasure
 from autockpt.values.units import format_bytes, format_duration, format_rate
 
 LINKS = {
@@ -78,6 +78,7 @@ def memory_section(model: ReportModel) -> Section | None:
                 table(("", "in use", "checkpoints", "limit"), rows, caption="Memory",
                       numbers=(1, 2, 3))),
         _state(profile),
+        _gpus(profile),
     )  # fmt: skip
     return Section(id="memory", title="Memory", body=body)
 
@@ -108,7 +109,22 @@ def _storage(model: ReportModel, profile: Profile) -> list[Child]:
             chosen=chosen,
         )  # fmt: skip
         parts.append(drawn if i == 0 else details(f"{operation.capitalize()}, {how}", drawn))
+    if profile.storage:
+        parts.append(details("Fixed time and spread of each cell", _cells(profile)))
     return parts
+
+
+def _cells(profile: Profile) -> Child:
+    rows = [
+        (f"{m.operation}, {'direct' if m.direct else 'buffered'}, {m.writers} x "
+         f"{m.chunk_bytes / 2**20:g} MiB", format_duration(m.alpha_s),
+         *map(format_rate, (m.bytes_per_s.p10, m.bytes_per_s.p50, m.bytes_per_s.p90)),
+         str(m.bytes_per_s.n))
+        for m in profile.storage
+    ]  # fmt: skip
+    head = ("operation, writers x chunk", "fixed time", "p10", "p50", "p90", "n")
+    caption = "Time for S bytes is the fixed time plus S over the rate"
+    return table(head, rows, caption=caption, numbers=(1, 2, 3, 4, 5))
 
 
 def _links(profile: Profile) -> Child:
@@ -170,3 +186,37 @@ def _state(profile: Profile) -> Child:
         table(("class", "tensors", "bytes", "dtypes"), rows, caption="What a checkpoint holds",
               numbers=(1, 2)),
     )  # fmt: skip
+
+
+def _gpus(profile: Profile) -> Child:
+    """What NVML told while the job was profiled."""
+    rows = [
+        (gpu.name, fraction(gpu.utilisation), _speed(gpu.pcie_tx_bytes_per_s),
+         _speed(gpu.pcie_rx_bytes_per_s), _clock(gpu), _lost_memory(gpu),
+         ", ".join(gpu.slowed_by) or "nothing" if gpu.slowed_by is not None else "\u2013")
+        for gpu in profile.gpus
+    ]  # fmt: skip
+    if not rows:
+        return None
+    head = ("GPU", "busy", "PCIe sent", "PCIe received", "clock", "memory lost", "slowed by")
+    return join(
+        tag("h3", "GPUs"),
+        table(head, rows, caption="As NVML tells, at one moment", numbers=(1, 2, 3, 4, 5)),
+    )
+
+
+def _speed(bytes_per_s: float | None) -> str:
+    return "\u2013" if bytes_per_s is None else format_rate(bytes_per_s)
+
+
+def _clock(gpu: GpuCounters) -> str:
+    if gpu.sm_clock_hz is None:
+        return "\u2013"
+    most = f" of {gpu.sm_clock_most_hz / 1e9:.2f}" if gpu.sm_clock_most_hz else ""
+    return f"{gpu.sm_clock_hz / 1e9:.2f}{most} GHz"
+
+
+def _lost_memory(gpu: GpuCounters) -> str:
+    if gpu.rows_remapped is None:
+        return "\u2013"
+    return f"{gpu.rows_remapped} rows{', no spare left' if gpu.remapping_failed else ''}"

@@ -34,6 +34,7 @@ class Slider:
     least: float = 1e-3
     """Lower end where the plan's value is 0."""
     unit: str = "s"
+    """s, "" for a fraction, x for a multiple of what the plan has."""
     linear: bool = False
     """From 0 to 1."""
 
@@ -69,7 +70,8 @@ def _body(curve: WhatIfCurve) -> Html:
                 "Summed over the tiers: s stall, \u03c3 slow-down while the checkpoint becomes "
                 "recoverable after L, T interval, \u039b failures per second that this tier "
                 "serves, D detect and restart, R restore. Twice the nodes halve the time between "
-                "failures; storage twice as fast halves the time to durable.",
+                "failures; storage twice as fast halves time to durable and restore from disk; "
+                "twice the state doubles stall, time until recoverable and restore.",
                 class_="lead",
             ),
             _inputs(curve.point),
@@ -90,16 +92,19 @@ def _sliders(curve: WhatIfCurve) -> Html:
         Slider(name="mtbf_s", label="time between failures", reach=100),
         Slider(name="process_share", label="failures memory survives", unit="", linear=True),
         Slider(name="restart_s", label="detect and restart"),
+        Slider(name="nodes", label="nodes", reach=32, unit="x"),
+        Slider(name="storage", label="speed of the storage", reach=16, unit="x"),
+        Slider(name="state", label="size of the state", reach=16, unit="x"),
     ]
     shown = [s for s in wanted if memory or s.name not in ("memory_interval_s", "process_share")]
-    inputs = [_slider(slider, curve.point[slider.name]) for slider in shown]
+    inputs = [_slider(slider, curve.point.get(slider.name, 1.0)) for slider in shown]
     reset = tag("button", "back to the plan", type="button", id="what-if-reset", class_="js-only")
     return join(tag("div", *inputs, class_="sliders js-only"), reset)
 
 
 def _slider(slider: Slider, value: float) -> Html:
     low, high, position = _range(slider, value)
-    shown = format_duration(value) if slider.unit == "s" else format_fraction(value)
+    shown = {"s": format_duration, "": format_fraction}.get(slider.unit, _times)(value)
     return tag(
         "label",
         tag("span", slider.label),
@@ -109,6 +114,10 @@ def _slider(slider: Slider, value: float) -> Html:
             data_unit=slider.unit or "fraction", data_scale="linear" if slider.linear else "log",
             aria_valuetext=shown),
     )  # fmt: skip
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g} x"
 
 
 def _range(slider: Slider, value: float) -> tuple[float, float, float]:

@@ -26,10 +26,12 @@ from autockpt.policies.costs import (
 )
 from autockpt.policies.expectation import rates_of
 from autockpt.policies.frequency import Rates, choose_intervals
+from autockpt.policies.peers import peer_costs
 from autockpt.tuner.search.space import Candidate, Space
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import Staging
 from autockpt.values.profile import Distribution, Profile, StorageMeasure
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 OTHER_PATH = 4.0
 """Distance between O_DIRECT and the page cache, in doublings of chunk or writers."""
@@ -56,6 +58,8 @@ class Model:
     space: Space
     staging: Staging
     """Of the default plan."""
+    shared: Redundancy = NO_REDUNDANCY
+    """Of the default plan: the same whatever writes."""
     _rates: Rates = field(init=False)
     _write: StorageMeasure = field(init=False)
     _factor: float = field(init=False)
@@ -104,6 +108,7 @@ class Model:
             persist_s=max(costs.copy_s, costs.persist_s),
             persist_high_s=max(costs.copy_high_s, costs.persist_high_s),
             persist_slowdown_s=min(costs.persist_slowdown_s + busy_s, costs.persist_s),
+            peers=peer_costs(profile, self.shared),
         )
 
     def _with_slots(self, costs: Costs, slots: int) -> Rating:

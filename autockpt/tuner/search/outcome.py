@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autockpt.policies.decide import decide
+from autockpt.tuner.search.importance import Importances, importances
 from autockpt.tuner.search.judge import Verdict
 from autockpt.tuner.search.model import Model, Rating
 from autockpt.tuner.search.proposals import Replayed
@@ -50,6 +51,8 @@ class Outcome:
     """Candidates in the space, refused ones among them."""
     refused: dict[str, int]
     """How many of them each reason took out."""
+    importances: Importances
+    """Which knob explains the measured times."""
 
 
 def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
@@ -59,7 +62,8 @@ def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
     """
     require_sane(profile, goal)
     decision = decide(profile, goal)
-    return Model(space_of(profile, goal, decision, sample_bytes), decision.plan.staging)
+    space, plan = space_of(profile, goal, decision, sample_bytes), decision.plan
+    return Model(space, plan.staging, plan.redundancy)
 
 
 def space_of(profile: Profile, goal: Goal, decision: Decision, sample_bytes: int) -> Space:
@@ -112,6 +116,7 @@ def outcome_of(search: Search) -> Outcome:
         tried=tuple(sorted(tried, key=lambda t: infinite if t.waste is None else t.waste)),
         ways=len(model.space.candidates()),
         refused=dict(model.space.refusals()),
+        importances=importances(model.space.allowed(), search.trials),
     )
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from autockpt.policies.renewal import exact_goodput
 from autockpt.policies.waste import TierCost, waste
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import History
@@ -78,8 +79,10 @@ def period_of(strategy: Strategy, level: Level) -> float:
 
 
 def predicted_waste(strategy: Strategy, histories: Sequence[History]) -> float:
-    """The closed form: one term for each level, with the failures whose first level it is."""
+    """The closed form: exact for one level, else a term for each with the failures it serves."""
     wall_s = sum(history.length_s for history in histories)
+    if len(strategy.levels) == 1:
+        return _exact_waste(strategy, sum(len(h.failures) for h in histories) / wall_s)
     served = dict.fromkeys((level.place for level in strategy.levels), 0)
     for history in histories:
         for failure in history.failures:
@@ -94,6 +97,21 @@ def predicted_waste(strategy: Strategy, histories: Sequence[History]) -> float:
             disk_period_s=period_of(strategy, level),
         ).total
         for level in strategy.levels
+    )
+
+
+def _exact_waste(strategy: Strategy, failures_per_s: float) -> float:
+    """Of one level; a checkpoint that came due before the last was durable was left out already."""
+    (level,) = strategy.levels
+    period_s = period_of(strategy, level)
+    if not failures_per_s:
+        return level.exposed_s / period_s
+    return 1.0 - exact_goodput(
+        period_s,
+        cost_s=level.exposed_s,
+        latency_s=max(level.latency_s, level.exposed_s),
+        recover_s=level.restart_s + level.restore_s,
+        mtbf_s=1.0 / failures_per_s,
     )
 
 

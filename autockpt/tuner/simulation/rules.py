@@ -4,13 +4,14 @@ A rule turns a profile into levels and a calendar and knows nothing of what will
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autockpt.policies.costs import Costs
 from autockpt.policies.decide import decide
-from autockpt.policies.interval import young_interval_s
+from autockpt.policies.interval import daly_interval_s, young_interval_s
 from autockpt.policies.nesting import Tiers
+from autockpt.policies.renewal import overlap_period_s
 from autockpt.policies.waste import TierCost
 from autockpt.policies.what_if import costs_of_plan, tiers_of_plan
 from autockpt.tuner.simulation.strategy import (
@@ -23,6 +24,7 @@ from autockpt.tuner.simulation.strategy import (
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.placement import Cell, FailureDomains, Placement, place
+from autockpt.values.plan import CheckpointPlan
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import Redundancy
 from autockpt.values.units import format_duration, format_fraction
@@ -31,6 +33,8 @@ RULES = {
     "every-30min": "a blocking save to disk every 30 minutes",
     "every-3h": "a blocking save to disk every 3 hours",
     "young": "a blocking save to disk every sqrt(2 C M)",
+    "daly": "a blocking save to disk at Daly's higher-order interval",
+    "overlap": "a save behind the training every sqrt(2 (1 - w) C (M - (D + R + w C)))",
     "checkfreq-released": "CheckFreq's code: k = max(ceil((T_f - O) / T_i), 1), then only longer",
     "gemini": "every iteration to a peer's memory, pairs of neighbours; to disk every 3 hours",
     "gemini-spread": "the same, with the two nodes of a pair in different failure domains",
@@ -73,8 +77,10 @@ def build(name: str, bench: Bench) -> Strategy:
         return fixed(name, bench, 1800.0)
     if name == "every-3h":
         return fixed(name, bench, 3 * 3600.0)
-    if name == "young":
-        return young(bench)
+    if name in ("young", "daly"):
+        return blocking(name, bench, {"young": young_interval_s, "daly": daly_interval_s}[name])
+    if name == "overlap":
+        return overlap(bench)
     if name == "checkfreq-released":
         return checkfreq_released(bench)
     if name in ("gemini", "gemini-spread"):
@@ -84,8 +90,11 @@ def build(name: str, bench: Bench) -> Strategy:
 
 def of_goal(name: str, profile: Profile, goal: Goal) -> Strategy:
     """What `autockpt plan` decides under this goal."""
-    decision = decide(profile, goal)
-    plan = decision.plan
+    return of_plan(name, profile, goal, decide(profile, goal).plan)
+
+
+def of_plan(name: str, profile: Profile, goal: Goal, plan: CheckpointPlan) -> Strategy:
+    """A plan that was decided for this profile under this goal."""
     tiers = tiers_of_plan(profile, goal, plan)
     memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
     sync = plan.staging.persist == "sync"
@@ -173,14 +182,32 @@ def fixed(name: str, bench: Bench, interval_s: float) -> Strategy:
     return two_tiers(name, tiers, 0, steps, says=RULES[name])
 
 
-def young(bench: Bench) -> Strategy:
-    """Source: Young 1974, for a blocking save; C = its cost, M = the MTBF that is believed."""
+def blocking(name: str, bench: Bench, form: Callable[[float, float], float]) -> Strategy:
+    """A blocking save, `form` giving the work between two from C, its cost, and M, the MTBF.
+
+    Source: Young 1974, Daly 2006; M is what is believed.
+    """
     tiers = _alone(bench, "sync")
-    mtbf_s = 1.0 / bench.profile.failures.interruptions_per_s
-    interval_s = young_interval_s(tiers.disk.exposed_s, mtbf_s)
-    says = f"{RULES['young']} = {format_duration(interval_s)}"
+    interval_s = form(tiers.disk.exposed_s, 1.0 / bench.profile.failures.interruptions_per_s)
+    says = f"{RULES[name]} = {format_duration(interval_s)}"
     steps = max(1, round(interval_s / tiers.iteration_s))
-    return two_tiers("young", tiers, 0, steps, says=says)
+    return two_tiers(name, tiers, 0, steps, says=says)
+
+
+def overlap(bench: Bench) -> Strategy:
+    """A save of C seconds during which training goes on at rate w, measured as `async` writes it.
+
+    Source: `overlap_period_s`; D + R and M as the profile has them.
+    """
+    tiers = _alone(bench, "async")
+    disk, rate = tiers.disk, bench.profile.failures.interruptions_per_s
+    work_rate = max(0.0, 1.0 - disk.exposed_s / disk.latency_s)
+    period_s = overlap_period_s(
+        disk.latency_s, work_rate=work_rate, recover_s=disk.recover_s, mtbf_s=1.0 / rate
+    )
+    says = f"{RULES['overlap']} = {format_duration(period_s)}, w = {format_fraction(work_rate)}"
+    steps = max(1, math.ceil((period_s - disk.exposed_s) / tiers.iteration_s - 1e-9))
+    return two_tiers("overlap", tiers, 0, steps, in_flight=1, says=says)
 
 
 def checkfreq_released(bench: Bench) -> Strategy:

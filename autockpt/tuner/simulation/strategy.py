@@ -59,6 +59,11 @@ class Calendar(Protocol):
         """About how many checkpoints come in that many iterations."""
         ...
 
+    @property
+    def interval_steps(self) -> int:
+        """Iterations between two checkpoints, at the end of any climb."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Periodic:
@@ -81,6 +86,11 @@ class Periodic:
     def guess(self, taken: int, steps: float) -> int:
         """Exact."""
         return int(steps / self.steps)
+
+    @property
+    def interval_steps(self) -> int:
+        """Always the same."""
+        return self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +127,11 @@ class Climbing:
         reached = bisect_right(self._sums, target) - 1 if target < top else len(self._sums) - 1
         return max(0, reached + int(max(0.0, target - top) / self.end) - taken)
 
+    @property
+    def interval_steps(self) -> int:
+        """Where the climb ends."""
+        return self.end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
@@ -124,7 +139,7 @@ class Strategy:
 
     name: str
     iteration_s: float
-    calendar: Periodic | Climbing
+    calendar: Calendar
     levels: tuple[Level, ...]
     """Cheapest restore first."""
     placement: Placement | None = None
@@ -143,9 +158,8 @@ class Strategy:
 
     def interval_steps(self, place: Place) -> int:
         """Iterations between two checkpoints of a place at the end of any climb; 0: none."""
-        level, calendar = self.level(place), self.calendar
-        steps = calendar.steps if isinstance(calendar, Periodic) else calendar.end
-        return steps * level.every if level is not None else 0
+        level = self.level(place)
+        return self.calendar.interval_steps * level.every if level is not None else 0
 
     def serves(self, lost: Sequence[int]) -> tuple[Level, ...]:
         """The levels that are alive after the loss of these nodes."""

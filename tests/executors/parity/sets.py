@@ -1,7 +1,7 @@
 """A parity set in one process: images, parities, and the way back."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from autockpt.executors.image import ImageIndex, chunk_digest
@@ -58,17 +58,26 @@ class Protected:
 
     def rebuild(self, member: int, lost: frozenset[int]) -> bytes:
         """The image of a lost member, from the others only."""
-        chunk_bytes = self.parity.chunk_bytes
         image = bytearray(random.Random(1).randbytes(len(self.images[member])))
-        rebuild = Rebuild(self.parity, member, lost, memoryview(image))
+        self.rebuild_chunks(member, lost, image, None)
+        return bytes(image)
+
+    def rebuild_chunks(
+        self, member: int, lost: frozenset[int], image: bytearray, chunks: Iterable[int] | None
+    ) -> int:
+        """Rebuilds chunks of a lost member in `image`; how many chunks of others that took."""
+        chunk_bytes, used = self.parity.chunk_bytes, 0
+        rebuild = Rebuild(self.parity, member, lost, memoryview(image), chunks=chunks)
         for survivor in set(range(self.parity.members)) - lost:
             for number in rebuild.needs(survivor, of_parity=False):
                 rebuild.add(survivor, number, self.chunk(survivor, number), of_parity=False)
+                used += 1
             for number in rebuild.needs(survivor, of_parity=True):
                 data = self.parities[survivor][number * chunk_bytes : (number + 1) * chunk_bytes]
                 rebuild.add(survivor, number, data, of_parity=True)
+                used += 1
         assert not any(
             rebuild.needs(gone, of_parity=which) for gone in lost for which in (False, True)
         )
         rebuild.finish(self.indexes[member])
-        return bytes(image)
+        return used

@@ -11,7 +11,7 @@ from autockpt.executors.parity.sums import ParityMemory, Rebuild
 from autockpt.executors.transfer.destination import PassingDestination, Staging
 from autockpt.executors.transfer.events import Event, Fetched, ReplicaSealed, TransferFailed
 from autockpt.executors.transfer.frames import Offer, Span
-from autockpt.executors.transfer.session import Acceptance
+from autockpt.executors.transfer.session import Acceptance, spans_of
 from autockpt.executors.transfer.source import ImageSource
 from autockpt.executors.transfer.transfer import Transfer
 from autockpt.values.errors import GuardError
@@ -125,7 +125,7 @@ def bring(home: Member, node: Member, rebuild: Rebuild, *, of_parity: bool) -> i
         node.number, node.end.address,
         node.parity_image.subject if of_parity else node.image.subject,
         node.parity_index.root if of_parity else node.index.root,
-        destination, chunks=tuple(Span(start=n, stop=n + 1) for n in needed),
+        destination, chunks=spans_of(needed),
         deadline_s=PATIENCE_S,
     )  # fmt: skip
     return 1

@@ -83,6 +83,21 @@ def test_everybody_stores_little_more_than_the_share(
         assert sorted(sent) == sorted(losses * list(range(chunks)))
 
 
+@pytest.mark.parametrize("losses", [1, 2])
+def test_survivors_may_rebuild_a_part_each(losses: int) -> None:
+    """Each the stripe it holds parity of; what others have in the image stays as it was."""
+    protected = Protected([5000, 4700, 4800, 4900, 3000], losses=losses)
+    parity, image, used = protected.parity, bytearray(5000), 0
+    for stripe in parity.stripes_of(0):
+        part = [n for n in range(parity.chunks(0)) if parity.place(0, n).stripe == stripe]
+        before = bytes(image)
+        used += protected.rebuild_chunks(0, frozenset({0}), image, part)
+        changed = {at // 128 for at in range(5000) if image[at] != before[at]}
+        assert changed <= set(part)
+    assert image == protected.images[0]
+    assert used == protected.rebuild_chunks(0, frozenset({0}), bytearray(5000), None)
+
+
 def test_one_loss_is_plain_xor() -> None:
     """Any number of members, and no multiplication."""
     parity = ParitySet(image_bytes=(4096,) * 40, chunk_bytes=128)

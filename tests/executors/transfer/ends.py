@@ -87,7 +87,7 @@ class End:
     """A node: a pool, memory for what comes, and a record of what it was told."""
 
     def __init__(
-        self, node: int, *, secret: bytes = SECRET, run_id: str = RUN, **pool: Any
+        self, node: int, *, secret: bytes = SECRET, run_id: str = RUN, host: str = HOST, **pool: Any
     ) -> None:
         self.node = node
         self.events: list[Event] = []
@@ -104,7 +104,7 @@ class End:
             event=self._note,
         )
         self.pool = TransferPool(secret, identity(node, run_id=run_id), owner, **pool)
-        self.port = self.pool.listen(HOST)
+        self.port = self.pool.listen(host)
 
     @property
     def address(self) -> tuple[str, int]:

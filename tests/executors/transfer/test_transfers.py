@@ -15,7 +15,7 @@ from autockpt.executors.transfer.events import (
     TransferFailed,
 )
 from autockpt.executors.transfer.frames import Span
-from autockpt.executors.transfer.lease import Revoked
+from autockpt.executors.transfer.lease import Lease, Revoked
 from autockpt.executors.transfer.session import split_spans
 from autockpt.values.errors import ConfigError
 from tests.executors.transfer.conftest import Make, Start
@@ -184,7 +184,7 @@ def test_a_revoked_source_begins_no_transfer(start: Start, image: Make) -> None:
     sender.pool.push(1, sender.address, made.source, deadline_s=1)
     assert sender.told(TransferFailed).fault == "aborted"
     with pytest.raises(Revoked, match="overwritten"):
-        made.source.wait_chunk(0, 0)
+        made.source.wait_chunk(0, 0, Lease())
 
 
 def test_after_abort_nothing_is_written_to_the_destination(start: Start, image: Make) -> None:
@@ -240,6 +240,24 @@ def test_nobody_listening_is_a_failure_like_others(start: Start, image: Make) ->
     failed = sender.told(TransferFailed)
     assert failed.fault == "broken"
     assert str(gone.port) in failed.reason
+
+
+def test_another_address_takes_the_place_of_the_former(start: Start, image: Make) -> None:
+    """A new incarnation may listen elsewhere; the old port is closed."""
+    sender, receiver, made = start(0), start(1), image(CHUNK).seal()
+    old = receiver.address
+    receiver.port = receiver.pool.listen("127.0.0.1")
+    sender.pool.push(1, old, made.source, deadline_s=PATIENCE_S)
+    assert sender.told(TransferFailed).fault == "broken"
+    sender.pool.push(1, receiver.address, made.source, deadline_s=PATIENCE_S)
+    sender.told(ReplicaSealed)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost", ""])
+def test_only_one_address_of_ours_is_listened_on(start: Start, host: str) -> None:
+    """Never all interfaces, no names, none that is not here."""
+    with pytest.raises(ConfigError, match="cannot listen"):
+        start(0).pool.listen(host)
 
 
 def test_chunks_are_split_evenly_and_each_once() -> None:

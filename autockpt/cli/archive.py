@@ -1,0 +1,231 @@
+"""What commands say of archives: add to one, bring a member back, list, show, verify."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from autockpt.cli.console import Console
+
+if TYPE_CHECKING:
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.archive.records import Codec, Member
+    from autockpt.integrations.archive.writing import Archived
+
+
+FOLLOW_EVERY_S = 5.0
+"""Between two looks at a run that is followed: a listing of its directory."""
+
+
+def is_archive(path: str) -> bool:
+    """Whether a path is one; imports nothing."""
+    return os.path.isfile(os.path.join(path, "ARCHIVE"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be archived, and how."""
+
+    source: str
+    destination: str
+    generation: str | None
+    """None: every good one that is newer than the archive's newest."""
+    codec: str
+    full_every: int | None
+    follow: bool
+    """Go on with what the run writes, until SIGTERM; then a last time."""
+
+
+def add(console: Console, request: Request) -> int:
+    """Adds what is to be added; exit code."""
+    from autockpt.values.errors import ConfigError, NoCheckpointError
+    from autockpt.values.record import to_data
+
+    ended = threading.Event()
+    if request.follow:
+        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    done: list[Archived] = []
+    gone: set[str] = set()
+    while True:
+        last = ended.is_set()
+        try:
+            done += _new(console, request, gone)
+        except (NoCheckpointError, ConfigError) as error:
+            if not request.follow or (isinstance(error, ConfigError) and done):
+                raise
+        if not request.follow or last:
+            break
+        ended.wait(FOLLOW_EVERY_S)
+    console.object("convert", {"archive": request.destination, "added": to_data(tuple(done))})
+    if not done:
+        console.say(f"{request.destination}: holds everything of {request.source} already")
+    elif any(one.lossy for one in done):
+        console.warn(
+            f"{request.destination} is LOSSY: what comes back is close to what was trained, and "
+            f"not equal; `autockpt quality` measures the difference on your job"
+        )
+    console.next(f"autockpt ls {request.destination}")
+    return 0
+
+
+def _new(console: Console, request: Request, gone: set[str]) -> "list[Archived]":
+    """One look at the run; a generation that was deleted while it was read is left out."""
+    from autockpt.integrations.archive.records import ArchiveFile
+    from autockpt.integrations.archive.writing import FULL_EVERY, add_generation, open_archive
+    from autockpt.integrations.image_reader import commit_of
+    from autockpt.integrations.places import find_place, good_generations
+    from autockpt.values.errors import AutockptError
+
+    place = find_place(request.source)
+    chosen = request.generation or place.generation
+    names = [chosen] if chosen else good_generations(place.directory)
+    about = ArchiveFile(
+        run_id=commit_of(os.path.join(place.directory, names[-1])).run_id,
+        codec=cast("Codec", request.codec), full_every=request.full_every or FULL_EVERY,
+    )  # fmt: skip
+    done: list[Archived] = []
+    with contextlib.closing(open_archive(request.destination, about)) as archive:
+        there = archive.names()
+        newer = names if chosen else [n for n in names if not there or n > there[-1]]
+        for name in (name for name in newer if name not in gone):
+            folder = os.path.join(place.directory, name)
+            try:
+                done.append(add_generation(archive, folder))
+            except AutockptError as error:
+                if not request.follow or os.path.exists(os.path.join(folder, "COMMIT")):
+                    raise
+                gone.add(name)
+                console.say(f"{name}: was deleted before it was archived ({error})")
+                continue
+            console.result(_added(done[-1]))
+    return done
+
+
+def _added(one: "Archived") -> str:
+    from autockpt.values.units import format_bytes
+
+    kind = f"LOSSY ({one.codec}), against {one.base}" if one.lossy else "lossless"
+    return (
+        f"{one.generation} (step {one.step}): {format_bytes(one.raw_bytes)} -> "
+        f"{format_bytes(one.stored_bytes)}, {one.ratio:.1f}x, {kind}, {one.seconds:.1f} s"
+    )
+
+
+def bring_back(
+    console: Console, source: str, destination: str, target: str, generation: str | None, *,
+    force: bool,
+) -> int:  # fmt: skip
+    """A member as a run; exit code."""
+    from autockpt.integrations.archive.restoring import TARGET, lossy_of, restore_member
+    from autockpt.values.errors import ConfigError
+    from autockpt.values.record import to_data
+    from autockpt.values.units import format_bytes
+
+    if target != TARGET:
+        raise ConfigError(
+            f"{source}: is an archive; make a run of it first: autockpt convert {source} RUN "
+            f"--to autockpt, then autockpt convert RUN {destination} --to {target}"
+        )
+    done = restore_member(source, destination, generation, force=force)
+    lossy = lossy_of(source, done.generation)
+    console.object("convert", {**to_data(done), "lossy": lossy})
+    console.result(
+        f"{done.generation} (step {done.step}) -> {destination}: {done.tensors} tensors, "
+        f"{format_bytes(done.bytes)}"
+    )
+    if lossy:
+        console.warn(f"LOSSY: {lossy}; a training that goes on from it is another one")
+    console.next(f"autockpt run --run-dir {destination} SCRIPT")
+    return 0
+
+
+def ls(console: Console, path: str) -> None:
+    """The members, oldest first."""
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.values.units import format_bytes
+
+    with contextlib.closing(Archive(path)) as archive:
+        rows = [_row(archive, name) for name in archive.names()]
+        console.object("ls", {"archive": path, "codec": archive.about.codec, "generations": rows})
+    if not rows:
+        console.say(f"{path}: an archive without generations")
+        return
+    console.table(
+        ("generation", "step", "size", "ratio", "codec", "needs", "note"),
+        (
+            (
+                row["generation"], str(row["step"]), format_bytes(row["bytes"]),
+                f"{row['ratio']:.1f}x", row["codec"], row["base"] or "-",
+                row["note"],
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+    console.next(f"autockpt verify {path}")
+
+
+def _row(archive: "Archive", name: str) -> dict[str, Any]:
+    from autockpt.integrations.archive.quality import stored_quality
+
+    file = archive.open(name)
+    member: Member = file.member
+    found = stored_quality(archive, name)
+    note = "LOSSY" if member.lossy else ""
+    return {
+        "generation": name, "step": member.step, "bytes": file.bytes,
+        "ratio": member.raw_bytes / file.bytes, "codec": member.codec, "base": member.base,
+        "lossy": member.lossy, "ranks": len(member.ranks), "created_s": member.created_s,
+        "note": f"{note}: {found}" if found else note,
+    }  # fmt: skip
+
+
+def show(console: Console, path: str, generation: str | None, *, tensors: bool) -> None:
+    """One member."""
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.values.record import to_data
+
+    with contextlib.closing(Archive(path)) as archive:
+        name = generation or archive.newest()
+        row = _row(archive, name)
+        groups = archive.open(name).member.groups
+        console.object("show", {**row, "archive": path, "groups": to_data(groups)})
+    row["created"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.pop("created_s")))
+    row["lossy"] = row.pop("note") or "no: every tensor comes back to the bit"
+    for key, value in row.items():
+        console.result(f"{key:<13} {value}")
+    if tensors:
+        console.result("")
+        console.table(
+            ("tensor", "dtype", "shape", "bytes stored with its group", "lossy"),
+            (
+                (
+                    tensor.key, tensor.dtype, str(list(tensor.shape)),
+                    str(sum(f.length for block in group.blocks for f in block.frames)),
+                    "LOSSY" if group.lossy else "",
+                )
+                for group in groups
+                for tensor in group.tensors
+            ),
+        )  # fmt: skip
+
+
+def verify(console: Console, path: str, generation: str | None, *, every: bool) -> int:
+    """Decodes members and compares what comes out with its digests; exit code."""
+    from autockpt.integrations.archive.reading import Archive
+    from autockpt.values.errors import CorruptCheckpointError
+    from autockpt.values.units import format_bytes
+
+    problems: dict[str, str] = {}
+    with contextlib.closing(Archive(path)) as archive:
+        for name in archive.names() if every else [generation or archive.newest()]:
+            try:
+                count = archive.verify(name)
+                console.result(f"ok       {name}: {format_bytes(count)} decoded")
+            except CorruptCheckpointError as error:
+                problems[name] = str(error)
+                console.result(f"DAMAGED  {name}: {error}")
+    console.object("verify", {"archive": path, "ok": not problems, "problems": problems})
+    return CorruptCheckpointError.exit_code if problems else 0

@@ -1,0 +1,201 @@
+"""One shard or parity on its way into a guest slot: its transfers, its one ending.
+
+What stands in the slot at the end differs (a copy, a parity, a shard that is rebuilt), how it comes
+does not: chunks of sealed images are fetched from several nodes at once, each verified, and when
+the last transfer has ended the slot gets its description.  One that fails ends all.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from autockpt.executors.image import ImageIndex, trailer_capacity, write_trailer
+from autockpt.executors.memory import page_align
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.transfer.destination import Destination, SlotDestination
+from autockpt.executors.transfer.events import Fetched, TransferFailed
+from autockpt.executors.transfer.frames import Span, Subject
+from autockpt.executors.transfer.pool import TransferPool
+from autockpt.executors.transfer.transfer import Transfer
+from autockpt.values.errors import AutockptError, ProtocolError
+
+DEADLINE_S = 600.0
+"""For one shard, however lively the other end is; a silent one is dropped far sooner."""
+FINAL = ("refused", "corrupt")
+"""Faults after which asking the same node again is in vain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Chunks that one node sends."""
+
+    node: int
+    subject: Subject
+    root: str
+    spans: tuple[Span, ...]
+    destination: Destination
+
+
+class Filling(Protocol):
+    """What a guest slot is filled with."""
+
+    image_bytes: int
+    """Most that the slot has to hold, its description left out."""
+    spare_bytes: int
+    """Memory that is needed beside the slot meanwhile."""
+
+    def parts(self, view: memoryview) -> list[Part]:
+        """What is to be fetched to fill `view`.  Raises AutockptError."""
+
+    def finish(self) -> ImageIndex:
+        """All parts came: completes the bytes, and describes them.  Raises AutockptError."""
+
+
+class Copying:
+    """A whole shard from one node."""
+
+    spare_bytes = 0
+
+    def __init__(self, order: p.FetchShard, run_id: str) -> None:
+        self._source = order.sources[0]
+        self._subject = subject_of(order.shard, run_id)
+        self._index: ImageIndex | None = None
+        self.image_bytes = page_align(order.shard.bytes)
+
+    def parts(self, view: memoryview) -> list[Part]:
+        """All of it, in place."""
+        subject = self._subject
+        image = view[: subject.image_bytes]
+        return [
+            Part(
+                node=self._source.node, subject=subject, root=self._source.shard.root,
+                spans=(Span(start=0, stop=subject.chunks),),
+                destination=SlotDestination(image, subject, sealed=self._sealed),
+            )
+        ]  # fmt: skip
+
+    def _sealed(self, index: ImageIndex) -> None:
+        self._index = index
+
+    def finish(self) -> ImageIndex:
+        """As its owner described it."""
+        if self._index is None:
+            raise ProtocolError("a copy ended without its index")
+        return self._index
+
+
+def subject_of(shard: p.HeldShard, run_id: str) -> Subject:
+    """What a sealed shard or parity is in a transfer."""
+    return Subject(
+        what="image" if shard.parity is None else "parity", run_id=run_id,
+        generation=shard.generation, step=shard.step, rank=shard.rank,
+        world_size=shard.world_size, layout_digest=shard.layout_digest,
+        image_bytes=shard.bytes, chunk_bytes=shard.chunk_bytes,
+    )  # fmt: skip
+
+
+class Bringing:
+    """One FetchShard that is being carried out."""
+
+    def __init__(
+        self,
+        order: p.FetchShard,
+        filling: Filling,
+        *,
+        complete: Callable[["Bringing", ImageIndex], None],
+        failed: Callable[["Bringing", str, bool], None],
+    ) -> None:
+        """`complete(self, index)` or `failed(self, reason, final)` is called once, on any thread,
+        unless it was aborted before; then nothing writes into the slot any more."""
+        self.order = order
+        self.filling = filling
+        self.began_s = time.monotonic()
+        self.nbytes = 0
+        self._complete, self._failed = complete, failed
+        self._view: memoryview | None = None
+        self._transfers: dict[str, Transfer] = {}
+        self._missing: set[str] = set()
+        self._over = False
+        self._lock = threading.RLock()
+        self._writing = threading.Lock()
+        """Held while the slot is completed, which takes no transfer."""
+
+    def is_over(self) -> bool:
+        """It was aborted, or has failed."""
+        return self._over
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of the guest slot."""
+        return self.filling.image_bytes + self._trailer_bytes
+
+    @property
+    def _trailer_bytes(self) -> int:
+        return trailer_capacity(self.filling.image_bytes, self.order.shard.chunk_bytes)
+
+    def start(
+        self, pool: TransferPool, view: memoryview, find: Callable[[int], tuple[str, int]]
+    ) -> None:
+        """Begins all transfers into `view`, `slot_bytes` long; `find(node)`: where it serves.
+
+        Raises AutockptError.
+        """
+        parts = self.filling.parts(view[: self.filling.image_bytes])
+        addresses = {part.node: find(part.node) for part in parts}
+        with self._lock:  # events of the first ones wait until all have begun
+            if self._over:
+                return
+            self._view = view
+            for part in parts:
+                transfer = pool.fetch(
+                    part.node, addresses[part.node], part.subject, part.root, part.destination,
+                    deadline_s=DEADLINE_S, chunks=part.spans,
+                )  # fmt: skip
+                self._transfers[transfer.name] = transfer
+                self._missing.add(transfer.name)
+        if not parts:
+            self._finish()
+
+    def heard(self, event: Fetched | TransferFailed) -> bool:
+        """An event of the pool, on a thread of transfers; False when it is of another fetch."""
+        with self._lock:
+            if event.transfer not in self._transfers:
+                return False
+            self._missing.discard(event.transfer)
+            if isinstance(event, Fetched):
+                self.nbytes += event.nbytes
+            last = not self._missing and not self._over
+        if isinstance(event, TransferFailed):
+            self.fail(f"node {event.node}: {event.reason}", final=event.fault in FINAL)
+        elif last:
+            self._finish()
+        return True
+
+    def fail(self, reason: str, *, final: bool) -> None:
+        """It cannot be had; the first reason counts."""
+        if self.abort(reason):
+            self._failed(self, reason, final)
+
+    def abort(self, reason: str) -> bool:
+        """Nothing of it writes into the slot when this returns; False: it was over before."""
+        with self._lock:
+            before, self._over = self._over, True
+            transfers = list(self._transfers.values())
+        for transfer in transfers:
+            transfer.abort(reason)
+        with self._writing:
+            return not before
+
+    def _finish(self) -> None:
+        try:
+            with self._writing:
+                if self._over or self._view is None:
+                    return
+                index = self.filling.finish()
+                write_trailer(self._view[self.filling.image_bytes :], index)
+        except AutockptError as error:
+            self.fail(str(error), final=True)
+            return
+        self._complete(self, index)

@@ -1,0 +1,278 @@
+"""A gate that opens while the training idles: chunks move in the windows of an iteration.
+
+First fit: a chunk passes when the open window is expected to last longer than it takes, with a
+margin; else it waits for a window that does.  One chunk at a time, so that a window which closes
+early costs one chunk of overlap.  What does not fit into the windows that are still ahead of the
+optimizer's step moves beside the compute, at the pace that just makes it; where windows are too
+small to matter nothing is held back at all, which is plain lazy copying.  At the fence everything
+passes.  Chunks are as large as the short windows allow.
+
+Source: BAFT (Front. Comput. Sci. 19(1), 2025) for the windows, Gemini (SOSP'23) for the partition
+of traffic by alpha + n / B with a safety margin, and for spreading over iterations.
+"""
+
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autockpt.executors.laps import Laps
+
+MARGIN = 0.2
+"""Part of a window that is left free: chunks and windows scatter by about this much."""
+UNKNOWN_BYTES_PER_S = 2e9
+"""A mover whose pace nobody measured: slower than any host copy; its own is soon known."""
+YIELD_SHARE = 0.1
+"""Windows that take less than this fraction of the bytes are not worth waiting for."""
+ALPHA_S = 50e-6
+"""Start of a chunk: waking the mover, entering Python again."""
+CHUNKS = tuple(2**20 * n // 4 for n in (16, 8, 4, 2, 1))
+"""Sizes a mover is offered, bytes, the largest first; smaller ones cost more than they fill."""
+NEARLY_ALL = 0.95
+"""A larger chunk that fills the windows this well is as good as the best."""
+MEMORY_RATES = 15
+"""Chunks whose pace is remembered; the median counts."""
+MOVES = 512
+"""Chunks remembered for the report."""
+
+Passed = Literal["window", "overlap", "fence"]
+
+
+@dataclass(slots=True)
+class Move:
+    """One chunk on its way."""
+
+    began_s: float
+    ended_s: float
+    """Expected; as measured once its mover asks for the next."""
+    nbytes: int
+    how: Passed
+
+
+@dataclass(slots=True)
+class WindowUse:
+    """What became of the bytes of one transfer."""
+
+    nbytes: int = 0
+    passed: dict[Passed, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
+    """Bytes by how they passed."""
+    blocked_s: float = 0.0
+    reason: str = ""
+    """Why windows were not used, "" if they were."""
+    chunk_bytes: int = CHUNKS[0]
+    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOVES))
+    """The newest chunks."""
+
+    @property
+    def share(self) -> float:
+        """Fraction of the bytes that passed inside windows."""
+        return self.passed["window"] / max(1, sum(self.passed.values()))
+
+
+_KINDS: tuple[Passed, ...] = ("window", "overlap", "fence")
+
+
+class WindowGate:
+    """Implements `gate.Gate`; `began`, `ended`, `step_began` and `boundary` are told by the
+    training thread (a few microseconds each), all else belongs to whoever moves bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        bytes_per_s: float = UNKNOWN_BYTES_PER_S,
+        margin: float = MARGIN,
+        longest_wait_s: float = 1.0,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        """`bytes_per_s`: of the mover alone, until its own pace is known."""
+        self.longest_wait_s = longest_wait_s
+        self.use = WindowUse()
+        self._laps = Laps()
+        self._margin = margin
+        self._now_s = now_s
+        self._changed = threading.Condition()
+        self._sleep = sleep or self._changed.wait
+        self._rates: deque[float] = deque([bytes_per_s], maxlen=MEMORY_RATES)
+        self._moving: dict[int, Move] = {}
+        """By thread its last chunk: its next question tells how long that took."""
+        self._busy_until_s = 0.0
+        self._paid_at_s = 0.0
+        self._left = 0
+        self._rooms: list[int] = []
+        """Bytes that the windows of a lap take from the n-th on; worked out once a lap."""
+        self._laps_left = 1
+        self._hurried = True
+        """Nothing is known yet, or the fence waits."""
+
+    # ------------------------------------------------------------------ the training thread
+
+    def began(self, what: str) -> None:
+        """A chunk of compute, or a collective, begins."""
+        with self._changed:
+            self._laps.began(what, self._now_s())
+
+    def ended(self, what: str) -> None:
+        """It ended."""
+        with self._changed:
+            self._laps.ended(self._now_s())
+            self._changed.notify_all()
+
+    def step_began(self) -> None:
+        """The optimizer's step begins."""
+        with self._changed:
+            self._laps.step_began(self._now_s())
+
+    def boundary(self) -> None:
+        """The optimizer's step ended."""
+        with self._changed:
+            self._laps.boundary(self._now_s())
+            self._rooms = []
+            self._laps_left = max(1, self._laps_left - 1)
+            self._changed.notify_all()
+
+    def hurry(self) -> None:
+        """Somebody waits for the result: everything passes until the next `begin`."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the mover
+
+    def hand_in(self, lengths_s: Mapping[int, float], fingerprint: str) -> None:
+        """Lengths by window from a profile; refused by the first lap of another order."""
+        with self._changed:
+            self._laps.hand_in(lengths_s, fingerprint)
+
+    @property
+    def refused(self) -> str:
+        """Why a profile's windows were not used, "" if they were or there were none."""
+        return self._laps.refused
+
+    def lap(self) -> tuple[float, list[tuple[float, float]]]:
+        """(begin of this iteration, its windows that have closed), seconds of the clock."""
+        with self._changed:
+            now = self._laps.now
+            pairs = zip(now.opened_s, now.lengths_s, strict=True)
+            return now.began_s, [(at_s, at_s + length_s) for at_s, length_s in pairs]
+
+    def begin(self, nbytes: int, *, laps: int = 1) -> WindowUse:
+        """A transfer of `nbytes` begins, to be through within `laps` iterations.
+
+        Chooses the chunk size and whether to use windows at all; returns what becomes of it.
+        """
+        with self._changed:
+            self._moving = {}
+            self.use = use = WindowUse(nbytes=nbytes)
+            self._left, self._laps_left = nbytes, laps
+            self._paid_at_s, self._rooms = 0.0, []
+            use.chunk_bytes = self._chunk_bytes()
+            use.reason = self._not_worth(nbytes, laps, use.chunk_bytes)
+            self._hurried = bool(use.reason)
+            return use
+
+    def wait(self, nbytes: int) -> float:
+        """Blocks until `nbytes` fit into a window, must move beside compute, or time is up."""
+        if nbytes <= 0:
+            return 0.0
+        with self._changed:
+            start_s = now_s = self._now_s()
+            self._measure(now_s)
+            until_s = start_s + self.longest_wait_s
+            while True:
+                how, wait_s = self._judge(nbytes, now_s)
+                if how is not None or now_s >= until_s:
+                    break
+                self._sleep(min(wait_s, until_s - now_s))
+                now_s = self._now_s()
+            self._pass(nbytes, now_s, how or "overlap")
+            # A wake-up is never on time to the microsecond; the contract is what was asked for.
+            blocked_s = min(now_s - start_s, self.longest_wait_s)
+            self.use.blocked_s += blocked_s
+            return blocked_s
+
+    # ------------------------------------------------------------------ decisions
+
+    def _judge(self, nbytes: int, now_s: float) -> tuple[Passed | None, float]:
+        """(how it passes now, or None; seconds until it is worth asking again)."""
+        if self._hurried:
+            return ("fence" if not self.use.reason else "overlap"), 0.0
+        free_s = self._laps.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
+        needs_s = self._takes_s(nbytes) * (1 + self._margin)
+        if needs_s <= free_s:
+            return "window", 0.0
+        if free_s > NEARLY_ALL * max(self._laps.forecasts_s, default=math.inf):
+            return "overlap", 0.0  # fits nowhere: it begins with the longest window at least
+        excess = self._left - self._room(now_s)
+        if excess <= 0:
+            return None, self.longest_wait_s
+        if now_s >= self._paid_at_s:
+            self._paid_at_s = now_s + nbytes / excess * self._beside_s(now_s)
+            return "overlap", 0.0
+        return None, self._paid_at_s - now_s
+
+    def _pass(self, nbytes: int, now_s: float, how: Passed) -> None:
+        self._left = max(0, self._left - nbytes)
+        self._busy_until_s = max(now_s, self._busy_until_s) + self._takes_s(nbytes)
+        self.use.passed[how] += nbytes
+        move = Move(now_s, self._busy_until_s, nbytes, how)
+        self._moving[threading.get_ident()] = move
+        self.use.moves.append(move)
+
+    def _measure(self, now_s: float) -> None:
+        """How fast this thread's last chunk moved: it asks for the next as soon as it is done."""
+        move = self._moving.pop(threading.get_ident(), None)
+        if move is not None and now_s - move.began_s > ALPHA_S:
+            move.ended_s = now_s
+            self._rates.append(move.nbytes / (now_s - move.began_s))
+
+    def _takes_s(self, nbytes: int) -> float:
+        return ALPHA_S + nbytes / sorted(self._rates)[len(self._rates) // 2]
+
+    def _filled(self, window_s: float, chunk: int) -> int:
+        """Bytes that a window takes, in whole chunks."""
+        return int(window_s / ((1 + self._margin) * self._takes_s(chunk))) * chunk
+
+    def _room(self, now_s: float) -> int:
+        """Bytes that the windows take which are left of the iterations this transfer has."""
+        laps, chunk = self._laps, self.use.chunk_bytes
+        self._rooms = rooms = self._rooms or self._from_window_on(chunk)
+        room = self._filled(laps.left_s(now_s), chunk) + rooms[min(laps.following, len(rooms) - 1)]
+        return room + rooms[0] * (self._laps_left - 1)
+
+    def _from_window_on(self, chunk: int) -> list[int]:
+        """[bytes of all windows, of all but the first, ..., 0]."""
+        each_s = (1 + self._margin) * self._takes_s(chunk)
+        taken = [int(window_s / each_s) * chunk for window_s in self._laps.forecasts_s]
+        return [*itertools.accumulate(reversed(taken), initial=0)][::-1]
+
+    def _beside_s(self, now_s: float) -> float:
+        """Time left of the lap, windows apart: what overlaps is spread over it."""
+        laps = self._laps
+        end_s = laps.now.began_s + laps.lap_s - now_s + (self._laps_left - 1) * laps.lap_s
+        return max(0.0, end_s - laps.left_s(now_s) - sum(laps.forecasts_s[laps.following :]))
+
+    def _chunk_bytes(self) -> int:
+        """The largest size that fills the windows about as well as any."""
+        filled = [self._from_window_on(chunk)[0] for chunk in CHUNKS]
+        good = NEARLY_ALL * max(filled, default=0)
+        return next(c for c, fill in zip(CHUNKS, filled, strict=True) if fill >= good)
+
+    def _not_worth(self, nbytes: int, laps: int, chunk: int) -> str:
+        """A sentence when windows do not help this transfer."""
+        if not self._laps.learned:
+            return "no windows known yet: the first iterations show them"
+        room = laps * self._from_window_on(chunk)[0]
+        if room >= YIELD_SHARE * nbytes:
+            return ""
+        longest_s = max(self._laps.forecasts_s, default=0.0)
+        needed_s = self._takes_s(CHUNKS[-1]) * (1 + self._margin)
+        return (
+            f"windows take {room} of {nbytes} bytes (longest {longest_s * 1e3:.2f} ms, the "
+            f"smallest chunk needs {needed_s * 1e3:.2f} ms): copied beside the compute"
+        )

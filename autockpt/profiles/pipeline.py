@@ -1,0 +1,164 @@
+"""Where a pipeline idles, by a list scheduler: orders of chunks and their times -> gaps.
+
+Each rank runs its chunks in its order, each as soon as what it needs is there:
+
+    forward(stage s)   needs forward(s - 1), one transfer later if that is another rank
+    backward(stage s)  needs backward(s + 1) likewise; on the last stage its own forward
+    weights(stage s)   needs inputs(s)
+
+An optimizer's step of `step_s` ends the iteration of a rank, and the next begins at once: no rank
+waits for another between iterations.  So the gap at the end of one iteration goes on at the
+beginning of the next, and a steady iteration is read off after the first ones.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autockpt.values.errors import ConfigError
+from autockpt.values.pipeline import Action, Order
+
+Span = tuple[float, float]
+"""(begin, end), seconds."""
+_Done = dict[tuple[int, str, int, int], float]
+"""(stage, kind, micro-batch, iteration) -> when it ended."""
+STEADY_AFTER = 2
+"""Iterations until the pipeline repeats itself: the first fills it, the second follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTimes:
+    """Seconds of one stage's chunks."""
+
+    forward_s: float
+    backward_s: float
+    inputs_s: float = 0.0
+    """Backward for the inputs alone, where a schedule splits it."""
+    weights_s: float = 0.0
+
+    def of(self, action: Action) -> float:
+        """Of one action."""
+        return {
+            "F": self.forward_s, "B": self.backward_s, "I": self.inputs_s, "W": self.weights_s
+        }[action.kind]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """When each rank computes; rank -> spans in order."""
+
+    spans: tuple[tuple[Span, ...], ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first begin to the last end."""
+        return max(s[-1][1] for s in self.spans) - min(s[0][0] for s in self.spans)
+
+    @property
+    def idle_share(self) -> float:
+        """Mean fraction of the makespan in which a rank computes nothing."""
+        busy_s = sum(end - begin for spans in self.spans for begin, end in spans)
+        return 1.0 - busy_s / (len(self.spans) * self.makespan_s)
+
+    def gaps(self, rank: int) -> tuple[Span, ...]:
+        """Stretches of the makespan in which a rank idles, its ends included."""
+        began = min(s[0][0] for s in self.spans)
+        edges = [(began, began), *self.spans[rank], (began + self.makespan_s,) * 2]
+        found = [(a[1], b[0]) for a, b in itertools.pairwise(edges)]
+        return tuple((a, b) for a, b in found if b - a > 1e-9 * self.makespan_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyGap:
+    """A gap of one rank's repeating iteration."""
+
+    after: int
+    """Chunks of the iteration that ended before it; 0: it follows the optimizer's step."""
+    offset_s: float
+    """From the end of the optimizer's step."""
+    length_s: float
+
+
+def timetable(
+    orders: Sequence[Order],
+    times: Sequence[ChunkTimes],
+    *,
+    transfer_s: float = 0.0,
+    step_s: float = 0.0,
+    iterations: int = 1,
+) -> Timetable:
+    """Runs `orders` (one a rank) with `times` (one a stage).
+
+    Raises ConfigError when an order waits for ever, or names a stage without times.
+    """
+    owner = {action.stage: rank for rank, order in enumerate(orders) for action in order}
+    if not owner or max(owner) >= len(times):
+        raise ConfigError(f"pipeline: {len(times)} stages with times, orders name {sorted(owner)}")
+    done: _Done = {}
+    spans: list[list[Span]] = [[] for _ in orders]
+    free_s, place = [0.0] * len(orders), [0] * len(orders)
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while place[rank] < len(order) * iterations:
+                lap, at = divmod(place[rank], len(order))
+                action = order[at]
+                ready_s = _ready(action, lap, done, owner, len(times), transfer_s)
+                if ready_s is None:
+                    break
+                begin_s = max(free_s[rank] + (step_s if lap and not at else 0.0), ready_s)
+                free_s[rank] = begin_s + times[action.stage].of(action)
+                spans[rank].append((begin_s, free_s[rank]))
+                done[action.stage, action.kind, action.microbatch, lap] = free_s[rank]
+                place[rank], moved = place[rank] + 1, True
+    stuck = [f"rank {r} at {orders[r][n % len(orders[r])]}" for r, n in enumerate(place)
+             if n < len(orders[r]) * iterations]  # fmt: skip
+    if stuck:
+        raise ConfigError(f"pipeline: the orders wait for each other: {', '.join(stuck)}")
+    return Timetable(spans=tuple(tuple(s) for s in spans))
+
+
+def _ready(
+    action: Action, lap: int, done: _Done, owner: dict[int, int], stages: int, transfer_s: float
+) -> float | None:
+    """When an action's input is there; None: not yet known."""
+    stage, kind, microbatch = action.stage, action.kind, action.microbatch
+    if kind == "W":
+        return done.get((stage, "I", microbatch, lap))
+    ahead = stage - 1 if kind == "F" else stage + 1
+    if ahead < 0:
+        return 0.0
+    if ahead == stages:
+        return done.get((stage, "F", microbatch, lap))
+    kinds = "F" if kind == "F" else "BI"
+    ends = [done[key] for k in kinds if (key := (ahead, k, microbatch, lap)) in done]
+    if not ends:
+        return None
+    return ends[0] + (transfer_s if owner[ahead] != owner[stage] else 0.0)
+
+
+def steady_gaps(
+    orders: Sequence[Order],
+    times: Sequence[ChunkTimes],
+    *,
+    transfer_s: float = 0.0,
+    step_s: float = 0.0,
+    shortest_s: float = 0.0,
+) -> tuple[tuple[SteadyGap, ...], ...]:
+    """Gaps longer than `shortest_s` of each rank in an iteration that repeats itself."""
+    table = timetable(
+        orders, times, transfer_s=transfer_s, step_s=step_s, iterations=STEADY_AFTER + 1
+    )
+    found = []
+    for order, spans in zip(orders, table.spans, strict=True):
+        lap = spans[STEADY_AFTER * len(order) :]
+        began_s = spans[STEADY_AFTER * len(order) - 1][1] + step_s
+        ends = [began_s, *(end for _, end in lap)]
+        gaps = [
+            SteadyGap(after=n, offset_s=end - began_s, length_s=begin - end)
+            for n, (end, (begin, _)) in enumerate(zip(ends, lap, strict=False))
+        ]
+        longest_s = max(1e-9 * (ends[-1] - began_s), shortest_s)
+        found.append(tuple(gap for gap in gaps if gap.length_s > longest_s))
+    return tuple(found)

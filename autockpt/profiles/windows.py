@@ -1,0 +1,128 @@
+"""Iterations as they ran -> the windows in which a rank idles, and what they belong to."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from autockpt.profiles.estimators import distribution
+from autockpt.profiles.samples import LapSample
+from autockpt.values.errors import ConfigError
+from autockpt.values.pipeline import order_digest
+from autockpt.values.profile import Bubble, Distribution, Lap, Profile
+
+SHORTEST_S = 200e-6
+"""A gap below this (p50) takes no chunk worth its start."""
+STRAGGLER = 1.5
+"""Chunks of a stage that take so many times the others' are said to."""
+OVERHEAD_LIMIT = 0.01
+"""Beyond this fraction of an iteration the probe disturbs what it measures."""
+
+
+def usual(samples: Sequence[LapSample]) -> list[LapSample]:
+    """The iterations with the most frequent order."""
+    if not samples:
+        raise ConfigError("windows: no whole iteration was recorded; give the script more steps")
+    marks, _ = Counter(sample.marks for sample in samples).most_common(1)[0]
+    return [sample for sample in samples if sample.marks == marks]
+
+
+def lap(samples: Sequence[LapSample], *, rank: int, schedule: str = "") -> Lap:
+    """What the iterations have in common.  Raises ConfigError without samples."""
+    kept = usual(samples)
+    chunks: dict[str, list[float]] = {}
+    for sample in kept:
+        for what, (begin_s, end_s) in zip(sample.marks, sample.spans, strict=True):
+            chunks.setdefault(_kind(what), []).append(end_s - begin_s)
+    total_s = sum(sample.lap_s for sample in kept)
+    return Lap(
+        rank=rank,
+        schedule=schedule,
+        fingerprint=order_digest(kept[0].marks),
+        lap_s=distribution(sample.lap_s for sample in kept),
+        chunk_s={kind: distribution(values) for kind, values in sorted(chunks.items())},
+        odd=len(samples) - len(kept),
+        overhead=sum(s.probe_s for s in kept) / total_s if total_s > 0 else 0.0,
+    )
+
+
+def device_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, ...]:
+    """Gaps between the chunks of a pipeline, from the boundary to the optimizer's step."""
+    kept = [s for s in usual(samples) if s.marks]
+    if not kept:
+        return ()
+    gaps = []
+    for after in range(len(kept[0].marks) + 1):
+        begins = [s.spans[after - 1][1] if after else 0.0 for s in kept]
+        ends = [s.spans[after][0] if after < len(s.spans) else s.step_s for s in kept]
+        length = distribution(max(0.0, e - b) for b, e in zip(begins, ends, strict=True))
+        if length.p50 >= SHORTEST_S:
+            gaps.append(
+                Bubble(rank=rank, offset_s=distribution(begins), length_s=length, after=after)
+            )
+    return tuple(gaps)
+
+
+def network_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, ...]:
+    """Stretches of an iteration between collectives, which may overlap each other."""
+    kept = [s for s in usual(samples) if s.marks]
+    found: dict[int, list[tuple[float, float]]] = {}
+    for sample in kept:
+        busy_until_s, after = 0.0, 0
+        ends = [*sorted(sample.spans), (sample.lap_s, sample.lap_s)]
+        for number, (begin_s, end_s) in enumerate(ends):
+            if begin_s - busy_until_s > 0.0:
+                found.setdefault(after, []).append((busy_until_s, begin_s - busy_until_s))
+            if end_s >= busy_until_s:
+                busy_until_s, after = end_s, number + 1
+    windows = []
+    for gaps in found.values():
+        length = distribution([g[1] for g in gaps] + [0.0] * (len(kept) - len(gaps)))
+        if length.p50 >= SHORTEST_S:
+            offset = distribution(g[0] for g in gaps)
+            windows.append(Bubble(rank=rank, offset_s=offset, length_s=length, what="network"))
+    return tuple(sorted(windows, key=lambda bubble: bubble.offset_s.p50))
+
+
+def wait_bubble(wait_s: Distribution | None, *, rank: int) -> tuple[Bubble, ...]:
+    """The wait for data, at the begin of an iteration: device and network idle."""
+    if wait_s is None or wait_s.p50 < SHORTEST_S:
+        return ()
+    nothing = distribution([0.0])
+    return (Bubble(rank=rank, offset_s=nothing, length_s=wait_s, what="data_wait"),)
+
+
+def window_warnings(profile: Profile) -> list[str]:
+    """A sentence for each rank whose windows should be trusted less."""
+    said = [
+        f"windows of rank {lap.rank}: the probe took {lap.overhead:.1%} of an iteration, more than "
+        f"{OVERHEAD_LIMIT:.0%}: gaps may be its own"
+        for lap in profile.laps
+        if lap.overhead > OVERHEAD_LIMIT
+    ]
+    return said + stragglers(profile.laps)
+
+
+def stragglers(laps: Sequence[Lap]) -> list[str]:
+    """Stages whose chunks take longer than those of the others: gaps elsewhere wait for them."""
+    said = []
+    chunks = chunk_times([lap for lap in laps if lap.schedule])
+    for kind in "FBIW":
+        times = {name: s for name, s in chunks.items() if name.endswith(kind) and s > 0}
+        usual_s = sorted(times.values())[len(times) // 2] if times else 0.0
+        said += [
+            f"stage {name[:-1]}: its {kind} chunks take {s / usual_s:.1f} times the usual time; "
+            "the gaps of other ranks wait for it, and follow it when it is balanced"
+            for name, s in times.items()
+            if len(times) > 2 and s > STRAGGLER * usual_s
+        ]
+    return said
+
+
+def chunk_times(laps: Sequence[Lap]) -> dict[str, float]:
+    """Median seconds of each stage's chunks (0F, 0B, ...) over all ranks."""
+    return {kind: d.p50 for lap in laps for kind, d in lap.chunk_s.items()}
+
+
+def _kind(what: str) -> str:
+    """0F3 -> 0F: chunks of one stage and kind take the same time; other names stay."""
+    bare = what.rstrip("0123456789")
+    return bare if bare and bare[:-1].isdigit() else what

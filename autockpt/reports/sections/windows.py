@@ -1,0 +1,56 @@
+"""Idle windows: one iteration of each rank with the chunks that moved in them, and why not more."""
+
+from autockpt.reports.charts import gantt
+from autockpt.reports.escape import Child, join, tag
+from autockpt.reports.model import ReportModel
+from autockpt.reports.sections.parts import Section, chart, duration, fraction, table
+from autockpt.reports.windows import RankUse, Windows
+from autockpt.values.units import format_bytes
+
+HEADS = (
+    "", "windows", "idle in them", "longest", "snapshots", "moved inside", "waited for",
+    "chunk", "why not",
+)  # fmt: skip
+
+
+def section(model: ReportModel) -> Section | None:
+    """Chart and table, None where no windows were looked for."""
+    shown = model.windows
+    if shown is None:
+        return None
+    body = join(
+        tag("p", _lead(shown), class_="lead"),
+        chart(gantt.draw(shown.iteration), gantt.legend(shown.iteration))
+        if shown.iteration.rows
+        else None,
+        table(HEADS, [_row(rank) for rank in shown.ranks],
+              caption="Windows of an iteration by rank", numbers=tuple(range(1, 8))),
+    )  # fmt: skip
+    return Section(id="windows", title="Idle windows", body=body)
+
+
+def _lead(shown: Windows) -> str:
+    name = f"{shown.schedule}: " if shown.schedule else ""
+    if not shown.step:
+        return (
+            f"{name}where each rank computes nothing in an iteration, as measured; lengths are "
+            "10th percentiles, the chart shows medians."
+        )
+    return (
+        f"{name}the iteration after step {shown.step}, from one optimizer's step to the next: the "
+        "time in which each rank computed nothing, and the chunks of the checkpoint."
+    )
+
+
+def _row(rank: RankUse) -> tuple[Child, ...]:
+    return (
+        f"rank {rank.rank}",
+        str(rank.windows),
+        duration(rank.idle_s),
+        duration(rank.longest_s),
+        str(rank.snapshots),
+        fraction(rank.window_share),
+        fraction(rank.fence_share),
+        format_bytes(rank.chunk_bytes) if rank.chunk_bytes else "\u2013",
+        rank.why_not,
+    )

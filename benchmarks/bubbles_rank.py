@@ -1,0 +1,286 @@
+"""One rank of `benchmarks.bubbles`: trains, checkpoints in five ways in turn, writes what it saw.
+
+    python -m benchmarks.bubbles_rank RANK OUT.json SETTINGS.json
+
+Blocks of iterations with a checkpoint of every iteration alternate with blocks without, in an order
+that is drawn anew each round and is the same on all ranks.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autockpt.executors.memory import Arena
+from autockpt.executors.recipe import slot_tensor
+from autockpt.executors.snapshot import Snapshotter
+from autockpt.executors.state import LiveState, local_part
+from autockpt.executors.window_gate import WindowGate, WindowUse
+from autockpt.profiles import windows
+from autockpt.profiles.pipeline import ChunkTimes, SteadyGap, steady_gaps
+from autockpt.profiles.probes.laps import LapRecorder
+from autockpt.profiles.probes.pipeline import orders_of
+from autockpt.profiles.probes.stages import StageHooks
+from autockpt.profiles.samples import LapSample
+from autockpt.values.profile import Bubble, Lap
+from benchmarks.pipeline_job import BATCH, EMULATED_WIDTH, PipelineJob, Shape, transfer_s
+
+WAYS = ("blocking", "async", "lazy", "windows")
+WARM = 8
+"""Iterations before anything counts: the windows are learned in them."""
+SLOTS = 2
+
+
+class Marks:
+    """Hands every chunk to the recorder and to the gate."""
+
+    def __init__(self) -> None:
+        self.recorder, self.gate = LapRecorder(), WindowGate()
+        self.mark_s: list[float] = []
+        """What each mark took the training thread, the gate's part."""
+
+    def began(self, what: str) -> None:
+        """A chunk begins."""
+        self.recorder.began(what)
+        self._timed(lambda: self.gate.began(what))
+
+    def ended(self, what: str) -> None:
+        """It ended."""
+        self.recorder.ended(what)
+        self._timed(lambda: self.gate.ended(what))
+
+    def step_began(self) -> None:
+        """The optimizer's step begins."""
+        self.recorder.step_began()
+        self.gate.step_began()
+
+    def boundary(self) -> None:
+        """It ended."""
+        self.recorder.boundary()
+        self._timed(self.gate.boundary)
+
+    def _timed(self, mark: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        mark()
+        self.mark_s.append(time.perf_counter() - began)
+
+
+class Rank:
+    """The training of one rank, and the ways to checkpoint it."""
+
+    def __init__(self, rank: int, shape: Shape) -> None:
+        self.rank, self.shape = rank, shape
+        self.job, self.marks = PipelineJob(shape, rank), Marks()
+        self.hooks = StageHooks(self.marks)
+        self.hooks.attach()
+        self.state = LiveState.of(model=self.job.model, optimizer=self.job.optimizer)
+        self.snapshotter = Snapshotter(self.state, memoryview(bytearray(8 * SLOTS)))
+        self.slots: list[Arena] = []
+        self.pool = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
+        self.uses: list[WindowUse] = []
+        self.step = 0
+
+    def iterate(self, way: str) -> None:
+        """One iteration, and the checkpoint of its end."""
+        self.job.compute()
+        self.marks.step_began()
+        self._fence()
+        self.job.update()
+        self.marks.boundary()
+        self.step += 1
+        self._checkpoint(way)
+
+    def _fence(self) -> None:
+        changed = self.snapshotter.fence(self.job.optimizer)
+        assert not changed, changed
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
+
+    def _checkpoint(self, way: str) -> None:
+        if way == "none":
+            return
+        if not self.slots:
+            layout = self.snapshotter.plan({"step": self.step})
+            self.slots = [Arena.anonymous(layout.image_bytes + 2**16) for _ in range(SLOTS)]
+        arena = self.slots[self.step % SLOTS]
+        if way == "async":
+            self.pending = self.pool.submit(self._copy_all, arena)
+            return
+        self.snapshotter.gate = self.marks.gate if way == "windows" else None
+        self.snapshotter.begin(arena, {"step": self.step}, lazy=way != "blocking")
+        if way == "windows":
+            self.uses.append(self.marks.gate.use)
+
+    def _copy_all(self, arena: Arena) -> None:
+        """Every tensor at once, by torch's own copy: what a plain background thread does."""
+        assert self.snapshotter.layout is not None
+        tensors = self.state.lazy_tensors()
+        with torch.no_grad():
+            for entry in self.snapshotter.layout.entries:
+                if entry.spec.lazy and entry.spec.nbytes:
+                    slot_tensor(arena, entry).copy_(local_part(tensors[entry.spec.name]))
+
+    def block(self, way: str, iterations: int) -> float:
+        """Mean seconds of an iteration; the first one of a block does not count."""
+        dist.barrier()
+        self.iterate(way)
+        began = time.perf_counter()
+        for _ in range(iterations):
+            self.iterate(way)
+        took = time.perf_counter() - began
+        self._fence()
+        return took / iterations
+
+    def proven(self) -> bool:
+        """Whether a checkpoint taken in windows is equal to the state, byte by byte."""
+        self._checkpoint("windows")
+        arena = self.slots[self.step % SLOTS]
+        self.job.compute()
+        self._fence()
+        assert self.snapshotter.layout is not None
+        tensors = self.state.lazy_tensors()
+        return all(
+            torch.equal(slot_tensor(arena, entry), local_part(tensors[entry.spec.name]))
+            for entry in self.snapshotter.layout.entries
+            if entry.spec.lazy and entry.spec.nbytes
+        )
+
+
+def outside_compute(use: WindowUse, laps: list[LapSample], began_s: list[float]) -> float:
+    """Fraction of a transfer's bytes that moved while this rank computed nothing, by the clock."""
+    busy = [
+        (at + begin, at + end)
+        for at, lap in zip(began_s, laps, strict=True)
+        for begin, end in lap.spans
+    ]
+    free = 0.0
+    for move in use.moves:
+        length = max(1e-9, move.ended_s - move.began_s)
+        overlap = sum(
+            max(0.0, min(end, move.ended_s) - max(begin, move.began_s)) for begin, end in busy
+        )
+        free += move.nbytes * max(0.0, 1.0 - overlap / length)
+    return free / max(1, sum(move.nbytes for move in use.moves))
+
+
+def predicted(orders: Any, laps: list[Lap], steps_s: list[float], transfer: float) -> Any:
+    """The scheduler's gaps from the measured medians of chunks."""
+    chunk = windows.chunk_times(laps)
+    times = [
+        ChunkTimes(
+            forward_s=chunk.get(f"{n}F", 0.0), backward_s=chunk.get(f"{n}B", 0.0),
+            inputs_s=chunk.get(f"{n}I", 0.0), weights_s=chunk.get(f"{n}W", 0.0),
+        )
+        for n in range(1 + max(int(kind[:-1]) for kind in chunk))
+    ]  # fmt: skip
+    return steady_gaps(orders, times, transfer_s=transfer, step_s=max(steps_s))
+
+
+def gap_lengths(measured: tuple[Bubble, ...], planned: tuple[SteadyGap, ...]) -> dict[str, Any]:
+    """Measured (p50) and predicted seconds by window."""
+    real = {bubble.after: bubble.length_s.p50 for bubble in measured}
+    plan = {gap.after: gap.length_s for gap in planned}
+    return {str(n): [real.get(n, 0.0), plan.get(n, 0.0)] for n in sorted(real.keys() | plan.keys())}
+
+
+def main() -> None:
+    """Trains and writes the result."""
+    rank, out, given = (
+        int(sys.argv[1]),
+        Path(sys.argv[2]),
+        json.loads(Path(sys.argv[3]).read_text()),
+    )
+    torch.set_num_threads(1)
+    shape = Shape(**given["shape"])
+    dist.init_process_group("gloo", rank=rank, world_size=shape.ranks)
+    me = Rank(rank, shape)
+    result = measure(me, given["rounds"], given["iterations"])
+    out.write_text(json.dumps(result))
+    dist.barrier()
+    me.snapshotter.close()
+    me.pool.shutdown()
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may abort a normal end
+
+
+def measure(me: Rank, rounds: int, iterations: int) -> dict[str, Any]:
+    """Blocks in turn, then the layout of the quiet ones."""
+    recorder = me.marks.recorder
+    for _ in range(WARM):
+        me.iterate("none")
+    for way in WAYS:
+        me.block(way, 1)
+    width = EMULATED_WIDTH if me.shape.forward_s else me.shape.width
+    transfer = transfer_s(me.rank, me.shape.ranks, 4 * BATCH * width)
+    quiet: list[LapSample] = []
+    blocks: list[tuple[str, float, float]] = []
+    shares: list[float] = []
+    order = random.Random(0)
+    for _ in range(rounds):
+        for way in order.sample(WAYS, len(WAYS)):
+            recorder.samples.clear()
+            without = me.block("none", iterations)
+            quiet += recorder.samples[2:]
+            recorder.samples.clear()
+            me.uses.clear()
+            began = time.perf_counter()
+            blocks.append((way, me.block(way, iterations), without))
+            if way == "windows":
+                starts = _lap_starts(recorder, began)
+                shares += [outside_compute(u, recorder.samples, starts) for u in me.uses[1:-1]]
+    return _summary(me, quiet, blocks, shares, transfer)
+
+
+def _lap_starts(recorder: LapRecorder, began_s: float) -> list[float]:
+    """When each recorded lap began: they follow each other, and the last ended just now."""
+    end = recorder._began
+    starts = []
+    for sample in reversed(recorder.samples):
+        end -= sample.lap_s
+        starts.append(end)
+    return starts[::-1]
+
+
+def _summary(
+    me: Rank, quiet: list[LapSample], blocks: list[Any], shares: list[float], transfer: float
+) -> dict[str, Any]:
+    lap = windows.lap(quiet, rank=me.rank, schedule=me.shape.schedule)
+    bubbles = windows.device_bubbles(quiet, rank=me.rank)
+    steps = sorted(sample.lap_s - sample.step_s for sample in quiet)
+    known: list[Any] = [None] * me.shape.ranks
+    dist.all_gather_object(known, (lap, steps[len(steps) // 2]))
+    plan = predicted(
+        orders_of(me.hooks.schedule), [k[0] for k in known], [k[1] for k in known], transfer
+    )
+    marks = sorted(me.marks.mark_s)
+    return {
+        "rank": me.rank,
+        "shape": asdict(me.shape),
+        "lap_s": lap.lap_s.p50,
+        "image_bytes": me.snapshotter.layout.image_bytes if me.snapshotter.layout else 0,
+        "transfer_s": transfer,
+        "gaps": gap_lengths(bubbles, plan[me.rank]),
+        "probe_overhead": lap.overhead,
+        "mark_us_p50": marks[len(marks) // 2] * 1e6,
+        "mark_us_p99": marks[len(marks) * 99 // 100] * 1e6,
+        "blocks": blocks,
+        "shares": shares,
+        "gate_share": [use.share for use in me.uses],
+        "reason": me.marks.gate.use.reason,
+        "proven": me.proven(),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `make bench-codecs` is made of: real tensors, peers in their own environment, rows."""

@@ -1,0 +1,15 @@
+"""Nothing that a checkpoint says is ever executed: no pickle, no exec, no process in a restore."""
+
+import json
+from pathlib import Path
+
+from tests.kill.zygote import Zygote
+
+
+def test_a_restore_unpickles_executes_and_starts_nothing(zygote: Zygote, tmp_path: Path) -> None:
+    """Seen by an audit hook of the interpreter, which also saw that files were opened."""
+    pid = zygote.call("tests.bad_input.audited:restore", {"out": str(tmp_path)}, tmp_path)
+    assert zygote.finish(pid, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert "open" in seen["events"], "the hook sees something"
+    assert seen["forbidden"] == []

@@ -1,0 +1,374 @@
+"""The storage side of a job, small and without torch: what campaigns attack.
+
+Every byte of every image follows from (generation, rank), so whatever is restored can be compared
+with what it must be.  The operations are the product's own, in the order in which a keeper does
+them.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autockpt.executors.catalogue import ChunkSource, load_index, shard_path, verify_generation
+from autockpt.executors.directory import CheckpointDirectory, read_commit
+from autockpt.executors.guard import check_deletions
+from autockpt.executors.image import ImageIndex
+from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.memory import Arena
+from autockpt.executors.protocol.retention import deletions
+from autockpt.executors.protocol.selection import (
+    Choice,
+    Question,
+    Strike,
+    choose,
+    newest_chain,
+    parents_of,
+)
+from autockpt.values.errors import AutockptError, StorageError
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
+from autockpt.values.record import to_json
+from tests.campaigns.framework import require
+
+CHUNK = 2**13
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a job stores."""
+
+    world: int = 1
+    chunks: int = 3
+    codec: str = "none"
+    direct: bool = True
+    writers: int = 1
+    keep: int = 2
+
+    @property
+    def image_bytes(self) -> int:
+        """A last chunk that is no whole one."""
+        return self.chunks * CHUNK - 4096
+
+
+SHAPES = (
+    Shape(),
+    Shape(world=2, codec="zstd"),
+    Shape(world=2, chunks=2, direct=False),
+    Shape(world=3, chunks=5, writers=2),
+)
+
+
+def image_of(generation: Generation, rank: int, shape: Shape) -> bytes:
+    """The reference: what rank `rank` holds in `generation`; half of it compresses."""
+    noise = random.Random(f"{generation}/{rank}").randbytes(shape.image_bytes // 2 + 1)
+    return b"".join(noise[i : i + 2048] * 2 for i in range(0, len(noise), 2048))[
+        : shape.image_bytes
+    ]
+
+
+class Written:
+    """What a pipeline called back with."""
+
+    def __init__(self) -> None:
+        self.digests: tuple[str, ...] = ()
+        self.outcome: ShardOutcome | None = None
+        self.error: Exception | None = None
+        self.ended = threading.Event()
+
+    def digested(self, digests: tuple[str, ...]) -> None:
+        self.digests = digests
+
+    def persisted(self, outcome: ShardOutcome) -> None:
+        self.outcome = outcome
+        self.ended.set()
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+        self.ended.set()
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One process's end of a checkpoint directory."""
+
+    path: str
+    shape: Shape
+    epoch: int = 0
+    run_id: str = ""
+    promise: Callable[[Generation], None] = lambda generation: None
+    """Hears every generation that was reported durable."""
+    directory: CheckpointDirectory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory = CheckpointDirectory(self.path)
+
+    def start(self, launch: str = "launch") -> Choice | None:
+        """Opens, claims the next epoch, chooses, writes the decision down."""
+        self.run_id = self.directory.open()
+        self.epoch = self.directory.claim(self.run_id, launch, 0, force=True)
+        self.directory.empty_trash()
+        choice = self.choose(frozenset())
+        generation = None if choice is None else choice.generation
+        self.directory.write_decision(self.epoch, 1, generation, "newest")
+        return choice
+
+    def choose(self, struck: frozenset[Strike]) -> Choice | None:
+        """What the protocol would restore."""
+        committed = self.directory.catalogue(self.run_id)
+        chain = newest_chain(parents_of(self.directory.parents(), committed))
+        return choose(
+            Question(
+                world_size=self.shape.world, memory=(), committed=committed, chain=chain,
+                struck=struck,
+            )
+        )  # fmt: skip
+
+    def save(self, generation: Generation, parent: Generation | None) -> None:
+        """All shards, their indices, COMMIT; only then it is reported durable."""
+        folder = self.directory.create_generation(generation)
+        records = tuple(self._shard(folder, generation, r) for r in range(self.shape.world))
+        self.directory.write_commit(
+            self.run_id, generation, step=generation.seq, world_size=self.shape.world,
+            parent=parent, records=records, health="good",
+        )  # fmt: skip
+        self.promise(generation)
+
+    def _shard(self, folder: str, generation: Generation, rank: int) -> dict[str, Any]:
+        arena = Arena.anonymous(self.shape.image_bytes)
+        image = arena.view[: self.shape.image_bytes]
+        image[:] = image_of(generation, rank, self.shape)
+        try:
+            return self._store(folder, generation, rank, image)
+        finally:
+            image.release()
+            arena.close()
+
+    def _store(
+        self, folder: str, generation: Generation, rank: int, image: memoryview
+    ) -> dict[str, Any]:
+        shard, idx = f"shard-{rank:05d}-a1.safetensors", f"idx-{rank:05d}-a1.json"
+        written = Written()
+        pipeline = ShardPipeline(
+            image, chunk_bytes=CHUNK, available=lambda: len(image), streaming=True, known=None,
+            target=PersistTarget(
+                path=os.path.join(folder, shard),
+                prepare=lambda: self.directory.create_generation(generation),
+                spare=lambda: self.directory.spares.take(rank),
+                writers=self.shape.writers, direct_io=self.shape.direct, codec=self.shape.codec,
+                codec_ranges=(),
+            ),
+            on_digested=written.digested, on_persisted=written.persisted, on_failed=written.failed,
+        )  # fmt: skip
+        pipeline.sealed()
+        pipeline.start()
+        require(written.ended.wait(PATIENCE_S), "a pipeline hangs")
+        pipeline.join()
+        if written.error is not None or written.outcome is None:
+            raise written.error or StorageError("nothing was written")
+        stored = written.outcome.stored
+        index = ImageIndex(
+            run_id=self.run_id, generation=generation, step=generation.seq, rank=rank,
+            world_size=self.shape.world, layout_digest=f"layout {rank}", image_bytes=len(image),
+            chunk_bytes=CHUNK, digests=written.digests, stored=stored,
+            codec=self.shape.codec if stored else "none",
+        )  # fmt: skip
+        self.directory.write_index(os.path.join(folder, idx), to_json(index).encode())
+        return {
+            "rank": rank, "file": shard, "index": idx, "bytes": written.outcome.stored_bytes,
+            "root": index.root, "layout_digest": index.layout_digest,
+            "chunks": len(index.digests), "chunk_bytes": CHUNK,
+        }  # fmt: skip
+
+    def scrub(self, generation: Generation) -> bool:
+        """Reads back and marks; False when the storage did not answer."""
+        result = verify_generation(self.path, generation.name)
+        if result.ok or result.damaged:
+            self.directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
+        return result.ok or result.damaged
+
+    def retain(self) -> None:
+        """Deletes what the policy lets go, behind the guard."""
+        catalogue = self.directory.catalogue(self.run_id)
+        chain = newest_chain(parents_of(self.directory.parents(), catalogue))
+        doomed = deletions(catalogue, Retention(keep_last=self.shape.keep), chain=chain)
+        check_deletions(catalogue, doomed)
+        for generation in doomed:
+            self.directory.delete(generation)
+
+    def restore(self) -> Generation | None:
+        """The newest generation all of whose shards read back as their digests say.
+
+        Raises AssertionError when what reads back well is not what was saved.
+        """
+        struck: frozenset[Strike] = frozenset()
+        while (choice := self.choose(struck)) is not None:
+            folder = self.directory.generation_path(choice.generation)
+            bad = None
+            for rank in range(self.shape.world):
+                try:
+                    found = read_shard(folder, rank)
+                except AutockptError:
+                    bad = rank
+                    break
+                expected = image_of(choice.generation, rank, self.shape)
+                require(found == expected, f"{choice.generation}, rank {rank}: other bytes")
+            if bad is None:
+                return choice.generation
+            struck |= {(bad, choice.generation, "disk")}
+        return None
+
+
+def read_shard(folder: str, rank: int) -> bytes:
+    """All verified bytes of a shard.  Raises AutockptError."""
+    try:
+        commit = read_commit(os.path.join(folder, "COMMIT"))
+    except OSError as error:
+        raise StorageError(f"{folder}/COMMIT: {error}") from error
+    record = commit.records[rank]
+    index = load_index(folder, record, commit)
+    source = ChunkSource(shard_path(folder, record), index)
+    buffer = source.buffer()
+    try:
+        return b"".join(bytes(source.read(c, buffer)) for c in range(len(index.digests)))
+    finally:
+        source.close()
+        buffer.close()
+
+
+DURABLE = Generation(epoch=1, seq=3)
+"""What every scene begins with."""
+
+
+class Scene:
+    """A directory with a past, made once for a shape and copied for every case.
+
+    Beside it stand files of somebody else, in the directory, in a generation and outside.
+    """
+
+    def __init__(self, home: Path, shape: Shape, *, stage: Path | None = None) -> None:
+        """`stage`: where the copies are made, if not beside the template."""
+        self.shape = shape
+        self._template = home / f"template-{SHAPES.index(shape)}"
+        self._place = (stage or home) / f"case-{SHAPES.index(shape)}"
+        job = Job(path=str(self._template / "checkpoints"), shape=shape)
+        job.start()
+        self.newest = None
+        for seq in (1, 2, 3):
+            generation = Generation(epoch=1, seq=seq)
+            job.save(generation, self.newest)
+            job.scrub(generation)
+            self.newest = generation
+        # As a retired shard would stand there.
+        spare = self._template / "checkpoints" / "spare"
+        spare.mkdir()
+        (spare / "r00000-abcdef012345").write_bytes(bytes(shape.image_bytes))
+        (self._template / "outside").mkdir()
+        (self._template / "outside" / "thesis").write_bytes(b"years of work")
+        (self._template / "checkpoints" / "notes.txt").write_bytes(b"mine")
+        (self._template / "checkpoints" / self.newest.name / "README").write_bytes(b"mine too")
+
+    def fresh(self) -> Job:
+        """A copy of it, held by epoch 1."""
+        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.copytree(self._template, self._place, symlinks=True)
+        job = Job(path=str(self._place / "checkpoints"), shape=self.shape, epoch=1)
+        job.run_id = job.directory.open()
+        return job
+
+    def require_foreign_untouched(self) -> None:
+        """Nothing that is not ours was changed or removed, nothing was added outside."""
+        for name in ("outside/thesis", "checkpoints/notes.txt"):
+            require((self._place / name).exists(), f"{name} is gone")
+            same = (self._place / name).read_bytes() == (self._template / name).read_bytes()
+            require(same, f"{name} was changed")
+        readme = [*self._place.glob("checkpoints/gen-*/README")]
+        require([p.read_bytes() for p in readme] == [b"mine too"], "README of a generation is gone")
+        require(sorted(os.listdir(self._place)) == ["checkpoints", "outside"], "new files outside")
+        require(os.listdir(self._place / "outside") == ["thesis"], "new files outside")
+
+
+ACTS: dict[str, Callable[[Job], object]] = {
+    "start": lambda job: job.start("another"),
+    "save": lambda job: job.save(Generation(epoch=1, seq=4), None),
+    "scrub": lambda job: job.scrub(Generation(epoch=1, seq=3)),
+    "retain": lambda job: job.retain(),
+    "restore": lambda job: job.restore(),
+    "trash": lambda job: _abort(job),
+}
+"""What a keeper does to a directory, one at a time."""
+
+
+def _abort(job: Job) -> None:
+    generation = Generation(epoch=1, seq=9)
+    folder = job.directory.create_generation(generation)
+    job._shard(folder, generation, 0)
+    job.directory.trash(generation)
+
+
+def life(job: Job) -> None:
+    """All that a process does that comes after another one: restores, saves, reads back, cleans."""
+    job.start("another")
+    restored = job.restore()
+    following = Generation(epoch=job.epoch, seq=1)
+    job.directory.write_decision(job.epoch, 2, restored, "restored")
+    job.save(following, restored)
+    job.scrub(following)
+    job.retain()
+
+
+def require_recovery(job: Job, promised: Generation) -> Generation:
+    """After the fault is over: the newest durable generation comes back, and saving goes on."""
+    after = Job(path=job.path, shape=job.shape)
+    after.start("after")
+    restored = after.restore()
+    require(restored is not None, f"nothing can be restored, {promised} was durable")
+    assert restored is not None
+    require(restored >= promised, f"{restored} restored, {promised} was durable")
+    following = Generation(epoch=after.epoch, seq=1)
+    after.directory.write_decision(after.epoch, 2, restored, "restored")
+    after.save(following, restored)
+    require(after.scrub(following), "the next save cannot be verified")
+    require(after.restore() == following, "the next save is not the newest")
+    left = [name for name in _walk(job.path) if "/trash/" in name]
+    require(not left, f"left in the trash: {left[:3]}")
+    return restored
+
+
+def _walk(path: str) -> Iterator[str]:
+    for folder, _, files in os.walk(path):
+        yield from (os.path.join(folder, name) for name in files)
+
+
+@contextlib.contextmanager
+def no_leak() -> Iterator[None]:
+    """No descriptor and no thread more than before."""
+    descriptors = {fd: _target(fd) for fd in os.listdir("/proc/self/fd")}
+    threads = threading.active_count()
+    yield
+    now = {fd: _target(fd) for fd in os.listdir("/proc/self/fd")}
+    more = {fd: now[fd] for fd in set(now) - set(descriptors) if now[fd]}
+    require(not more, f"descriptors left open: {more}")
+    require(threading.active_count() <= threads, f"threads left: {threading.enumerate()}")
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def tree_digest(path: Path) -> str:
+    """Names and bytes of everything under a folder."""
+    digest = hashlib.sha256()
+    for name in sorted(_walk(str(path))):
+        digest.update(name.encode() + b"\0" + Path(name).read_bytes())
+    return digest.hexdigest()

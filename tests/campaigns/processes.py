@@ -1,0 +1,245 @@
+"""Real trainers and keepers, killed at random: the end is that of a training nobody disturbed."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autockpt.executors.catalogue import list_generations, verify_generation
+from tests.campaigns.framework import ROOT, require
+from tests.conftest import end_keeper
+from tests.fakes import trainings
+from tests.kill.group import Group, undisturbed
+from tests.kill.ordeal import Kill, Ordeal, draw, read_events
+from tests.kill.zygote import Zygote
+
+KILLS = 6
+"""In a case of one rank."""
+SPECS = (
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=1),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=3, model="tied", scaler=True),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=4, model="odd", optimizer="sgd"),
+)
+PLANS = (
+    trainings.plan(memory=2, disk=6),
+    trainings.plan(memory=2, disk=6, schedule="blocking"),
+    trainings.plan(memory=2, disk=6, streaming=False, codec={"moments": "zstd"}),
+    trainings.plan(memory=2, disk=4, slots=2),
+)
+WAIT_S = 60.0
+BUDGET_S = 30.0
+"""What schedulers leave between SIGTERM and SIGKILL."""
+LAYER = Path(__file__).with_name("killed_keeper")
+OPERATIONS = 293
+"""About as many has the keeper of such a training; fewer when it is slow and saves are skipped."""
+STRIDE = 101
+"""Few cases are spread over all of them."""
+
+
+def _undisturbed_end(zygote: Zygote, spec: trainings.JobSpec, out: Path) -> str:
+    """Digest of a training without autockpt."""
+    out.mkdir()
+    pid = zygote.start(trainings.spec_data(spec), "", out, attach=False)
+    status = zygote.finish(pid, out / "log", wait_s=WAIT_S)
+    require(status == 0, (out / "log").read_text())
+    return str(trainings.said(out)[-1]["digest"])
+
+
+class RandomKills:
+    """SIGKILL of trainer, keeper or both, at random instants of start, training and end."""
+
+    claim = "after every SIGKILL what was promised comes back; the end is an undisturbed run's"
+    distinct: int | None = None
+
+    def __init__(self, scratch: Path) -> None:
+        self.executions = 0
+        self._scratch, self._zygote = scratch, Zygote()
+        self._digests = [
+            _undisturbed_end(self._zygote, spec, scratch / f"bare-{number}")
+            for number, spec in enumerate(SPECS)
+        ]
+
+    def run(self, number: int, rng: random.Random) -> str:
+        """One training, killed until it ends."""
+        which, left = rng.randrange(len(SPECS)), [KILLS]
+        out = self._scratch / "case"
+        out.mkdir()
+        run_dir = trainings.prepare(out / "run", rng.choice(PLANS))
+        ordeal = Ordeal(self._zygote, SPECS[which], run_dir, out)
+
+        def next_kill() -> Kill | None:
+            left[0] -= 1
+            return draw(rng, SPECS[which].steps) if left[0] >= 0 else None
+
+        try:
+            digest = ordeal.go(next_kill)
+            require(digest == self._digests[which], f"another end; {ordeal.tale()}")
+        finally:
+            ordeal.end()
+            self.executions += len(ordeal.done)
+            shutil.rmtree(out, ignore_errors=True)
+        return f"{len(ordeal.done)} kills"
+
+    def close(self) -> None:
+        """The zygote ends with its children."""
+        self._zygote.close()
+
+
+class KeeperOperations:
+    """A real keeper dies before operation k; its trainer starts another one and trains on."""
+
+    claim = "a keeper killed at any operation loses nothing; the end is an undisturbed run's"
+    distinct: int | None = OPERATIONS
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._zygote = scratch, Zygote()
+        self._spec = trainings.JobSpec(steps=14, pace_s=0.004, seed=5)
+        self._end = _undisturbed_end(self._zygote, self._spec, scratch / "bare")
+
+    def run(self, number: int, rng: random.Random) -> str:
+        """Operation k of the first keeper, then a restart that resumes the last step."""
+        out = self._scratch / "case"
+        out.mkdir()
+        order = out / "order"
+        order.write_text(str(number * STRIDE % OPERATIONS))
+        run_dir = trainings.prepare(out / "run", trainings.plan(memory=2, disk=2))
+        ordeal = Ordeal(self._zygote, self._spec, run_dir, out)
+        environment = {"PYTHONPATH": f"{LAYER}:{ROOT}", "KILLED_KEEPER": str(order)}
+        try:
+            pid = self._zygote.start(trainings.spec_data(self._spec), run_dir, out, **environment)
+            status = self._zygote.finish(pid, out / "log", wait_s=WAIT_S)
+            require(status == 0, f"exit status {status}; {ordeal.tale()}")
+            require(trainings.said(out)[-1]["digest"] == self._end, f"another end {ordeal.tale()}")
+            struck = not order.exists()
+            end_keeper(run_dir)
+            _require_all_promised(Path(run_dir), ordeal)
+        finally:
+            ordeal.end()
+            shutil.rmtree(out, ignore_errors=True)
+        return "killed" if struck else "not reached"
+
+    def close(self) -> None:
+        """The zygote ends with its children."""
+        self._zygote.close()
+
+
+def _require_all_promised(run_dir: Path, ordeal: Ordeal) -> None:
+    """The newest generation that was called durable is there, and reads back."""
+    events = read_events(run_dir / "telemetry" / "keeper-000.jsonl")
+    durable = [event["step"] for event in events if event["event"] == "PersistCommitted"]
+    whole = [
+        record.step
+        for record in list_generations(str(run_dir / "checkpoints"))
+        if record.step >= 0 and verify_generation(str(run_dir / "checkpoints"), record.name).ok
+    ]
+    require(
+        max(whole, default=0) >= max(durable, default=0),
+        f"durable {durable}, whole {whole}; {ordeal.tale()}",
+    )
+
+
+class Terminated:
+    """SIGTERM at a random instant of a training that checkpoints to memory only."""
+
+    claim = "within its budget after SIGTERM what was in memory is durable, and the trainer is gone"
+    distinct: int | None = None
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._zygote = scratch, Zygote()
+        self._spec = trainings.JobSpec(steps=10_000, pace_s=0.004, seed=6)
+
+    def run(self, number: int, rng: random.Random) -> str:
+        """One training; everything is read from what it told before the signal."""
+        out = self._scratch / "case"
+        out.mkdir()
+        run_dir = trainings.prepare(out / "run", trainings.plan(memory=2, disk=100_000))
+        ordeal = Ordeal(self._zygote, self._spec, run_dir, out)
+        events, cell = (
+            Path(run_dir, "telemetry", "keeper-000.jsonl"),
+            trainings.StepCell(out / "step"),
+        )
+        try:
+            ordeal.pid = self._zygote.start(trainings.spec_data(self._spec), run_dir, out)
+            at = rng.randint(4, 40)
+            _until(lambda: cell.get() >= at and bool(_steps(events, "MemoryCommitted")), ordeal)
+            time.sleep(rng.uniform(0.0, 0.02))
+            promised, began = max(_steps(events, "MemoryCommitted")), time.monotonic()
+            os.kill(ordeal.pid, signal.SIGTERM)
+            _until(lambda: self._zygote.status(ordeal.pid) is not None, ordeal)
+            _until(lambda: max(_steps(events, "PersistCommitted"), default=0) >= promised, ordeal)
+            require(time.monotonic() - began < BUDGET_S, f"not within {BUDGET_S} s {ordeal.tale()}")
+            end_keeper(run_dir)
+            _require_all_promised(Path(run_dir), ordeal)
+        finally:
+            ordeal.end()
+            shutil.rmtree(out, ignore_errors=True)
+        return "durable"
+
+    def close(self) -> None:
+        """The zygote ends with its children."""
+        self._zygote.close()
+
+
+def _steps(events: Path, kind: str) -> list[int]:
+    return [event["step"] for event in read_events(events) if event["event"] == kind]
+
+
+def _until(holds: Callable[[], bool], ordeal: Ordeal) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        require(time.monotonic() < deadline, f"not reached; {ordeal.tale()}")
+        time.sleep(0.005)
+
+
+class ExactRanks:
+    """Two to four ranks with DDP; one, some or all are killed, with or without the keeper."""
+
+    claim = "ranks that were killed together end to the bit where undisturbed ones do"
+    distinct: int | None = None
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._zygote = scratch, Zygote()
+        self._ends: dict[int, list[str]] = {}
+
+    def run(self, number: int, rng: random.Random) -> str:
+        """One job; the number of its ranks goes around."""
+        ranks = 2 + number % 3
+        spec = trainings.JobSpec(steps=40, pace_s=0.01, seed=11, ddp=True, optimizer="fused")
+        if ranks not in self._ends:
+            bare = self._scratch / f"bare-{ranks}"
+            self._ends[ranks] = undisturbed(self._zygote, spec, bare, ranks=ranks)
+        folder = self._scratch / "case"
+        group = Group(self._zygote, spec, folder, ranks=ranks)
+        group.run_dir = trainings.prepare(folder / "run", trainings.plan(memory=2, disk=6))
+        kills = rng.randint(1, 3)
+        try:
+            self._play(group, rng, kills)
+            require(group.finish() == self._ends[ranks], f"another end; {group.tale()}")
+        finally:
+            group.end()
+            shutil.rmtree(folder, ignore_errors=True)
+        return f"{ranks} ranks, {kills} kills"
+
+    def _play(self, group: Group, rng: random.Random, kills: int) -> None:
+        group.start()
+        for _ in range(kills):
+            # A durable checkpoint first: else a person would have to say `fresh`.
+            group.wait_durable(6)
+            group.wait_step(min(30, max(group.started_at()) + rng.randint(1, 8)))
+            time.sleep(rng.uniform(0.0, 0.02))
+            victims = rng.sample(range(group.ranks), rng.randint(1, group.ranks))
+            keeper = rng.random() < 0.4
+            group.kill(*victims, keeper=keeper)
+            durable = max(event["step"] for event in group.events("PersistCommitted"))
+            group.start()
+            group.wait_step(1)
+            resumed = min(group.started_at())
+            require(resumed >= durable, f"resumed at {resumed}, {durable} durable; {group.tale()}")
+
+    def close(self) -> None:
+        """The zygote ends with its children."""
+        self._zygote.close()

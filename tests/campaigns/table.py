@@ -1,0 +1,46 @@
+"""`python -m tests.campaigns.table`: counts of the last full campaign into docs/reliability.md."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.framework import ROOT
+
+PAGE = ROOT / "docs" / "reliability.md"
+RESULT = ROOT / "benchmarks" / "results" / "campaigns.json"
+_BLOCK = re.compile(r"(<!-- campaigns -->\n).*?(<!-- /campaigns -->)", re.S)
+
+
+def table(data: dict[str, Any]) -> str:
+    """The markdown of a result."""
+    lines = [
+        f"`{data['command']}`, {data['date']}, commit {data['commit']}, {data['machine']['cores']} "
+        f"cores, Python {data['versions']['python']}, torch {data['versions']['torch']}:",
+        "",
+        "| campaign | holds | played | of different | violations | minutes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in data["campaigns"]:
+        played = "skipped: " + row["skipped"] if row["skipped"] else f"{row['executions']:,}"
+        distinct = f"{row['distinct']:,}" if row["distinct"] else ""
+        minutes = f"{row['seconds'] / 60:.1f}"
+        lines.append(
+            f"| {row['name']} | {row['claim']} | {played} | {distinct} | {row['violated']} "
+            f"| {minutes} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, data: dict[str, Any]) -> str:
+    """The page with the table between its marks."""
+    return _BLOCK.sub(lambda found: found[1] + table(data) + found[2], page)
+
+
+def main(page: Path = PAGE, result: Path = RESULT) -> None:
+    """Writes it."""
+    page.write_text(with_table(page.read_text(), json.loads(result.read_text())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A few cases of every campaign; `make test-all` plays many more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import framework
+from tests.campaigns.framework import ROOT, environment, read_summaries, replay_line, run_share
+from tests.campaigns.table import PAGE, RESULT, with_table
+
+COUNTS = {
+    "errno": 1000,
+    "kill": None,
+    "kill-again": 200,
+    "power": 60,
+    "fence": 200,
+    "random-kills": 26,
+    "keeper-ops": 6,
+    "sigterm": 4,
+    "exact-ranks": 3,
+    "corruption": 20_000,
+    "fuzz": 300,
+}
+"""Cases in `make test`; None: all that are different."""
+
+
+def campaign(
+    name: str, tmp_path: Path, *more: str, seed: int = 1
+) -> tuple[framework.Summary, subprocess.CompletedProcess[str]]:
+    """Plays it in processes of its own; skips the test where it cannot be."""
+    out = tmp_path / "out.json"
+    workers = "1" if (COUNTS[name] or 1000) < 10 else "2"  # each imports torch
+    command = [
+        sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed), "--workers", workers,
+        "--minutes", "4", "--out", str(out), *more,
+    ]  # fmt: skip
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert out.exists(), ended.stdout + ended.stderr
+    (summary,) = read_summaries(out)
+    if summary.skipped:
+        pytest.skip(summary.skipped)
+    return summary, ended
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_no_promise_is_broken(name: str, tmp_path: Path) -> None:
+    """Zero violations; one prints the line that replays it."""
+    count = COUNTS[name]
+    summary, ended = campaign(name, tmp_path, "--count", str(count or "distinct"))
+    assert summary.violated == 0, ended.stdout
+    assert ended.returncode == 0, ended.stderr
+    assert summary.cases == (count or summary.distinct), "not all fitted the time"
+
+
+def test_a_broken_promise_is_reported_with_its_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign that never finds anything would pass for ever."""
+    monkeypatch.setitem(framework.CAMPAIGNS, "broken", f"{__name__}:Broken")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    summary = run_share("broken", seed=5, count=10, seconds=60)
+    assert (summary.cases, summary.violated) == (10, 2)
+    assert "ValueError: seven" in summary.violations[1]
+    assert replay_line("broken", 5, 7) in summary.violations[1]
+    again = run_share("broken", seed=5, count=None, seconds=60, only=7)
+    assert (again.cases, again.violated) == (1, 1)
+
+
+class Broken:
+    """Fails at 3 and 7."""
+
+    claim = "never"
+    distinct = None
+
+    def __init__(self, scratch: Path) -> None:
+        assert scratch.is_dir()
+
+    def run(self, number: int, rng: object) -> str:
+        framework.require(number != 3, "three")
+        if number == 7:
+            raise ValueError("seven")
+        return "fine"
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_the_page_shows_the_last_full_campaign() -> None:
+    """`python -m tests.campaigns.table` writes it; nobody else does."""
+    page = PAGE.read_text()
+    assert with_table(page, json.loads(RESULT.read_text())) == page
+
+
+def test_every_campaign_is_played_by_both_commands_and_explained() -> None:
+    """A new one gets its counts and its line."""
+    assert set(framework.CAMPAIGNS) == set(framework.FULL) == set(COUNTS)
+    assert sum(one.share for one in framework.FULL.values()) == pytest.approx(1.0)
+    for name in framework.CAMPAIGNS:
+        assert f"`{name}`" in PAGE.read_text(), name

@@ -1,0 +1,52 @@
+"""From a policy that wants a lossy archive to a restore that says what was lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autockpt.integrations.archive.reading import Archive
+from tests.cli.scripts import ROOT, autockpt
+
+SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
+SMALL = ("--size", "tiny", "--batch", "1", "--sequence", "32", "--log-every", "1", "--threads", "1")
+
+
+@pytest.mark.slow
+def test_a_lossy_archive_is_made_measured_and_said(tmp_path: Path) -> None:
+    """`run` archives beside the training, `quality` measures, a resume says LOSSY everywhere."""
+    done = autockpt(
+        "run", "--no-profile", "--run-dir", "r", "--policy", "builtin:excp",
+        "--set", "disk.interval=10 steps", SCRIPT, *SMALL, "--steps", "30", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "LOSSY archive of every checkpoint (excp-published)" in done.stderr
+    archive = Archive(str(tmp_path / "r" / "archive"))
+    names = archive.names()
+    assert [archive.open(name).member.lossy for name in names] == [False, True, True]
+    archive.close()
+    measured = autockpt(
+        "quality", "--json", "--archive", "r/archive", "--steps", "3", "--orders", "1", SCRIPT,
+        *SMALL, "--steps", "40", "--seed", "{seed}", cwd=tmp_path,
+    )  # fmt: skip
+    assert measured.returncode in (0, 1), measured.stderr
+    found = json.loads(measured.stdout)
+    assert (found["generation"], len(found["lossless"])) == (names[-1], 1)
+    assert not list((tmp_path / "r").glob("quality-*"))
+    back = autockpt("convert", "r/archive", "again", "--to", "autockpt", cwd=tmp_path)
+    assert "LOSSY: archived with excp-published" in back.stderr
+    resumed = autockpt(
+        "run", "--no-profile", "--run-dir", "again", SCRIPT, *SMALL, "--steps", "32", cwd=tmp_path
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "LOSSY: generation e1s1 is not what was trained" in resumed.stderr
+    assert "mean loss of 3 resumed steps" in resumed.stderr
+    assert "restored from a lossy archive" in (tmp_path / "again" / "report.html").read_text()
+
+
+def test_a_job_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    """Before anything is started."""
+    done = autockpt("quality", "--archive", ".", "--loss", "(", "t.py", cwd=tmp_path)
+    assert (done.returncode, "no regular expression" in done.stderr) == (78, True)
+    done = autockpt("quality", "--archive", ".", "t.py", "--lr", "1", cwd=tmp_path)
+    assert (done.returncode, "has no {seed}" in done.stderr) == (78, True)

@@ -1,0 +1,325 @@
+"""The window gate keeps the gate contract in every state; bytes move while nothing computes."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autockpt.executors.gate import Gate
+from autockpt.executors.laps import LEARNED, MEMORY, Laps
+from autockpt.executors.window_gate import CHUNKS, WindowGate, WindowUse
+from autockpt.values.pipeline import order_digest
+from tests.contracts.gate_contract import FakeClock, GateContract
+
+MIB = 2**20
+RATE = 1e9
+COMPUTE_S = 0.1
+
+
+def gate_on(clock: FakeClock, longest_wait_s: float = 0.5) -> WindowGate:
+    """A gate whose mover makes 1 GB/s."""
+    return WindowGate(
+        bytes_per_s=RATE, longest_wait_s=longest_wait_s, now_s=clock.now, sleep=clock.sleep
+    )
+
+
+def lap(gate: WindowGate, clock: FakeClock, gaps_s: list[float], names: str = "F") -> None:
+    """One iteration: a gap, a chunk of compute, a gap, ... and the optimizer's step."""
+    gate.boundary()
+    for number, gap_s in enumerate(gaps_s):
+        clock.now_s += gap_s
+        if number + 1 < len(gaps_s):
+            what = f"0{names}{number}"
+            gate.began(what)
+            clock.now_s += COMPUTE_S
+            gate.ended(what)
+    gate.step_began()
+    clock.now_s += 0.01
+
+
+def learned(clock: FakeClock, gaps_s: list[float], longest_wait_s: float = 0.5) -> WindowGate:
+    """A gate that knows these windows, at a boundary: window 0 has just opened."""
+    gate = gate_on(clock, longest_wait_s)
+    for _ in range(LEARNED + 1):
+        lap(gate, clock, gaps_s)
+    gate.boundary()
+    return gate
+
+
+def in_window(clock: FakeClock) -> Gate:
+    """A window of 0.4 s is open, one of 0.2 s is ahead."""
+    gate = learned(clock, [0.4, 0.2, 0.0])
+    clock.now_s, clock.slept = 0.0, []
+    gate._laps.boundary(0.0)
+    gate.begin(400 * MIB)
+    return gate
+
+
+def in_compute(clock: FakeClock) -> Gate:
+    """The next window is ahead, and nobody will say that it opened."""
+    gate = learned(clock, [0.0, 0.4, 0.0])
+    clock.now_s, clock.slept = 0.0, []
+    gate._laps.boundary(0.0)
+    gate.began("0F0")
+    gate.begin(100 * MIB)
+    return gate
+
+
+class TestFresh(GateContract):
+    """Nothing known yet: everything passes."""
+
+    make = staticmethod(gate_on)
+
+
+class TestInWindow(GateContract):
+    """Chunks that fit pass at once."""
+
+    make = staticmethod(in_window)
+
+
+class TestInCompute(GateContract):
+    """Chunks wait for a window that never comes, as long as the contract allows."""
+
+    make = staticmethod(in_compute)
+
+
+class Mover:
+    """Copies in chunks on a thread while a script of marks moves the clock by events.
+
+    Steps deterministic: the gate's `sleep` lets the script go on to its next mark.
+    """
+
+    def __init__(self, clock: FakeClock, gate: WindowGate, script: Iterator[float]) -> None:
+        self.clock, self.gate, self.script = clock, gate, script
+        self.next_s = next(script)
+        gate._sleep = self.until_mark
+
+    def until_mark(self, seconds: float) -> None:
+        """Sleeps to the next mark or the deadline, whichever comes first."""
+        self._advance(min(self.clock.now_s + seconds, self.next_s))
+
+    def _advance(self, to_s: float) -> None:
+        while self.next_s <= to_s:
+            self.clock.now_s = max(self.clock.now_s, self.next_s)
+            self.next_s = next(self.script)
+        self.clock.now_s = max(self.clock.now_s, to_s)
+
+    def move(self, nbytes: int, rate: float = RATE) -> WindowUse:
+        """The whole transfer."""
+        use = self.gate.begin(nbytes)
+        done = 0
+        while done < nbytes:
+            count = min(use.chunk_bytes, nbytes - done)
+            self.gate.wait(count)
+            self._advance(self.clock.now_s + count / rate)
+            done += count
+        return use
+
+
+def marks(clock: FakeClock, gate: WindowGate, gaps_s: list[float]) -> Iterator[float]:
+    """Times of the coming marks of one iteration; each mark is made when the next is asked for."""
+    at_s = clock.now_s
+    for number, gap_s in enumerate(gaps_s):
+        at_s += gap_s
+        yield at_s
+        if number + 1 == len(gaps_s):
+            gate.hurry()
+            break
+        gate.began(f"0F{number}")
+        at_s += COMPUTE_S
+        yield at_s
+        gate.ended(f"0F{number}")
+    yield float("inf")
+
+
+def moved(known_s: list[float], now_s: list[float], nbytes: int, rate: float = RATE) -> WindowUse:
+    """A transfer in an iteration with windows `now_s` by a gate that knows `known_s`."""
+    clock = FakeClock()
+    gate = learned(clock, known_s, longest_wait_s=10.0)
+    return Mover(clock, gate, marks(clock, gate, now_s)).move(nbytes, rate)
+
+
+def test_bytes_that_fit_move_inside_windows() -> None:
+    """200 MB at 1 GB/s into windows of 0.15 s each."""
+    use = moved([0.15, 0.15, 0.15, 0.0], [0.15, 0.15, 0.15, 0.0], 200 * MIB)
+    assert use.reason == ""
+    assert use.share == 1.0
+
+
+def test_what_does_not_fit_is_spread_beside_the_compute() -> None:
+    """Twice as many bytes as the windows take: the rest overlaps, little is left for the fence."""
+    use = moved([0.1, 0.1, 0.1, 0.0], [0.1, 0.1, 0.1, 0.0], 400 * MIB)
+    assert use.passed["overlap"] > 0.3 * use.nbytes
+    assert use.passed["window"] > 0.4 * 0.3 * RATE
+    assert use.passed["fence"] < 0.15 * use.nbytes
+
+
+def test_windows_that_vanish_fall_back_to_plain_overlap() -> None:
+    """A zero-bubble schedule: nothing is held back, and the reason says why."""
+    use = moved([0.0001, 0.0001, 0.0001, 0.0], [0.0001, 0.0001, 0.0001, 0.0], 200 * MIB)
+    assert use.passed == {"window": 0, "overlap": 200 * MIB, "fence": 0}
+    assert use.blocked_s == 0.0
+    assert "windows take 0 of" in use.reason
+    assert "0.10 ms" in use.reason
+
+
+def test_a_chunk_bigger_than_every_window_begins_with_the_longest() -> None:
+    """It cannot be hidden, only begun as early as any window; it is counted as overlap."""
+    clock = FakeClock()
+    gate = learned(clock, [0.02, 0.03, 0.02, 0.0], longest_wait_s=10.0)
+    Mover(clock, gate, marks(clock, gate, [0.02, 0.03, 0.02, 0.0]))
+    began_s = clock.now_s
+    gate.begin(30 * MIB)
+    gate.wait(30 * MIB)
+    assert clock.now_s - began_s == pytest.approx(0.02 + COMPUTE_S)
+    assert gate.use.passed == {"window": 0, "overlap": 30 * MIB, "fence": 0}
+
+
+def test_chunks_are_as_large_as_short_windows_allow() -> None:
+    """Windows of 3 ms at 1 GB/s take no chunk of 4 MiB, and many of 256 KiB."""
+    clock = FakeClock()
+    short = learned(clock, [0.003] * 20 + [0.0])
+    long = learned(FakeClock(), [0.3, 0.3, 0.0])
+    assert short.begin(20 * MIB).chunk_bytes < 4 * MIB
+    assert long.begin(20 * MIB).chunk_bytes == CHUNKS[0]
+
+
+def test_a_window_that_closes_early_stops_the_copy() -> None:
+    """Half as long as it used to be: what was begun ends, and no chunk follows beside compute."""
+    use = moved([0.2, 0.4, 0.0], [0.1, 0.4, 0.0], 200 * MIB)
+    inside = [move for move in use.moves if move.how == "window"]
+    assert use.passed["fence"] == 0
+    assert use.passed["window"] > 0.9 * use.nbytes
+    assert len(inside) > 10
+
+
+def test_windows_that_move_are_felt_within_two_laps() -> None:
+    """The order is the same, the lengths are swapped: the forecast follows the shorter ones."""
+    clock = FakeClock()
+    gate = learned(clock, [0.3, 0.1, 0.0])
+    for _ in range(2):
+        lap(gate, clock, [0.1, 0.3, 0.0])
+    assert gate._laps.forecasts_s[0] == pytest.approx(0.1)
+    assert gate._laps.forecasts_s[1] == pytest.approx(0.1)
+    for _ in range(MEMORY):
+        lap(gate, clock, [0.1, 0.3, 0.0])
+    assert gate._laps.forecasts_s[1] == pytest.approx(0.3)
+
+
+def test_a_straggler_makes_windows_longer_and_nothing_breaks() -> None:
+    """A rank that waits 0.3 s longer for a slow neighbour still moves everything in windows."""
+    use = moved([0.1, 0.1, 0.1, 0.0], [0.4, 0.1, 0.4, 0.0], 150 * MIB)
+    assert use.share > 0.9
+
+
+def test_a_slow_mover_is_measured_and_takes_fewer_bytes() -> None:
+    """Copies at a quarter of the pace that was known: chunks still end within their windows."""
+    clock = FakeClock()
+    gate = learned(clock, [0.2, 0.2, 0.2, 0.0], longest_wait_s=10.0)
+    mover = Mover(clock, gate, marks(clock, gate, [0.2, 0.2, 0.2, 0.0]))
+    mover.move(60 * MIB, RATE / 4)
+    assert gate._takes_s(4 * MIB) == pytest.approx(4 * MIB / (RATE / 4), rel=0.2)
+
+
+def test_windows_of_another_schedule_are_refused_by_their_fingerprint() -> None:
+    """Handed in for backward-first, met by forward-only: said, dropped, measured anew."""
+    clock = FakeClock()
+    gate = gate_on(clock)
+    gate.hand_in({0: 0.5, 1: 0.5}, order_digest(["0B0", "0F0"]))
+    assert gate.begin(10 * MIB).reason == ""
+    for _ in range(2):
+        lap(gate, clock, [0.1, 0.1, 0.0])
+    gate.boundary()
+    assert "do not fit" in gate.refused
+    assert gate.begin(10 * MIB).reason.startswith("no windows known yet")
+
+
+def test_windows_of_the_same_schedule_are_used_from_the_first_iteration() -> None:
+    """The profile saved the laps of learning."""
+    clock = FakeClock()
+    gate = gate_on(clock)
+    gate.hand_in({0: 0.1, 1: 0.1}, order_digest(["0F0", "0F1"]))
+    assert gate.begin(10 * MIB).reason == ""
+    for _ in range(2):
+        lap(gate, clock, [0.1, 0.1, 0.0])
+    gate.boundary()
+    assert gate.refused == ""
+    assert gate.begin(10 * MIB).reason == ""
+
+
+def test_another_order_is_learned_anew_and_an_evaluation_is_not_an_order() -> None:
+    """One odd lap changes nothing; three in a row are a new schedule."""
+    clock = FakeClock()
+    gate = learned(clock, [0.1, 0.1, 0.0])
+    lap(gate, clock, [0.0, 0.0, 0.0], names="B")
+    lap(gate, clock, [0.1, 0.1, 0.0])
+    assert gate._laps.forecasts_s[0] == pytest.approx(0.1)
+    for _ in range(2 * LEARNED):
+        lap(gate, clock, [0.2, 0.05, 0.0], names="B")
+    gate.boundary()
+    assert gate._laps.relearned == 1
+    assert gate._laps.forecasts_s[0] == pytest.approx(0.2)
+
+
+def test_the_fence_opens_it_while_somebody_waits() -> None:
+    """A thread inside `wait` goes on within milliseconds of `hurry`, not at its deadline."""
+    gate = WindowGate(bytes_per_s=RATE, longest_wait_s=30.0)
+    for _ in range(LEARNED + 2):
+        gate.boundary()
+        gate.began("0F0")
+        gate.ended("0F0")
+        threading.Event().wait(0.02)
+        gate.step_began()
+    gate.boundary()
+    gate.began("0F0")
+    gate.begin(MIB)
+    blocked: list[float] = []
+    thread = threading.Thread(target=lambda: blocked.append(gate.wait(MIB)))
+    thread.start()
+    threading.Event().wait(0.05)
+    assert not blocked
+    gate.hurry()
+    thread.join(timeout=5)
+    assert blocked
+    assert blocked[0] < 5
+    assert gate.use.passed["fence"] == MIB
+
+
+def test_a_transfer_may_take_several_iterations() -> None:
+    """Over three laps it waits for the windows of the next ones instead of overlapping."""
+    clock = FakeClock()
+    gate = learned(clock, [0.1, 0.1, 0.0], longest_wait_s=0.01)
+    gate.began("0F0")
+    gate.begin(300 * MIB)
+    assert gate.wait(4 * MIB) == 0.0
+    gate.begin(300 * MIB, laps=3)
+    clock.now_s += 0.1
+    assert gate.wait(4 * MIB) == pytest.approx(0.01)
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["began", "ended", "step", "boundary"]), st.floats(0.0, 1.0)),
+    max_size=60,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(events=EVENTS)
+def test_marks_in_any_order_never_break_the_laps(events: list[tuple[str, float]]) -> None:
+    """Exceptions in a chunk, evaluations, skipped steps: forecasts stay finite and positive."""
+    laps, now_s = Laps(), 0.0
+    for what, after_s in events:
+        now_s += after_s
+        match what:
+            case "began":
+                laps.began("0F0", now_s)
+            case "ended":
+                laps.ended(now_s)
+            case "step":
+                laps.step_began(now_s)
+            case _:
+                laps.boundary(now_s)
+        assert 0 <= laps.left_s(now_s) <= now_s + 1
+        assert all(0 <= forecast <= now_s for forecast in laps.forecasts_s)

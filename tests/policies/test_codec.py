@@ -1,0 +1,165 @@
+"""Codec by class: what pays on which storage, in a pipeline and in series, on idle cores."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autockpt.policies.codec import ADVANTAGE, Pipe
+from autockpt.policies.decide import decide
+from autockpt.policies.what_if import costs_of_plan
+from autockpt.values.goal import Goal, Pins
+from autockpt.values.plan import Choice, Decision
+from autockpt.values.profile import CodecMeasure, Profile
+from tests.fakes.profiles import MIB, example_profile, example_storage
+
+RATES = st.floats(1e6, 1e11)
+RATIOS = st.floats(0.5, 50.0)
+
+
+def measured(
+    name: str = "parameters", ratio: float = 1.22, encode: float = 1.5e9, codec: str = "planes"
+) -> CodecMeasure:
+    """Planes on fp32 tensors, as docs/compression.md has them."""
+    return CodecMeasure(
+        codec=codec, tensor_class=name, ratio=ratio, encode_bytes_per_s=encode,  # type: ignore[arg-type]
+        decode_bytes_per_s=1.6e9, sample_bytes=16 * MIB,
+    )  # fmt: skip
+
+
+def deltas(gap_steps: int) -> tuple[CodecMeasure, ...]:
+    """Planes, and differences to a base this many iterations away."""
+    near = [replace(measured(name, ratio, 1.0e9, "delta"), gap_steps=gap_steps)
+            for name, ratio in (("parameters", 1.6), ("moments", 1.15))]  # fmt: skip
+    return (measured(), measured("moments", 1.21), *near)
+
+
+def job(gb_per_s: float, *, cores: int = 2, codecs: tuple[CodecMeasure, ...] = ()) -> Profile:
+    """A job on storage of this speed."""
+    codecs = codecs or (measured(), measured("moments", 1.21))
+    made = example_profile(storage=example_storage(peak_gb_per_s=gb_per_s), codecs=codecs)
+    return replace(made, fingerprint=replace(made.fingerprint, cores=cores))
+
+
+def codec_of(decision: Decision) -> tuple[dict[str, str], Choice]:
+    """What was chosen, and why."""
+    choice = next(one for one in decision.choices if one.name == "codec")
+    return decision.plan.tier("disk").codec, choice
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_storage_of_50_mb_a_second_is_compressed_for(cores: int) -> None:
+    """Encoding takes 4 % of a core there: no core need be idle for that."""
+    codec, choice = codec_of(decide(job(0.05, cores=cores), Goal()))
+    assert codec == {"parameters": "planes", "moments": "planes"}
+    assert "a ratio of 1.21" in choice.reason
+    assert choice.numbers["moments_busy_cores"] < 0.1
+
+
+def test_a_fast_disk_gets_bytes_as_they_are_and_the_numbers_say_why() -> None:
+    """A plain write at 2 GB/s is faster than any encoder here."""
+    codec, choice = codec_of(decide(job(2.0), Goal()))
+    assert codec == {}
+    assert choice.runner_up == "planes"
+    assert "it must beat that by 5 %" in choice.reason
+    assert choice.numbers["moments_bytes_per_s"] < ADVANTAGE * choice.numbers["link_bytes_per_s"]
+
+
+def test_the_shortest_possible_interval_shrinks_by_the_ratio() -> None:
+    """A checkpoint cannot come before the one before is durable: that time falls by the ratio."""
+    slow, goal = job(0.05), Goal()
+    unpressed = Goal(pins=Pins(codec="none"))
+    planes = costs_of_plan(slow, goal, decide(slow, goal).plan)
+    none = costs_of_plan(slow, unpressed, decide(slow, unpressed).plan)
+    assert none.persist_s / planes.persist_s == pytest.approx(1.21, rel=0.02)
+    assert planes.stall_s == none.stall_s
+
+
+def test_classes_are_chosen_one_by_one() -> None:
+    """Half-precision weights shrink by a third, noise does not shrink."""
+    codecs = (measured(ratio=1.55, encode=1.0e9), measured("moments", 1.01))
+    assert codec_of(decide(job(0.5, cores=8, codecs=codecs), Goal()))[0] == {"parameters": "planes"}
+
+
+def test_the_faster_of_two_codecs_is_offered_alone() -> None:
+    """A shard has one codec; zstd is what older profiles know."""
+    codecs = (measured(codec="zstd", ratio=1.1, encode=0.5e9), measured())
+    codec, choice = codec_of(decide(job(0.05, codecs=codecs), Goal()))
+    assert codec == {"parameters": "planes"}
+    assert "planes" in choice.reason
+
+
+def test_a_codec_that_was_not_measured_is_written_when_it_is_pinned() -> None:
+    """On the classes that every state has."""
+    pinned = decide(job(0.05), Goal(pins=Pins(codec="delta"))).plan.tier("disk").codec
+    assert pinned == {"parameters": "delta", "moments": "delta"}
+
+
+def disk_only(steps: int) -> Goal:
+    """Every save goes to disk, this often."""
+    return Goal(pins=Pins(memory_interval_steps=steps, disk_interval_steps=steps))
+
+
+def test_deltas_are_written_where_the_save_before_is_still_in_its_slot() -> None:
+    """By class: the moments here move too much between two saves."""
+    profile = job(0.05, codecs=deltas(gap_steps=100))
+    decision = decide(profile, disk_only(100))
+    assert codec_of(decision)[0] == {"parameters": "delta", "moments": "planes"}
+    assert decision.plan.tier("disk").chain >= 1
+
+
+@pytest.mark.parametrize(
+    ("gap_steps", "goal"),
+    [
+        (99, disk_only(100)),
+        (10**6, Goal(pins=Pins(memory_interval_steps=10, disk_interval_steps=100))),
+        (10**6, Goal(pins=Pins(memory_interval_steps=100, disk_interval_steps=100, slots=2))),
+    ],
+    ids=["measured at a shorter distance", "other saves come between", "no slot for a base"],
+)
+def test_no_delta_on_figures_or_bases_that_are_not_there(gap_steps: int, goal: Goal) -> None:
+    """Then planes, and no chain."""
+    decision = decide(job(0.05, codecs=deltas(gap_steps)), goal)
+    assert codec_of(decision)[0] == {"parameters": "planes", "moments": "planes"}
+    assert decision.plan.tier("disk").chain == 0
+
+
+def test_a_chain_is_no_longer_than_a_recovery_can_bear() -> None:
+    """Reading bases at 5 MB/s takes longer than a tenth of the restart: one, and not eight."""
+    slow, fast = (
+        decide(job(rate, codecs=deltas(10**6)), disk_only(1000)).plan.tier("disk").chain
+        for rate in (0.005, 0.4)
+    )
+    assert slow == 1
+    assert 1 < fast <= 8
+
+
+@given(RATES, RATES, RATIOS, st.integers(1, 8), st.integers(-1, 8))
+def test_what_is_chosen_never_makes_the_write_slower(
+    link: float, encode: float, ratio: float, writers: int, idle: int
+) -> None:
+    """At least 5 % faster by the measures, and never beyond the cores that are idle."""
+    pipe = Pipe(link_bytes_per_s=link, writers=writers, idle_cores=idle)
+    measure = measured(ratio=ratio, encode=encode)
+    if pipe.pays(measure):
+        assert pipe.bytes_per_s(measure) > link
+        assert pipe.busy_cores(measure) <= max(idle, 0.1)
+
+
+@given(RATES, RATES, RATIOS)
+def test_one_writer_follows_the_serial_rule(link: float, encode: float, ratio: float) -> None:
+    """B > B_link if and only if B_codec > B_link / (1 - rho)."""
+    pipe = Pipe(link_bytes_per_s=link, writers=1, idle_cores=4)
+    faster = pipe.bytes_per_s(measured(ratio=ratio, encode=encode)) > link
+    margin = encode * (1 - 1 / ratio) / link
+    if abs(margin - 1) > 1e-6:
+        assert faster == (margin > 1)
+
+
+@given(RATES, RATES, RATIOS)
+def test_many_writers_follow_the_pipelined_rule(link: float, encode: float, ratio: float) -> None:
+    """min(E B_codec, B_link / rho)."""
+    pipe = Pipe(link_bytes_per_s=link, writers=10**9, idle_cores=4)
+    got = pipe.bytes_per_s(measured(ratio=ratio, encode=encode))
+    assert got == pytest.approx(min(4 * encode, link * ratio), rel=1e-6)
