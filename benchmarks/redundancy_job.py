@@ -37,7 +37,7 @@ STAGE_S = 150.0
 CONTESTANT = "example job on 4 nodes"
 MEMORY = (f"memory.interval={INTERVAL_STEPS} steps", "disk.interval=100000 steps")
 COPIES = (*MEMORY, "redundancy.scheme=replicas", "redundancy.copies=2")
-STORAGE = ("memory.interval=1 steps", "disk.interval=1 steps")
+STORAGE = ("memory.interval=1 steps", "disk.interval=1 steps", "staging.in_flight=1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,9 +88,9 @@ def _copies(copies: Protection) -> Iterable[Metric]:
     yield Metric(name="protected_step", help="Newest step that survives the loss of a node.",
                  samples=(({}, math.nan if copies.newest_step is None else copies.newest_step),),
                  )  # fmt: skip
-    yield Metric(name="copies_wanted", help="Copies of shards on other nodes that the plan wants.",
+    yield Metric(name="copies_wanted", help="Copies or parities that other nodes should hold.",
                  samples=(({}, copies.copies_wanted),))  # fmt: skip
-    yield Metric(name="copies_held", help="Copies of the newest protected checkpoint.",
+    yield Metric(name="copies_held", help="Those of the newest protected checkpoint.",
                  samples=(({}, copies.copies_held),))  # fmt: skip
     yield Metric(name="protection_degraded", help="1 if copies on other nodes are missing.",
                  samples=(({"reason": copies.degraded}, float(bool(copies.degraded))),),

@@ -28,7 +28,7 @@ class Protection:
     scheme: str
     """In a few words, as "2 copies, group"."""
     copies_wanted: int
-    """Copies of shards on other nodes that a protected generation has, all ranks together."""
+    """Copies or parities on other nodes that a protected generation has, all ranks together."""
     copies_held: int
     """Of the newest generation that has any, verified."""
     protected: int
@@ -95,7 +95,7 @@ def facts(copies: Protection) -> tuple[tuple[str, str], ...]:
     rows = [
         ("scheme", copies.scheme),
         ("newest protected", newest),
-        ("copies", f"{copies.copies_held} held of {copies.copies_wanted} wanted"),
+        ("copies or parities", f"{copies.copies_held} held of {copies.copies_wanted} wanted"),
         ("state", f"degraded: {copies.degraded}" if copies.degraded else "whole"),
     ]
     if copies.latency is not None:
@@ -113,8 +113,10 @@ def _moved(nbytes: int, each: Spread | None) -> str:
 
 
 def _wanted(events: Sequence[Event], redundancy: Redundancy) -> int:
+    """Whole copies of every shard, or one parity a rank, whatever it survives."""
     started = next((e for e in reversed(events) if isinstance(e, RunStarted)), None)
-    return (redundancy.copies - 1) * (started.world_size if started else 0)
+    each = 1 if redundancy.parity else redundancy.copies - 1
+    return each * (started.world_size if started else 0)
 
 
 def _held(kept: Sequence[ShardCopied], newest: GenerationProtected | None) -> int:

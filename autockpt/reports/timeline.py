@@ -257,10 +257,10 @@ def _describe(event: Event) -> tuple[str, str] | None:
         case ProtectionLost():
             return "degraded", f"copies on other nodes are missing: {event.reason}"
         case ShardCopied(purpose="restore"):
+            where = "several nodes" if event.from_node < 0 else f"node {event.from_node}"
             return "fetched", (
-                f"rank {event.shard_rank}'s shard of {event.generation} came from node "
-                f"{event.from_node} to node {event.to_node}: {format_bytes(event.bytes)} in "
-                f"{format_duration(event.copy_s)}"
+                f"rank {event.shard_rank}'s shard of {event.generation} came from {where} to node "
+                f"{event.to_node}: {format_bytes(event.bytes)} in {format_duration(event.copy_s)}"
             )
         case Degraded():
             return "degraded", f"{event.what} degraded: {event.reason}"

@@ -1,6 +1,7 @@
 """The script cannot tell that it was started by us."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,24 @@ def test_the_scripts_own_excepthook_is_called(tmp_path: Path) -> None:
     source = "import sys\nsys.excepthook = lambda t, v, tb: print('hook', v)\nraise OSError('x')\n"
     done = boot("s.py", cwd=write(tmp_path, "s.py", source).parent)
     assert (done.returncode, done.stdout, done.stderr) == (1, "hook x\n", "")
+
+
+def test_an_attached_script_that_crashes_is_gone_at_once(
+    new_run: Callable[..., str], tmp_path: Path
+) -> None:
+    """Other nodes wait for it: exit functions run, threads and torch are not waited for."""
+    source = f"""
+import atexit, threading, time
+import torch, autockpt
+model = torch.nn.Linear(2, 2)
+ckpt = autockpt.attach(model=model, run_dir={new_run()!r})
+atexit.register(print, "bye", flush=True)
+threading.Thread(target=time.sleep, args=(600,)).start()
+raise OSError("a peer is gone")
+"""
+    done = boot("s.py", cwd=write(tmp_path, "s.py", source).parent, AUTOCKPT_NO_PROFILE="1")
+    assert (done.returncode, done.stdout) == (1, "bye\n"), done.stderr
+    assert "OSError: a peer is gone" in done.stderr
 
 
 def test_a_syntax_error_shows_the_users_line_alone(tmp_path: Path) -> None:

@@ -266,3 +266,21 @@ def _wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    """torchelastic's defaults take 15 s for that, and large jobs keep them."""
+    from autockpt.cli.launch import LIVELY, Launch, _config
+    from autockpt.cli.options import Script
+
+    def settings(nodes: str, said: str = "") -> dict[str, int]:
+        request = Launch(
+            run=RunDirectory(tmp_path), mode="run",
+            script=Script(target="s.py", args=(), module=False, shown="s.py"),
+            nnodes=nodes, rdzv_endpoint="127.0.0.1:1", rdzv_conf=said,
+        )  # fmt: skip
+        return {k: int(v) for k, v in _config(request).rdzv_configs.items() if k in LIVELY}
+
+    assert settings("4") == LIVELY
+    assert settings("4", "keep_alive_interval=7") == {**LIVELY, "keep_alive_interval": 7}
+    assert settings("512") == {}

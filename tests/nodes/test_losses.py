@@ -17,6 +17,7 @@ from tests.nodes.network_job import NetworkJob
 STEPS_EACH = 60
 TWO_COPIES = Redundancy(scheme="replicas", copies=2, placement="mixed")
 THREE_COPIES = Redundancy(scheme="replicas", copies=3, placement="mixed")
+XOR = Redundancy(scheme="xor", set_size=4, parity=1)
 
 Pattern = tuple[int, ...]
 
@@ -42,7 +43,8 @@ def lose_in_turn(job: NetworkJob, redundancy: Redundancy, losses: Sequence[Patte
         began = restored[0]["step"]
         kinds = [event["source"] for event in restored]
         if placement.survives(pattern):
-            wanted = ["peer" if rank in pattern else "memory" for rank in range(job.count)]
+            far = "parity" if redundancy.parity else "peer"
+            wanted = [far if rank in pattern else "memory" for rank in range(job.count)]
             assert kinds == wanted, (pattern, restored, job.tale())
             assert began >= promised, (pattern, began, promised, job.tale())
         else:
@@ -65,7 +67,8 @@ def test_one_of_four_nodes_is_lost_and_comes_back_from_its_partner(new_job: Make
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("redundancy", "nodes", "most"), [(TWO_COPIES, 4, 2), (THREE_COPIES, 4, 3)]
+    ("redundancy", "nodes", "most"),
+    [(TWO_COPIES, 4, 2), (THREE_COPIES, 4, 3), (TWO_COPIES, 8, 1), (XOR, 4, 2)],
 )
 def test_every_pattern_of_lost_nodes(
     new_job: MakeJob, redundancy: Redundancy, nodes: int, most: int

@@ -90,6 +90,19 @@ def test_the_newest_protected_generation_has_an_age_and_its_copies() -> None:
     assert found.copied_bytes == 4 * MEGABYTE
 
 
+def test_a_parity_is_one_a_rank_and_comes_from_several_nodes() -> None:
+    """However many losses the set survives; the text does not name a node -1."""
+    coded = Redundancy(scheme="rs", set_size=4, parity=2)
+    found = protection(RUN, coded)
+    assert found is not None
+    assert found.copies_wanted == 2
+    rebuilt = replace(copied("e1s20", 20, 1, 2.6, purpose="restore"), from_node=-1)
+    built = model.build(RunData(title="t", events=(*RUN, rebuilt), redundancy=coded))
+    assert built.timeline is not None
+    (mark,) = [mark for mark in built.timeline.marks if mark.kind == "fetched"]
+    assert "came from several nodes to node 0" in mark.text
+
+
 def test_lost_copies_are_degraded_until_the_next_round() -> None:
     """The keepers' reason stands while nothing newer is protected."""
     lost = ProtectionLost(at_s=2.6, rank=-1, reason="node 1 cannot be reached")
