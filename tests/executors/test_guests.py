@@ -49,7 +49,7 @@ class Node:
         self.guests = Guests(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self.told.append,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: 0.0,
-            restoring=lambda: False, log=lambda text: None,
+            restoring=lambda: False, copied=lambda *_: None, log=lambda text: None,
         )  # fmt: skip
         self.port = self.guests.open(SECRET, identity(rank), HOST)
         peers[rank] = self
