@@ -294,6 +294,10 @@ class Keeper:
         if attach.epoch is not None:
             self._journal.trainers_live()
         slots = len(self._memory.of(trainer.rank).slots)
+        if attach.redundancy.scheme != "none" and attach.redundancy.path == "device":
+            reason = "keepers have no way through the devices: from host memory to host memory"
+            if not self._s.degraded:
+                self._degrade("path of copies", reason)
         self._node_event(replace(attach, slots=slots))
         if control_host and self._protocol.incarnation == attach.incarnation:
             self._peers.expect(attach.incarnation, attach.nodes, control_host)
