@@ -23,6 +23,8 @@ from autockpt.values.record import to_json
 
 KEEPER = -1
 """Rank under which a keeper reports."""
+REMEMBERED = 4096
+"""Generations whose beginning is known: a slow store is that many saves to memory behind."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class Journal:
     def snapshot_began(self, generation: Generation, step: int, at_s: float) -> None:
         """Remembers when a generation began on this node, for latencies."""
         self._began.setdefault(generation, (at_s, step))
-        while len(self._began) > 64:
+        while len(self._began) > REMEMBERED:
             self._began.pop(next(iter(self._began)))
 
     def shard_written(
