@@ -253,7 +253,7 @@ class Restored(Event):
     generation: str
     step: int
     source: str
-    """memory, peer (fetched from the memory of another node) or disk."""
+    """memory, peer (fetched from another node's), parity (rebuilt from several nodes) or disk."""
     bytes: int
     restore_s: float
     lost_steps: int

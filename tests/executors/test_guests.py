@@ -4,6 +4,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ def test_what_lost_nodes_had_is_rebuilt_from_the_others(
         order = rebuild_order(nodes, made, rank, lost)
         fresh = Node(rank, nodes, empty=True)
         fresh.guests.fetch(order)
-        run(nodes, lambda fresh=fresh: bool(fresh.told))
+        run(nodes, partial(bool, fresh.told))
         assert fresh.told == [p.ShardFetched(shard=replace(shards[rank], slot=1, copied=True))]
         guest = fresh.guests.holding(rank, GENERATION)
         assert guest is not None
@@ -191,6 +192,16 @@ def test_a_survivor_with_rotten_bytes_is_noticed(nodes: dict[int, Node]) -> None
     assert isinstance(failed, p.FetchFailed), failed
     assert failed.final
     assert not failed.parity
+
+
+def test_a_piece_on_the_same_node_is_taken_from_itself(nodes: dict[int, Node]) -> None:
+    """Ranks may have moved: the lost one lives where a member of its set does."""
+    made = protect(nodes, 1)
+    lost = nodes[1].shard
+    nodes.pop(1).close()
+    nodes[2].guests.fetch(rebuild_order(nodes, made, 1, {1}))
+    run(nodes, lambda: bool(nodes[2].told))
+    assert nodes[2].told == [p.ShardFetched(shard=replace(lost, slot=1, copied=True))]
 
 
 def test_after_an_abort_nobody_writes_the_slot_or_says_anything(nodes: dict[int, Node]) -> None:

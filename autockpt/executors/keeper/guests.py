@@ -118,7 +118,7 @@ class Guests:
     @property
     def total_bytes(self) -> int:
         """Memory of all guest slots."""
-        return sum(guest.arena.nbytes for guest in self._guests.values())
+        return sum(guest.arena.nbytes for guest in list(self._guests.values()))
 
     # ------------------------------------------------------------------ fetching
 
@@ -146,7 +146,7 @@ class Guests:
 
     def free(self, order: p.FreeGuests) -> None:
         """Gives the memory of a rank's guest slots back."""
-        for key in [k for k in self._guests if (k[0], k[2]) == (order.rank, order.parity)]:
+        for key in [k for k in list(self._guests) if (k[0], k[2]) == (order.rank, order.parity)]:
             self._revoke(_home(key))
             self._guests.pop(key).arena.close()
 
@@ -311,7 +311,7 @@ class Guests:
 
     def _guests_of(self, rank: int, what: What) -> list[tuple[Home, Arena, ImageIndex]]:
         found = []
-        for key, guest in self._guests.items():
+        for key, guest in list(self._guests.items()):
             if (key[0], key[2]) == (rank, what == "parity") and key not in self._fetches:
                 index = guest.index()
                 if index is not None:

@@ -145,6 +145,8 @@ class CoordinatorState:
         """By node the ranks of other nodes whose shards it copies."""
         self.sets: tuple[ParityRanks, ...] = ()
         """Every rank in one of them, where memory is protected by parity."""
+        self.holders: dict[int, tuple[int, ...]] = {}
+        """By node its ranks that hold a parity."""
         self.round: Round | None = None
         self.protected: Generation | None = None
         """Newest one of which every copy was sealed."""

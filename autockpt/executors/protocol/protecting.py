@@ -74,14 +74,14 @@ class Protecting(CoordinatorState):
         Or that every member of its set has made its parity.
         """
         wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
-        encoded = copies.encoded >= {rank for each in self.sets for rank in each.ranks}
+        encoded = copies.encoded >= {rank for ranks in self.holders.values() for rank in ranks}
         return encoded and copies.sealed >= wanted | set(enumerate(self.nodes))
 
     # ------------------------------------------------------------------ who copies what
 
     def place_copies(self) -> None:
         """Wards of every node, or parity sets, as all trainers of this incarnation want it."""
-        self.wards, self.sets = {}, ()
+        self.wards, self.sets, self.holders = {}, (), {}
         first = self.attaches[min(self.attaches)]
         if first.redundancy.scheme == "none":
             return
@@ -92,6 +92,7 @@ class Protecting(CoordinatorState):
         except ConfigError as error:
             self.emit(Report(kind="warning", detail=f"no copies on other nodes: {error}"))
             return
+        self.holders = self._holders()
         for cell in cells:
             for node in cell.members:
                 kept = cell.kept_by(node)
@@ -102,10 +103,11 @@ class Protecting(CoordinatorState):
         """Copies or parities are wanted at all."""
         return bool(self.sets) or any(self.wards.values())
 
-    def holders_on(self, node: int) -> tuple[int, ...]:
-        """Ranks of a node that hold a parity."""
-        members = sorted(rank for each in self.sets for rank in each.ranks)
-        return tuple(rank for rank in members if self.nodes[rank] == node)
+    def _holders(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for rank in sorted(rank for each in self.sets for rank in each.ranks):
+            found.setdefault(self.nodes[rank], []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
 
     # ------------------------------------------------------------------ rounds
 
@@ -204,7 +206,7 @@ class Protecting(CoordinatorState):
             return
         copies = self.round
         for node in sorted(set(self.nodes)):
-            wards, holders = self.wards.get(node, ()), self.holders_on(node)
+            wards, holders = self.wards.get(node, ()), self.holders.get(node, ())
             wanted = CopiesWanted(
                 generation=copies.generation,
                 shards=tuple(copies.shards[rank] for rank in wards if rank in copies.shards),

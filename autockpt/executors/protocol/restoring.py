@@ -410,7 +410,7 @@ class Restoring(Saving):
             lineage=self.chain,
             memory_committed=self.memory_committed,
             wards=self.wards.get(node, ()),
-            holders=self.holders_on(node),
+            holders=self.holders.get(node, ()),
             protected=self.protected or (parent if self.protects else None),
             durable=max(durable, default=None),
             plan_version=version,
