@@ -5,9 +5,10 @@ PYTHON ?= python3
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-# PYTEST_ARGS: more pytest arguments (-n 4, -k name, --lf).  BENCH_ARGS: a benchmark's own.
+# PYTEST_ARGS: pytest arguments (-n 4, -k name, --lf); two workers, a file each at a time, unless
+# they say otherwise.  BENCH_ARGS: a benchmark's own.
 # TORCH_ARGS: pip arguments for torch alone, to choose a build (see constraints.txt).
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 BENCH_ARGS  ?=
 TORCH_ARGS  ?=
 # Minutes of all campaigns together in test-all, on two cores.
