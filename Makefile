@@ -5,10 +5,9 @@ PYTHON ?= python3
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-# PYTEST_ARGS: pytest arguments (-n 4, -k name, --lf); two workers, a file each at a time, unless
-# they say otherwise.  BENCH_ARGS: a benchmark's own.
+# PYTEST_ARGS: more pytest arguments (-n 4, -k name, --lf).  BENCH_ARGS: a benchmark's own.
 # TORCH_ARGS: pip arguments for torch alone, to choose a build (see constraints.txt).
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 TORCH_ARGS  ?=
 # Minutes of all campaigns together in test-all, on two cores.
@@ -43,8 +42,13 @@ demo: $(VENV)/.ready  ## profile, train, kill, resume and report on a small mode
 demo-nodes: $(VENV)/.ready  ## lose one of four nodes (network namespaces, needs root) and go on
 	$(PY) examples/demo_nodes.py
 
+# Tests of whole jobs have processes of their own and want the cores for themselves.
+JOBS := $(addprefix tests/,bad_input campaigns integrations kill nodes parallel points session)
+NONE_IS_FINE := || test $$? -eq 5
+
 test: $(VENV)/.ready  ## the tests without the slow ones
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not slow" -n 2 --dist loadfile $(JOBS:%=--ignore=%) $(PYTEST_ARGS) $(NONE_IS_FINE)
+	$(PY) -m pytest -m "not slow" $(JOBS) $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m ruff format --check .

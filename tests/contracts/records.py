@@ -23,6 +23,7 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "chunk_bytes": st.sampled_from([2**16, 2**23, 2**26]),
         "writers": st.integers(1, 512),
         "in_flight": st.integers(0, 16),
+        "window_margin": st.floats(0.0, 0.99),
     },
     TierPlan: {"interval_steps": st.integers(0, 10**9), "chain": st.integers(0, 16)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},
@@ -94,7 +95,7 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
 
 def wrong_value(kind: Any) -> Any:
     """JSON data that no value of `kind` is written as."""
-    if typing.get_origin(kind) is tuple:
+    if any(typing.get_origin(one) is tuple for one in (kind, *typing.get_args(kind))):
         return {"not": "a list"}
     return ["neither", "of", "these"]
 

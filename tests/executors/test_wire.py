@@ -25,7 +25,7 @@ from autockpt.values.errors import ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.contracts.faults import open_descriptors
-from tests.contracts.records import VALIDATED, of_type
+from tests.contracts.records import VALIDATED, WHOLE, of_type
 
 QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 STATUS = wire.StatusWanted(leave_when_drained=True)
@@ -93,6 +93,8 @@ def _strategy(hint: Any) -> "st.SearchStrategy[Any]":
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return st.integers() | st.text(max_size=5)
+    if hint in WHOLE:
+        return WHOLE[hint]
     if origin is dict:
         return st.dictionaries(st.text(max_size=5), _strategy(args[1]), max_size=2)
     if origin is tuple:

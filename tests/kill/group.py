@@ -73,7 +73,8 @@ class Group:
         victims = [self.pids[rank] for rank in ranks]
         victims += keeper_pids(self.run_dir) if keeper else []
         for pid in victims:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # its neighbours' end took it along
+                os.kill(pid, signal.SIGKILL)
         for rank, pid in enumerate(self.pids):
             if rank not in ranks:
                 with contextlib.suppress(ProcessLookupError):

@@ -65,7 +65,7 @@ def test_copy_encode_and_write_overlap_only_in_a_pipeline(
         stages.write_at(offset, data)
         write_at(file, offset, data)
 
-    monkeypatch.setattr(ZstdCodec, "encode", lambda codec, raw: stages.encode(raw))
+    monkeypatch.setattr(ZstdCodec, "encode", lambda codec, raw, **_: stages.encode(raw))
     monkeypatch.setattr(ImageFile, "write_at", slow_write)
     shard = pipeline(
         arena.view, target(str(tmp_path / "shard"), codec="zstd", writers=2), result,
