@@ -43,8 +43,10 @@ def lose_in_turn(job: NetworkJob, redundancy: Redundancy, losses: Sequence[Patte
         began = restored[0]["step"]
         kinds = [event["source"] for event in restored]
         if placement.survives(pattern):
-            # A rebuild reads several states: where the same generation is durable, it is read.
-            far = {"parity", "disk"} if redundancy.parity else {"peer"}
+            # A rebuild reads several states: where the same generation is durable, it is read.  So
+            # is one that became durable before the copies of it were complete.
+            far = {"parity"} if redundancy.parity else {"peer"}
+            far |= {"disk"} if redundancy.parity or began > promised else set()
             for rank, kind in enumerate(kinds):
                 wanted = far if rank in pattern else {"memory"}
                 assert kind in wanted, (pattern, restored, job.tale())
