@@ -112,9 +112,10 @@ class Saving(RankState):
         *,
         disk: bool,
         rng: Any = None,
-        patience_s: float = GRANT_WAIT_S,
+        patience_s: float | None = None,
     ) -> bool:
         """Begins the snapshot of a generation; False when it was skipped."""
+        patience_s = GRANT_WAIT_S if patience_s is None else patience_s
         slot = self._granted(generation, step, disk=disk, patience_s=patience_s)
         if slot is None:
             return False
