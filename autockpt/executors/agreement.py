@@ -8,6 +8,7 @@ that shares a launcher with the newest one continues its launch, any other is a 
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from autockpt.executors.keeper.control import (
 )
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import from_json, to_json
 
+NO_LABELS: Mapping[str, str] = {}
 _RECORD = "round.json"
 _calls = 0
 
@@ -43,12 +46,21 @@ class Agreement:
     incarnation: Incarnation
     one_host: bool
     """All nodes share one machine's loopback (a test, or several launchers on one machine)."""
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    """What the nodes share and lose together, as far as each knows of itself."""
 
 
-def agree(checkpoints: str, launch_id: str, rank: int, nodes: tuple[int, ...]) -> Agreement:
+def agree(
+    checkpoints: str,
+    launch_id: str,
+    rank: int,
+    nodes: tuple[int, ...],
+    labels: Mapping[str, str] = NO_LABELS,
+) -> Agreement:
     """The agreement of all ranks; waits for the first rank of every node.
 
-    `nodes`: node of every rank.  Every rank calls it, equally often, after `init_process_group`.
+    `nodes`: node of every rank; `labels`: this node's failure domains by level.  Every rank calls
+    it, equally often, after `init_process_group`.
     Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
     """
     global _calls
@@ -56,7 +68,7 @@ def agree(checkpoints: str, launch_id: str, rank: int, nodes: tuple[int, ...]) -
     _calls += 1
     prefix = f"autockpt/{_calls}"
     if rank == nodes.index(nodes[rank]):
-        said = json.dumps({"launcher": launch_id, "network": network_of()})
+        said = json.dumps({"launcher": launch_id, "network": network_of(), "domains": dict(labels)})
         store.set(f"{prefix}/node/{nodes[rank]}", said)
     if rank == 0:
         every = [json.loads(store.get(f"{prefix}/node/{node}")) for node in sorted(set(nodes))]
@@ -67,7 +79,7 @@ def agree(checkpoints: str, launch_id: str, rank: int, nodes: tuple[int, ...]) -
     return from_json(Agreement, text, where="agreement of rank 0")
 
 
-def _decide(checkpoints: str, every: list[dict[str, str]]) -> str:
+def _decide(checkpoints: str, every: list[dict[str, Any]]) -> str:
     """The agreement as JSON, or why there is none: the other ranks wait for an answer."""
     launchers = tuple(sorted({said["launcher"] for said in every}))
     try:
@@ -79,7 +91,8 @@ def _decide(checkpoints: str, every: list[dict[str, str]]) -> str:
     except (StorageError, OSError) as error:
         return f"error {checkpoints}: rank 0 cannot write down the incarnation: {error}"
     one_host = len({said["network"] for said in every}) == 1
-    return to_json(Agreement(incarnation=incarnation, one_host=one_host))
+    domains = FailureDomains.joined([said["domains"] for said in every])
+    return to_json(Agreement(incarnation=incarnation, one_host=one_host, domains=domains))
 
 
 def next_incarnation(

@@ -1,7 +1,7 @@
 """What nodes share and lose together, from what a cluster says about itself.  Texts in, labels out.
 
 Two kinds of sources: tables of all nodes (a CSV or YAML file, Slurm's topology.conf), and what one
-node knows of itself (an environment variable, SLURM_TOPOLOGY_ADDR) and is joined with the others.
+node knows of itself (an environment variable, SLURM_TOPOLOGY_ADDR), exchanged when a job starts.
 Levels stand largest first: a power supply before its racks, a core switch before its leaves.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from autockpt.profiles.imports.node_list import expand
 from autockpt.values.errors import ConfigError
-from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
+from autockpt.values.placement import FailureDomains
 
 Labels = Mapping[str, str]
 """Label by level, largest level first."""
@@ -36,18 +36,7 @@ def of_nodes(names: Sequence[str], table: Table, *, where: str) -> FailureDomain
             f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; the file names "
             f"{len(table)} nodes, and every node of the job needs a line"
         )
-    return joined([labels for labels in found if labels])
-
-
-def joined(nodes: Sequence[Labels]) -> FailureDomains:
-    """What each node knows of itself, put together; levels that some node lacks are left out."""
-    if not nodes:
-        return UNKNOWN_DOMAINS
-    levels = tuple(level for level in nodes[0] if all(level in labels for labels in nodes))
-    if not levels:
-        return UNKNOWN_DOMAINS
-    labels = tuple(tuple(node[level] for level in levels) for node in nodes)
-    return FailureDomains(levels=levels, labels=labels)
+    return FailureDomains.joined([labels for labels in found if labels])
 
 
 # --- what one node knows --------------------------------------------------------------------------

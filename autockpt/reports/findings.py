@@ -22,8 +22,6 @@ from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 SKIPPED_SHARE = 0.05
 """Share of due checkpoints that may be skipped without a finding."""
-BOUNDARY_SHARE = 0.25
-"""Share of the state copied inside the stall that is worth a look."""
 STALL_SHARE = 0.01
 """Share of time blocked by checkpoints that is worth a look."""
 SLOWDOWN_SHARE = 0.01

@@ -5,6 +5,7 @@ Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autockpt.executors.agreement import agree
@@ -13,6 +14,7 @@ from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
@@ -48,6 +50,8 @@ class Job:
     plan: CheckpointPlan
     decision: Decision | None
     profile: Profile | None
+    domains: FailureDomains
+    """What nodes share and lose together.  Equal on all ranks."""
     profile_in_place: bool
     """No fitting profile exists: measure the first iterations."""
 
@@ -55,12 +59,6 @@ class Job:
     def telemetry_path(self) -> str:
         """Event file of this rank."""
         return os.path.join(self.run_directory, "telemetry", f"rank-{self.rank:05d}.jsonl")
-
-    @property
-    def domains(self) -> FailureDomains:
-        """What nodes share and lose together, as the profile saw it; unknown of other nodes."""
-        known = self.profile.domains if self.profile is not None else UNKNOWN_DOMAINS
-        return known if len(known.labels) == len(set(self.nodes)) else UNKNOWN_DOMAINS
 
     def attach_event(self) -> p.TrainerAttached:
         """How this rank introduces itself."""
@@ -98,10 +96,10 @@ def current_job(
     checkpoints = str(files.checkpoints(goal))
     nodes = tuple(r // max(1, local_size) for r in range(world_size))
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
-    control_host = ""
+    control_host, domains = "", UNKNOWN_DOMAINS
     if len(set(nodes)) > 1:
-        agreed = agree(checkpoints, launch_id, rank, nodes)
-        incarnation = agreed.incarnation
+        agreed = agree(checkpoints, launch_id, rank, nodes, _own_labels())
+        incarnation, domains = agreed.incarnation, agreed.domains
         control_host = listen_host(environment, one_host=agreed.one_host)
     # What the launch asked for is done once; its restarts go on from what they have by then.
     claimed = CheckpointDirectory(checkpoints).highest_epoch()
@@ -125,8 +123,26 @@ def current_job(
         plan=_first_plan(goal, decision, files.read_plan(), in_place=in_place),
         decision=decision,
         profile=profile,
+        domains=_domains_of(profile, nodes) or domains,
         profile_in_place=in_place,
     )
+
+
+def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomains | None:
+    """Of the table that the profile was taken with; None where that says nothing of these nodes."""
+    known = UNKNOWN_DOMAINS if profile is None else profile.domains
+    return known if known.labels and len(known.labels) == len(set(nodes)) else None
+
+
+def _own_labels() -> Mapping[str, str]:
+    """What this node knows of its failure domains; a mistake never ends the training."""
+    from autockpt.profiling.failure_domains import own_labels
+
+    try:
+        return own_labels(os.environ)
+    except ConfigError as error:
+        print(f"autockpt: failure domains are not known: {error}", file=sys.stderr, flush=True)
+        return {}
 
 
 def place_of_rank() -> tuple[int, int]:

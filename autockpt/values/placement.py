@@ -14,7 +14,7 @@ After a loss only the cells that were hit are placed anew: nobody else moves byt
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +38,19 @@ class FailureDomains:
                     f"failure domains of node {node}: {len(labels)} labels, expected one for each "
                     f"of {', '.join(self.levels) or 'no level'}"
                 )
+
+    @classmethod
+    def joined(cls, nodes: Sequence[Mapping[str, str]]) -> "FailureDomains":
+        """What each node knows of itself (label by level, the largest first), put together.
+
+        Levels that some node lacks are left out.
+        """
+        first = nodes[0] if nodes else {}
+        levels = tuple(level for level in first if all(level in labels for labels in nodes))
+        if not levels:
+            return cls()
+        labels = tuple(tuple(node[level] for level in levels) for node in nodes)
+        return cls(levels=levels, labels=labels)
 
     def of(self, node: int) -> tuple[str, ...]:
         """Labels of a node, () where its domains are not known."""

@@ -13,23 +13,11 @@ from tests.campaigns.framework import ROOT, require
 from tests.conftest import end_keeper
 from tests.fakes import trainings
 from tests.kill.group import Group, undisturbed
-from tests.kill.ordeal import Kill, Ordeal, draw, read_events
+from tests.kill.ordeal import PLANS, SPECS, Kill, Ordeal, draw, read_events
 from tests.kill.zygote import Zygote
 
 KILLS = 6
 """In a case of one rank."""
-SPECS = (
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=1),
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=3, model="tied", scaler=True),
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=4, model="odd", optimizer="sgd"),
-)
-PLANS = (
-    trainings.plan(memory=2, disk=6),
-    trainings.plan(memory=2, disk=6, schedule="blocking"),
-    trainings.plan(memory=2, disk=6, streaming=False, codec={"moments": "zstd"}),
-    trainings.plan(memory=2, disk=4, slots=2),
-)
 WAIT_S = 60.0
 BUDGET_S = 30.0
 """What schedulers leave between SIGTERM and SIGKILL."""

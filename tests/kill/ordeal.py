@@ -24,6 +24,18 @@ from tests.kill.zygote import Zygote
 
 PATIENCE_S = 60.0
 """No trainer of these tests needs more than a second or two; a loaded machine may."""
+SPECS = (
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=1),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=3, model="tied", scaler=True),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=4, model="odd", optimizer="sgd"),
+)
+PLANS = (
+    trainings.plan(memory=2, disk=6),
+    trainings.plan(memory=2, disk=6, schedule="blocking"),
+    trainings.plan(memory=2, disk=6, streaming=False, codec={"moments": "zstd"}),
+    trainings.plan(memory=2, disk=4, slots=2),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,24 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import trainings
-from tests.kill.ordeal import Kill, Ordeal, draw
+from tests.kill.ordeal import PLANS, SPECS, Kill, Ordeal, draw
 from tests.kill.zygote import Zygote
 
 SEED = int(os.environ.get("KILL_SEED", "20260"))
 """First seed; a failure prints the line that replays its case."""
 
-SPECS = (
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=1),
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=3, model="tied", scaler=True),
-    trainings.JobSpec(steps=30, pace_s=0.004, seed=4, model="odd", optimizer="sgd"),
-)
-PLANS = (
-    trainings.plan(memory=2, disk=6),
-    trainings.plan(memory=2, disk=6, schedule="blocking"),
-    trainings.plan(memory=2, disk=6, streaming=False, codec={"moments": "zstd"}),
-    trainings.plan(memory=2, disk=4, slots=2),
-)
 KILLS_PER_CASE = 6
 CASES = 8
 

@@ -1,6 +1,7 @@
 """The files by which keepers trust and find one another, and who the ranks of a start are."""
 
 import contextlib
+import json
 import os
 import stat
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.executors import agreement
 from autockpt.executors.agreement import Round, agree, next_incarnation
 from autockpt.executors.keeper.control import (
     INTERFACE,
@@ -19,6 +21,7 @@ from autockpt.executors.keeper.control import (
 )
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.placement import FailureDomains
 
 
 def test_the_secret_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
@@ -106,3 +109,20 @@ def test_several_nodes_need_a_process_group(tmp_path: Path) -> None:
     """Without it the ranks cannot agree, and the message says what to do."""
     with pytest.raises(ConfigError, match="init_process_group"):
         agree(str(tmp_path), "launch", 0, (0, 1))
+
+
+def test_nodes_exchange_what_they_know_of_their_failure_domains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank hears the same; a level that one of them does not know is left out."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    other = {"launcher": "b", "network": "n", "domains": {"power": "p1", "rack": "r2"}}
+    store.set("autockpt/1/node/1", json.dumps(other))
+    monkeypatch.setattr(agreement, "_store", lambda: store)
+    monkeypatch.setattr(agreement, "_calls", 0)
+    said = agree(str(tmp_path), "a", 0, (0, 1), {"rack": "r1"})
+    assert said.domains == FailureDomains(levels=("rack",), labels=(("r1",), ("r2",)))
+    monkeypatch.setattr(agreement, "_calls", 0)
+    assert agree(str(tmp_path), "b", 1, (0, 1), other["domains"]) == said  # type: ignore[arg-type]

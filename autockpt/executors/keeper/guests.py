@@ -6,7 +6,6 @@ a thread of its own (faulting gigabytes takes seconds) and is told where the oth
 Everything that is sealed here, at home or as a guest, is lent to whoever asks for its root.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -319,9 +318,7 @@ class Guests:
         return found
 
     def _gate(self) -> Gate:
-        rate = 0.0
-        with contextlib.suppress(AutockptError):
-            rate = self._rate()
+        rate = self._rate()
         if rate != self._paced[0]:
             self._paced = (rate, PacedGate(rate) if rate > 0 else OpenGate())
         return self._paced[1]

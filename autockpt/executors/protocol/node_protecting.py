@@ -31,6 +31,8 @@ from autockpt.executors.protocol.node_state import Fetch, Guest, LocalRank, Node
 from autockpt.executors.protocol.slots import Slot, Slots
 from autockpt.values.generation import Generation
 
+FEW_SLOTS = 2
+"""Of a rank: what is protected in one, the newest in the other, and none to save into."""
 GUEST_SLOTS = 2
 """Of each ward or parity: the newest protected generation, and the one that is arriving."""
 MOST_GUEST_SLOTS = 4
@@ -132,10 +134,10 @@ class NodeProtecting(NodeState):
             self.emit(AnnounceProtected(generation=generation))
 
     def _unprotect(self, generation: Generation, reason: str) -> None:
-        """With two slots, what is kept would leave none to save into: saving goes first."""
+        """Where a rank has few slots what is kept would leave none: saving goes first."""
         for guest in [g for g, fetch in self.fetches.items() if fetch.generation == generation]:
             self._abort_fetch(guest, reason)
-        if any(local.slots.usable == GUEST_SLOTS for local in self.ranks.values()):
+        if any(local.slots.usable == FEW_SLOTS for local in self.ranks.values()):
             self.protected = None
         if self.announced is not None or self.protected is None:
             self.announced = None

@@ -22,7 +22,6 @@ NodePhase = Literal["idle", "waiting", "restoring", "open", "fenced"]
 SlotState = Literal["empty", "writing", "sealed"]
 MemoryState = Literal["open", "committed", "dropped"]
 DiskState = Literal["none", "open", "committing", "durable", "dropped"]
-CopiesState = Literal["none", "wanted"]
 Actor = Literal["coordinator", "node", "slot", "save in memory", "save on disk", "round of copies"]
 
 
