@@ -13,7 +13,7 @@ from autockpt.executors.directory import CommitFile, lossy_mark, read_commit, re
 from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.health import NanScan
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
-from autockpt.executors.memory import HUGE_BYTES, PAGE_BYTES, Arena, page_align
+from autockpt.executors.memory import PAGE_BYTES, Arena, page_align
 from autockpt.executors.persist import ImageReader
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
@@ -189,8 +189,7 @@ class ChunkSource:
 
     def buffer(self) -> Arena:
         """Memory for one chunk, and for the same of every base."""
-        size = self._levels * self._room
-        return Arena.huge(size) if size >= HUGE_BYTES else Arena.anonymous(size)
+        return Arena.anonymous(self._levels * self._room)
 
     @property
     def _room(self) -> int:

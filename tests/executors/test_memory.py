@@ -5,6 +5,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from autockpt.executors.memory import (
     RESERVE_BYTES,
     Arena,
     Headroom,
+    gather_pages,
     headroom,
     page_align,
     require_headroom,
@@ -135,6 +137,7 @@ def test_a_failed_allocation_closes_its_descriptor(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(Arena, "_advise", lambda *_: True)  # the kernel says no
     before = open_descriptors()
     with pytest.raises(OSError, match="No space left"):
         Arena.create_shared(2**16, name="slot")
@@ -225,16 +228,74 @@ def test_pages_are_really_shared() -> None:
     arena.close()
 
 
-@pytest.mark.parametrize("nbytes", [1, HUGE_BYTES, 3 * HUGE_BYTES + 5])
-def test_huge_memory_starts_where_a_huge_page_can(nbytes: int) -> None:
-    """Whole huge pages, writable to the end, and gone after `close`."""
-    arena = Arena.huge(nbytes)
-    assert arena.address % HUGE_BYTES == 0
-    assert arena.nbytes == len(arena.view) == -(-nbytes // HUGE_BYTES) * HUGE_BYTES
-    arena.view[0] = arena.view[-1] = 7
-    mapping = arena._mapping
+@pytest.mark.parametrize("nbytes", [HUGE_BYTES, 3 * HUGE_BYTES + 5])
+def test_large_memory_starts_where_a_huge_page_can(nbytes: int) -> None:
+    """Both kinds; writable to the end, and gone after `close`."""
+    for arena in (Arena.anonymous(nbytes), Arena.create_shared(nbytes, name="slot")):
+        assert arena.address % HUGE_BYTES == 0
+        assert arena.nbytes == len(arena.view) == page_align(nbytes)
+        arena.view[0] = arena.view[-1] = 7
+        address = arena.address
+        assert _mapped(address)
+        arena.close()
+        assert not _mapped(address)
+
+
+def test_a_mapping_lives_as_long_as_its_last_view() -> None:
+    """Whoever still reads a closed slot reads bytes and no hole."""
+    arena = Arena.create_shared(HUGE_BYTES, name="slot")
+    arena.view[5] = 7
+    part, address = arena.view[4:6], arena.address
     arena.close()
-    assert mapping.closed
+    assert part[1] == 7
+    part.release()
+    del arena, part
+    assert not _mapped(address)
+
+
+def test_pages_are_gathered_while_they_are_in_use() -> None:
+    """Huge ones where the kernel can; to the byte what was written before and meanwhile."""
+    arena = Arena.create_shared(8 * HUGE_BYTES + PAGE_BYTES, name="slot")
+    pattern = bytes(range(256)) * (PAGE_BYTES // 256)
+    gather_pages([arena])
+    for start in range(0, arena.nbytes, PAGE_BYTES):
+        arena.view[start : start + PAGE_BYTES] = pattern
+    for thread in threading.enumerate():
+        if thread.name == "autockpt-pages":
+            thread.join()
+    assert arena.view == pattern * (arena.nbytes // PAGE_BYTES)
+    if _collapses():
+        assert _huge_bytes(arena.address) >= 7 * HUGE_BYTES
+    arena.close()
+
+
+def _collapses() -> bool:
+    """Whether this kernel makes huge pages of shared memory on request (Linux 6.1)."""
+    probe = Arena.create_shared(HUGE_BYTES, name="probe")
+    probe.make_huge(0, HUGE_BYTES)
+    found = _huge_bytes(probe.address) > 0
+    probe.close()
+    return found
+
+
+def _mapped(address: int) -> bool:
+    return any(
+        low <= address < high
+        for low, high in (
+            (int(x, 16) for x in line.split()[0].split("-"))
+            for line in Path("/proc/self/maps").read_text().splitlines()
+        )
+    )
+
+
+def _huge_bytes(address: int) -> int:
+    """Of the mapping that starts there, in huge pages of shared memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            found = next(x for x in lines if x.startswith("ShmemPmdMapped"))
+            return int(found.split()[1]) * 1024
+    raise AssertionError(f"nothing is mapped at {address:x}")
 
 
 def test_lengths_beyond_four_gib_reach_the_kernel_whole() -> None:

@@ -15,7 +15,7 @@ STORE_SETTING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 def check() -> list[Finding]:
     """All findings about the machine and the environment."""
-    found = [_memory(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
+    found = [_memory(), _huge_pages(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
     return [*found, *_threads(os.environ), _exactness()]
 
 
@@ -41,6 +41,24 @@ def _memory() -> Finding:
             "--memory, Slurm --mem) by 2 to 3 times the state of the ranks of this node",
         )
     return Finding(id="limits.memory", status="ok", what=what)
+
+
+def _huge_pages() -> Finding:
+    """Of shared memory; what is chosen stands in brackets."""
+    setting = read_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled") or "[unknown]"
+    chosen = setting.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "within_size", "advise", "force"):
+        return Finding(
+            id="limits.huge_pages", status="ok", what=f"slots get huge pages at once ({chosen})"
+        )
+    return Finding(
+        id="limits.huge_pages",
+        status="note",
+        what=f"shared memory gets small pages (shmem_enabled: {chosen}); slots are gathered into "
+        "huge ones in the background, where no GPU has registered them and the kernel can "
+        "(Linux 6.1): copies and direct writes are slower until then",
+        fix="echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
 
 
 def _memlock() -> Finding:

@@ -18,7 +18,7 @@ from autockpt.executors.keeper.bringing import DEADLINE_S, Bringing
 from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.keeper.parities import filling_of
 from autockpt.executors.keeper.slots import MemoryTable
-from autockpt.executors.memory import Arena, require_headroom
+from autockpt.executors.memory import Arena, gather_pages, require_headroom
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.events import Event, Fetched, TransferFailed
 from autockpt.executors.transfer.frames import Subject, Want, What
@@ -177,6 +177,7 @@ class Guests:
         require_headroom(size + spare, what=what)
         name = f"autockpt-{'parity' if key[2] else 'guest'}-r{key[0]}-s{key[1]}"
         arena = Arena.create_shared(size, name=name)
+        gather_pages([arena])
         made = Guest(arena=arena, image_bytes=bringing.filling.image_bytes)
         with self._lock:
             if bringing.is_over():

@@ -11,7 +11,7 @@ from autockpt.executors.image import (
     trailer_capacity,
     write_trailer,
 )
-from autockpt.executors.memory import Arena, page_align, require_headroom
+from autockpt.executors.memory import Arena, gather_pages, page_align, require_headroom
 from autockpt.executors.protocol.messages import HeldShard
 from autockpt.values.errors import GuardError
 from autockpt.values.generation import Generation
@@ -162,6 +162,7 @@ class MemoryTable:
             for arena in made:
                 arena.close()
             raise
+        gather_pages(made)
         memory.slots = made
         memory.chunk_bytes = chunk_bytes
         memory.trailer_bytes = size - page_align(image_bytes)
