@@ -6,13 +6,14 @@ timed wait, as a host sees a GPU, so those figures hold for the host's side of a
 cores, the interpreter's lock) and say nothing of a device's copy engine or bus.
 
 **Gaps**: of iterations without a checkpoint, measured by the bubble probe against the list
-scheduler's from the same iterations' chunk times and the latency of a message.  **Cost**: a whole
-checkpoint of every rank into host memory at every iteration, copied and proven; blocks of
-iterations with it against blocks without, right before, in an order drawn anew each round; the mean
-over ranks, median over rounds.  `blocking` copies at the boundary, `async` in a plain thread with
-torch's own copies, `lazy` under forward and backward, `windows` in the gaps.  What follows a copy
-(digest, disk) belongs to the keeper and is in none of them.  **Inside windows**: bytes whose copy
-overlapped no compute of their rank, by the clock.
+scheduler's from the same iterations' chunk times, the latency of a message and what a host needs
+between two chunks. **Cost**: a whole checkpoint of every rank into host memory at every
+iteration, copied and proven; blocks of iterations with it against blocks without, right before,
+in an order drawn anew each round; medians of iterations, the mean over ranks, the median over
+rounds. `blocking` copies at the boundary, `async` in a plain thread with torch's own copies,
+`lazy` under forward and backward, `windows` in the gaps. What follows a copy (digest, disk)
+belongs to the keeper and is in none of them. **Inside windows**: bytes whose copy overlapped no
+compute of their rank, by the clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.
 """

@@ -9,6 +9,7 @@ that is drawn anew each round and is the same on all ranks.
 import json
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -132,15 +133,20 @@ class Rank:
                     slot_tensor(arena, entry).copy_(local_part(tensors[entry.spec.name]))
 
     def block(self, way: str, iterations: int) -> float:
-        """Mean seconds of an iteration; the first one of a block does not count."""
+        """Median seconds of an iteration; the first one of a block does not count.
+
+        The median, because a shared machine takes a core away now and then, for much longer than
+        what is measured; a checkpoint is in every iteration.
+        """
         dist.barrier()
         self.iterate(way)
-        began = time.perf_counter()
+        took = []
         for _ in range(iterations):
+            began = time.perf_counter()
             self.iterate(way)
-        took = time.perf_counter() - began
+            took.append(time.perf_counter() - began)
         self._fence()
-        return took / iterations
+        return statistics.median(took)
 
     def proven(self) -> bool:
         """Whether a checkpoint taken in windows is equal to the state, byte by byte."""
@@ -174,8 +180,9 @@ def outside_compute(use: WindowUse, laps: list[LapSample], began_s: list[float])
     return free / max(1, sum(move.nbytes for move in use.moves))
 
 
-def predicted(orders: Any, laps: list[Lap], steps_s: list[float], transfer: float) -> Any:
-    """The scheduler's gaps from the measured medians of chunks."""
+def predicted(orders: Any, known: list[tuple[Lap, float, float]], transfer: float) -> Any:
+    """The scheduler's gaps from each rank's chunks (medians), optimizer's step and own work."""
+    laps, steps_s, between_s = zip(*known, strict=True)
     chunk = windows.chunk_times(laps)
     times = [
         ChunkTimes(
@@ -184,7 +191,7 @@ def predicted(orders: Any, laps: list[Lap], steps_s: list[float], transfer: floa
         )
         for n in range(1 + max(int(kind[:-1]) for kind in chunk))
     ]  # fmt: skip
-    return steady_gaps(orders, times, transfer_s=transfer, step_s=max(steps_s))
+    return steady_gaps(orders, times, transfer_s=transfer, step_s=max(steps_s), between_s=between_s)
 
 
 def gap_lengths(measured: tuple[Bubble, ...], planned: tuple[SteadyGap, ...]) -> dict[str, Any]:
@@ -259,10 +266,8 @@ def _summary(
     bubbles = windows.device_bubbles(quiet, rank=me.rank)
     steps = sorted(sample.lap_s - sample.step_s for sample in quiet)
     known: list[Any] = [None] * me.shape.ranks
-    dist.all_gather_object(known, (lap, steps[len(steps) // 2]))
-    plan = predicted(
-        orders_of(me.hooks.schedule), [k[0] for k in known], [k[1] for k in known], transfer
-    )
+    dist.all_gather_object(known, (lap, steps[len(steps) // 2], windows.between_s(quiet)))
+    plan = predicted(orders_of(me.hooks.schedule), known, transfer)
     marks = sorted(me.marks.mark_s)
     return {
         "rank": me.rank,
@@ -270,6 +275,7 @@ def _summary(
         "lap_s": lap.lap_s.p50,
         "image_bytes": me.snapshotter.layout.image_bytes if me.snapshotter.layout else 0,
         "transfer_s": transfer,
+        "between_s": windows.between_s(quiet),
         "gaps": gap_lengths(bubbles, plan[me.rank]),
         "probe_overhead": lap.overhead,
         "mark_us_p50": marks[len(marks) // 2] * 1e6,

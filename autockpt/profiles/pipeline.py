@@ -6,9 +6,11 @@ Each rank runs its chunks in its order, each as soon as what it needs is there:
     backward(stage s)  needs backward(s + 1) likewise; on the last stage its own forward
     weights(stage s)   needs inputs(s)
 
-An optimizer's step of `step_s` ends the iteration of a rank, and the next begins at once: no rank
-waits for another between iterations.  So the gap at the end of one iteration goes on at the
-beginning of the next, and a steady iteration is read off after the first ones.
+Between two chunks a rank's host sends, receives and goes on, which takes `between_s` of its own
+and overlaps with waiting. An optimizer's step of `step_s` ends the iteration of a rank, and the
+next begins at once: no rank waits for another between iterations.  So the gap at the end of one
+iteration goes on at the beginning of the next, and a steady iteration is read off after the first
+ones.
 """
 
 import itertools
@@ -85,9 +87,10 @@ def timetable(
     *,
     transfer_s: float = 0.0,
     step_s: float = 0.0,
+    between_s: Sequence[float] = (),
     iterations: int = 1,
 ) -> Timetable:
-    """Runs `orders` (one a rank) with `times` (one a stage).
+    """Runs `orders` (one a rank) with `times` (one a stage); `between_s` one a rank, or nothing.
 
     Raises ConfigError when an order waits for ever, or names a stage without times.
     """
@@ -107,7 +110,9 @@ def timetable(
                 ready_s = _ready(action, lap, done, owner, len(times), transfer_s)
                 if ready_s is None:
                     break
-                begin_s = max(free_s[rank] + (step_s if lap and not at else 0.0), ready_s)
+                pause_s = between_s[rank] if between_s else 0.0
+                pause_s += step_s if lap and not at else 0.0
+                begin_s = max(free_s[rank] + pause_s, ready_s)
                 free_s[rank] = begin_s + times[action.stage].of(action)
                 spans[rank].append((begin_s, free_s[rank]))
                 done[action.stage, action.kind, action.microbatch, lap] = free_s[rank]
@@ -144,12 +149,14 @@ def steady_gaps(
     *,
     transfer_s: float = 0.0,
     step_s: float = 0.0,
+    between_s: Sequence[float] = (),
     shortest_s: float = 0.0,
 ) -> tuple[tuple[SteadyGap, ...], ...]:
     """Gaps longer than `shortest_s` of each rank in an iteration that repeats itself."""
     table = timetable(
-        orders, times, transfer_s=transfer_s, step_s=step_s, iterations=STEADY_AFTER + 1
-    )
+        orders, times, transfer_s=transfer_s, step_s=step_s, between_s=between_s,
+        iterations=STEADY_AFTER + 1,
+    )  # fmt: skip
     found = []
     for order, spans in zip(orders, table.spans, strict=True):
         lap = spans[STEADY_AFTER * len(order) :]

@@ -91,6 +91,14 @@ def test_the_last_rank_of_a_repeating_1f1b_idles_before_its_first_forward() -> N
     assert gaps[0][0].after == 4
 
 
+def test_what_a_host_needs_between_chunks_is_hidden_by_longer_waits() -> None:
+    """A rank that waits is ready when its input is; one that does not goes on that much later."""
+    orders, times = gpipe_orders(2, 2), [halves(1.0, 2.0)] * 2
+    table = timetable(orders, times, between_s=(0.25, 0.5))
+    assert [b for b, _ in table.spans[0]] == [0.25, 1.5, 6.25, 8.75]
+    assert [b for b, _ in table.spans[1]] == [1.25, 2.75, 4.25, 6.75]
+
+
 @pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B", "LoopedBFS", "DualPipeV"])
 def test_torch_runs_every_chunk_once(name: str) -> None:
     """What was read from torch's table is a whole iteration of every stage."""
