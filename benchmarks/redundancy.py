@@ -1,7 +1,7 @@
 """`make bench-redundancy`: what it costs to keep a checkpoint in the memory of other nodes.
 
-Transfer: an image of one rank goes from the slot of one process into that of another, by
-`TransferPool.push` with 1, 2 and 4 streams (digests verified, acknowledged), and by a plain
+Transfer: an image of one rank comes from the slot of one process into that of another, by
+`TransferPool.fetch` in 1, 2 and 4 streams (digests verified, acknowledged), and by a plain
 `os.sendfile` into `recv_into` of the same bytes; in turn, ratios within a round.  Over loopback,
 and as root between two network namespaces whose link tc holds to a rate.
 
@@ -55,29 +55,29 @@ def main() -> None:
     publish("redundancy", rows, settings=vars(args))
 
 
-def transfers(sender: Node, receiver: Node, nbytes: int, streams: int, rounds: int) -> Samples:
-    """Runs both ends and collects what the sender saw."""
+def transfers(lender: Node, lost: Node, nbytes: int, streams: int, rounds: int) -> Samples:
+    """Runs both ends and collects what the one that fetches saw."""
     ends = (sys.executable, "-m", "benchmarks.redundancy_ends")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    taker = subprocess.Popen(
-        [*receiver.prefix, *ends, "receive", receiver.host, str(nbytes)],
+    lending = subprocess.Popen(
+        [*lender.prefix, *ends, "lend", lender.host, str(nbytes)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
     )  # fmt: skip
-    assert taker.stdin is not None
-    assert taker.stdout is not None
+    assert lending.stdin is not None
+    assert lending.stdout is not None
     try:
-        ports = json.loads(taker.stdout.readline())
-        words = [sender.host, receiver.host, ports["pool"], ports["plain"], nbytes, streams, rounds]
-        giver = subprocess.run(
-            [*sender.prefix, *ends, "send", *map(str, words)],
+        ports = json.loads(lending.stdout.readline())
+        words = [lost.host, lender.host, ports["pool"], ports["plain"], nbytes, streams, rounds]
+        fetching = subprocess.run(
+            [*lost.prefix, *ends, "fetch", *map(str, words)],
             stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, check=True,
             timeout=TIMEOUT_S,
         )  # fmt: skip
-        return [json.loads(line) for line in giver.stdout.splitlines()]
+        return [json.loads(line) for line in fetching.stdout.splitlines()]
     finally:
-        taker.stdin.close()
-        taker.wait(timeout=30)
-        taker.stdout.close()
+        lending.stdin.close()
+        lending.wait(timeout=30)
+        lending.stdout.close()
 
 
 def unshaped(samples: Samples, nbytes: int) -> list[Row]:
@@ -95,8 +95,8 @@ def shaped(nbytes: int, streams: int, rounds: int, bits_per_s: int) -> list[Row]
     link = f"link of {bits_per_s / 1e6:g} Mbit/s"
     try:
         with network(2, bits_per_s) as two:
-            sender, receiver = two.nodes
-            samples = transfers(sender, receiver, nbytes, streams, rounds)
+            lender, lost = two.nodes
+            samples = transfers(lender, lost, nbytes, streams, rounds)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"{link}: not measured, needs root, ip and tc: {error}")
         return []
@@ -116,7 +116,7 @@ def _row(link: str, name: str, figure: str, samples: list[float], at_least: floa
 
 
 def _named(link: str, name: str) -> str:
-    return f"{link}, {'plain sendfile' if name == 'plain' else f'push, streams {name}'}"
+    return f"{link}, {'plain sendfile' if name == 'plain' else f'fetch, streams {name}'}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """The two ends of `make bench-redundancy`, each a process, perhaps each in a network namespace.
 
-    receive HOST BYTES                 prints {"pool": port, "plain": port}, ends when stdin does
-    send HOST PEER POOL PLAIN BYTES STREAMS ROUNDS    prints one JSON object a sample
+    lend HOST BYTES         prints {"pool": port, "plain": port}, ends when stdin does
+    fetch HOST PEER POOL PLAIN BYTES STREAMS ROUNDS    prints one JSON object a sample
 
 Both fault their memory before the first byte moves.  The plain contestant is one `os.sendfile` of
-the same memfd into one `recv_into` of the same memory: no digest, no frame, no acknowledgement but
-a byte at the end.
+the same memfd into `recv_into` of the same memory: no digest, no frame, no acknowledgement.
 """
 
 import json
@@ -16,17 +15,16 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
 
 from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.executors.transfer.destination import SlotDestination
-from autockpt.executors.transfer.events import ReplicaSealed
-from autockpt.executors.transfer.frames import Subject
-from autockpt.executors.transfer.pool import Owner, TransferPool
-from autockpt.executors.transfer.session import Acceptance
+from autockpt.executors.transfer.events import Fetched, FetchEnd
+from autockpt.executors.transfer.frames import Subject, Want
+from autockpt.executors.transfer.pool import TransferPool
+from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
 from autockpt.values.generation import Generation
 
@@ -38,52 +36,63 @@ SECRET = bytes(32)
 def main() -> None:
     """Plays one end."""
     role, *words = sys.argv[1:]
-    if role == "receive":
-        receive(words[0], int(words[1]))
+    if role == "lend":
+        lend(words[0], int(words[1]))
     else:
         host, peer = words[:2]
         pool, plain, nbytes, streams, rounds = (int(word) for word in words[2:])
-        send(host, (peer, pool), (peer, plain), nbytes, streams, rounds)
+        fetch(host, (peer, pool), (peer, plain), nbytes, streams, rounds)
 
 
-def pool_of(node: int, host: str, accept: Any, event: Any) -> tuple[TransferPool, int]:
-    """A pool that listens, and its port."""
-    me = Identity(
+def me(node: int) -> Identity:
+    """Who an end is."""
+    return Identity(
         run_id="bench", node=node, incarnation=Incarnation(launch_id="bench", restart_round=0)
     )
-    owner = Owner(accept=accept, lend=lambda *_: "nothing is lent here", event=event)
-    pool = TransferPool(SECRET, me, owner)
-    return pool, pool.listen(host)
 
 
-def receive(host: str, nbytes: int) -> None:
-    """Takes images into one slot, and plain bytes into the same."""
-    arena = Arena.create_shared(nbytes, name="bench-target")
+def image(nbytes: int, name: str) -> tuple[Arena, ImageIndex]:
+    """The same bytes at both ends: one lends them, the other one knows what to ask for."""
+    arena = Arena.create_shared(nbytes, name=name)
+    arena.view[:] = random.Random(0).randbytes(2**20) * (arena.nbytes // 2**20)
+    starts = range(0, nbytes, CHUNK_BYTES)
+    return arena, ImageIndex(
+        run_id="bench", generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=2,
+        layout_digest="bench", image_bytes=nbytes, chunk_bytes=CHUNK_BYTES,
+        digests=tuple(
+            chunk_digest(arena.view[start : min(start + CHUNK_BYTES, nbytes)]) for start in starts
+        ),
+    )  # fmt: skip
 
-    def accept(peer: Any, transfer: Any, offer: Any) -> Acceptance:
-        return Acceptance(
-            destination=SlotDestination(arena.view, offer.subject), deadline_s=DEADLINE_S
-        )
 
-    pool, port = pool_of(1, host, accept, lambda event: None)
+def lend(host: str, nbytes: int) -> None:
+    """Lends one slot, and gives the same bytes to whoever connects to the plain port."""
+    arena, index = image(nbytes, "bench-source")
+    assert arena.fd is not None
+    source = ImageSource(arena.fd, arena.view[:nbytes], index)
+
+    def lent(peer: Identity, want: Want) -> Loan:
+        return Loan(source=source, deadline_s=DEADLINE_S)
+
+    pool = TransferPool(SECRET, me(1), lent)
+    port = pool.listen(host)
     plain = socket.create_server((host, 0))
-    threading.Thread(target=_take_plain, args=(plain, arena.view[:nbytes]), daemon=True).start()
+    threading.Thread(target=_give_plain, args=(plain, arena.fd, nbytes), daemon=True).start()
     print(json.dumps({"pool": port, "plain": plain.getsockname()[1]}), flush=True)
     sys.stdin.read()
     pool.close()
 
 
-def _take_plain(server: socket.socket, target: memoryview) -> None:
+def _give_plain(server: socket.socket, fd: int, nbytes: int) -> None:
     while True:
         sock, _ = server.accept()
         with sock:
-            done = 0
-            while done < len(target) and (count := sock.recv_into(target[done:])):
-                done += count
-            sock.sendall(b"k")
+            offset = 0
+            while offset < nbytes:
+                offset += os.sendfile(sock.fileno(), fd, offset, nbytes - offset)
 
 
-def send(
+def fetch(
     host: str,
     pool_address: tuple[str, int],
     plain_address: tuple[str, int],
@@ -91,49 +100,41 @@ def send(
     streams: int,
     rounds: int,
 ) -> None:
-    """Plain copies and pushes of 1, 2, 4, ... streams, in turn; the first round is dropped."""
-    arena = Arena.create_shared(nbytes, name="bench-source")
-    arena.view[:] = random.Random(0).randbytes(2**20) * (arena.nbytes // 2**20)
-    assert arena.fd is not None
-    index = _index(arena.view[:nbytes])
-    source = ImageSource.sealed(arena.fd, arena.view[:nbytes], Subject.of(index), index)
-    told: queue.Queue[Any] = queue.Queue()
-    pool, _ = pool_of(0, host, lambda *_: "nothing is taken here", told.put)
+    """Plain copies and fetches in 1, 2, 4, ... streams, in turn; the first round is dropped."""
+    arena, index = image(nbytes, "bench-target")
+    target, subject = arena.view[:nbytes], Subject.of(index)
+    pool = TransferPool(SECRET, me(0), lambda peer, want: "nothing is lent here")
+    pool.listen(host)
+    told: queue.SimpleQueue[FetchEnd] = queue.SimpleQueue()
     counts = [1 << power for power in range(streams.bit_length())]
     for number in range(rounds + 1):
-        samples = {"plain": _plain(arena.fd, nbytes, plain_address)}
+        samples = {"plain": _plain(target, plain_address)}
         for count in counts:
             began = time.perf_counter()
-            pool.push(1, pool_address, source, deadline_s=DEADLINE_S, streams=count)
+            pool.fetch(
+                1, pool_address, subject, index.root, SlotDestination(target, subject),
+                ended=told.put, deadline_s=DEADLINE_S, streams=count,
+            )  # fmt: skip
             event = told.get(timeout=DEADLINE_S)
-            if not isinstance(event, ReplicaSealed):
-                raise SystemExit(f"push failed: {event}")
+            if not isinstance(event, Fetched):
+                raise SystemExit(f"fetch failed: {event}")
             samples[str(count)] = time.perf_counter() - began
         if number:
             print(json.dumps(samples), flush=True)
-    source.revoke("done")
     pool.close()
 
 
-def _plain(fd: int, nbytes: int, address: tuple[str, int]) -> float:
+def _plain(target: memoryview, address: tuple[str, int]) -> float:
     began = time.perf_counter()
     with socket.create_connection(address, timeout=DEADLINE_S) as sock:
         sock.setblocking(True)
-        offset = 0
-        while offset < nbytes:
-            offset += os.sendfile(sock.fileno(), fd, offset, nbytes - offset)
-        if sock.recv(1) != b"k":
-            raise SystemExit("the plain receiver is gone")
+        done = 0
+        while done < len(target):
+            count = sock.recv_into(target[done:])
+            if not count:
+                raise SystemExit("the plain sender is gone")
+            done += count
     return time.perf_counter() - began
-
-
-def _index(image: memoryview) -> ImageIndex:
-    starts = range(0, len(image), CHUNK_BYTES)
-    return ImageIndex(
-        run_id="bench", generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=2,
-        layout_digest="bench", image_bytes=len(image), chunk_bytes=CHUNK_BYTES,
-        digests=tuple(chunk_digest(image[start : start + CHUNK_BYTES]) for start in starts),
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

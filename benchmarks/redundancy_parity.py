@@ -58,7 +58,7 @@ def _copy(source: Arena, target: Arena, chunks: int) -> int:
 
 
 def _adding(source: Arena, target: Arena, chunks: int, losses: int) -> Callable[[], int]:
-    """All chunks that the others send holder 0; a chunk of `source` for every one of them."""
+    """All chunks that holder 0 fetches of the others; a chunk of `source` for each of them."""
     share = chunks // (MEMBERS - 1)
     parity = ParitySet(
         image_bytes=(share * (MEMBERS - losses) * CHUNK_BYTES,) * MEMBERS,

@@ -3,7 +3,7 @@
 Where the devices' network is faster than the hosts', a replica goes by a process group of its own
 into a small buffer of the peer's device, and from there into the peer's host memory, while the next
 chunk is under way (Gemini, SOSP'23, section 5.3: sub-buffers).  Both ends run in the trainers,
-beside the training; the keeper's transfers (`transfer`) are the other path.
+beside the training; what keepers fetch from each other (`transfer`) is the other path.
 
 Two ranks, one exchange at a time and direction, in the same order at both ends.  An exchange that
 fails says so by an event and gives the group up for ever: a gloo group that timed out once never
@@ -24,16 +24,15 @@ from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import ImageIndex, chunk_digest, read_index
 from autockpt.executors.transfer.destination import Destination
 from autockpt.executors.transfer.events import (
-    ChunkReceived,
     Direction,
-    Event,
     Fault,
-    ReplicaReceived,
-    ReplicaSealed,
+    Fetched,
+    Served,
     TransferFailed,
 )
 from autockpt.executors.transfer.frames import Subject
 from autockpt.executors.transfer.lease import Lease, Revoked
+from autockpt.executors.transfer.transfer import End
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
 from autockpt.values.record import to_json
 
@@ -75,8 +74,8 @@ class DevicePath:
     """This rank's end of the path to one other rank; nothing here waits for the training thread.
 
     `group`: a process group of its own, whose ranks both build a path; `peer`: the other's rank in
-    it.  Events come on the path's threads (a refusal at once, on the caller's), as those of a
-    `TransferPool`; `node` in them is `node`.
+    it.  `ended` hears of every exchange, on the path's threads (of a refusal at once, on the
+    caller's), as from a `TransferPool`; `node` is the other's.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class DevicePath:
         *,
         peer: int,
         node: int,
-        event: Callable[[Event], None],
+        ended: Callable[[End], None],
         timeout_s: float,
         links: DeviceLinks | None = None,
         device: torch.device | str = "cpu",
@@ -93,7 +92,7 @@ class DevicePath:
         """`timeout_s`: for every message; `device`: where the buffers are."""
         self.links = links or DeviceLinks()
         self._group, self._peer, self._node = group, peer, node
-        self._event, self._timeout = event, timedelta(seconds=timeout_s)
+        self._ended, self._timeout = ended, timedelta(seconds=timeout_s)
         self._device = torch.device(device)
         self._lock = threading.Lock()
         self._under_way: dict[Direction, Exchange] = {}
@@ -107,22 +106,20 @@ class DevicePath:
     def send(
         self, name: str, image: torch.Tensor, chunk_bytes: int, index: Callable[[], ImageIndex]
     ) -> Exchange:
-        """Sends `image` (bytes, on the device); ReplicaSealed or TransferFailed follows.
+        """Sends `image` (bytes, on the device); Served or TransferFailed follows.
 
         `index` is called when all chunks are sent, on the path's thread, and may wait for the
         digests of the snapshot.
         """
-        return self._start(name, "push", lambda e: self._send(e, image, chunk_bytes, index))
+        return self._start(name, "serve", lambda e: self._send(e, image, chunk_bytes, index))
 
     def receive(self, name: str, subject: Subject, destination: Destination) -> Exchange:
-        """Takes what the peer sends; ReplicaReceived or TransferFailed follows."""
-        return self._start(name, "receive", lambda e: self._receive(e, subject, destination))
+        """Takes what the peer sends; Fetched or TransferFailed follows."""
+        return self._start(name, "fetch", lambda e: self._receive(e, subject, destination))
 
     # ------------------------------------------------------------------ threads
 
-    def _start(
-        self, name: str, direction: Direction, work: Callable[[Exchange], Event]
-    ) -> Exchange:
+    def _start(self, name: str, direction: Direction, work: Callable[[Exchange], End]) -> Exchange:
         exchange = Exchange(name, direction, Lease())
         with self._lock:
             reason = self._given_up
@@ -131,7 +128,7 @@ class DevicePath:
             if not reason:
                 self._under_way[direction] = exchange
         if reason:  # the last aligned pair stays; the group is as good as before
-            self._event(self._failed(exchange, "refused", reason))
+            self._ended(self._failed(exchange, "refused", reason))
             exchange.done.set()
             return exchange
         threading.Thread(
@@ -139,21 +136,21 @@ class DevicePath:
         ).start()
         return exchange
 
-    def _run(self, exchange: Exchange, work: Callable[[Exchange], Event]) -> None:
+    def _run(self, exchange: Exchange, work: Callable[[Exchange], End]) -> None:
         try:
-            event = work(exchange)
+            end = work(exchange)
         except Exception as error:
-            event = self._failed(exchange, _fault(error), str(error) or type(error).__name__)
+            end = self._failed(exchange, _fault(error), str(error) or type(error).__name__)
         with self._lock:
             del self._under_way[exchange.direction]
-            if isinstance(event, TransferFailed):
-                self._given_up = self._given_up or f"given up after: {event.reason}"
-        self._event(event)
+            if isinstance(end, TransferFailed):
+                self._given_up = self._given_up or f"given up after: {end.reason}"
+        self._ended(end)
         exchange.done.set()
 
     def _failed(self, exchange: Exchange, fault: Fault, reason: str) -> TransferFailed:
         return TransferFailed(
-            transfer=exchange.name, node=self._node, direction=exchange.direction, fault=fault,
+            node=self._node, direction=exchange.direction, fault=fault,
             reason=reason[:500],
         )  # fmt: skip
 
@@ -165,8 +162,8 @@ class DevicePath:
         image: torch.Tensor,
         chunk_bytes: int,
         index: Callable[[], ImageIndex],
-    ) -> Event:
-        began_s, held_s = time.monotonic(), 0.0
+    ) -> End:
+        began_s = time.monotonic()
         flat = image.reshape(-1).view(torch.uint8)
         under_way: list[Any] = []
         buffers = self._buffers(chunk_bytes)
@@ -176,7 +173,7 @@ class DevicePath:
                 self._wait(under_way.pop(0))
             with exchange.lease.use():
                 buffer.copy_(flat[start : start + chunk_bytes])
-            held_s += self.links.to_peer.wait(buffer.numel())
+            self.links.to_peer.wait(buffer.numel())
             under_way.append(self._group.send([buffer], self._peer, _CHUNKS))
         for work in under_way:
             self._wait(work)
@@ -186,9 +183,9 @@ class DevicePath:
         self._wait(self._group.recv([answer], self._peer, _ANSWER))
         if int(answer) != _SEALED:
             raise CorruptCheckpointError("the other end does not have what was sent")
-        return ReplicaSealed(
-            transfer=exchange.name, node=self._node, root=sealed.root, nbytes=flat.numel(),
-            seconds=time.monotonic() - began_s, held_s=held_s,
+        return Served(
+            node=self._node, root=sealed.root, nbytes=flat.numel(),
+            seconds=time.monotonic() - began_s,
         )  # fmt: skip
 
     def _say(self, text: bytes) -> None:
@@ -200,14 +197,11 @@ class DevicePath:
 
     # ------------------------------------------------------------------ receiving
 
-    def _receive(self, exchange: Exchange, subject: Subject, destination: Destination) -> Event:
+    def _receive(self, exchange: Exchange, subject: Subject, destination: Destination) -> End:
         began_s = time.monotonic()
         digests = tuple(self._chunks(exchange, subject, destination))
         index = self._hear(subject)
         fits = Subject.of(index, subject.what) == subject and index.digests == digests
-        if fits:
-            with exchange.lease.use():
-                destination.seal(index)
         answer = torch.tensor([_SEALED if fits else _REFUSED], dtype=torch.int64)
         self._wait(self._group.send([answer], self._peer, _ANSWER))
         if not fits:
@@ -215,9 +209,9 @@ class DevicePath:
                 f"generation {index.generation} of rank {index.rank} came for "
                 f"{subject.generation} of rank {subject.rank}, or with other digests"
             )
-        return ReplicaReceived(
-            transfer=exchange.name, node=self._node, subject=subject, index=index,
-            nbytes=subject.image_bytes, seconds=time.monotonic() - began_s,
+        return Fetched(
+            node=self._node, index=index, nbytes=subject.image_bytes,
+            seconds=time.monotonic() - began_s,
         )  # fmt: skip
 
     def _chunks(
@@ -233,11 +227,6 @@ class DevicePath:
             self.links.to_host.wait(buffer.numel())
             with exchange.lease.use():
                 digest = _to_host(destination, number, buffer)
-            self._event(
-                ChunkReceived(
-                    transfer=exchange.name, node=self._node, number=number, nbytes=buffer.numel()
-                )
-            )
             yield digest
 
     def _expect_chunks(self, subject: Subject) -> Iterator[tuple[Any, torch.Tensor]]:

@@ -17,12 +17,11 @@ from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.memory import Arena, require_headroom
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.executors.transfer.destination import SlotDestination
-from autockpt.executors.transfer.events import Event, Fetched, TransferFailed
+from autockpt.executors.transfer.events import FetchEnd, TransferFailed
 from autockpt.executors.transfer.frames import Subject, Want
-from autockpt.executors.transfer.pool import Owner, TransferPool
+from autockpt.executors.transfer.pool import TransferPool
 from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
-from autockpt.executors.transfer.transfer import Transfer
 from autockpt.profiles.probes import links
 from autockpt.profiling.ranks import Ranks
 from autockpt.values.errors import AutockptError, StorageError
@@ -49,7 +48,6 @@ class NodeLink:
             piece[:] = pattern[: len(piece)]
         self.sizes = links.link_sizes(nbytes)
         self._images = {size: _index(self._source.view[:size], size) for size in self.sizes}
-        self._told: queue.Queue[Event] = queue.Queue()
         self._me = Identity(
             run_id=RUN, node=node, incarnation=Incarnation(launch_id=RUN, restart_round=0)
         )
@@ -59,9 +57,7 @@ class NodeLink:
     def listen(self, secret: bytes) -> tuple[str, int]:
         """Takes calls on the address that keepers would use.  Raises ConfigError."""
         host = listen_host(os.environ, one_host=False)
-        owner = Owner(accept=lambda *_: "nobody pushes here", lend=self._lend,
-                      event=self._told.put)  # fmt: skip
-        self._pool = TransferPool(secret, self._me, owner)
+        self._pool = TransferPool(secret, self._me, self._lend)
         return host, self._pool.listen(host)
 
     def call(self, node: int, address: tuple[str, int]) -> None:
@@ -75,15 +71,14 @@ class NodeLink:
         node, address = self._peer
         index = self._images[nbytes]
         destination = SlotDestination(self._target.view[:nbytes], Subject.of(index))
+        told: queue.SimpleQueue[FetchEnd] = queue.SimpleQueue()
         self._pool.fetch(
-            node, address, Subject.of(index), index.root, destination, deadline_s=DEADLINE_S
-        )
-        while True:
-            event = self._told.get(timeout=2 * DEADLINE_S)
-            if isinstance(event, TransferFailed) and event.direction == "fetch":
-                raise StorageError(f"node {node} at {address[0]}: {event.reason}")
-            if isinstance(event, Fetched):
-                return
+            node, address, Subject.of(index), index.root, destination, ended=told.put,
+            deadline_s=DEADLINE_S,
+        )  # fmt: skip
+        event = told.get(timeout=2 * DEADLINE_S)
+        if isinstance(event, TransferFailed):
+            raise StorageError(f"node {node} at {address[0]}: {event.reason}")
 
     def fetch_all(self) -> None:
         """One fetch of the largest size."""
@@ -94,14 +89,13 @@ class NodeLink:
         if self._pool is not None:
             self._pool.close("the profile is taken")
 
-    def _lend(self, peer: Identity, transfer: Transfer, want: Want) -> Loan | str:
+    def _lend(self, peer: Identity, want: Want) -> Loan | str:
         index = next((i for i in self._images.values() if i.root == want.root), None)
         if index is None:
             return "no such bytes are lent"
         assert self._source.fd is not None
         image = self._source.view[: index.image_bytes]
-        source = ImageSource.sealed(self._source.fd, image, Subject.of(index), index)
-        return Loan(source=source, deadline_s=DEADLINE_S)
+        return Loan(source=ImageSource(self._source.fd, image, index), deadline_s=DEADLINE_S)
 
 
 def meet(ranks: Ranks, link: NodeLink | None) -> str:

@@ -136,14 +136,13 @@ def test_a_cut_cable_is_noticed_and_a_mended_one_is_used(cable: Cable, tmp_path:
 @pytest.mark.slow
 def test_a_cable_cut_during_a_transfer_ends_it_at_both_ends(cable: Cable) -> None:
     """No packet says so: the silence does, 2 s here, and neither end keeps the memory longer."""
-    taker = Endpoint(cable, 1, "tests.nodes.carrier", "take", HOSTS[1])
-    ends = [taker]
+    lender = Endpoint(cable, 0, "tests.nodes.carrier", "lend", HOSTS[0])
+    ends = [lender]
     try:
-        port = taker.hears("port")["port"]
-        giver = Endpoint(cable, 0, "tests.nodes.carrier", "give", HOSTS[0], HOSTS[1], str(port))
-        ends.append(giver)
-        giver.hears("port")
-        assert taker.hears("chunk")
+        port = lender.hears("port")["port"]
+        words = ("fetch", HOSTS[1], HOSTS[0], str(port))
+        ends.append(Endpoint(cable, 1, "tests.nodes.carrier", *words))
+        assert ends[1].hears("chunk")
         cable.plug("down")
         cut_s = time.monotonic()
         for end in ends:

@@ -7,19 +7,20 @@ the last transfer has ended the slot gets its description.  One that fails ends 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from autockpt.executors.image import ImageIndex, trailer_capacity, write_trailer
 from autockpt.executors.memory import page_align
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.destination import Destination, SlotDestination
-from autockpt.executors.transfer.events import Fetched, TransferFailed
+from autockpt.executors.transfer.events import FetchEnd, TransferFailed
 from autockpt.executors.transfer.frames import Span, Subject
 from autockpt.executors.transfer.pool import TransferPool
 from autockpt.executors.transfer.transfer import Transfer
-from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.errors import AutockptError
 
 DEADLINE_S = 600.0
 """For one shard, however lively the other end is; a silent one is dropped far sooner."""
@@ -49,8 +50,11 @@ class Filling(Protocol):
     def parts(self, view: memoryview) -> list[Part]:
         """What is to be fetched to fill `view`.  Raises AutockptError."""
 
-    def finish(self) -> ImageIndex:
-        """All parts came: completes the bytes, and describes them.  Raises AutockptError."""
+    def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
+        """All parts came, of images with these indexes: completes the bytes, and describes them.
+
+        Raises AutockptError.
+        """
 
 
 class Copying:
@@ -61,7 +65,6 @@ class Copying:
     def __init__(self, order: p.FetchShard, run_id: str) -> None:
         self._source = order.sources[0]
         self._subject = subject_of(order.shard, run_id)
-        self._index: ImageIndex | None = None
         self.image_bytes = page_align(order.shard.bytes)
 
     def parts(self, view: memoryview) -> list[Part]:
@@ -72,18 +75,14 @@ class Copying:
             Part(
                 node=self._source.node, subject=subject, root=self._source.shard.root,
                 spans=(Span(start=0, stop=subject.chunks),),
-                destination=SlotDestination(image, subject, sealed=self._sealed),
+                destination=SlotDestination(image, subject),
             )
         ]  # fmt: skip
 
-    def _sealed(self, index: ImageIndex) -> None:
-        self._index = index
-
-    def finish(self) -> ImageIndex:
+    def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """As its owner described it."""
-        if self._index is None:
-            raise ProtocolError("a copy ended without its index")
-        return self._index
+        (index,) = indexes
+        return index
 
 
 def subject_of(shard: p.HeldShard, run_id: str) -> Subject:
@@ -115,8 +114,10 @@ class Bringing:
         self.nbytes = 0
         self._complete, self._failed = complete, failed
         self._view: memoryview | None = None
-        self._transfers: dict[str, Transfer] = {}
-        self._missing: set[str] = set()
+        self._transfers: list[Transfer] = []
+        self._parts = 0
+        self._indexes: dict[int, ImageIndex] = {}
+        """Of the images that parts came of, by number of the part."""
         self._over = False
         self._lock = threading.RLock()
         self._writing = threading.Lock()
@@ -144,34 +145,32 @@ class Bringing:
         """
         parts = self.filling.parts(view[: self.filling.image_bytes])
         addresses = {part.node: find(part.node) for part in parts}
-        with self._lock:  # events of the first ones wait until all have begun
+        with self._lock:  # the ends of the first ones wait until all have begun
             if self._over:
                 return
-            self._view = view
-            for part in parts:
+            self._view, self._parts = view, len(parts)
+            for number, part in enumerate(parts):
+                if self.is_over():  # not even a thread was to be had
+                    return
                 transfer = pool.fetch(
                     part.node, addresses[part.node], part.subject, part.root, part.destination,
-                    deadline_s=DEADLINE_S, chunks=part.spans,
+                    ended=partial(self._ended, number), deadline_s=DEADLINE_S, chunks=part.spans,
                 )  # fmt: skip
-                self._transfers[transfer.name] = transfer
-                self._missing.add(transfer.name)
+                self._transfers.append(transfer)
         if not parts:
             self._finish()
 
-    def heard(self, event: Fetched | TransferFailed) -> bool:
-        """An event of the pool, on a thread of transfers; False when it is of another fetch."""
-        with self._lock:
-            if event.transfer not in self._transfers:
-                return False
-            self._missing.discard(event.transfer)
-            if isinstance(event, Fetched):
-                self.nbytes += event.nbytes
-            last = not self._missing and not self._over
+    def _ended(self, number: int, event: FetchEnd) -> None:
+        """A part is here or never will be; on a thread of transfers."""
         if isinstance(event, TransferFailed):
             self.fail(f"node {event.node}: {event.reason}", final=event.fault in FINAL)
-        elif last:
+            return
+        with self._lock:
+            self.nbytes += event.nbytes
+            self._indexes[number] = event.index
+            last = len(self._indexes) == self._parts and not self._over
+        if last:
             self._finish()
-        return True
 
     def fail(self, reason: str, *, final: bool) -> None:
         """It cannot be had; the first reason counts."""
@@ -182,7 +181,7 @@ class Bringing:
         """Nothing of it writes into the slot when this returns; False: it was over before."""
         with self._lock:
             before, self._over = self._over, True
-            transfers = list(self._transfers.values())
+            transfers = list(self._transfers)
         for transfer in transfers:
             transfer.abort(reason)
         with self._writing:
@@ -193,7 +192,7 @@ class Bringing:
             with self._writing:
                 if self._over or self._view is None:
                     return
-                index = self.filling.finish()
+                index = self.filling.finish([self._indexes[n] for n in range(self._parts)])
                 write_trailer(self._view[self.filling.image_bytes :], index)
         except AutockptError as error:
             self.fail(str(error), final=True)

@@ -20,12 +20,11 @@ from autockpt.executors.keeper.parities import filling_of
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena, gather_pages, require_headroom
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.transfer.events import Event, Fetched, TransferFailed
-from autockpt.executors.transfer.frames import Subject, Want, What
-from autockpt.executors.transfer.pool import Owner, TransferPool
+from autockpt.executors.transfer.events import ConnectionRefused, ServeEnd
+from autockpt.executors.transfer.frames import Want, What
+from autockpt.executors.transfer.pool import TransferPool
 from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
-from autockpt.executors.transfer.transfer import Transfer
 from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
@@ -103,10 +102,7 @@ class Guests:
         """Takes transfers on `host` from now on; the port.  On a thread of files."""
         if self._pool is not None:
             self._pool.close("another address")
-        self._pool = TransferPool(
-            secret, me, Owner(accept=lambda *_: "nobody pushes here", lend=self._lend,
-                              event=self._event),
-        )  # fmt: skip
+        self._pool = TransferPool(secret, me, self._lend, self._served)
         return self._pool.listen(host)
 
     def close(self) -> None:
@@ -196,13 +192,6 @@ class Guests:
             time.sleep(0.05)
         return address
 
-    def _event(self, event: Event) -> None:
-        """On a thread of transfers."""
-        if isinstance(event, Fetched | TransferFailed):
-            for bringing in list(self._fetches.values()):
-                if bringing.heard(event):
-                    return
-
     def _complete(self, bringing: Bringing, index: ImageIndex) -> None:
         """On any thread."""
         self._post(lambda: self._fetched(bringing, index))
@@ -277,7 +266,12 @@ class Guests:
         if source is not None:
             source.revoke("the slot is used again")
 
-    def _lend(self, peer: Identity, transfer: Transfer, want: Want) -> Loan | str:
+    def _served(self, event: ServeEnd | ConnectionRefused) -> None:
+        """On a thread of transfers.  How a fetch from here ended says the node that fetched."""
+        if isinstance(event, ConnectionRefused):
+            self._log(f"sent away {event.where}: {event.reason}")
+
+    def _lend(self, peer: Identity, want: Want) -> Loan | str:
         """On a thread of transfers: what somebody wants, if it is here."""
         answer: Future[Loan | str] = Future()
         self._post(lambda: answer.set_result(self._loan(want)))
@@ -293,10 +287,10 @@ class Guests:
                 self._run_id, want.generation, want.root,
             ):  # fmt: skip
                 source = self._sources.get(home)
-                if source is None or source.index is None or source.index.root != want.root:
+                if source is None or source.index.root != want.root:
                     assert arena.fd is not None
-                    image, subject = arena.view[: index.image_bytes], Subject.of(index, want.what)
-                    source = ImageSource.sealed(arena.fd, image, subject, index)
+                    image = arena.view[: index.image_bytes]
+                    source = ImageSource(arena.fd, image, index, want.what)
                     self._sources[home] = source
                 return Loan(source=source, deadline_s=DEADLINE_S, gate=self._gate())
         kind = "parity" if want.what == "parity" else "shard"

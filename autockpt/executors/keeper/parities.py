@@ -5,6 +5,7 @@ that it was made of, as JSON: whoever rebuilds a lost shard fetches its digests 
 chunk, and whoever holds them needs no other node for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autockpt.executors.image import ImageIndex, chunk_digest, trailer_capacity
@@ -14,8 +15,7 @@ from autockpt.executors.parity.geometry import ParitySet
 from autockpt.executors.parity.sums import ParityMemory, Rebuild
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.destination import PassingDestination, Staging
-from autockpt.executors.transfer.frames import Span
-from autockpt.executors.transfer.session import spans_of
+from autockpt.executors.transfer.frames import Span, spans_of
 from autockpt.values.errors import CorruptCheckpointError, ProtocolError
 from autockpt.values.record import from_json, to_json
 
@@ -44,7 +44,6 @@ class Encoding:
         self._shard, self._sources, self._run_id = order.shard, order.sources, run_id
         self._set = _parity_set(order.shard, order.shard.parity)
         self._at = {member.rank: at for at, member in enumerate(order.shard.parity.members)}
-        self._indexes: dict[int, ImageIndex] = {}
         texts = sum(trailer_capacity(source.shard.bytes, self._chunk) for source in order.sources)
         self.image_bytes = page_align(self._set.parity_bytes + texts)
         self.spare_bytes = len(order.sources) * self._chunk
@@ -75,18 +74,15 @@ class Encoding:
         rank = source.shard.rank
         member = self._at[rank]
 
-        def sealed(index: ImageIndex) -> None:
-            self._indexes[rank] = index
-
         return Part(
             node=source.node, subject=subject_of(source.shard, self._run_id),
             root=source.shard.root, spans=spans,
             destination=PassingDestination(
-                staging, kept=lambda number, chunk: sums.add(member, number, chunk), sealed=sealed
+                staging, kept=lambda number, chunk: sums.add(member, number, chunk)
             ),
         )  # fmt: skip
 
-    def finish(self) -> ImageIndex:
+    def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """Digests of the parity, and of what stands behind it."""
         if self._sums is None:
             raise ProtocolError("a parity ended before it began")
@@ -96,8 +92,8 @@ class Encoding:
             world_size=shard.world_size,
         )  # fmt: skip
         sealed = self._sums.seal(subject)
-        indexes = tuple(self._indexes[rank] for rank in sorted(self._indexes))
-        text = to_json(MemberIndexes(members=indexes)).encode()
+        members = tuple(sorted(indexes, key=lambda index: index.rank))
+        text = to_json(MemberIndexes(members=members)).encode()
         self._view[start : start + len(text)] = text
         tail = [text[at : at + self._chunk] for at in range(0, len(text), self._chunk)]
         return replace(
@@ -160,11 +156,11 @@ class Rebuilding:
             destination=PassingDestination(staging, kept=kept),
         )  # fmt: skip
 
-    def finish(self) -> ImageIndex:
+    def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """The index that the lost member's owner sealed it with; the bytes are compared with it."""
         text = b"".join(self._text[number] for number in sorted(self._text))
-        indexes = from_json(MemberIndexes, text, where="what stands behind a parity").members
-        index = next((i for i in indexes if i.rank == self._shard.rank), None)
+        members = from_json(MemberIndexes, text, where="what stands behind a parity").members
+        index = next((i for i in members if i.rank == self._shard.rank), None)
         if index is None or index.root != self._shard.root or self._rebuild is None:
             raise CorruptCheckpointError(
                 f"parity: the digests of rank {self._shard.rank} of {self._shard.generation} are "

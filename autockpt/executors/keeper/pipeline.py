@@ -76,7 +76,6 @@ class _Encoded:
 class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
-    `on_chunk(number, digest)` for every chunk as soon as it is in the slot, in order;
     `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
     before; not at all for an image whose digests are `known`, which waits for nobody;
     `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
@@ -97,7 +96,6 @@ class ShardPipeline:
         on_failed: Callable[[Exception], None],
         after: threading.Event | None = None,
         inspect: Callable[[memoryview], None] = lambda image: None,
-        on_chunk: Callable[[int, str], None] = lambda number, digest: None,
     ) -> None:
         """`inspect` looks at the whole image, on a thread of ours, before it is announced."""
         self._image = image
@@ -120,7 +118,6 @@ class ShardPipeline:
         """The digests were announced, or never will be."""
         self._after = after
         self._inspect = inspect
-        self._on_chunk = on_chunk
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
@@ -202,7 +199,6 @@ class ShardPipeline:
                 "was sealed"
             )
         self._digests[index] = digest
-        self._on_chunk(index, digest)
 
     def _hand_over(self) -> None:
         """All chunks are digested: announced when sealed, in the order of the snapshots."""

@@ -4,19 +4,17 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from autockpt.executors.image import ImageIndex
 from autockpt.executors.transfer.frames import Subject
 from autockpt.values.errors import GuardError
 
 
 class Destination(Protocol):
-    """Where chunks go; called from several streams at once, between the owner's accept and the end
-    of the transfer, and never after `Transfer.abort` returned.
+    """Where chunks go; called from several streams at once, until the fetch has ended, and never
+    after `Transfer.abort` returned.
 
     `place` gives the memory of a chunk, at most once a chunk, and does not block; after it comes
     `keep` when the chunk is there and its digest is right, or `drop` when it never will be.
-    `seal` comes once, after the last `keep`, before the other end is told.  What raises ends the
-    transfer.
+    What raises ends the transfer.
     """
 
     def place(self, number: int, nbytes: int) -> memoryview:
@@ -28,26 +26,17 @@ class Destination(Protocol):
     def drop(self, number: int, chunk: memoryview) -> None:
         """`chunk` holds rubbish."""
 
-    def seal(self, index: ImageIndex) -> None:
-        """All chunks that were to come have come, and they are those of `index`."""
-
 
 class SlotDestination:
-    """The image stands where a slot has it; `sealed` makes the slot self-describing."""
+    """The image stands where a slot has it."""
 
-    def __init__(
-        self,
-        image: memoryview,
-        subject: Subject,
-        *,
-        sealed: Callable[[ImageIndex], None] = lambda index: None,
-    ) -> None:
+    def __init__(self, image: memoryview, subject: Subject) -> None:
         """`image`: writable memory.  Raises GuardError when it is too small."""
         if len(image) < subject.image_bytes:
             raise GuardError(
                 f"an image of {subject.image_bytes} bytes for a slot of {len(image)}; refuse it"
             )
-        self._image, self._subject, self._sealed = image, subject, sealed
+        self._image, self._subject = image, subject
 
     def place(self, number: int, nbytes: int) -> memoryview:
         """The chunk's place in the slot."""
@@ -58,11 +47,7 @@ class SlotDestination:
         """It is in its place."""
 
     def drop(self, number: int, chunk: memoryview) -> None:
-        """The slot is not sealed: nobody will read it."""
-
-    def seal(self, index: ImageIndex) -> None:
-        """Hands on to the owner."""
-        self._sealed(index)
+        """Nobody reads a slot before it is sealed."""
 
 
 class Staging:
@@ -97,15 +82,9 @@ class Staging:
 class PassingDestination:
     """Chunks are handed on, verified, and their memory is used again: for parity and rebuilding."""
 
-    def __init__(
-        self,
-        staging: Staging,
-        *,
-        kept: Callable[[int, memoryview], None],
-        sealed: Callable[[ImageIndex], None] = lambda index: None,
-    ) -> None:
+    def __init__(self, staging: Staging, *, kept: Callable[[int, memoryview], None]) -> None:
         """`kept(number, chunk)`: on the threads of the streams, valid until it returns."""
-        self._staging, self._kept, self._sealed = staging, kept, sealed
+        self._staging, self._kept = staging, kept
 
     def place(self, number: int, nbytes: int) -> memoryview:
         """Staging memory."""
@@ -121,7 +100,3 @@ class PassingDestination:
     def drop(self, number: int, chunk: memoryview) -> None:
         """Its memory is free again."""
         self._staging.give_back(chunk)
-
-    def seal(self, index: ImageIndex) -> None:
-        """Hands on to the owner."""
-        self._sealed(index)

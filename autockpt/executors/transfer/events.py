@@ -1,59 +1,28 @@
-"""What a pool tells its owner, on its own threads: facts, one event each, no decision.
+"""How transfers end, told on the pool's own threads: facts, no decision.
 
-Every transfer ends with exactly one of ReplicaSealed, ReplicaReceived, Fetched, Served and
-TransferFailed; a connection that never became one may end as ConnectionRefused.
+A fetch ends with exactly one of Fetched and TransferFailed, a connection that serves one with one
+of Served and TransferFailed; one that never came so far may be told as ConnectionRefused.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from autockpt.executors.image import ImageIndex
-from autockpt.executors.transfer.frames import Subject
 
-Direction = Literal["push", "receive", "fetch", "serve"]
+Direction = Literal["fetch", "serve"]
 
 Fault = Literal["refused", "silent", "broken", "protocol", "corrupt", "aborted", "internal"]
 """refused: by the owner at either end, with the reason; silent: a deadline passed; broken: the
-connection ended; protocol: it said something outside the protocol; corrupt: bytes or root do not
-match; aborted: by the owner; internal: a bug or an owner's callback that raised."""
+connection ended; protocol: it said something outside the protocol; corrupt: bytes do not match;
+aborted: by the owner; internal: a bug or an owner's callback that raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferEvent:
-    """Names the transfer."""
+    """The end of a transfer."""
 
-    transfer: str
     node: int
     """At the other end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkReceived(TransferEvent):
-    """A chunk is in the destination, its digest verified."""
-
-    number: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaReceived(TransferEvent):
-    """A pushed image is whole and verified; the destination was sealed before."""
-
-    subject: Subject
-    index: ImageIndex
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSealed(TransferEvent):
-    """What we pushed stands sealed at the other end."""
-
-    root: str
-    nbytes: int
-    seconds: float
-    held_s: float
-    """Of these the streams waited for the snapshot and the gate (mean over streams)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +60,5 @@ class ConnectionRefused:
     reason: str
 
 
-Event = (
-    ChunkReceived | ReplicaReceived | ReplicaSealed | Fetched | Served | TransferFailed
-    | ConnectionRefused
-)  # fmt: skip
+FetchEnd = Fetched | TransferFailed
+ServeEnd = Served | TransferFailed

@@ -1,18 +1,18 @@
-"""Frames of a transfer connection: a header of 36 bytes, then a chunk or a short text.
+"""Frames of a transfer connection: a header of 20 bytes, then a chunk or a short text.
 
-Behind the keepers' handshake (purpose "transfer") the caller says what it wants:
+Behind the keepers' handshake (purpose "transfer") a connection has one conversation:
 
-    push    Offer  ->  Accepted, then chunks on every stream, the ImageIndex  ->  Sealed
-            (further streams: Join -> Accepted)
-    fetch   Want   ->  ImageIndex, then chunks  <-  Sealed
+    who wants   Want   ->                      Verified  ->
+    who has              <-  ImageIndex, chunks
 
-Any of these may be answered by `Refused`.  A length is compared with what was announced before
-anything is received: a chunk has exactly the bytes of its place in the image, a text at most
-`MAX_TEXT_BYTES`, an index at most what its number of chunks allows.  Nothing is unpickled.
+Both may say `Refused` instead.  A length is compared with what was asked for before anything is
+received: a chunk has exactly the bytes of its place in the image, a text at most `MAX_TEXT_BYTES`,
+an index at most what its number of chunks allows.  Nothing is unpickled.
 """
 
 import json
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,17 +23,15 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_CHUNKS = 2**20
-"""Of an image: bounds the table a receiver keeps, 100 bytes a chunk."""
+"""Of an image: bounds the index, and what is kept of the chunks that are to come."""
 MAX_STREAMS = 16
-DIGEST_BYTES = 16
 
-_HEADER = struct.Struct("!4sB3xIQ16s")
+_HEADER = struct.Struct("!4sB3xIQ")
 _MAGIC = b"ackf"
 HEADER_BYTES = _HEADER.size
 
-CHUNK, TEXT, HOLD, END = 1, 2, 3, 4
-"""A chunk of the image; a text; a sign of life while the source has nothing to send yet; the last
-frame of a further stream."""
+CHUNK, TEXT = 1, 2
+"""A chunk of the image, or a text."""
 
 What = Literal["image", "parity"]
 
@@ -47,25 +45,22 @@ class Header:
     """Of the chunk."""
     length: int = 0
     """Bytes that follow."""
-    digest: bytes = bytes(DIGEST_BYTES)
-    """xxh3-128 of the chunk, as taken when it arrived in the source's slot."""
 
     def pack(self) -> bytes:
         """The bytes of the header."""
-        return _HEADER.pack(_MAGIC, self.kind, self.number, self.length, self.digest)
+        return _HEADER.pack(_MAGIC, self.kind, self.number, self.length)
 
 
 def read_header(data: bytes | bytearray | memoryview) -> Header:
     """The header in HEADER_BYTES of `data`.  Raises ProtocolError for everything else."""
-    magic, kind, number, length, digest = _HEADER.unpack(data)
-    header = Header(kind=kind, number=number, length=length, digest=digest)
+    magic, kind, number, length = _HEADER.unpack(data)
+    header = Header(kind=kind, number=number, length=length)
     if magic != _MAGIC or header.pack() != bytes(data):
         raise ProtocolError("not a frame of a transfer")
-    if kind not in (CHUNK, TEXT, HOLD, END):
+    if kind not in (CHUNK, TEXT):
         raise ProtocolError(f"a frame of unknown kind {kind}")
-    empty = not length or kind == TEXT
-    if kind != CHUNK and (number or digest != bytes(DIGEST_BYTES) or not empty):
-        raise ProtocolError("a header with fields that its kind does not have")
+    if kind == TEXT and number:
+        raise ProtocolError("a text with a field that only a chunk has")
     return header
 
 
@@ -77,9 +72,26 @@ class Span:
     stop: int
 
 
+def spans_of(numbers: Iterable[int]) -> tuple[Span, ...]:
+    """Chunks in ascending order as runs."""
+    spans: list[Span] = []
+    for number in numbers:
+        if spans and spans[-1].stop == number:
+            spans[-1] = Span(start=spans[-1].start, stop=number + 1)
+        else:
+            spans.append(Span(start=number, stop=number + 1))
+    return tuple(spans)
+
+
+def numbers_of(spans: Iterable[Span]) -> Iterator[int]:
+    """Every chunk of `spans`, in order."""
+    for span in spans:
+        yield from range(span.start, span.stop)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What an image is, known before its first byte is."""
+    """What an image is, known before its first byte comes."""
 
     what: What = "image"
     """Of a rank's state, or of a parity segment (`rank` holds it)."""
@@ -124,10 +136,6 @@ class Subject:
         start = number * self.chunk_bytes
         return start, min(start + self.chunk_bytes, self.image_bytes)
 
-    def covering(self, start: int, stop: int) -> Span:
-        """The chunks that bytes [start, stop) of the image stand in."""
-        return Span(start=start // self.chunk_bytes, stop=-(-stop // self.chunk_bytes))
-
     def require_spans(self, spans: tuple[Span, ...]) -> None:
         """Raises ProtocolError unless `spans` are chunks of the image, in order, each once."""
         end = 0
@@ -140,29 +148,9 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """The caller has an image, or is about to have it."""
-
-    transfer: str
-    subject: Subject
-    chunks: tuple[Span, ...]
-    streams: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """A further stream of an accepted offer."""
-
-    transfer: str
-    stream: int
-    """1 ... streams - 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
     """The caller wants chunks of a sealed image."""
 
-    transfer: str
     what: What = "image"
     generation: Generation
     rank: int
@@ -171,8 +159,10 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """Go on."""
+class Verified:
+    """Every chunk that was wanted is there, and is that of the image with this root."""
+
+    root: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,17 +172,8 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
-    """Every chunk is there and verified; the memory at this end is described by `root`."""
-
-    root: str
-
-
-Text = Offer | Join | Want | Accepted | Refused | Sealed | ImageIndex
-_KINDS: dict[str, type] = {
-    kind.__name__: kind for kind in (Offer, Join, Want, Accepted, Refused, Sealed, ImageIndex)
-}
+Text = Want | Verified | Refused | ImageIndex
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Want, Verified, Refused, ImageIndex)}
 
 
 def pack_text(text: Text) -> bytes:

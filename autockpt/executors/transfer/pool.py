@@ -8,32 +8,21 @@ bounded.
 import contextlib
 import errno
 import ipaddress
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
-from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.keeper.handshake import Channel, Identity
 from autockpt.executors.transfer.destination import Destination
-from autockpt.executors.transfer.events import ConnectionRefused, Direction, Event
-from autockpt.executors.transfer.frames import MAX_STREAMS, Join, Offer, Span, Subject, Want
+from autockpt.executors.transfer.events import ConnectionRefused, Direction, FetchEnd, ServeEnd
+from autockpt.executors.transfer.frames import MAX_STREAMS, Span, Subject, Want
 from autockpt.executors.transfer.greeting import HANDSHAKE_S, greet
-from autockpt.executors.transfer.session import (
-    Acceptance,
-    Fetch,
-    Loan,
-    Push,
-    Receive,
-    require_offer,
-    serve,
-)
-from autockpt.executors.transfer.source import ImageSource
+from autockpt.executors.transfer.session import Fetch, Loan, expect, serve
 from autockpt.executors.transfer.stream import RefusedByPeer, Stream, Tls, TlsStream, connect
 from autockpt.executors.transfer.transfer import Transfer
-from autockpt.values.errors import AutockptError, ConfigError, ProtocolError, StorageError
+from autockpt.values.errors import ConfigError, StorageError
 
 SILENCE_S = 15.0
 MAX_STRANGERS = 32
@@ -43,20 +32,6 @@ MAX_CONNECTIONS = 256
 REFUSALS_PER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """What a pool asks and tells its owner, on its own threads.
-
-    `accept(peer, transfer, offer)` and `lend(peer, transfer, want)` answer with what the transfer
-    needs or with the reason why not; `event(event)` takes a fact.  None of them may block for long
-    or abort the transfer that it is called for by waiting.
-    """
-
-    accept: Callable[[Identity, Transfer, Offer], Acceptance | str]
-    lend: Callable[[Identity, Transfer, Want], Loan | str]
-    event: Callable[[Event], None]
-
-
 class TransferPool:
     """All transfers of one keeper; public methods may be called from any thread."""
 
@@ -64,21 +39,23 @@ class TransferPool:
         self,
         secret: bytes,
         me: Identity,
-        owner: Owner,
+        lend: Callable[[Identity, Want], Loan | str],
+        told: Callable[[ServeEnd | ConnectionRefused], None] = lambda event: None,
         *,
         silence_s: float = SILENCE_S,
         tls: Tls | None = None,
     ) -> None:
-        """`silence_s`: a peer that takes longer for a header or a chunk is dropped."""
+        """`lend(peer, want)` answers, soon, with what is lent or the reason why not; `told` hears
+        what became of it; both on the pool's threads.  `silence_s`: a peer that takes longer for a
+        header or a chunk is dropped."""
         self.me = me
         """Whom the other ends are told they talk to; replaced for a new incarnation."""
-        self._secret, self._owner = secret, owner
+        self._secret, self._lend, self._told = secret, lend, told
         self._silence_s, self._tls = silence_s, tls
         self._host = ""
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
         self._transfers: set[Transfer] = set()
-        self._receiving: dict[tuple[int, str], Receive] = {}
         self._strangers = self._connections = 0
         self._refused_s = 0.0
         self._closing = False
@@ -106,33 +83,6 @@ class TransferPool:
         ).start()
         return int(listener.getsockname()[1])
 
-    def push(
-        self,
-        node: int,
-        address: tuple[str, int],
-        source: ImageSource,
-        *,
-        deadline_s: float,
-        chunks: tuple[Span, ...] | None = None,
-        streams: int = 1,
-        gate: Gate | None = None,
-    ) -> Transfer:
-        """Sends `chunks` of an image (None: all); ReplicaSealed or TransferFailed follows.
-
-        `deadline_s` covers the time until the snapshot is sealed, too.  Raises ConfigError.
-        """
-        gate = gate or OpenGate()
-        self._require(streams, gate)
-        spans = chunks or (Span(start=0, stop=source.subject.chunks),)
-        source.subject.require_spans(spans)
-        transfer = self._transfer(secrets.token_hex(8), node, "push", deadline_s)
-        push = Push(
-            transfer, source, spans, streams=streams, gate=gate,
-            dial=lambda transfer: self._dial(transfer, address), spawn=self._spawn,
-        )  # fmt: skip
-        self._spawn(transfer, push.run)
-        return transfer
-
     def fetch(
         self,
         node: int,
@@ -141,19 +91,23 @@ class TransferPool:
         root: str,
         destination: Destination,
         *,
+        ended: Callable[[FetchEnd], None],
         deadline_s: float,
         chunks: tuple[Span, ...] | None = None,
         streams: int = 1,
     ) -> Transfer:
-        """Brings `chunks` of the image with this root here; Fetched or TransferFailed follows."""
-        self._require(streams, OpenGate())
+        """Brings `chunks` (None: all) of the image with this root here.
+
+        `ended` is called once, on one of the pool's threads.  Raises ConfigError, StorageError.
+        """
+        if not 1 <= streams <= MAX_STREAMS:
+            raise ConfigError(f"{streams} streams: between 1 and {MAX_STREAMS}")
         spans = chunks or (Span(start=0, stop=subject.chunks),)
         subject.require_spans(spans)
-        transfer = self._transfer(secrets.token_hex(8), node, "fetch", deadline_s)
+        transfer = self._transfer(node, "fetch", deadline_s, ended)
         fetch = Fetch(
             transfer, subject, root, spans, destination, streams=streams,
             dial=lambda transfer: self._dial(transfer, address), spawn=self._spawn,
-            emit=self._owner.event,
         )  # fmt: skip
         self._spawn(transfer, fetch.run)
         return transfer
@@ -176,32 +130,22 @@ class TransferPool:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
-    def _require(self, streams: int, gate: Gate) -> None:
-        if not 1 <= streams <= MAX_STREAMS:
-            raise ConfigError(f"{streams} streams: between 1 and {MAX_STREAMS}")
-        if gate.longest_wait_s > self._silence_s / 2:
-            raise ConfigError(
-                f"a gate that holds a chunk for up to {gate.longest_wait_s:g} s: the other end "
-                f"takes {self._silence_s:g} s for a loss; at most half of that"
-            )
-
     # ------------------------------------------------------------------ threads
 
-    def _transfer(self, name: str, node: int, direction: Direction, deadline_s: float) -> Transfer:
-        transfer = Transfer(name, node, direction, deadline_s=deadline_s, ended=self._ended)
+    def _transfer(
+        self, node: int, direction: Direction, deadline_s: float, ended: Callable[[Any], None]
+    ) -> Transfer:
+        def leave(transfer: Transfer, event: Any) -> None:
+            with self._lock:
+                self._transfers.discard(transfer)
+            ended(event)
+
+        transfer = Transfer(node, direction, deadline_s=deadline_s, ended=leave)
         with self._lock:
             if self._closing:
                 raise StorageError("the pool of transfers is closed")
             self._transfers.add(transfer)
         return transfer
-
-    def _ended(self, transfer: Transfer, event: Event) -> None:
-        with self._lock:
-            self._transfers.discard(transfer)
-            key = (transfer.node, transfer.name)
-            if key in self._receiving and self._receiving[key].transfer is transfer:
-                del self._receiving[key]
-        self._owner.event(event)
 
     def _spawn(self, transfer: Transfer, work: Callable[[], object]) -> None:
         """Runs `work` for a transfer on a thread of its own."""
@@ -262,8 +206,8 @@ class TransferPool:
             peer = greet(stream, channel)
             stranger = False
             self._known()
-            self._converse(peer, stream, stream.hear(within_s=self._silence_s))
-        except (AutockptError, OSError, EOFError) as error:
+            self._serve(peer, stream, expect(Want, stream.hear()))
+        except Exception as error:
             if stream is not None and not stranger:
                 stream.refuse(str(error))
             self._refuse(where, str(error) or type(error).__name__)
@@ -287,64 +231,17 @@ class TransferPool:
             if not quiet:
                 self._refused_s = time.monotonic()
         if not quiet:
-            self._owner.event(ConnectionRefused(where=where, reason=reason[:500]))
+            self._told(ConnectionRefused(where=where, reason=reason[:500]))
 
-    def _converse(self, peer: Identity, stream: Stream, text: object) -> None:
-        match text:
-            case Offer():
-                self._offered(peer, stream, text)
-            case Join():
-                self._joined(peer, stream, text)
-            case Want():
-                self._wanted(peer, stream, text)
-            case _:
-                raise ProtocolError(f"{type(text).__name__} as the first word")
-
-    def _offered(self, peer: Identity, stream: Stream, offer: Offer) -> None:
-        require_offer(offer, self.me.run_id)
-        transfer = self._transfer(offer.transfer, peer.node, "receive", HANDSHAKE_S)
-
-        def receive() -> None:
-            transfer.adopt(stream)
-            answer = self._owner.accept(peer, transfer, offer)
-            if isinstance(answer, str):
-                raise RefusedByPeer(answer)
-            transfer.extend(answer.deadline_s)
-            reception = Receive(transfer, offer, answer.destination, self._owner.event)
-            with self._lock:
-                known = self._receiving.setdefault((peer.node, offer.transfer), reception)
-            if known is not reception:
-                raise ProtocolError(f"transfer {offer.transfer} was offered twice")
-            reception.run(stream)
-
-        transfer.enter()
-        _work(transfer, receive, stream)
-
-    def _joined(self, peer: Identity, stream: Stream, join: Join) -> None:
-        with self._lock:
-            reception = self._receiving.get((peer.node, join.transfer))
-            if reception is not None:
-                reception.transfer.enter()
-        if reception is None:
-            raise ProtocolError(f"nobody awaits a further stream of transfer {join.transfer}")
-        transfer = reception.transfer
-
-        def receive() -> None:
-            transfer.adopt(stream)
-            reception.join(stream, join.stream)
-
-        _work(transfer, receive, stream)
-
-    def _wanted(self, peer: Identity, stream: Stream, want: Want) -> None:
-        transfer = self._transfer(want.transfer, peer.node, "serve", HANDSHAKE_S)
+    def _serve(self, peer: Identity, stream: Stream, want: Want) -> None:
+        loan = self._lend(peer, want)
+        if isinstance(loan, str):
+            raise RefusedByPeer(loan)
+        transfer = self._transfer(peer.node, "serve", loan.deadline_s, self._told)
 
         def lend() -> None:
             transfer.adopt(stream)
-            answer = self._owner.lend(peer, transfer, want)
-            if isinstance(answer, str):
-                raise RefusedByPeer(answer)
-            transfer.extend(answer.deadline_s)
-            serve(transfer, stream, want, answer)
+            serve(transfer, stream, want, loan)
 
         transfer.enter()
         _work(transfer, lend, stream)

@@ -22,9 +22,7 @@ from typing import Any
 
 from autockpt.executors.transfer.frames import (
     CHUNK,
-    END,
     HEADER_BYTES,
-    HOLD,
     MAX_TEXT_BYTES,
     TEXT,
     Header,
@@ -78,21 +76,14 @@ class Stream:
         self.read(memoryview(self._header))
         return read_header(self._header)
 
-    def hear(self, *, limit: int = MAX_TEXT_BYTES, within_s: float | None = None) -> Any:
-        """The next text; signs of life are passed over.
-
-        Raises RefusedByPeer, and all that `read_header` raises.
-        """
-        end_s = min(self.until_s, time.monotonic() + (within_s or math.inf))
-        while (header := self.read_header()).kind == HOLD:
-            if time.monotonic() > end_s:
-                raise Silent(f"only signs of life for {within_s:g} s")
-        if header.kind != TEXT:
-            raise ProtocolError(f"a frame of kind {header.kind} where a text was to come")
-        return self.read_text(header, limit=limit)
+    def hear(self, *, limit: int = MAX_TEXT_BYTES) -> Any:
+        """The next text.  Raises RefusedByPeer, and all that `read_header` raises."""
+        return self.read_text(self.read_header(), limit=limit)
 
     def read_text(self, header: Header, *, limit: int = MAX_TEXT_BYTES) -> Any:
         """The text of a header.  Raises as `hear`."""
+        if header.kind != TEXT:
+            raise ProtocolError(f"a frame of kind {header.kind} where a text was to come")
         if header.length > limit:
             raise ProtocolError(f"a text of {header.length} bytes; at most {limit} are allowed")
         body = bytearray(header.length)
@@ -106,20 +97,9 @@ class Stream:
         """Sends a text."""
         self.write(pack_text(text))
 
-    def hold(self) -> None:
-        """We live, and have nothing to send yet."""
-        self.write(Header(kind=HOLD).pack())
-
-    def end(self) -> None:
-        """Nothing more comes here."""
-        self.write(Header(kind=END).pack())
-
-    def send_chunk(
-        self, number: int, digest: bytes, fd: int, image: memoryview, start: int, stop: int
-    ) -> None:
+    def send_chunk(self, number: int, fd: int, image: memoryview, start: int, stop: int) -> None:
         """Sends image[start:stop], which stands at `start` in `fd`, as chunk `number`."""
-        header = Header(kind=CHUNK, number=number, length=stop - start, digest=digest)
-        self.write(header.pack(), more=True)
+        self.write(Header(kind=CHUNK, number=number, length=stop - start).pack(), more=True)
         self._send_file(fd, image, start, stop)
 
     def refuse(self, reason: str) -> None:
@@ -131,10 +111,7 @@ class Stream:
         """Why the other end ended the connection, "" when it did not say."""
         self.until_s = min(self.until_s, time.monotonic() + LAST_WORDS_S)
         try:
-            while (header := self.read_header()).kind == HOLD:
-                pass
-            if header.kind == TEXT:
-                self.read_text(header)
+            self.hear()
         except RefusedByPeer as refused:
             return str(refused)
         except (AutockptError, OSError, EOFError):

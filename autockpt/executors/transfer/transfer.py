@@ -4,11 +4,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from autockpt.executors.transfer.events import Direction, Event, Fault, TransferFailed
+from autockpt.executors.transfer.events import (
+    Direction,
+    Fault,
+    Fetched,
+    Served,
+    TransferFailed,
+)
 from autockpt.executors.transfer.lease import Lease, Revoked
 from autockpt.executors.transfer.source import ImageSource
 from autockpt.executors.transfer.stream import RefusedByPeer, Silent, Stream
 from autockpt.values.errors import CorruptCheckpointError, ProtocolError
+
+End = Fetched | Served | TransferFailed
 
 _FAULTS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Fault], ...] = (
     (Revoked, "aborted"),
@@ -25,15 +33,12 @@ class Transfer:
 
     def __init__(
         self,
-        name: str,
         node: int,
         direction: Direction,
         *,
         deadline_s: float,
-        ended: Callable[["Transfer", Event], None],
+        ended: Callable[["Transfer", End], None],
     ) -> None:
-        self.name = name
-        """Names it in events, at both ends."""
         self.node = node
         """At the other end."""
         self.direction: Direction = direction
@@ -43,8 +48,8 @@ class Transfer:
         self.until_s = self.began_s + deadline_s
         self.done = threading.Event()
         """Its last event was handed to the owner."""
-        self.outcome: Event | None = None
-        """Set by its main thread when all went well."""
+        self.outcome: End | None = None
+        """Set by the thread with which all went well."""
         self._ended = ended
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
@@ -77,13 +82,6 @@ class Transfer:
             if self._over:
                 raise Revoked("the transfer is over")
             self._threads += 1
-
-    def extend(self, deadline_s: float) -> None:
-        """It has this long from now on."""
-        with self._lock:
-            self.until_s = time.monotonic() + deadline_s
-            for stream in self._streams:
-                stream.until_s = self.until_s
 
     def hold(self, source: ImageSource) -> None:
         """It sends from `source` until it ends.  Raises Revoked."""
@@ -123,16 +121,16 @@ class Transfer:
             stream.close(reset=isinstance(event, TransferFailed))
         if self._source is not None:
             self._source.detach(self.lease)
-        self._ended(self, event)
-        self.done.set()
+        try:
+            self._ended(self, event)
+        finally:
+            self.done.set()
 
-    def _last_event(self) -> Event:
+    def _last_event(self) -> End:
         fault, reason = self._fault or ("internal", "ended without an outcome")
         if self._fault is None and self.outcome is not None:
             return self.outcome
-        return TransferFailed(
-            transfer=self.name, node=self.node, direction=self.direction, fault=fault, reason=reason
-        )
+        return TransferFailed(node=self.node, direction=self.direction, fault=fault, reason=reason)
 
     def _note(self, fault: Fault, reason: str) -> None:
         with self._lock:
@@ -144,5 +142,3 @@ class Transfer:
             streams = list(self._streams)
         for stream in streams:
             stream.shut()
-        if self._source is not None:
-            self._source.wake()

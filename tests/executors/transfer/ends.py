@@ -1,31 +1,33 @@
 """Two ends of transfers in one process, over real sockets: pools, images, and what was told."""
 
+import random
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.executors.transfer.destination import SlotDestination
-from autockpt.executors.transfer.events import ChunkReceived, Event
-from autockpt.executors.transfer.frames import Offer, Subject, Want
-from autockpt.executors.transfer.pool import Owner, TransferPool
-from autockpt.executors.transfer.session import Acceptance, Loan
+from autockpt.executors.transfer.events import ConnectionRefused, Fetched, Served, TransferFailed
+from autockpt.executors.transfer.frames import Subject, Want
+from autockpt.executors.transfer.pool import TransferPool
+from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
 from autockpt.executors.transfer.transfer import Transfer
 from autockpt.values.generation import Generation
 
 E = TypeVar("E")
+Event = Fetched | Served | TransferFailed | ConnectionRefused
 
 RUN = "0123456789abcdef"
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
 PATIENCE_S = 20.0
 CHUNK = 64 * 2**10
-CAPACITY = 2**27
 GENERATION = Generation(epoch=1, seq=7)
 
 
@@ -46,45 +48,52 @@ def subject(nbytes: int, *, rank: int = 0, generation: Generation = GENERATION) 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:
     """Bytes that repeat nowhere."""
-    import random
-
     return random.Random(seed).randbytes(nbytes)
 
 
 class Image:
-    """An image in a memfd."""
+    """A sealed image in a memfd."""
 
     def __init__(self, nbytes: int, *, seed: int = 0, rank: int = 0) -> None:
         self.arena = Arena.create_shared(nbytes, name="autockpt-test")
         self.subject = subject(nbytes, rank=rank)
         self.view = self.arena.view[:nbytes]
         self.view[:] = pattern(nbytes, seed)
-        assert self.arena.fd is not None
-        self.source = ImageSource(self.arena.fd, self.view, self.subject)
-
-    def digest(self, number: int) -> str:
-        """As the keeper takes it."""
-        start, stop = self.subject.chunk_range(number)
-        return chunk_digest(self.view[start:stop])
-
-    @property
-    def index(self) -> ImageIndex:
-        """What the image is."""
         s = self.subject
-        return ImageIndex(
+        ranges = [s.chunk_range(number) for number in range(s.chunks)]
+        self.index = ImageIndex(
             run_id=s.run_id, generation=s.generation, step=s.step, rank=s.rank,
             world_size=s.world_size, layout_digest=s.layout_digest, image_bytes=s.image_bytes,
-            chunk_bytes=s.chunk_bytes, digests=tuple(self.digest(n) for n in range(s.chunks)),
+            chunk_bytes=s.chunk_bytes,
+            digests=tuple(chunk_digest(self.view[start:stop]) for start, stop in ranges),
         )  # fmt: skip
+        assert self.arena.fd is not None
+        self.source = ImageSource(self.arena.fd, self.view, self.index)
 
-    def seal(self) -> "Image":
-        """All of it is there."""
-        self.source.seal(self.index)
-        return self
+    @property
+    def root(self) -> str:
+        """What it is asked for by."""
+        return self.index.root
+
+
+class Watched(SlotDestination):
+    """Memory for an image; `placing(number)` is called before every chunk."""
+
+    def __init__(
+        self, image: memoryview, subject: Subject, placing: Callable[[int], object]
+    ) -> None:
+        super().__init__(image, subject)
+        self._placing = placing
+
+    def place(self, number: int, nbytes: int) -> memoryview:
+        """The place in the slot, after `placing`."""
+        self._placing(number)
+        return super().place(number, nbytes)
 
 
 class End:
-    """A node: a pool, memory for what comes, and a record of what it was told."""
+    """A node: a pool, what it lends, memory for what it fetches, and a record of what it was
+    told."""
 
     def __init__(
         self, node: int, *, secret: bytes = SECRET, run_id: str = RUN, host: str = HOST, **pool: Any
@@ -92,18 +101,17 @@ class End:
         self.node = node
         self.events: list[Event] = []
         self.received = bytearray()
-        self.sealed: list[ImageIndex] = []
         self.refusal = ""
         self.lent: dict[str, Image] = {}
+        self.gate: Gate = OpenGate()
         self.deadline_s = PATIENCE_S
-        self.accepting: Callable[[Offer, Transfer], Acceptance | str] = self._take
+        """For everybody who fetches from here."""
+        self.placing: Callable[[int], object] = lambda number: None
         self._news = threading.Condition()
-        owner = Owner(
-            accept=lambda peer, transfer, offer: self.accepting(offer, transfer),
-            lend=lambda peer, transfer, want: self._lend(want),
-            event=self._note,
-        )
-        self.pool = TransferPool(secret, identity(node, run_id=run_id), owner, **pool)
+        self.pool = TransferPool(
+            secret, identity(node, run_id=run_id), lambda peer, want: self._lend(want), self._note,
+            **pool,
+        )  # fmt: skip
         self.port = self.pool.listen(host)
 
     @property
@@ -111,23 +119,26 @@ class End:
         """Where it listens."""
         return HOST, self.port
 
-    def destination(self, subject: Subject) -> SlotDestination:
-        """Memory for an image."""
-        self.received = bytearray(subject.image_bytes)
-        return SlotDestination(memoryview(self.received), subject, sealed=self.sealed.append)
+    def lend(self, image: Image) -> None:
+        """Whoever knows its root may fetch it."""
+        self.lent[image.root] = image
 
-    def _take(self, offer: Offer, transfer: Transfer) -> Acceptance | str:
-        if offer.subject.image_bytes > CAPACITY:
-            return f"{offer.subject.image_bytes} bytes do not fit a slot of {CAPACITY}"
-        return self.refusal or Acceptance(
-            destination=self.destination(offer.subject), deadline_s=self.deadline_s
-        )
+    def fetch(
+        self, lender: Any, image: Image, *, deadline_s: float = PATIENCE_S, **settings: Any
+    ) -> Transfer:
+        """Begins to fetch an image into new memory; `lender`: whatever has `node`, `address`."""
+        self.received = bytearray(image.subject.image_bytes)
+        destination = Watched(memoryview(self.received), image.subject, self.placing)
+        return self.pool.fetch(
+            lender.node, lender.address, image.subject, image.root, destination, ended=self._note,
+            deadline_s=deadline_s, **settings,
+        )  # fmt: skip
 
     def _lend(self, want: Want) -> Loan | str:
         image = self.lent.get(want.root)
-        if image is None:
-            return "no such image"
-        return Loan(source=image.source, deadline_s=self.deadline_s)
+        if self.refusal or image is None:
+            return self.refusal or "no such image"
+        return Loan(source=image.source, deadline_s=self.deadline_s, gate=self.gate)
 
     def _note(self, event: Event) -> None:
         with self._news:
@@ -140,19 +151,9 @@ class End:
         with self._news:
             while not (found := [event for event in self.events if isinstance(event, kind)]):
                 left_s = deadline - time.monotonic()
-                assert left_s > 0, f"no {kind.__name__} among {self.facts()}"
+                assert left_s > 0, f"no {kind.__name__} among {self.events}"
                 self._news.wait(left_s)
         return found[0]
-
-    def wait(self, done: Callable[[list[Event]], bool]) -> list[Event]:
-        """All events but single chunks, as soon as they are `done`."""
-        with self._news:
-            assert self._news.wait_for(lambda: done(self.facts()), PATIENCE_S), self.facts()
-        return self.facts()
-
-    def facts(self) -> list[Event]:
-        """All but single chunks."""
-        return [event for event in self.events if not isinstance(event, ChunkReceived)]
 
     def close(self) -> None:
         """Ends all."""

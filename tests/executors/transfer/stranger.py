@@ -11,9 +11,9 @@ from autockpt.executors.transfer.frames import (
     CHUNK,
     HEADER_BYTES,
     Header,
-    Offer,
     Span,
     Text,
+    Want,
     pack_text,
     read_header,
     read_text,
@@ -27,8 +27,6 @@ class Stranger:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(PATIENCE_S)
         self.sock = sock
-        self.others: list[Stranger] = []
-        """Further connections of the same one."""
 
     @classmethod
     def calls(
@@ -67,11 +65,16 @@ class Stranger:
     def chunk(self, image: Image, number: int, **other: Any) -> bytes:
         """A chunk of an image, or nearly."""
         start, stop = image.subject.chunk_range(number)
-        header = Header(
-            kind=CHUNK, number=number, length=stop - start,
-            digest=bytes.fromhex(image.digest(number)),
-        )  # fmt: skip
+        header = Header(kind=CHUNK, number=number, length=stop - start)
         return replace(header, **other).pack() + bytes(image.view[start:stop])
+
+    def want(self, image: Image, **other: Any) -> None:
+        """Wants an image, or nearly."""
+        want = Want(
+            generation=image.subject.generation, rank=image.subject.rank, root=image.root,
+            chunks=(Span(start=0, stop=image.subject.chunks),),
+        )  # fmt: skip
+        self.tell(replace(want, **other))
 
     def read(self, count: int) -> bytes:
         """So many bytes, fewer at the end."""
@@ -90,16 +93,6 @@ class Stranger:
         """The next text."""
         header = read_header(self.read(HEADER_BYTES))
         return read_text(self.read(header.length))
-
-    def offer(self, image: Image, *, streams: int = 1, **other: Any) -> Any:
-        """Offers an image, or nearly; the answer."""
-        subject = image.subject
-        offer = Offer(
-            transfer="0011223344556677", subject=subject,
-            chunks=(Span(start=0, stop=subject.chunks),), streams=streams,
-        )  # fmt: skip
-        self.tell(replace(offer, **other))
-        return self.hear()
 
     def is_closed(self) -> bool:
         """Reads until the other end closes, whatever it still says."""
@@ -124,8 +117,7 @@ class Stranger:
 
     def close(self) -> None:
         """Goes."""
-        for one in (self, *self.others):
-            one.sock.close()
+        self.sock.close()
 
 
 class Trap:
@@ -141,10 +133,14 @@ class Trap:
         """Where it listens."""
         return HOST, int(self._server.getsockname()[1])
 
+    def taken(self) -> Stranger:
+        """The next connection, before a word is said."""
+        sock, _ = self._server.accept()
+        return Stranger(sock)
+
     def answer(self) -> Stranger:
         """The next connection, greeted."""
-        sock, _ = self._server.accept()
-        one = Stranger(sock)
+        one = self.taken()
         one.greet(Channel(SECRET, identity(self.node), to_node=None, purpose="transfer"))
         return one
 

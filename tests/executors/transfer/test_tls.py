@@ -3,6 +3,7 @@
 import shutil
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,7 @@ from autockpt.executors.transfer import greeting
 from autockpt.executors.transfer.events import (
     ConnectionRefused,
     Fetched,
-    ReplicaReceived,
-    ReplicaSealed,
+    Served,
     TransferFailed,
 )
 from autockpt.executors.transfer.stream import Tls
@@ -50,22 +50,14 @@ def _context(protocol: int, key: Path, certificate: Path) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_an_image_goes_and_comes_back_encrypted(
-    start: Start, image: Make, tls: Tls, streams: int
-) -> None:
-    """Push and fetch, to the bit."""
-    zero, one, made = start(0, tls=tls), start(1, tls=tls), image(20 * CHUNK + 9).seal()
-    zero.pool.push(1, one.address, made.source, deadline_s=PATIENCE_S, streams=streams)
-    one.told(ReplicaReceived)
-    zero.told(ReplicaSealed)
-    assert one.received == made.view
-    zero.lent[made.index.root] = made
-    one.pool.fetch(
-        0, zero.address, made.subject, made.index.root, one.destination(made.subject),
-        deadline_s=PATIENCE_S, streams=streams,
-    )  # fmt: skip
-    one.told(Fetched)
-    assert one.received == made.view
+def test_an_image_is_fetched_encrypted(start: Start, image: Make, tls: Tls, streams: int) -> None:
+    """To the bit."""
+    lender, lost, made = start(0, tls=tls), start(1, tls=tls), image(20 * CHUNK + 9)
+    lender.lend(made)
+    lost.fetch(lender, made, streams=streams)
+    lost.told(Fetched)
+    lender.told(Served)
+    assert lost.received == made.view
 
 
 def test_nobody_without_a_certificate_takes_part(
@@ -73,16 +65,22 @@ def test_nobody_without_a_certificate_takes_part(
 ) -> None:
     """A plain caller waits for our handshake while that of TLS waits for it."""
     monkeypatch.setattr(greeting, "HANDSHAKE_S", 0.3)
-    plain, one, made = start(0), start(1, tls=tls), image(CHUNK).seal()
-    plain.pool.push(1, one.address, made.source, deadline_s=PATIENCE_S)
+    plain, lender, made = start(0), start(1, tls=tls), image(CHUNK)
+    lender.lend(made)
+    plain.fetch(lender, made)
     assert plain.told(TransferFailed).fault in ("protocol", "broken", "silent")
-    one.told(ConnectionRefused)
+    lender.told(ConnectionRefused)
 
 
 def test_an_encrypted_source_is_free_after_revoke(start: Start, image: Make, tls: Tls) -> None:
     """Encrypting reads the slot in Python; revoke waits for that, too."""
-    zero, one, made = start(0, tls=tls), start(1, tls=tls), image(2**25).seal()
-    transfer = zero.pool.push(1, one.address, made.source, deadline_s=PATIENCE_S)
+    lender, lost, made = start(0, tls=tls), start(1, tls=tls), image(2**26)
+    lender.lend(made)
+    begun = threading.Event()
+    lost.placing = lambda number: begun.set()
+    lost.fetch(lender, made)
+    assert begun.wait(PATIENCE_S)
+    leases = list(made.source._leases)
     made.source.revoke("needed")
-    assert transfer.lease._inside == 0
-    assert zero.told(TransferFailed).fault == "aborted"
+    assert not any(lease._inside for lease in leases)
+    assert lender.told(TransferFailed).fault == "aborted"
