@@ -36,6 +36,8 @@ class Content:
     step: int = 0
     sealed: bool = False
     corrupt: bool = False
+    nan: bool = False
+    """Numbers in it are not sound; a seal does not always see it, a scrub does."""
     writer: "Trainer | None" = None
     shard: m.HeldShard | None = None
     sums: dict[int, int] = field(default_factory=dict)
@@ -100,6 +102,8 @@ class Keeper:
     """Events from local trainers, in order."""
     names: set[tuple[int, Generation, int]] = field(default_factory=set)
     """Shard file names this keeper has asked for."""
+    nan: set[Generation] = field(default_factory=set)
+    """What its coordinator was told to be suspect when it was read back."""
 
 
 @dataclass(slots=True)

@@ -152,7 +152,7 @@ class Simulation(Faults):
         for generation, commit in self.disk.commits.items():
             files = [self.disk.files.get(r["file"]) for r in commit.entry.records]
             whole = all(f is not None and not f.corrupt for f in files)
-            good = commit.entry.health == "good" and not commit.entry.corrupt
+            good = generation not in self.oracle.nan and not commit.entry.corrupt
             if whole and good and self.oracle.on(generation, limits):
                 self.oracle.fail(f"liveness: restore refused although {generation} is on disk")
 

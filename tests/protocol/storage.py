@@ -140,6 +140,10 @@ class Storage(Trainers):
         keeper.jobs.append(["claim", 0, do])
 
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
+        commit = self.disk.commits.get(do.generation) if do.generation else None
+        marked = commit is not None and commit.entry.health != "good"
+        if do.generation in keeper.nan | self.oracle.seen_nan or marked:
+            self.oracle.fail(f"epoch {do.epoch} restores {do.generation}, which is suspect")
         for _, generation, _ in keeper.coordinator.struck:
             self.oracle.durable.discard(generation)
             self.oracle.forget_memory()
@@ -219,6 +223,7 @@ class Storage(Trainers):
             history=content.history,
             rank=do.rank,
             sealed=True,
+            nan=content.nan,
         )
         record = {"file": name, "root": f"{content.history}:{do.rank}"}
         return m.ShardPersisted(
@@ -330,8 +335,18 @@ class Storage(Trainers):
             return False
         files = [self.disk.files.get(record["file"]) for record in commit.entry.records]
         ok = all(f is not None and not f.corrupt for f in files)
-        commit.entry = replace(commit.entry, verified=ok, corrupt=not ok)
-        return m.GenerationVerified(generation=do.generation, ok=ok)
+        nan = any(f is not None and f.nan for f in files)
+        entry = replace(commit.entry, verified=ok, corrupt=not ok)
+        if nan and self.rng.random() < self.unmarked:
+            entry = commit.entry  # the directory takes no mark
+        elif nan:
+            entry = replace(entry, health="suspect")
+        commit.entry = entry
+        if nan:
+            keeper.nan.add(do.generation)
+            self.oracle.found_suspect(do.generation)
+        health: m.Health = "suspect" if nan else "good"
+        return m.GenerationVerified(generation=do.generation, ok=ok, health=health)
 
     def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.DeleteGenerations = job[2]

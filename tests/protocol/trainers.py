@@ -88,6 +88,8 @@ class Trainers(World):
             )
             return
         sick = not self.peace and self.rng.random() < self.sick
+        content.nan = sick or bool(self.late) and self.rng.random() < self.late
+        self.oracle.sealed(generation, nan=content.nan, seen=sick)
         health: m.Health = "suspect" if sick else "good"
         root = f"{content.history}:{trainer.rank}"
         content.sealed = True

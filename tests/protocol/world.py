@@ -54,6 +54,11 @@ class World:
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
         self._maybe_parity(Random(f"parity {seed}"))
+        late = Random(f"late {seed}")
+        self.late = late.choice((0.0, 0.0, 0.0, 0.03, 0.1))
+        """Chance of a shard that holds NaN which its seal does not see."""
+        self.unmarked = late.choice((0.0, 0.5))
+        """Chance that the directory does not keep what a scrub found."""
         self.retention = retention(rng)
         self.disk = Disk()
         self.oracle = Oracle()
