@@ -107,6 +107,13 @@ class Oracle:
         self.protected.pop(generation, None)
         self.memory = {promised for promised in self.memory if promised > generation}
 
+    def overwritten(self, generation: Generation, epoch: int) -> None:
+        """A rank saves over its shard: not of the newest that was promised."""
+        limits, parent = self.lineage(epoch), self.decided[epoch]
+        newest = max((g for g in self.memory if self.on(g, limits)), default=None)
+        if generation == newest and (parent is None or generation >= parent):
+            self.fail(f"{generation} is the newest in memory, and is overwritten")
+
     def promise_protected(self, generation: Generation, promise: Promise) -> None:
         """From now on it may be lost only if a shard loses all copies, and its set too many."""
         if not self.protected or generation > max(self.protected):
@@ -189,6 +196,19 @@ class Oracle:
             mine = incarnation == trainer.incarnation and step <= trainer.step
             if mine and version not in trainer.plans:
                 self.fail(f"rank {trainer.rank} passed step {step} without plan {version}")
+
+    def let_go(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
+        """Retention decides: each sound one has enough above it that were read back."""
+        limits = self.lineage(max(self.decided)) if self.decided else {}
+        sound = {
+            g: commit.entry
+            for g, commit in disk.commits.items()
+            if g not in self.nan and not commit.entry.corrupt and self.on(g, limits)
+        }
+        for generation in sound.keys() & set(doomed):
+            above = [g for g, e in sound.items() if g > generation and e.verified]
+            if len(set(above) - set(doomed)) < keep:
+                self.fail(f"retention lets {generation} go, read back above it are {above}")
 
     def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
         """Commits are about to be deleted."""

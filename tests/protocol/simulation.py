@@ -150,7 +150,7 @@ class Simulation(Faults):
         """Refusing is right only if nothing can be restored."""
         limits = self.oracle.eligible(self.disk.epoch + 1)
         for generation, commit in self.disk.commits.items():
-            files = [self.disk.files.get(r["file"]) for r in commit.entry.records]
+            files = self.files_of(commit.entry.records)
             whole = all(f is not None and not f.corrupt for f in files)
             good = generation not in self.oracle.nan and not commit.entry.corrupt
             if whole and good and self.oracle.on(generation, limits):
