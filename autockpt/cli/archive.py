@@ -92,6 +92,10 @@ def _new(console: Console, request: Request, gone: set[str]) -> "list[Archived]"
         newer = names if chosen else [n for n in names if not there or n > there[-1]]
         for name in (name for name in newer if name not in gone):
             folder = os.path.join(place.directory, name)
+            if not chosen and (found := _sickness(place.directory, name)):
+                gone.add(name)
+                console.say(f"{name}: not archived: {found}; name it to archive it all the same")
+                continue
             try:
                 done.append(add_generation(archive, folder))
             except AutockptError as error:
@@ -102,6 +106,21 @@ def _new(console: Console, request: Request, gone: set[str]) -> "list[Archived]"
                 continue
             console.result(_added(done[-1]))
     return done
+
+
+def _sickness(directory: str, name: str) -> str:
+    """What speaks against the numbers in a good generation; "" when nothing does.
+
+    One that its keeper has not read back yet, or could not mark, is read here: a seal may have
+    looked at a part of it.
+    """
+    from autockpt.executors.catalogue import verify_generation
+
+    folder = os.path.join(directory, name)
+    if not os.path.exists(os.path.join(folder, "VERIFIED")):
+        return verify_generation(directory, name).sick
+    # The mark SUSPECT is older than VERIFIED, and may be newer than the listing.
+    return "it is suspect" if os.path.exists(os.path.join(folder, "SUSPECT")) else ""
 
 
 def _added(one: "Archived") -> str:

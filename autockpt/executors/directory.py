@@ -363,10 +363,19 @@ class CheckpointDirectory:
             reshardable=True,
         )
 
-    def mark(self, generation: Generation, name: str) -> None:
-        """Leaves a mark (VERIFIED, CORRUPT, SUSPECT) in a generation; a lost one is harmless."""
-        with contextlib.suppress(OSError):
-            _write_plain(os.path.join(self.generation_path(generation), name), b"")
+    def mark(self, generation: Generation, name: str) -> bool:
+        """Leaves a mark (VERIFIED, CORRUPT, SUSPECT) in a generation; False when it cannot.
+
+        It survives a power cut before the next mark is left: VERIFIED without the SUSPECT before
+        it would say that the numbers are sound.  Any other lost one is harmless.
+        """
+        folder = self.generation_path(generation)
+        try:
+            _write_plain(os.path.join(folder, name), b"")
+            _fsync_directory(folder)
+        except OSError:
+            return False
+        return True
 
     def mark_ever_committed(self) -> None:
         """Remembers that a restart must not silently begin from scratch."""

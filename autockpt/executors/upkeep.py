@@ -121,7 +121,8 @@ def _marked_right(
         os.unlink(os.path.join(folder, "CORRUPT"))
         done.append(f"{generation.name}: reads back whole; its mark CORRUPT is gone")
     if result.sick and not os.path.exists(os.path.join(folder, "SUSPECT")):
-        directory.mark(generation, "SUSPECT")
+        if not directory.mark(generation, "SUSPECT"):
+            return [*done, f"{generation.name}: {result.sick}, and SUSPECT cannot be written"]
         done.append(f"{generation.name}: {result.sick}; marked SUSPECT")
     directory.mark(generation, "VERIFIED")
     return done

@@ -13,11 +13,15 @@ from tests.campaigns.framework import ROOT, require
 from tests.conftest import end_keeper
 from tests.fakes import trainings
 from tests.kill.group import Group, undisturbed
+from tests.kill.launched import Launch, bare_digest
 from tests.kill.ordeal import PLANS, SPECS, Kill, Ordeal, draw, read_events
 from tests.kill.zygote import Zygote
 
 KILLS = 6
 """In a case of one rank."""
+LAUNCHED_EVERY = 9
+"""So often the job is one of two ranks under `autockpt run`, and the launcher among the victims."""
+LAUNCHED_KILLS = 3
 WAIT_S = 60.0
 BUDGET_S = 30.0
 """What schedulers leave between SIGTERM and SIGKILL."""
@@ -28,7 +32,7 @@ STRIDE = 101
 """Few cases are spread over all of them."""
 
 
-def _undisturbed_end(zygote: Zygote, spec: trainings.JobSpec, out: Path) -> str:
+def undisturbed_end(zygote: Zygote, spec: trainings.JobSpec, out: Path) -> str:
     """Digest of a training without autockpt."""
     out.mkdir()
     pid = zygote.start(trainings.spec_data(spec), "", out, attach=False)
@@ -38,7 +42,7 @@ def _undisturbed_end(zygote: Zygote, spec: trainings.JobSpec, out: Path) -> str:
 
 
 class RandomKills:
-    """SIGKILL of trainer, keeper or both, at random instants of start, training and end."""
+    """SIGKILL of trainer, keeper, both, or the launcher, at random instants of a training."""
 
     claim = "after every SIGKILL what was promised comes back; the end is an undisturbed run's"
     distinct: int | None = None
@@ -46,13 +50,16 @@ class RandomKills:
     def __init__(self, scratch: Path) -> None:
         self.executions = 0
         self._scratch, self._zygote = scratch, Zygote()
+        self._launched_end = ""
         self._digests = [
-            _undisturbed_end(self._zygote, spec, scratch / f"bare-{number}")
+            undisturbed_end(self._zygote, spec, scratch / f"bare-{number}")
             for number, spec in enumerate(SPECS)
         ]
 
     def run(self, number: int, rng: random.Random) -> str:
         """One training, killed until it ends."""
+        if number % LAUNCHED_EVERY == LAUNCHED_EVERY - 1:
+            return self._launched(rng)
         which, left = rng.randrange(len(SPECS)), [KILLS]
         out = self._scratch / "case"
         out.mkdir()
@@ -72,6 +79,32 @@ class RandomKills:
             shutil.rmtree(out, ignore_errors=True)
         return f"{len(ordeal.done)} kills"
 
+    def _launched(self, rng: random.Random) -> str:
+        """The launcher dies once at least; a person starts it again in the same run directory."""
+        out = self._scratch / "case"
+        out.mkdir()
+        self._launched_end = self._launched_end or bare_digest(self._scratch)
+        victims = ["launcher"]
+        victims += rng.choices(["launcher", "trainer", "keeper", "both"], k=LAUNCHED_KILLS - 1)
+        rng.shuffle(victims)
+        launch = Launch(out)
+        try:
+            steps = sorted(rng.sample(range(14, 140), LAUNCHED_KILLS))
+            for victim, at in zip(victims, steps, strict=True):
+                launch.wait(lambda at=at: launch.step() >= at, f"step {at}")  # type: ignore[misc]
+                launch.wait(lambda: launch.newest("PersistCommitted") > 0, "durable checkpoint")
+                time.sleep(rng.uniform(0.0, 0.03))
+                if victim == "launcher":
+                    launch.kill_launcher()
+                else:
+                    launch.kill(victim, rng.randrange(2))
+                self.executions += 1
+            require(launch.finish() == self._launched_end, f"another end after {victims}")
+        finally:
+            launch.end()
+            shutil.rmtree(out, ignore_errors=True)
+        return f"launched, {LAUNCHED_KILLS} kills"
+
     def close(self) -> None:
         """The zygote ends with its children."""
         self._zygote.close()
@@ -86,7 +119,7 @@ class KeeperOperations:
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._zygote = scratch, Zygote()
         self._spec = trainings.JobSpec(steps=14, pace_s=0.004, seed=5)
-        self._end = _undisturbed_end(self._zygote, self._spec, scratch / "bare")
+        self._end = undisturbed_end(self._zygote, self._spec, scratch / "bare")
 
     def run(self, number: int, rng: random.Random) -> str:
         """Operation k of the first keeper, then a restart that resumes the last step."""

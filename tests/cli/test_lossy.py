@@ -1,12 +1,18 @@
 """From a policy that wants a lossy archive to a restore that says what was lost."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from autockpt.cli.archive import Request, add
+from autockpt.cli.console import Console
 from autockpt.integrations.archive.reading import Archive
+from autockpt.values.generation import Generation
 from tests.cli.scripts import ROOT, autockpt
+from tests.integrations.trained import saved, trained_job
 
 SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
 SMALL = ("--size", "tiny", "--batch", "1", "--sequence", "32", "--log-every", "1", "--threads", "1")
@@ -42,6 +48,34 @@ def test_a_lossy_archive_is_made_measured_and_said(tmp_path: Path) -> None:
     assert "LOSSY: generation e1s1 is not what was trained" in resumed.stderr
     assert "mean loss of 3 resumed steps" in resumed.stderr
     assert "restored from a lossy archive" in (tmp_path / "again" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("mark", ["", "VERIFIED", "SUSPECT VERIFIED"])
+def test_a_state_with_nan_is_archived_only_when_it_is_named(
+    tmp_path: Path, mark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its seal did not see it: neither before its keeper has read it back nor after that."""
+    sick = trained_job()
+    with torch.no_grad():
+        sick[0].embed.weight[3, 3] = torch.nan
+    run = tmp_path / "checkpoints"
+    saved(run, trained_job())
+    folder = saved(run, sick, Generation(epoch=1, seq=8))
+    for name in mark.split():
+        Path(folder, name).touch()
+    wish = Request(
+        source=str(run), destination=str(tmp_path / "history"), generation=None, codec="none",
+        full_every=None, follow=False,
+    )  # fmt: skip
+    add(Console(), wish)
+    archive = Archive(wish.destination)
+    trusted = mark == "VERIFIED"
+    assert len(archive.names()) == (2 if trusted else 1)
+    assert ("NaN in" in capsys.readouterr().err) == (not mark)
+    if not trusted:
+        add(Console(), replace(wish, generation="gen-e000001-s000000008"))
+        assert len(archive.names()) == 2
+    archive.close()
 
 
 def test_a_job_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The keeper's disk thread: instructions in order, fenced, and alive for ever."""
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -241,6 +242,33 @@ def test_storage_that_does_not_answer_condemns_nothing(
     assert isinstance(answer, StorageError)
     (entry,) = bench.directory.catalogue(bench.run_id)
     assert not entry.corrupt
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_nan_is_told_and_marked_before_the_generation_counts_as_verified(
+    bench: Bench, marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SUSPECT cannot be written VERIFIED is not either: the next keeper reads it again."""
+    bench.claim()
+    table = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    header = json.dumps(table).encode().ljust(CHUNK - 8)
+    arena = Arena.anonymous(CHUNK + 4096)
+    data = (CHUNK - 8).to_bytes(8, "little") + header + bytes(4) + b"\0\0\xc0\x7f"
+    arena.view[: len(data)] = data
+    commit_images(bench.directory, bench.run_id, g(1), [arena.view[: len(data)]])
+    mark = bench.directory.mark
+    if not marked:
+        monkeypatch.setattr(
+            bench.directory, "mark", lambda g, name: name != "SUSPECT" and mark(g, name)
+        )
+    answer = bench.order(p.VerifyGeneration(generation=g(1)))
+    if not marked:
+        assert isinstance(answer, StorageError)
+        assert "cannot be marked SUSPECT" in str(answer)
+        answer = bench.answered()
+    assert (answer.ok, answer.health, "NaN in w" in answer.detail) == (True, "suspect", True)
+    (entry,) = bench.directory.catalogue(bench.run_id)
+    assert (entry.verified, entry.health != "good", entry.corrupt) == (marked, marked, False)
 
 
 def test_a_job_that_fails_unexpectedly_does_not_end_the_thread(bench: Bench) -> None:

@@ -107,11 +107,18 @@ class Ordeal:
     def _start(self, *, fresh: bool) -> int:
         environment = {"AUTOCKPT_FRESH": "1"} if fresh else {}
         trainings.StepCell(self.out / "step").set(0)
-        pid = self.zygote.start(
-            trainings.spec_data(self.spec), self.run_dir, self.out, **environment
-        )
+        pid = self.start_trainer(**environment)
         self.story.append(f"started {pid}, expecting step >= {max(self.durable, self.in_memory)}")
         return pid
+
+    def start_trainer(self, **environment: str) -> int:
+        """A process that trains; its pid."""
+        data = trainings.spec_data(self.spec)
+        return self.zygote.start(data, self.run_dir, self.out, **environment)
+
+    def strike(self, pid: int) -> None:
+        """Ends a victim."""
+        os.kill(pid, signal.SIGKILL)
 
     def _attempt(self, pid: int, kills: Callable[[], Kill | None]) -> bool:
         """True when the trainer was killed."""
@@ -148,7 +155,7 @@ class Ordeal:
             victims.reverse()
         for victim in victims:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+                self.strike(victim)
         self.done.append(kill)
         for keeper in keepers if kill.victim != "trainer" else []:
             _wait_gone(keeper)

@@ -53,6 +53,11 @@ class Zygote:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Its own process."""
+        return self._process.pid
+
     def start(
         self, spec: dict[str, Any], run_dir: str, out: Path, *, attach: bool = True, **env: str
     ) -> int:

@@ -33,9 +33,13 @@ class Content:
     generation: Generation
     history: int
     rank: int
+    world: int = 0
+    """Ranks that the state was divided among."""
     step: int = 0
     sealed: bool = False
     corrupt: bool = False
+    nan: bool = False
+    """Numbers in it are not sound; a seal does not always see it, a scrub does."""
     writer: "Trainer | None" = None
     shard: m.HeldShard | None = None
     sums: dict[int, int] = field(default_factory=dict)
@@ -49,6 +53,8 @@ class Trainer:
     rank: int
     node: int
     incarnation: m.Incarnation
+    nodes: tuple[int, ...]
+    """Of every rank of its world."""
     alive: bool = True
     running: bool = False
     refused: bool = False
@@ -100,6 +106,10 @@ class Keeper:
     """Events from local trainers, in order."""
     names: set[tuple[int, Generation, int]] = field(default_factory=set)
     """Shard file names this keeper has asked for."""
+    nan: set[Generation] = field(default_factory=set)
+    """What its coordinator was told to be suspect when it was read back."""
+    bases: dict[int, Generation] = field(default_factory=dict)
+    """By rank what its next shard file may be a difference to."""
 
 
 @dataclass(slots=True)
@@ -133,6 +143,14 @@ class Runtime:
         """The check before anybody is told."""
         return disk.epoch != epoch
 
+    def fenced_before_delete(self, disk: Disk, epoch: int) -> bool:
+        """The check before anything is deleted."""
+        return disk.epoch != epoch
+
+    reads_before_claim = False
+    """The directory is read first, and claimed then."""
+    trashes_commits = False
+    """What will not be durable is thrown away without a look whether its COMMIT stands."""
     mixes = False
     """Whatever is sealed of a rank is added to a parity, of any generation."""
     rebuilds_from_fewer = False

@@ -58,8 +58,8 @@ class Faults(Storage):
         event = m.TrainerAttached(
             rank=trainer.rank,
             incarnation=trainer.incarnation,
-            world_size=self.world,
-            nodes=self.nodes_of,
+            world_size=len(trainer.nodes),
+            nodes=trainer.nodes,
             slots=self.slots,
             epoch=trainer.epoch,
             previous_launcher_dead=dead,
@@ -86,8 +86,17 @@ class Faults(Storage):
         else:
             self.launch = (self.launch[0], self.launch[1] + 1)
         self.fresh = fresh
+        if self.elastic and self.rng.random() < self.elastic:
+            self.resize()
         self.say("launch", self.launch)
         self.start_trainers(self.launch, dead=False)
+
+    def resize(self) -> None:
+        """Another number of ranks on the same nodes: what is in memory fits no more."""
+        count = len(self.nodes)
+        self.world = self.rng.choice(range(max(2, count), 7))
+        self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
+        self.oracle.forget_memory()
 
     def start_trainers(self, launch: tuple[str, int], *, dead: bool) -> None:
         """All ranks of one incarnation attach."""
@@ -96,7 +105,9 @@ class Faults(Storage):
             if node.keeper is None:
                 self.start_keeper(node)
         for rank in range(self.world):
-            trainer = Trainer(rank=rank, node=self.nodes_of[rank], incarnation=incarnation)
+            trainer = Trainer(
+                rank=rank, node=self.nodes_of[rank], incarnation=incarnation, nodes=self.nodes_of
+            )
             self.trainers.append(trainer)
             self.attach(trainer, dead=dead)
 
@@ -241,8 +252,12 @@ class Faults(Storage):
         elif self.disk.commits and self.rng.random() < 0.3:
             generation = self.rng.choice(list(self.disk.commits))
             name = self.disk.commits[generation].entry.records[0]["file"]
-            self.disk.files[name].corrupt = True
-            self.oracle.durable.discard(generation)
+            decayed = self.disk.files.get(name)
+            if decayed is not None:
+                decayed.corrupt = True
+            for other, commit in self.disk.commits.items():  # it, and what is a difference to it
+                if any(file is decayed for file in self.files_of(commit.entry.records)):
+                    self.oracle.durable.discard(other)
             if self.slots == 1:  # a single slot relies on the disk for what it overwrites
                 self.oracle.forget_memory()
 

@@ -5,17 +5,19 @@ A mutant overrides one small method of the real machines (or of the storage habi
 mutant beside the rule it proves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.admission import Admission
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.coordinator_state import Proposal, Round, Save
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.executors.protocol.node_state import Key, LocalRank
+from autockpt.executors.protocol.retention import bases_of, deletions
 from autockpt.executors.protocol.selection import Choice, Question, choose
-from autockpt.executors.protocol.slots import Slot
+from autockpt.executors.protocol.slots import Slot, Slots
 from autockpt.values.generation import Generation
 from tests.protocol.actors import Disk, Rules, Runtime
 
@@ -108,6 +110,116 @@ class RetentionKeepsTooFew(CoordinatorProtocol):
     def to_delete(self) -> tuple[Generation, ...]:
         keep = max(1, self.retention.keep_last)
         return tuple(sorted(self.catalogue))[:-keep]
+
+
+class RetentionCountsUnread(CoordinatorProtocol):
+    """A commit that was never read back pushes older ones out."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        unread = self.catalogue
+        self.catalogue = {g: replace(entry, verified=True) for g, entry in unread.items()}
+        doomed = super().to_delete()
+        self.catalogue = unread
+        return doomed
+
+
+class RetentionForgetsBases(CoordinatorProtocol):
+    """What stays may be a difference to what goes."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        known = self.catalogue
+        self.catalogue = {g: replace(entry, records=()) for g, entry in known.items()}
+        doomed = super().to_delete()
+        self.catalogue = known
+        return doomed
+
+
+class RetentionForgetsSaves(CoordinatorProtocol):
+    """What is under way does not hold what it is a difference to, and nobody looks at the end."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        return deletions(self.catalogue.values(), self.retention, chain=self.chain)
+
+
+class CommitOnLostBase(CoordinatorProtocol):
+    """Nobody looks whether what a commit is a difference to is still there."""
+
+    def _complete_disk(self, save: Save) -> None:
+        known = dict(self.catalogue)
+        lost = bases_of(save.votes.values()) - set(known)
+        some = next(iter(known.values()), None)
+        if some is not None:
+            self.catalogue |= dict.fromkeys(lost, some)
+        super()._complete_disk(save)
+        self.catalogue = known
+
+
+class NoEpochCheckBeforeDelete(Runtime):
+    """A coordinator that was replaced goes on to delete."""
+
+    def fenced_before_delete(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+
+class TrashCommits(Runtime):
+    """What was not called durable is thrown away, also where its COMMIT stands."""
+
+    trashes_commits = True
+
+
+# --------------------------------------------------------------------------- numbers
+
+
+class RestoreSuspect(CoordinatorProtocol):
+    """The numbers in a state do not matter to the choice."""
+
+    def question(self) -> Question:
+        question = super().question()
+        return replace(
+            question,
+            suspect=frozenset(),
+            memory=tuple(replace(shard, health="good") for shard in question.memory),
+            committed=tuple(replace(entry, health="good") for entry in question.committed),
+        )
+
+
+class CommitAsGood(CoordinatorProtocol):
+    """COMMIT does not say what the seals said."""
+
+    def emit(self, *instructions: m.CoordinatorInstruction) -> None:
+        told = (replace(i, health="good") if isinstance(i, m.WriteCommit) else i
+                for i in instructions)  # fmt: skip
+        super().emit(*told)
+
+
+class SuspectFreesSlots(NodeProtocol):
+    """A suspect generation supersedes older ones in memory."""
+
+    def memory_committed_heard(self, message: m.MemoryCommitted) -> None:
+        super().memory_committed_heard(replace(message, health="good"))
+
+
+class SuspectPushesOut(CoordinatorProtocol):
+    """Read back whole counts in retention, whatever the numbers."""
+
+    def generation_verified(self, event: m.GenerationVerified) -> None:
+        super().generation_verified(replace(event, health="good"))
+
+
+class ForgetVerdict(CoordinatorProtocol):
+    """What was found when it was read back is known for as long as the incarnation lasts."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.suspect = set()
+
+
+class VerdictOnlyWhileRunning(CoordinatorProtocol):
+    """What is found while nobody trains is of no interest."""
+
+    def generation_verified(self, event: m.GenerationVerified) -> None:
+        if self.phase == "running":
+            super().generation_verified(event)
 
 
 # --------------------------------------------------------------------------- restore
@@ -221,6 +333,90 @@ class InventoryTooEarly(NodeProtocol):
             local.attach = None
 
 
+class ActBeforeDecision(CoordinatorProtocol):
+    """Ranks restore while the decision is still being written."""
+
+    def decide(self) -> None:
+        super().decide()
+        if self.phase == "deciding":
+            self.decision_written(m.DecisionWritten(epoch=self.epoch, attempt=self.attempt))
+
+
+class VerifyOfAnyAttempt(CoordinatorProtocol):
+    """A rank that verified what was chosen first counts for what is chosen now."""
+
+    def rank_verified(self, from_node: int, message: m.RankVerified) -> None:
+        super().rank_verified(from_node, replace(message, attempt=self.attempt))
+
+
+class ForgetStrikes(CoordinatorProtocol):
+    """A source that turned out bad is offered again."""
+
+    def decide(self) -> None:
+        self.struck = set()
+        super().decide()
+
+
+class RejoinWithoutAll(CoordinatorProtocol):
+    """A coordinator that comes back does not wait for a silent node."""
+
+    def _inventory_late(self) -> None:
+        self._inventory_complete()
+
+
+class ReadBeforeClaim(Runtime):
+    """The directory is read, then claimed: what was committed in between is not seen."""
+
+    reads_before_claim = True
+
+
+class MixWorlds(CoordinatorProtocol):
+    """Shards of another number of ranks are taken for today's."""
+
+    def question(self) -> Question:
+        question = super().question()
+        world = self.world_size
+        memory = tuple(replace(shard, world_size=world) for shard in question.memory)
+        return replace(question, memory=memory)
+
+
+class OpenAdmission(Admission):
+    """Whoever is alive does not stand in the way of another launch."""
+
+    def refusal(self, attach: m.TrainerAttached, alive: Sequence[int]) -> str | None:
+        return super().refusal(attach, [])
+
+
+class AdmitOverLiving(NodeProtocol):
+    """A keeper lets another launch in while trainers of the holder live."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.admission = OpenAdmission()
+
+
+class ForgetfulAdmission(Admission):
+    """The epoch of a running trainer says nothing about who is the real one."""
+
+    def _running_refusal(self, epoch: int) -> str | None:
+        return None
+
+
+class AdmitOlderEpoch(NodeProtocol):
+    """At a new keeper trainers of an older epoch replace those of a newer one."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.admission = ForgetfulAdmission()
+
+
+class AcceptOlderEpochs(CoordinatorProtocol):
+    """News of another epoch than the open one counts."""
+
+    def accepts(self, generation: Generation) -> bool:
+        return self.phase == "running"
+
+
 # --------------------------------------------------------------------------- copies
 
 
@@ -230,6 +426,62 @@ class ProtectWithOneMissing(CoordinatorProtocol):
     def all_copied(self, copies: Round) -> bool:
         wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
         return len(copies.sealed) >= len(wanted) + self.world_size - 1
+
+
+class ProtectWithoutOriginals(CoordinatorProtocol):
+    """Copies are enough, whether their originals are still there or not."""
+
+    def all_copied(self, copies: Round) -> bool:
+        own = set(enumerate(self.nodes))
+        return super().all_copied(replace(copies, sealed=copies.sealed | own))
+
+
+class OverwriteWhileCopied(NodeProtocol):
+    """A slot that others are still copying is as free as anything older."""
+
+    def is_kept(self, generation: Generation) -> bool:
+        return generation == self.protected
+
+
+class HideCopies(NodeProtocol):
+    """A keeper does not say what it holds of other nodes' ranks."""
+
+    def _shard_slots(self) -> Iterator[Slots]:
+        yield from (local.slots for local in self.ranks.values())
+
+
+class HideParities(CoordinatorProtocol):
+    """What parities could give back is not asked."""
+
+    def parities_held(self) -> tuple[m.ShardCopy, ...]:
+        return ()
+
+
+class OverwriteGuestsWhileRestoring(NodeProtocol):
+    """What a restore brings takes the place of what an older choice would need."""
+
+    def may_overwrite_guest(self, slot: Slot) -> bool:
+        return slot.state in ("empty", "sealed")
+
+
+class SealAbortedFetch(NodeProtocol):
+    """What arrives is sealed, also after another generation was wanted in its place."""
+
+    def shard_fetched(self, event: m.ShardFetched) -> None:
+        guest = (event.shard.rank, event.shard.parity is not None)
+        fetch = self.fetches.get(guest)
+        if fetch is not None:
+            event = m.ShardFetched(
+                shard=replace(event.shard, slot=fetch.slot, generation=fetch.generation)
+            )
+        super().shard_fetched(event)
+
+
+class KeepCountsAfterRestart(CoordinatorProtocol):
+    """Copies that died with a keeper count on."""
+
+    def copies_lost(self, reason: str) -> None:
+        pass
 
 
 class OverwriteProtected(NodeProtocol):
@@ -360,6 +612,18 @@ MUTANTS: dict[str, Mutant] = {
     "no-epoch-check": Mutant(NoEpochCheck, "4", 4000),
     "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 4000),
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
+    "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),
+    "retention-forgets-bases": Mutant(RetentionForgetsBases, "17", 1000),
+    "retention-forgets-saves": Mutant(RetentionForgetsSaves, "17", 4000),
+    "commit-on-lost-base": Mutant(CommitOnLostBase, "17", 4000),
+    "no-epoch-check-before-delete": Mutant(NoEpochCheckBeforeDelete, "4", 4000),
+    "trash-commits": Mutant(TrashCommits, "4", 1000),
+    "restore-suspect": Mutant(RestoreSuspect, "16", 500),
+    "commit-as-good": Mutant(CommitAsGood, "16", 500),
+    "suspect-frees-slots": Mutant(SuspectFreesSlots, "16", 2000),
+    "suspect-pushes-out": Mutant(SuspectPushesOut, "16", 1000),
+    "forget-verdict": Mutant(ForgetVerdict, "16", 2000),
+    "verdict-only-while-running": Mutant(VerdictOnlyWhileRunning, "16", 4000),
     "identity-by-step": Mutant(IdentityByStep, "5", 1000),
     "ignore-lineage": Mutant(IgnoreLineage, "5", 2000),
     "restore-mixed": Mutant(RestoreMixed, "6", 100),
@@ -369,6 +633,22 @@ MUTANTS: dict[str, Mutant] = {
     "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),
     "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
     "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),
+    "act-before-decision": Mutant(ActBeforeDecision, "6", 500),
+    "verify-of-any-attempt": Mutant(VerifyOfAnyAttempt, "7", 2000),
+    "forget-strikes": Mutant(ForgetStrikes, "6", 500),
+    "rejoin-without-all": Mutant(RejoinWithoutAll, "11", 4000),
+    "read-before-claim": Mutant(ReadBeforeClaim, "4", 4000),
+    "mix-worlds": Mutant(MixWorlds, "6", 1000),
+    "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
+    "admit-older-epoch": Mutant(AdmitOlderEpoch, "9", 4000),
+    "accept-older-epochs": Mutant(AcceptOlderEpochs, "9", 4000),
+    "protect-without-originals": Mutant(ProtectWithoutOriginals, "14", 1000),
+    "overwrite-while-copied": Mutant(OverwriteWhileCopied, "14", 2000),
+    "hide-copies": Mutant(HideCopies, "14", 500),
+    "hide-parities": Mutant(HideParities, "15", 500),
+    "overwrite-guests-while-restoring": Mutant(OverwriteGuestsWhileRestoring, "14", 4000),
+    "seal-aborted-fetch": Mutant(SealAbortedFetch, "14", 4000),
+    "keep-counts-after-restart": Mutant(KeepCountsAfterRestart, "14", 4000),
     "protect-one-missing": Mutant(ProtectWithOneMissing, "14", 100),
     "overwrite-protected": Mutant(OverwriteProtected, "14", 2000),
     "overwrite-guests": Mutant(OverwriteGuests, "14", 2000),

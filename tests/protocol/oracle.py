@@ -52,6 +52,10 @@ class Oracle:
         self.protections: set[Generation] = set()
         """Called protected at least once."""
         self.ever = False
+        self.nan: set[Generation] = set()
+        """Numbers in some shard of it are not sound."""
+        self.seen_nan: set[Generation] = set()
+        """Some seal has seen it."""
         self.decided: dict[int, Generation | None] = {}
         self.basis: dict[int, dict[int, int | None]] = {}
         """What each claimed epoch could continue when it read the directory."""
@@ -89,6 +93,26 @@ class Oracle:
         """A trainer reached this boundary: all must get there with the same past."""
         if self.history.setdefault(generation, history) != history:
             self.fail(f"{generation} has two histories: timelines were mixed")
+
+    def sealed(self, generation: Generation, *, nan: bool, seen: bool) -> None:
+        """A shard is complete: what is wrong with it, and whether its seal says so."""
+        if nan:
+            self.nan.add(generation)
+        if seen:
+            self.seen_nan.add(generation)
+
+    def found_suspect(self, generation: Generation) -> None:
+        """It was promised as sound: what it superseded in memory may be gone."""
+        self.durable.discard(generation)
+        self.protected.pop(generation, None)
+        self.memory = {promised for promised in self.memory if promised > generation}
+
+    def overwritten(self, generation: Generation, epoch: int) -> None:
+        """A rank saves over its shard: not of the newest that was promised."""
+        limits, parent = self.lineage(epoch), self.decided[epoch]
+        newest = max((g for g in self.memory if self.on(g, limits)), default=None)
+        if generation == newest and (parent is None or generation >= parent):
+            self.fail(f"{generation} is the newest in memory, and is overwritten")
 
     def promise_protected(self, generation: Generation, promise: Promise) -> None:
         """From now on it may be lost only if a shard loses all copies, and its set too many."""
@@ -173,13 +197,26 @@ class Oracle:
             if mine and version not in trainer.plans:
                 self.fail(f"rank {trainer.rank} passed step {step} without plan {version}")
 
+    def let_go(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
+        """Retention decides: each sound one has enough above it that were read back."""
+        limits = self.lineage(max(self.decided)) if self.decided else {}
+        sound = {
+            g: commit.entry
+            for g, commit in disk.commits.items()
+            if g not in self.nan and not commit.entry.corrupt and self.on(g, limits)
+        }
+        for generation in sound.keys() & set(doomed):
+            above = [g for g, e in sound.items() if g > generation and e.verified]
+            if len(set(above) - set(doomed)) < keep:
+                self.fail(f"retention lets {generation} go, read back above it are {above}")
+
     def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
         """Commits are about to be deleted."""
         limits = self.lineage(max(self.decided)) if self.decided else {}
         sound = [
             g
             for g, commit in disk.commits.items()
-            if commit.synced and commit.entry.health == "good" and self.on(g, limits)
+            if commit.synced and g not in self.nan and self.on(g, limits)
         ]
         left = [g for g in sound if g not in doomed]
         if sound and max(sound) in doomed:

@@ -150,9 +150,9 @@ class Simulation(Faults):
         """Refusing is right only if nothing can be restored."""
         limits = self.oracle.eligible(self.disk.epoch + 1)
         for generation, commit in self.disk.commits.items():
-            files = [self.disk.files.get(r["file"]) for r in commit.entry.records]
+            files = self.files_of(commit.entry.records)
             whole = all(f is not None and not f.corrupt for f in files)
-            good = commit.entry.health == "good" and not commit.entry.corrupt
+            good = generation not in self.oracle.nan and not commit.entry.corrupt
             if whole and good and self.oracle.on(generation, limits):
                 self.oracle.fail(f"liveness: restore refused although {generation} is on disk")
 

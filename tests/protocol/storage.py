@@ -4,19 +4,33 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.executors.protocol import messages as m
+from autockpt.values.generation import Generation
 from tests.protocol.actors import Commit, Content, Keeper
 from tests.protocol.trainers import Trainers
+
+LONGEST = 3
+"""Files that one shard is put together from, at most."""
 
 
 class Storage(Trainers):
     """Shard files, commits, claims, decisions, deletions."""
 
     def do_StartPersist(self, keeper: Keeper, do: m.StartPersist) -> None:
+        base = self._base(keeper, do) if self.differences else None
         name = (do.rank, do.generation, do.attempt)
         if name in keeper.names:
             self.oracle.fail(f"shard file name {name} used twice")
         keeper.names.add(name)
-        keeper.jobs.append(["persist", 0, do])
+        keeper.jobs.append(["persist", 0, do, base])
+
+    def _base(self, keeper: Keeper, do: m.StartPersist) -> Generation | None:
+        """The newest durable shard of the rank, while it is still in its slot."""
+        base = keeper.bases.get(do.rank)
+        if base is None or base >= do.generation or self.rng.random() >= self.differences:
+            return None
+        there = self.nodes[keeper.node].slots.items()
+        held = {c.generation for (rank, _), c in there if c and c.sealed and rank == do.rank}
+        return base if base in held else None
 
     def do_AbortPersist(self, keeper: Keeper, do: m.AbortPersist) -> None:
         keeper.jobs = [
@@ -85,7 +99,7 @@ class Storage(Trainers):
             sealed = replace(shard, root=f"parity of {sorted(sums.items())}")
             made = Content(
                 generation=shard.generation, history=0, rank=shard.rank, step=shard.step,
-                sealed=True, shard=sealed, sums=sums,
+                world=shard.world_size, sealed=True, shard=sealed, sums=sums,
             )  # fmt: skip
             return made if whole else None
         history = self._sum(shard.rank, pieces) if whole else 0
@@ -94,7 +108,7 @@ class Storage(Trainers):
             return None
         return Content(
             generation=shard.generation, history=history, rank=shard.rank, step=shard.step,
-            sealed=True, shard=shard,
+            world=shard.world_size, sealed=True, shard=shard,
         )  # fmt: skip
 
     @staticmethod
@@ -133,13 +147,26 @@ class Storage(Trainers):
         )
 
     def do_AnnounceDurable(self, keeper: Keeper, do: m.AnnounceDurable) -> None:
-        if do.generation not in self.disk.commits and do.generation in self.oracle.durable:
+        commit = self.disk.commits.get(do.generation)
+        if commit is None and do.generation in self.oracle.durable:
             self.oracle.fail(f"{do.generation} called durable, no COMMIT on disk")
+        chains = [] if commit is None else [self.files_for(r, (c,)) for r, c in self._own(commit)]
+        if commit is not None and max(map(len, chains), default=LONGEST) < LONGEST:
+            keeper.bases.update({rank: do.generation for rank, _ in self._own(commit)})
+
+    def _own(self, commit: Commit) -> list[tuple[int, m.Record]]:
+        """The files of a commit, by rank, where the world is as large as today."""
+        records = commit.entry.records
+        return list(enumerate(records)) if len(records) == self.world else []
 
     def do_ClaimEpoch(self, keeper: Keeper, do: m.ClaimEpoch) -> None:
         keeper.jobs.append(["claim", 0, do])
 
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
+        commit = self.disk.commits.get(do.generation) if do.generation else None
+        marked = commit is not None and commit.entry.health != "good"
+        if do.generation in keeper.nan | self.oracle.seen_nan or marked:
+            self.oracle.fail(f"epoch {do.epoch} restores {do.generation}, which is suspect")
         for _, generation, _ in keeper.coordinator.struck:
             self.oracle.durable.discard(generation)
             self.oracle.forget_memory()
@@ -152,10 +179,12 @@ class Storage(Trainers):
         keeper.jobs.append(["verify", 0, do])
 
     def do_DeleteGenerations(self, keeper: Keeper, do: m.DeleteGenerations) -> None:
+        if do.epoch == self.disk.epoch:
+            self.oracle.let_go(self.disk, do.generations, self.retention.keep_last)
         keeper.jobs.append(["delete", 0, do])
 
     def do_TrashGeneration(self, keeper: Keeper, do: m.TrashGeneration) -> None:
-        if do.generation not in self.disk.commits:
+        if do.generation not in self.disk.commits or self.runtime.trashes_commits:
             for name in [n for n, c in self.disk.files.items() if c.generation == do.generation]:
                 del self.disk.files[name]
 
@@ -219,8 +248,12 @@ class Storage(Trainers):
             history=content.history,
             rank=do.rank,
             sealed=True,
+            nan=content.nan,
+            world=content.world,
         )
         record = {"file": name, "root": f"{content.history}:{do.rank}"}
+        if job[3] is not None:
+            record["base"] = job[3].name
         return m.ShardPersisted(
             rank=do.rank, generation=do.generation, attempt=do.attempt, record=record
         )
@@ -250,7 +283,7 @@ class Storage(Trainers):
         if do.generation in self.disk.commits or any(c is None for c in contents):
             return m.CommitFailed(generation=do.generation, reason="directory is gone")
         whole = [(c.generation, c.rank) for c in contents if c is not None]
-        if whole != [(do.generation, rank) for rank in range(self.world)]:
+        if whole != [(do.generation, rank) for rank in range(do.world_size)]:
             self.oracle.fail(f"{do.generation} committed with shards {whole}")
         entry = m.CatalogueEntry(
             generation=do.generation,
@@ -261,6 +294,7 @@ class Storage(Trainers):
             layout_digests=do.layout_digests,
             created_s=self.now_s,
             health=do.health,
+            reshardable=True,
         )
         self.disk.commits[do.generation] = Commit(entry=entry)
         return None
@@ -269,7 +303,9 @@ class Storage(Trainers):
         """From now on it must not be lost."""
         self.oracle.commits += 1
         self.oracle.ever = self.disk.marked = True
-        files = [self.disk.files.get(record["file"]) for record in do.records]
+        files = self.files_of(do.records)
+        if any(f is None for f in files):
+            self.oracle.fail(f"{do.generation} called durable, and is a difference to nothing")
         if do.health != "good" or any(f is None or f.corrupt for f in files):
             return  # nobody promised anything about rotten bytes
         limits = self.oracle.lineage(max(self.oracle.decided))
@@ -277,20 +313,34 @@ class Storage(Trainers):
             self.oracle.fail(f"{do.generation} called durable after it was abandoned")
         self.oracle.durable.add(do.generation)
 
+    def promise_restored(self, keeper: Keeper, generation: Generation | None) -> None:
+        """What is restored from files stays, whoever called it durable or did not."""
+        commit = self.disk.commits.get(generation) if generation else None
+        choice = keeper.coordinator.choice
+        if commit is None or choice is None or generation in self.oracle.nan:
+            return
+        files = self.files_of(commit.entry.records)
+        if all(source.kind in ("disk", "reshard") for source in choice.sources) and all(
+            file is not None and not file.corrupt for file in files
+        ):
+            self.oracle.durable.add(choice.generation)
+
     def job_claim(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.ClaimEpoch = job[2]
         if job[1] == 0 and do.epoch is None:
             launches = {t.incarnation.launch_id for t in self.trainers if t.running}
             if launches - {do.incarnation.launch_id} and not do.previous_launcher_dead:
                 return m.EpochRefused(incarnation=do.incarnation, reason="held by another launch")
+            if self.runtime.reads_before_claim:
+                job.append(self.read_catalogue(do, self.disk.epoch + 1))
             self.disk.epoch += 1
-            job.append(self.disk.epoch)
+            job.insert(3, self.disk.epoch)
             return None
         if do.epoch is not None:
             if do.epoch != self.disk.epoch:
                 return m.EpochRefused(incarnation=do.incarnation, reason="newer epoch")
             job.append(do.epoch)
-        return self.read_catalogue(do, job[3])
+        return job[4] if len(job) > 4 else self.read_catalogue(do, job[3])
 
     def read_catalogue(self, do: m.ClaimEpoch, epoch: int) -> m.EpochClaimed:
         """What the claimer sees; reading makes it durable."""
@@ -319,6 +369,7 @@ class Storage(Trainers):
             return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
         if job[1] == 1:
             self.oracle.decision(do.epoch, do.generation, asked=job[3])
+            self.promise_restored(keeper, do.generation)
         if job[1] == 2:
             return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
         return None
@@ -328,18 +379,32 @@ class Storage(Trainers):
         commit = self.disk.commits.get(do.generation)
         if commit is None:
             return False
-        files = [self.disk.files.get(record["file"]) for record in commit.entry.records]
+        files = self.files_of(commit.entry.records)
         ok = all(f is not None and not f.corrupt for f in files)
-        commit.entry = replace(commit.entry, verified=ok, corrupt=not ok)
-        return m.GenerationVerified(generation=do.generation, ok=ok)
+        nan = any(f is not None and f.nan for f in files)
+        entry = replace(commit.entry, verified=ok, corrupt=not ok)
+        if nan and self.rng.random() < self.unmarked:
+            entry = commit.entry  # the directory takes no mark
+        elif nan:
+            entry = replace(entry, health="suspect")
+        commit.entry = entry
+        if nan:
+            keeper.nan.add(do.generation)
+            keeper.bases = {r: g for r, g in keeper.bases.items() if g != do.generation}
+            self.oracle.found_suspect(do.generation)
+        health: m.Health = "suspect" if nan else "good"
+        return m.GenerationVerified(generation=do.generation, ok=ok, health=health)
 
     def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.DeleteGenerations = job[2]
-        if self.disk.epoch != do.epoch:
+        if self.runtime.fenced_before_delete(self.disk, do.epoch):
             return False
         if job[1] == 0:
             return None
         self.oracle.deleted(self.disk, do.generations, self.retention.keep_last)
         for generation in do.generations:
             self.disk.commits.pop(generation, None)
+        for generation in self.oracle.durable & set(self.disk.commits):
+            if None in self.files_of(self.disk.commits[generation].entry.records):
+                self.oracle.fail(f"retention deletes what {generation} is a difference to")
         return False

@@ -5,7 +5,11 @@ from typing import Any
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.node import NodeProtocol
+from autockpt.values.generation import Generation
 from tests.protocol.cluster import LAUNCH, Cluster, gen
+
+ROOT = (m.EpochParent(epoch=1, parent=None),)
+"""Epoch 1 began from scratch."""
 
 NEXT = m.Incarnation(launch_id="launch", restart_round=1)
 OTHER = m.Incarnation(launch_id="other", restart_round=0)
@@ -33,6 +37,11 @@ def entry(seq: int, **more: Any) -> m.CatalogueEntry:
     generation = gen(1, seq)
     records = tuple({"file": f"{generation}-{r}", "root": f"{generation}:{r}"} for r in (0, 1))
     return m.CatalogueEntry(generation=generation, step=seq, world_size=2, records=records, **more)
+
+
+def verdict(generation: Generation) -> m.GenerationVerified:
+    """It was read back: whole, and NaN in it."""
+    return m.GenerationVerified(generation=generation, ok=True, health="suspect", detail="NaN")
 
 
 def test_the_first_start_of_a_run_is_from_scratch() -> None:
@@ -106,6 +115,35 @@ def test_a_bad_source_makes_all_ranks_restore_something_else() -> None:
     cluster.tell_node(0, m.ShardVerified(rank=0, epoch=2, attempt=1))
     cluster.verify_all(2, attempt=2)
     assert len(cluster.take(m.Resume)) == 2
+
+
+def test_a_verdict_outlives_the_incarnation_and_a_mark_that_was_not_written() -> None:
+    """The directory calls e1s3 good, its coordinator has heard that it is not."""
+    cluster = saved(disk=True)
+    cluster.tell(verdict(gen(1, 3)))
+    again = m.Incarnation(launch_id="launch", restart_round=1)
+    cluster.attach_all(again)
+    cluster.claim(2, again, committed=(entry(2), entry(3)), parents=ROOT)
+    (decision,) = cluster.take(m.WriteDecision)
+    assert decision.generation == gen(1, 2)
+
+
+def test_what_turns_out_to_be_suspect_while_it_is_restored_is_left_by_all() -> None:
+    """Before the decision stands, and while ranks read."""
+    for deciding in (True, False):
+        cluster = saved(disk=True)
+        again = m.Incarnation(launch_id="launch", restart_round=1)
+        cluster.attach_all(again)
+        cluster.claim(2, again, committed=(entry(2), entry(3)), parents=ROOT)
+        if deciding:
+            cluster.tell(verdict(gen(1, 3)))
+        cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+        if not deciding:
+            cluster.tell(verdict(gen(1, 3)))
+        decision = cluster.take(m.WriteDecision)[-1]
+        assert (decision.attempt, decision.generation) == (2, gen(1, 2))
+        cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+        assert {order.generation for order in cluster.take(m.RestoreShard)} == {gen(1, 2)}
 
 
 def test_something_was_committed_but_nothing_can_be_restored() -> None:

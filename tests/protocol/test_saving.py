@@ -2,6 +2,7 @@
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.node import NodeProtocol
+from autockpt.values.generation import Generation
 from tests.protocol.cluster import LAUNCH, Cluster, gen
 
 
@@ -335,3 +336,55 @@ def test_after_a_difference_saves_without_proofs_are_committed() -> None:
     cluster.done = []
     cluster.save(gen(1, 2), disk=True)
     assert [one.generation for one in cluster.take(m.AnnounceDurable)] == [gen(1, 2)]
+
+
+def suspect(generation: Generation) -> m.GenerationVerified:
+    """Read back whole, with NaN that no seal has seen."""
+    return m.GenerationVerified(generation=generation, ok=True, health="suspect", detail="NaN")
+
+
+def test_what_turns_out_to_be_suspect_supersedes_nothing_in_memory() -> None:
+    """Its own slot is the next to be overwritten, not that of the older sound one."""
+    cluster = running()
+    cluster.save(gen(1, 1))
+    cluster.save(gen(1, 2), disk=True)
+    cluster.tell(suspect(gen(1, 2)))
+    cluster.save(gen(1, 3))
+    assert cluster.held(0) == cluster.held(1) == ["e1s1", "e1s3"]
+
+
+def test_a_verdict_that_was_lost_on_the_way_is_said_again() -> None:
+    """Until something newer is memory-committed."""
+    cluster = running()
+    cluster.save(gen(1, 1))
+    cluster.save(gen(1, 2), disk=True)
+    cluster.cut = {1}
+    cluster.tell(suspect(gen(1, 2)))
+    cluster.cut = set()
+    cluster.tick(10.0)
+    cluster.save(gen(1, 3))
+    assert cluster.held(1) == ["e1s1", "e1s3"]
+
+
+def test_suspect_commits_push_no_older_one_out() -> None:
+    """keep_last 1: e1s1 goes when e1s3 is verified, not when e1s2 is."""
+    cluster = running()
+    for seq in (1, 2, 3):
+        cluster.save(gen(1, seq), disk=True)
+    cluster.tell(m.GenerationVerified(generation=gen(1, 1), ok=True))
+    cluster.tell(suspect(gen(1, 2)))
+    assert cluster.take(m.DeleteGenerations) == []
+    cluster.tell(m.GenerationVerified(generation=gen(1, 3), ok=True))
+    (delete,) = cluster.take(m.DeleteGenerations)
+    assert delete.generations == (gen(1, 1), gen(1, 2))
+
+
+def test_a_breakpoint_stores_the_newest_that_is_sound() -> None:
+    """e1s1 was in memory only, and e1s2 on disk is worth nothing."""
+    cluster = running(slots=3)
+    cluster.save(gen(1, 1))
+    cluster.save(gen(1, 2), disk=True)
+    cluster.tell(suspect(gen(1, 2)))
+    cluster.done = []
+    cluster.tell_node(0, m.BreakpointRequested(reason="SIGTERM"))
+    assert {start.generation for start in cluster.take(m.StartPersist)} == {gen(1, 1)}

@@ -38,7 +38,7 @@ class Trainers(World):
                 if not other.running or other.seq < trainer.seq:
                     return False
                 peers += 1
-        return peers == self.world
+        return peers == len(trainer.nodes)
 
     def advance(self, trainer: Trainer) -> None:
         """One iteration, then the boundary."""
@@ -88,6 +88,8 @@ class Trainers(World):
             )
             return
         sick = not self.peace and self.rng.random() < self.sick
+        content.nan = sick or (bool(self.late) and self.rng.random() < self.late)
+        self.oracle.sealed(generation, nan=content.nan, seen=sick)
         health: m.Health = "suspect" if sick else "good"
         root = f"{content.history}:{trainer.rank}"
         content.sealed = True
@@ -96,7 +98,7 @@ class Trainers(World):
             slot=slot,
             generation=generation,
             step=content.step,
-            world_size=self.world,
+            world_size=len(trainer.nodes),
             root=root,
             health=health,
         )
@@ -128,12 +130,43 @@ class Trainers(World):
             node = self.nodes[trainer.node]
             content = node.guests.get(key) if order.source.copied else node.slots.get(key)
         else:
-            content = self.disk.files.get(order.source.records[0]["file"])
+            content = self.on_disk(trainer, order)
             if content is None and order.generation in self.oracle.durable:
                 self.oracle.fail(f"a file of durable {order.generation} is gone")
         if content is not None and content.generation != order.generation:
             self.oracle.fail(f"asked for {order.generation}, found {content.generation}")
         return content
+
+    def on_disk(self, trainer: Trainer, order: m.RestoreShard) -> Content | None:
+        """What the files of one shard hold, or for another number of ranks those of all."""
+        files = self.files_for(trainer.rank, order.source.records)
+        if order.source.kind == "reshard":
+            commit = self.disk.commits.get(order.generation)
+            files = [None] if commit is None else self.files_of(commit.entry.records)
+        if not files or any(file is None for file in files):
+            return None
+        whole = [file for file in files if file is not None]
+        corrupt = any(file.corrupt for file in whole)
+        world = len(trainer.nodes) if order.source.kind == "reshard" else whole[0].world
+        return replace(whole[0], corrupt=corrupt, world=world)
+
+    def files_of(self, records: tuple[m.Record, ...]) -> list[Content | None]:
+        """Everything that reading all shards of a commit needs."""
+        found: list[Content | None] = []
+        for rank, record in enumerate(records):
+            found += self.files_for(rank, (record,))
+        return found
+
+    def files_for(self, rank: int, records: tuple[m.Record, ...]) -> list[Content | None]:
+        """Shard files of one rank, each with those that it is a difference to; None: gone."""
+        found: list[Content | None] = []
+        for record in records:
+            found.append(self.disk.files.get(record["file"]))
+            if "base" in record:
+                base = self.disk.commits.get(Generation.from_name(record["base"]))
+                earlier = () if base is None else (base.entry.records[rank],)
+                found += self.files_for(rank, earlier) if earlier else [None]
+        return found
 
     def do_GrantSlot(self, keeper: Keeper, do: m.GrantSlot) -> None:
         trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
@@ -143,10 +176,13 @@ class Trainers(World):
         old = slots.get((do.rank, do.slot))
         if old is not None and old.writer is not None:
             self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
+        if old is not None and self.slots > 1 and trainer.epoch == self.disk.epoch:
+            self.oracle.overwritten(old.generation, trainer.epoch)
         slots[do.rank, do.slot] = Content(
             generation=do.generation,
             history=trainer.history,
             rank=do.rank,
+            world=len(trainer.nodes),
             step=trainer.step,
             writer=trainer,
         )
@@ -166,7 +202,9 @@ class Trainers(World):
             if (trainer.rank, trainer.incarnation) == (do.rank, do.incarnation):
                 same = now is not None and now.launch_id == do.incarnation.launch_id
                 older = now is not None and now.restart_round < do.incarnation.restart_round
-                if same and older and trainer.running and trainer.epoch == self.disk.epoch:
+                sure = keeper.machine.admission.sure or trainer.refused
+                early = older if same else now is not None and not sure
+                if early and trainer.running and trainer.epoch == self.disk.epoch:
                     self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
 
     def do_RestoreRefused(self, keeper: Keeper, do: m.RestoreRefused) -> None:
@@ -196,6 +234,8 @@ class Trainers(World):
             return
         self.oracle.loaded(do.epoch, do.generation, trainer.loaded)
         assert trainer.loaded is not None
+        if trainer.loaded.world != len(trainer.nodes):
+            self.oracle.fail(f"rank {do.rank} holds a shard of another number of ranks")
         trainer.running, trainer.epoch = True, do.epoch
         trainer.history, trainer.step = trainer.loaded.history, do.step
 

@@ -54,6 +54,15 @@ class World:
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
         self._maybe_parity(Random(f"parity {seed}"))
+        late = Random(f"late {seed}")
+        self.late = late.choice((0.0, 0.0, 0.0, 0.03, 0.1))
+        """Chance of a shard that holds NaN which its seal does not see."""
+        self.unmarked = late.choice((0.0, 0.5))
+        """Chance that the directory does not keep what a scrub found."""
+        self.differences = late.choice((0.0, 0.0, 0.5, 0.9))
+        """Chance of a shard file that is stored as a difference to an older one."""
+        self.elastic = late.choice((0.0, 0.0, 0.0, 0.5))
+        """Chance of a launch with another number of ranks."""
         self.retention = retention(rng)
         self.disk = Disk()
         self.oracle = Oracle()
@@ -154,12 +163,13 @@ class World:
             return
         self.oracle.announced.add(generation)
         self.oracle.ever = True
-        whole = all(self.in_memory(rank, generation) for rank in range(self.world))
+        nodes = keeper.coordinator.nodes
+        whole = all(self.in_memory(rank, generation, nodes) for rank in range(len(nodes)))
         current = generation.epoch == self.disk.epoch and not self.losses
         newest = not any(g > generation for g in self.oracle.memory)
         if not whole and current and newest:
             self.oracle.fail(f"{generation} was called memory-committed, but is not")
-        if whole and message.health == "good":
+        if whole and message.health == "good" and nodes == self.nodes_of:
             self.oracle.memory.add(generation)
 
     def promise_protected(self, keeper: Keeper, message: m.CopiesEnded) -> None:
@@ -170,6 +180,8 @@ class World:
                 self.oracle.protected.clear()
             return
         if generation in self.oracle.protections or self.slots == 1:
+            return
+        if keeper.coordinator.nodes != self.nodes_of:
             return
         self.oracle.protections.add(generation)
         wards, sets = keeper.coordinator.wards, keeper.coordinator.sets
@@ -220,9 +232,11 @@ class World:
             if holder == rank
         )
 
-    def in_memory(self, rank: int, generation: Generation) -> bool:
-        """That shard is whole in the memory of its node."""
-        slots = self.nodes[self.nodes_of[rank]].slots
+    def in_memory(
+        self, rank: int, generation: Generation, nodes: tuple[int, ...] | None = None
+    ) -> bool:
+        """That shard is whole in the memory of its node, of today or of those `nodes`."""
+        slots = self.nodes[(nodes or self.nodes_of)[rank]].slots
         for slot in range(self.slots):
             content = slots.get((rank, slot))
             if content is not None and content.generation == generation and content.sealed:

@@ -220,11 +220,17 @@ class DiskWorker:
             # The storage does not answer: that says nothing about the checkpoint.
             self._tell(StorageError(f"{generation}: not verified: {detail}"))
             return
-        if result.ok and result.sick:
-            self._directory.mark(generation, "SUSPECT")
-        self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
-        sound = result.ok and not result.sick  # only what is sound lets others go
-        self._tell(p.GenerationVerified(generation=generation, ok=sound, detail=detail))
+        if result.sick and not self._directory.mark(generation, "SUSPECT"):
+            told = "cannot be marked SUSPECT, so it is not marked VERIFIED either"
+            self._tell(StorageError(f"{generation}: {result.sick}, and {told}"))
+        else:
+            self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
+        self._tell(
+            p.GenerationVerified(
+                generation=generation, ok=result.ok, detail=detail,
+                health="suspect" if result.sick else "good",
+            )
+        )  # fmt: skip
 
 
 def _drain(jobs: "queue.Queue[Callable[[], None]]", tell: Callable[[object], None]) -> None:

@@ -413,7 +413,7 @@ class Keeper:
             return
         if isinstance(event, p.EpochClaimed):
             self._s.epoch = event.epoch
-        if isinstance(event, p.GenerationVerified) and not event.ok:
+        if isinstance(event, p.GenerationVerified) and not (event.ok and event.health == "good"):
             self._shards.damaged(event.generation)
         self._coordinator_event(event)
 

@@ -150,7 +150,7 @@ class Shards:
                 self._bases.add(shard.base)
 
     def damaged(self, generation: Generation) -> None:
-        """It was read back and differs: nothing more may need it."""
+        """It was read back and differs, or is suspect: nothing more may need it."""
         for (_, other), shard in self._all.items():
             if other == generation and shard.base is not None:
                 self._bases.drop(shard.base)

@@ -112,6 +112,8 @@ class CoordinatorState:
         self.admission = Admission()
         self.knocking: dict[Incarnation, float] = {}
         """Since when another launch waits for the holder to be gone."""
+        self.suspect: set[Generation] = set()
+        """Not good for numbers in them, whatever the directory says: its mark may be lost."""
         self._out: list[CoordinatorInstruction] = []
         self.reset()
 

@@ -500,6 +500,8 @@ class GenerationVerified:
 
     generation: Generation
     ok: bool
+    health: Health = "good"
+    """Verdict on all the numbers in it; a seal may have looked at a part of them."""
     detail: str = ""
 
 
@@ -1036,7 +1038,7 @@ class EpochOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCommitted:
-    """All ranks sealed `generation`."""
+    """All ranks sealed `generation`.  Said again when it turns out to be suspect."""
 
     generation: Generation
     health: Health = "good"

@@ -123,7 +123,7 @@ class NodeProtecting(NodeState):
         if message.protected:
             self._protect(generation)
         else:
-            self._unprotect(generation, message.reason)
+            self._copies_failed(generation, message.reason)
         self.free_guests()
 
     def _protect(self, generation: Generation) -> None:
@@ -133,15 +133,23 @@ class NodeProtecting(NodeState):
             self.announced = generation
             self.emit(AnnounceProtected(generation=generation))
 
-    def _unprotect(self, generation: Generation, reason: str) -> None:
+    def _copies_failed(self, generation: Generation, reason: str) -> None:
         """Where a rank has few slots what is kept would leave none: saving goes first."""
         for guest in [g for g, fetch in self.fetches.items() if fetch.generation == generation]:
             self._abort_fetch(guest, reason)
         if any(local.slots.usable == FEW_SLOTS for local in self.ranks.values()):
-            self.protected = None
-        if self.announced is not None or self.protected is None:
-            self.announced = None
-            self.emit(AnnounceProtected(generation=None, reason=reason))
+            self.unprotect(reason)
+        elif self.announced is not None:
+            self._announce_loss(reason)
+
+    def unprotect(self, reason: str) -> None:
+        """Nothing is kept any more for the loss of a node."""
+        self.protected = None
+        self._announce_loss(reason)
+
+    def _announce_loss(self, reason: str) -> None:
+        self.announced = None
+        self.emit(AnnounceProtected(generation=None, reason=reason))
 
     # ------------------------------------------------------------------ fetches
 

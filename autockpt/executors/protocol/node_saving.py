@@ -237,19 +237,23 @@ class NodeSaving(NodeProtecting):
         for key in news:
             del self.unsettled[key]
         if message.health != "good":
-            self._worthless(generation)
+            self.doubt(generation)
         elif self.memory_committed is None or generation > self.memory_committed:
             self.memory_committed = generation
         if news:
             self.emit(AnnounceMemoryCommitted(generation=generation))
         self.free_guests()
 
-    def _worthless(self, generation: Generation) -> None:
-        """It will never be chosen by itself, so it protects nothing and nobody needs it."""
-        for local in self.ranks.values():
-            slot = local.slots.sealed(generation)
+    def doubt(self, generation: Generation) -> None:
+        """Rule 16: it will never be chosen by itself, so it displaces nothing, and may go."""
+        for slots in (*(local.slots for local in self.ranks.values()), *self.guests.values()):
+            slot = slots.sealed(generation)
             if slot is not None:
                 slot.worthless = True
+        if self.memory_committed == generation:
+            self.memory_committed = None
+        if self.protected == generation:
+            self.unprotect(f"{generation} is suspect")
 
     def durable_heard(self, message: DurableCommitted) -> None:
         """The commit stands on disk."""

@@ -187,6 +187,13 @@ class Protecting(CoordinatorState):
         self.end_round(reason)
         self.intact = False
 
+    def unprotect(self, generation: Generation, reason: str) -> None:
+        """Copies of it are worth nothing, made or under way."""
+        if self.round is not None and self.round.generation == generation:
+            self.end_round(reason)
+        if self.protected == generation:
+            self.protected, self.intact = None, False
+
     def _set_round(self, copies: Round | None) -> None:
         before, after = ("wanted" if r else "none" for r in (self.round, copies))
         moved("round of copies", before, after)

@@ -7,9 +7,11 @@ two histories of the training.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from autockpt.executors.protocol.messages import (
     AttachDenied,
+    CatalogueEntry,
     ClaimEpoch,
     DecisionFailed,
     DecisionWritten,
@@ -141,7 +143,7 @@ class Restoring(Saving):
             self.stale(event)
             return
         self.epoch = event.epoch
-        self.catalogue = {entry.generation: entry for entry in event.committed}
+        self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
         self.parents = parents_of(event.parents, event.committed)
         self.ever_committed = event.ever_committed or bool(event.committed)
         if self.rejoining is not None and self.epoch not in self.parents:
@@ -151,6 +153,12 @@ class Restoring(Saving):
         self.go("inventory")
         for node in sorted(set(self.nodes)):
             self._want_inventory(node)
+
+    def _judged(self, entry: CatalogueEntry) -> CatalogueEntry:
+        """With what was found when it was read back, if its mark was lost."""
+        if entry.health != "good":
+            self.suspect.add(entry.generation)
+        return replace(entry, health="suspect") if entry.generation in self.suspect else entry
 
     def _want_inventory(self, node: int) -> None:
         assert self.incarnation is not None
@@ -227,6 +235,7 @@ class Restoring(Saving):
             chain=newest_chain(self._older_parents()),
             layout_digests=tuple(self.attaches[rank].layout_digest for rank in ranks),
             struck=frozenset(self.struck),
+            suspect=frozenset(self.suspect),
             resume_from=self.attaches[0].resume_from,
         )
 
@@ -290,7 +299,21 @@ class Restoring(Saving):
             self.open()
             return
         self.go("restoring")
-        self._order(range(self.world_size), self.choice)
+        if self._is_doubted(self.choice):
+            self.decide()
+        else:
+            self._order(range(self.world_size), self.choice)
+
+    def _is_doubted(self, choice: Choice) -> bool:
+        """It turned out to be suspect since, and nobody asked for exactly that."""
+        asked = self.attaches[0].resume_from == choice.generation
+        return choice.generation in self.suspect and not asked
+
+    def doubt(self, generation: Generation, reason: str) -> None:
+        """What is being restored is left for an older one, by all ranks."""
+        super().doubt(generation, reason)
+        if self.phase == "restoring" and self.choice is not None and self._is_doubted(self.choice):
+            self.decide()
 
     def decision_failed(self, event: DecisionFailed) -> None:
         """Nobody acts on a decision that does not stand."""

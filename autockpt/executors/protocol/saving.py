@@ -225,7 +225,8 @@ class Saving(Protecting):
         self._drop_files(save, reason)
 
     def _health(self, save: Save) -> Health:
-        return worst([shard.health for shard in save.sealed.values()])
+        read: Health = "suspect" if save.generation in self.suspect else "good"
+        return worst([read, *(shard.health for shard in save.sealed.values())])
 
     # ------------------------------------------------------------------ disk
 
@@ -312,16 +313,42 @@ class Saving(Protecting):
             self.fence(event.reason)
 
     def generation_verified(self, event: GenerationVerified) -> None:
-        """Only what was read back may push older commits out."""
-        entry = self.catalogue.get(event.generation)
+        """Only what was read back, and is healthy, may push older commits out."""
+        generation, entry = event.generation, self.catalogue.get(event.generation)
+        if entry is not None:
+            health = worst([entry.health, event.health])
+            self.catalogue[generation] = replace(
+                entry, verified=event.ok, corrupt=not event.ok, health=health
+            )
+        if event.health != "good":  # of an incarnation that is over, too: the next may choose it
+            self.doubt(generation, event.detail)
         if entry is None or self.phase != "running":
             self.stale(event)
             return
         if not event.ok:
-            detail = f"{event.generation} was read back and differs: {event.detail}"
+            detail = f"{generation} was read back and differs: {event.detail}"
             self.emit(Report(kind="warning", detail=detail))
-        self.catalogue[event.generation] = _verified(entry, ok=event.ok)
         self.retain()
+
+    def doubt(self, generation: Generation, reason: str) -> None:
+        """Rule 16: it was taken for healthy; from now on it displaces nothing."""
+        if generation in self.suspect:
+            return
+        self.suspect.add(generation)
+        self.emit(Report(kind="warning", detail=f"{generation} is suspect: {reason}"))
+        if self.phase == "running":
+            self._displace_nothing(generation)
+
+    def _displace_nothing(self, generation: Generation) -> None:
+        if self.memory_committed == generation:
+            sound = (g for g, save in self.saves.items() if self._is_sound_in_memory(save))
+            self.memory_committed = max(sound, default=None)
+        self.broadcast(MemoryCommitted(generation=generation, health="suspect"))
+        self.unprotect(generation, "it is suspect")
+        self.begin_round()
+
+    def _is_sound_in_memory(self, save: Save) -> bool:
+        return save.memory == "committed" and self._health(save) == "good"
 
     def retain(self) -> None:
         """Delete what retention lets go."""
@@ -329,6 +356,7 @@ class Saving(Protecting):
         if doomed:
             for generation in doomed:
                 del self.catalogue[generation]
+                self.suspect.discard(generation)
             self.emit(DeleteGenerations(epoch=self.epoch, generations=doomed))
 
     # ------------------------------------------------------------------ breakpoint, fence, time
@@ -375,8 +403,11 @@ class Saving(Protecting):
         self._forget()
 
     def repeat_saves(self) -> None:
-        """A breakpoint request may have been lost."""
+        """A late verdict or a breakpoint request may have been lost."""
         for save in self.saves.values():
+            newest = self.memory_committed is None or save.generation > self.memory_committed
+            if newest and save.memory == "committed" and save.generation in self.suspect:
+                self.broadcast(MemoryCommitted(generation=save.generation, health="suspect"))
             if self.breakpoint and save.disk == "open" and save.memory == "committed":
                 self.broadcast(PersistWanted(generation=save.generation))
 
@@ -386,8 +417,3 @@ class Saving(Protecting):
         for generation in old[:-_REMEMBERED]:
             del self.saves[generation]
             self.floor = max(self.floor or generation, generation)
-
-
-def _verified(entry: CatalogueEntry, *, ok: bool) -> CatalogueEntry:
-    """The entry with the result of reading it back."""
-    return replace(entry, verified=ok, corrupt=not ok)

@@ -46,6 +46,8 @@ class Question:
     layout_digests: tuple[str, ...] = ()
     """What each rank has today, [world_size]; empty: unknown, matches."""
     struck: frozenset[Strike] = frozenset()
+    suspect: frozenset[Generation] = frozenset()
+    """Found to be since they were sealed and committed."""
     resume_from: Generation | None = None
 
 
@@ -205,6 +207,8 @@ def _selectable(
     """Suspect or quarantined states are restored only when a person asks for exactly them."""
     if question.resume_from == generation:
         return True
+    if generation in question.suspect:
+        return False
     if entry is not None and (entry.quarantined or entry.health != "good"):
         return False
     return all(verdict == "good" for verdict in health)
