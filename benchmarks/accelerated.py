@@ -7,7 +7,7 @@ is iterations that counted times the time of one without autockpt (measured befo
 run, as the machine's pace drifts) over wall time.  The best fixed
 interval is chosen on half of the schedules and compared on the other half, because the best of five
 noisy ones looks better than it is.  Beside it the curve that the simulator predicts from the
-profile and the recoveries.
+profile, at the pace that the machine had during each run, and the recoveries.
 
     make bench-accelerated                            # under 20 minutes
     make bench-accelerated BENCH_ARGS=--quick         # a minute: does it work?
@@ -74,7 +74,8 @@ class Found:
     goodput: dict[str, list[float]] = field(default_factory=dict)
     recoveries_s: list[float] = field(default_factory=list)
     lost_steps: dict[str, list[int]] = field(default_factory=dict)
-    iteration_s: list[float] = field(default_factory=list)
+    iteration_s: dict[str, list[float]] = field(default_factory=dict)
+    """Of the training alone, around each run."""
     exposures_s: list[tuple[float, ...]] = field(default_factory=list)
     fresh_starts: int = 0
 
@@ -108,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             "seed": given.seed,
             "schedules": len(found.exposures_s),
             "recovery_s": fmean(found.recoveries_s),
+            "profile_iteration_s": profile.iteration_s.p50,
             "iteration_s": found.iteration_s,
+            "goodput": found.goodput,
             "fresh_starts": found.fresh_starts,
         },
         notes={"auto": _steps_said(chosen[0])},
@@ -148,7 +151,7 @@ def run_all(
             found.lost_steps.setdefault(name, []).extend(account["lost_steps"])
             found.recoveries_s += account["recoveries_s"]
             found.fresh_starts += account["fresh_starts"]
-            found.iteration_s.append(account["iteration_s"])
+            found.iteration_s.setdefault(name, []).append(account["iteration_s"])
         found.exposures_s.append(exposures)
     return found
 
@@ -200,8 +203,10 @@ def rows(found: Found, chosen: Sequence[Way], profile: Profile) -> list[Row]:
     for way in chosen:
         samples = [100.0 * x for x in found.goodput[way.name]]
         expected = fmean(
-            predicted(way, profile, exposures, recovery_s=recovery_s)
-            for exposures in found.exposures_s
+            predicted(way, profile, exposures, recovery_s=recovery_s, iteration_s=iteration_s)
+            for exposures, iteration_s in zip(
+                found.exposures_s, found.iteration_s[way.name], strict=True
+            )
         )
         error = 100.0 * abs(expected / fmean(found.goodput[way.name]) - 1.0)
         errors += [error] if way.name != "auto" else []

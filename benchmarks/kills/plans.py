@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from autockpt.policies.decide import decide
@@ -12,7 +12,7 @@ from autockpt.tuner.simulation.history import Failure, History
 from autockpt.tuner.simulation.rules import of_plan
 from autockpt.values.goal import FailureDeclaration, Goal, Pins, Retention
 from autockpt.values.plan import Decision
-from autockpt.values.profile import Estimate, Profile
+from autockpt.values.profile import Distribution, Estimate, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,17 @@ def exposures_s(mtbf_s: float, count: int, *, seed: int) -> tuple[float, ...]:
 
 
 def predicted(
-    way: Way, profile: Profile, exposures: Sequence[float], *, recovery_s: float
+    way: Way,
+    profile: Profile,
+    exposures: Sequence[float],
+    *,
+    recovery_s: float,
+    iteration_s: float | None = None,
 ) -> float:
-    """Goodput that the simulator gives this way on a schedule; recoveries take `recovery_s`."""
+    """Goodput that the simulator gives this way on a schedule; recoveries take `recovery_s`.
+
+    `iteration_s`: of the training alone at that time, where it is not the profile's.
+    """
     at_s, failures = 0.0, []
     for exposure_s in exposures[:-1]:
         at_s += exposure_s
@@ -71,8 +79,16 @@ def predicted(
         restart=_exactly(recovery_s),
         restore_disk=_exactly(0.0),
     )
-    job = replace(profile, recovery=quick)
+    pace = _scaled(profile.iteration_s, iteration_s or profile.iteration_s.p50)
+    job = replace(profile, recovery=quick, iteration_s=pace)
     return replay(of_plan(way.name, job, way.goal, way.decision.plan), history).goodput
+
+
+def _scaled(times_s: Distribution, p50_s: float) -> Distribution:
+    """The same shape around another median."""
+    factor = p50_s / times_s.p50
+    scaled = {name: factor * value for name, value in asdict(times_s).items() if name != "n"}
+    return Distribution(n=times_s.n, **scaled)
 
 
 def _exactly(seconds: float) -> Estimate:

@@ -47,6 +47,16 @@ def test_the_predicted_curve_is_a_u_with_auto_near_its_bottom() -> None:
     assert goodput["auto"] >= 0.98 * max(fixed)
 
 
+def test_a_slower_machine_loses_more_time_to_the_same_steps() -> None:
+    """An interval in steps is longer when iterations are; what is lost at a kill grows with it."""
+    rarely = ways(PROFILE, (50,), mtbf_s=4.0)[1]
+    exposures = exposures_s(4.0, 500, seed=2)
+    as_profiled = predicted(rarely, PROFILE, exposures, recovery_s=0.5)
+    assert as_profiled == predicted(rarely, PROFILE, exposures, recovery_s=0.5, iteration_s=0.08)
+    slow = predicted(rarely, PROFILE, exposures, recovery_s=0.5, iteration_s=0.16)
+    assert slow < as_profiled - 0.05
+
+
 def test_fixed_ways_write_like_auto_and_stay() -> None:
     """The interval is the only difference."""
     auto, *fixed = ways(PROFILE, (3, 50), mtbf_s=4.0)
