@@ -49,6 +49,7 @@ class Group:
                 swap = "memory.swap.max" if limit == "memory.max" else "memory.memsw.limit_in_bytes"
                 (self._path / swap).write_text("0" if limit == "memory.max" else str(LIMIT_BYTES))
             self.killed()
+            _require_scores()
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._path.rmdir()
@@ -66,6 +67,8 @@ class Group:
         """Processes that the kernel has killed in it."""
         name = "memory.events" if (self._path / "memory.events").exists() else "memory.oom_control"
         words = (self._path / name).read_text().split()
+        if "oom_kill" not in words:
+            raise OSError("this kernel does not count OOM kills")
         return int(words[words.index("oom_kill") + 1])
 
     def kill(self, victim: int) -> None:
@@ -81,6 +84,9 @@ class Group:
             while self.killed() == before and Path(f"/proc/{victim}").exists():
                 require(time.monotonic() < until_s, f"no OOM kill of {victim}")
                 time.sleep(0.001)
+            while _lives(victim):
+                require(time.monotonic() < until_s, f"somebody else than {victim} was killed")
+                time.sleep(0.001)
         finally:
             hog.kill()
             hog.wait()
@@ -95,6 +101,23 @@ class Group:
             except OSError:
                 require(time.monotonic() < until_s, f"{self._path}: somebody is left in it")
                 time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    """False for one that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _require_scores() -> None:
+    """Raises OSError where a process cannot be kept from being the victim."""
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        Path(f"/proc/{other.pid}/oom_score_adj").write_text("-1000")
+    finally:
+        other.communicate(b"\n")
 
 
 def _place() -> tuple[Path, str]:
