@@ -94,10 +94,12 @@ class Arena:
     def create_shared(cls, nbytes: int, *, name: str, limit_bytes: int | None = None) -> "Arena":
         """A new sealed memfd of at least `nbytes`, faulted.
 
-        Raises GuardError when the memory is not there, before anything is allocated.
+        Raises GuardError when the memory is not there, before anything is allocated.  A single
+        page is always: without its board a trainer could not say that there are no slots.
         """
         size = max(PAGE_BYTES, page_align(nbytes))
-        require_headroom(size, what=name, limit_bytes=limit_bytes)
+        if size > PAGE_BYTES:
+            require_headroom(size, what=name, limit_bytes=limit_bytes)
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)

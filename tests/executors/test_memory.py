@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from autockpt.executors import memory
+from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.memory import (
     HUGE_BYTES,
     PAGE_BYTES,
@@ -110,7 +111,7 @@ def test_an_allocation_without_room_is_refused_before_anything_is_allocated(
     monkeypatch.setattr(
         memory,
         "headroom",
-        lambda: Headroom(available_bytes=RESERVE_BYTES + 4095, binding="a limit"),
+        lambda: Headroom(available_bytes=RESERVE_BYTES + 8191, binding="a limit"),
     )
 
     def never(*_: object) -> int:
@@ -118,9 +119,16 @@ def test_an_allocation_without_room_is_refused_before_anything_is_allocated(
 
     monkeypatch.setattr(os, "memfd_create", never)
     before = open_descriptors()
-    with pytest.raises(GuardError, match=r"slot: needs 4\.1 kB .* reserve of 537 MB, but a limit"):
-        Arena.create_shared(4096, name="slot")
+    with pytest.raises(GuardError, match=r"slot: needs 8\.2 kB .* reserve of 537 MB, but a limit"):
+        Arena.create_shared(8192, name="slot")
     assert open_descriptors() <= before
+
+
+def test_a_board_is_made_however_little_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that is too small for slots is none that is too small for the training."""
+    none = Headroom(available_bytes=0, binding="a limit")
+    monkeypatch.setattr(memory, "headroom", lambda: none)
+    Arena.create_shared(BOARD_BYTES, name="board").close()
 
 
 def test_the_policys_limit_is_kept_whatever_the_host_has() -> None:

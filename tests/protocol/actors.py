@@ -108,6 +108,9 @@ class Keeper:
     """Shard file names this keeper has asked for."""
     nan: set[Generation] = field(default_factory=set)
     """What its coordinator was told to be suspect when it was read back."""
+    back: dict[int, int] = field(default_factory=dict)
+    """By node whose trainers came back to a new keeper: losses so far when its coordinator heard of
+    it."""
     bases: dict[int, Generation] = field(default_factory=dict)
     """By rank what its next shard file may be a difference to."""
 

@@ -92,10 +92,14 @@ class Faults(Storage):
         self.start_trainers(self.launch, dead=False)
 
     def resize(self) -> None:
-        """Another number of ranks on the same nodes: what is in memory fits no more."""
-        count = len(self.nodes)
-        self.world = self.rng.choice(range(max(2, count), 7))
-        self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
+        """Another number of ranks, so that what is in memory fits no more.
+
+        The first node may be left out: its keeper goes on to coordinate what was replaced.
+        """
+        first = self.rng.choice((0, 0, 1)) if len(self.nodes) > 1 else 0
+        count = len(self.nodes) - first
+        self.world = self.rng.choice([n for n in range(max(2, count), 7) if n != self.world])
+        self.nodes_of = tuple(first + rank * count // self.world for rank in range(self.world))
         self.oracle.forget_memory()
 
     def start_trainers(self, launch: tuple[str, int], *, dead: bool) -> None:

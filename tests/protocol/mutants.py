@@ -410,13 +410,6 @@ class AdmitOlderEpoch(NodeProtocol):
         self.admission = ForgetfulAdmission()
 
 
-class AcceptOlderEpochs(CoordinatorProtocol):
-    """News of another epoch than the open one counts."""
-
-    def accepts(self, generation: Generation) -> bool:
-        return self.phase == "running"
-
-
 # --------------------------------------------------------------------------- copies
 
 
@@ -462,19 +455,6 @@ class OverwriteGuestsWhileRestoring(NodeProtocol):
 
     def may_overwrite_guest(self, slot: Slot) -> bool:
         return slot.state in ("empty", "sealed")
-
-
-class SealAbortedFetch(NodeProtocol):
-    """What arrives is sealed, also after another generation was wanted in its place."""
-
-    def shard_fetched(self, event: m.ShardFetched) -> None:
-        guest = (event.shard.rank, event.shard.parity is not None)
-        fetch = self.fetches.get(guest)
-        if fetch is not None:
-            event = m.ShardFetched(
-                shard=replace(event.shard, slot=fetch.slot, generation=fetch.generation)
-            )
-        super().shard_fetched(event)
 
 
 class KeepCountsAfterRestart(CoordinatorProtocol):
@@ -641,13 +621,11 @@ MUTANTS: dict[str, Mutant] = {
     "mix-worlds": Mutant(MixWorlds, "6", 1000),
     "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
     "admit-older-epoch": Mutant(AdmitOlderEpoch, "9", 4000),
-    "accept-older-epochs": Mutant(AcceptOlderEpochs, "9", 4000),
     "protect-without-originals": Mutant(ProtectWithoutOriginals, "14", 1000),
     "overwrite-while-copied": Mutant(OverwriteWhileCopied, "14", 2000),
     "hide-copies": Mutant(HideCopies, "14", 500),
     "hide-parities": Mutant(HideParities, "15", 500),
     "overwrite-guests-while-restoring": Mutant(OverwriteGuestsWhileRestoring, "14", 4000),
-    "seal-aborted-fetch": Mutant(SealAbortedFetch, "14", 4000),
     "keep-counts-after-restart": Mutant(KeepCountsAfterRestart, "14", 4000),
     "protect-one-missing": Mutant(ProtectWithOneMissing, "14", 100),
     "overwrite-protected": Mutant(OverwriteProtected, "14", 2000),

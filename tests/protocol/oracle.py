@@ -209,6 +209,7 @@ class Oracle:
             above = [g for g, e in sound.items() if g > generation and e.verified]
             if len(set(above) - set(doomed)) < keep:
                 self.fail(f"retention lets {generation} go, read back above it are {above}")
+        self.durable -= set(doomed)
 
     def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
         """Commits are about to be deleted."""
@@ -221,6 +222,10 @@ class Oracle:
         left = [g for g in sound if g not in doomed]
         if sound and max(sound) in doomed:
             self.fail(f"retention deletes the last durable {max(sound)}")
+        newest = max(self.decided, default=0)
+        parent = self.decided.get(newest)
+        if parent in doomed and not any(g.epoch == newest for g in left):
+            self.fail(f"retention deletes {parent}, which epoch {newest} began from")
         if len(left) < min(keep, len(sound)):
             self.fail(f"retention leaves {len(left)} of {len(sound)}, keep_last is {keep}")
         self.durable -= set(doomed)

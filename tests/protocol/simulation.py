@@ -106,7 +106,8 @@ class Simulation(Faults):
 
     def check_protection(self) -> None:
         """With copies wanted and enough nodes, something becomes protected."""
-        if not any(k.coordinator.protects for k in self.keepers()):
+        current = [k.coordinator for k in self.keepers() if k.coordinator.epoch == self.disk.epoch]
+        if not any(one.protects for one in current):
             return
         before = len(self.oracle.protections)
         self.round_until(lambda: len(self.oracle.protections) > before, 150)

@@ -333,14 +333,20 @@ class Storage(Trainers):
                 return m.EpochRefused(incarnation=do.incarnation, reason="held by another launch")
             if self.runtime.reads_before_claim:
                 job.append(self.read_catalogue(do, self.disk.epoch + 1))
+                return None
             self.disk.epoch += 1
-            job.insert(3, self.disk.epoch)
+            job.append(self.disk.epoch)
             return None
+        if self.runtime.reads_before_claim and do.epoch is None:
+            if job[3].epoch != self.disk.epoch + 1:
+                return m.EpochRefused(incarnation=do.incarnation, reason="somebody was faster")
+            self.disk.epoch += 1
+            return job[3]
         if do.epoch is not None:
             if do.epoch != self.disk.epoch:
                 return m.EpochRefused(incarnation=do.incarnation, reason="newer epoch")
             job.append(do.epoch)
-        return job[4] if len(job) > 4 else self.read_catalogue(do, job[3])
+        return self.read_catalogue(do, job[3])
 
     def read_catalogue(self, do: m.ClaimEpoch, epoch: int) -> m.EpochClaimed:
         """What the claimer sees; reading makes it durable."""
@@ -381,7 +387,8 @@ class Storage(Trainers):
             return False
         files = self.files_of(commit.entry.records)
         ok = all(f is not None and not f.corrupt for f in files)
-        nan = any(f is not None and f.nan for f in files)
+        own = [self.disk.files.get(record["file"]) for record in commit.entry.records]
+        nan = any(f is not None and f.nan for f in own)
         entry = replace(commit.entry, verified=ok, corrupt=not ok)
         if nan and self.rng.random() < self.unmarked:
             entry = commit.entry  # the directory takes no mark

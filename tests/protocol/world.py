@@ -63,6 +63,7 @@ class World:
         """Chance of a shard file that is stored as a difference to an older one."""
         self.elastic = late.choice((0.0, 0.0, 0.0, 0.5))
         """Chance of a launch with another number of ranks."""
+        slow_to_verify = late.random() < 0.2
         self.retention = retention(rng)
         self.disk = Disk()
         self.oracle = Oracle()
@@ -79,6 +80,7 @@ class World:
         self.sick = rng.choice((0.0, 0.0, 0.0, 0.1))
         self.slow = rng.choice(("", "", "commit", "commit", "persist", "delete"))
         """Kind of storage work that lags behind everything else."""
+        self.slow = "verify" if slow_to_verify else self.slow
         self.zombies = rng.choice((0.0, 0.3, 0.8))
 
     def _maybe_parity(self, rng: Random) -> None:
@@ -196,7 +198,9 @@ class World:
         missing += [
             (rank, self.nodes_of[rank]) for rank in holders if not self.has_parity(rank, generation)
         ]
-        undisturbed = self.oracle.wanted.get(generation) == self.lost_so_far()
+        began = self.oracle.wanted.get(generation)
+        known = all(keeper.back.get(node) == self.lost_so_far() for _, node in missing)
+        undisturbed = began == self.lost_so_far() or known
         if missing and undisturbed and keeper.coordinator.epoch == self.disk.epoch:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
         if not missing and generation.epoch == self.disk.epoch:
@@ -268,6 +272,9 @@ class World:
         event = m.MessageReceived(from_node=key[0], message=message)
         if type(message) in _UPWARD:
             self.to_coordinator(keeper, event)
+            running = keeper.coordinator.phase == "running"
+            if type(message) is m.RankAttached and message.attach.epoch and running:
+                keeper.back[key[0]] = self.lost_so_far()
         else:
             self.to_node(keeper, event)
 

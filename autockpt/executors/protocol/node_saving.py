@@ -252,6 +252,8 @@ class NodeSaving(NodeProtecting):
                 slot.worthless = True
         if self.memory_committed == generation:
             self.memory_committed = None
+        if self.durable == generation:
+            self.durable = None
         if self.protected == generation:
             self.unprotect(f"{generation} is suspect")
 

@@ -336,7 +336,7 @@ class Saving(Protecting):
             return
         self.suspect.add(generation)
         self.emit(Report(kind="warning", detail=f"{generation} is suspect: {reason}"))
-        if self.phase == "running":
+        if self.accepts(generation):
             self._displace_nothing(generation)
 
     def _displace_nothing(self, generation: Generation) -> None:

@@ -57,7 +57,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "coordinator",
         "inventory, restoring",
         "deciding",
-        "every node answered or deadline; RankBad: source struck out",
+        "every node answered or deadline; RankBad: source struck out; it is suspect",
         "WriteDecision",
     ),
     _row("coordinator", "deciding", "restoring", "DecisionWritten", "RestoreOrdered to all ranks"),
