@@ -46,6 +46,10 @@ class CodecChoice:
     choice: Choice
     chain: int = 0
     """Older generations that a restore may have to read; 0 without deltas."""
+    stored_share: float = 1.0
+    """Stored over raw bytes of the whole state; the mean of a chain where there are deltas."""
+    crowded: bool = False
+    """Encoding keeps more cores busy than are idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,11 @@ class Pipe:
     def pays(self, measure: CodecMeasure) -> bool:
         """Whether it beats the bare storage by 5 %, on cores that have nothing else to do."""
         fast = self.bytes_per_s(measure) > ADVANTAGE * self.link_bytes_per_s
-        return fast and self.busy_cores(measure) <= max(self.idle_cores, SPARE_CORES)
+        return fast and self.has_cores_for(measure)
+
+    def has_cores_for(self, measure: CodecMeasure) -> bool:
+        """Whether the cores that it keeps busy have nothing else to do."""
+        return self.busy_cores(measure) <= max(self.idle_cores, SPARE_CORES)
 
 
 def choose_codec(
@@ -87,9 +95,11 @@ def choose_codec(
     write: StorageMeasure | None,
     writers: int,
     delta_steps: int | None = None,
+    smallest: bool = False,
 ) -> CodecChoice:
     """Codec of each class; a pinned codec is obeyed for every class it was measured on.
 
+    `smallest`: whatever shrinks is encoded, also where bytes as they are would be written sooner.
     `delta_steps`: iterations between a save and the one before, where that one is still in its
     slot; None: it is not, and nothing is stored as a difference unless that is pinned.
     """
@@ -102,11 +112,14 @@ def choose_codec(
     pin = goal.pins.codec
     measures = _candidates(profile, pin, delta_steps)
     best = _best_of_each_class(measures, pipe)
-    taken = [m for m in best if pin or pipe.pays(m)] if pin != "none" else []
+    taken = [m for m in best if pin or pipe.pays(m) or (smallest and m.ratio > 1.0)]
+    if pin == "none":
+        taken = []
     codec: dict[str, str] = {m.tensor_class: m.codec for m in taken}
     if pin not in (None, "none") and not measures:
         codec = dict.fromkeys(("parameters", "moments"), str(pin))
     offered = sorted({m.codec for m in measures})
+    chain = _chain(profile, taken, write) if "delta" in codec.values() else 0
     return CodecChoice(
         codec=codec,
         encoding=_encoding(profile, taken, pipe),
@@ -118,7 +131,9 @@ def choose_codec(
             runner_up="none" if codec else (offered or ["planes"])[0],
             binding="disk.codec" if pin else "",
         ),
-        chain=_chain(profile, taken, write) if "delta" in codec.values() else 0,
+        chain=chain,
+        stored_share=_stored_share(profile, taken, chain),
+        crowded=any(not pipe.has_cores_for(m) for m in taken),
     )
 
 
@@ -153,6 +168,17 @@ def _chain(profile: Profile, taken: list[CodecMeasure], write: StorageMeasure | 
     return max(1, min(LONGEST_CHAIN, int(CHAIN_SHARE * whole_s / max(each_s, 1e-9))))
 
 
+def _stored_share(profile: Profile, taken: list[CodecMeasure], chain: int) -> float:
+    """Of a state; a chain of deltas begins with one that stands alone."""
+    planes = {m.tensor_class: m.ratio for m in profile.codecs if m.codec == "planes"}
+    saved = 0.0
+    for measure in taken:
+        alone = planes.get(measure.tensor_class, 1.0) if measure.codec == "delta" else measure.ratio
+        share = (1.0 / alone + chain / measure.ratio) / (1 + chain)
+        saved += _class_bytes(profile, measure.tensor_class) * (1.0 - share)
+    return 1.0 - saved / max(1, profile.state.total_bytes)
+
+
 def _best_of_each_class(measures: list[CodecMeasure], pipe: Pipe) -> list[CodecMeasure]:
     best: dict[str, CodecMeasure] = {}
     for measure in measures:
@@ -182,7 +208,7 @@ def _reason(profile: Profile, goal: Goal, best: list[CodecMeasure], pipe: Pipe) 
         "5 %"
     )
     busy = pipe.busy_cores(largest)
-    if busy <= max(pipe.idle_cores, SPARE_CORES):
+    if pipe.has_cores_for(largest):
         return f"{verdict}; encoding keeps {busy:.2g} cores busy meanwhile"
     return f"{verdict}, and keeps {busy:.2g} cores busy of {max(0, pipe.idle_cores)} that are idle"
 

@@ -20,9 +20,10 @@ from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
 from autockpt.policies.silent import verification_choice
 from autockpt.policies.slots import SlotChoice, choose_slots
 from autockpt.policies.staging import WriteChoice, choose_path, choose_schedule, choose_write
+from autockpt.policies.storage import Way, choose_room, storage_matters
 from autockpt.policies.waste import ENVELOPE
 from autockpt.values.errors import ConfigError
-from autockpt.values.goal import Goal, Retention
+from autockpt.values.goal import Goal
 from autockpt.values.plan import (
     CheckpointPlan,
     Choice,
@@ -32,11 +33,7 @@ from autockpt.values.plan import (
 )
 from autockpt.values.profile import Profile
 from autockpt.values.record import to_json
-from autockpt.values.units import (
-    format_bytes,
-    format_duration,
-    format_fraction,
-)
+from autockpt.values.units import format_duration, format_fraction
 
 
 def decide(profile: Profile, goal: Goal) -> Decision:
@@ -62,6 +59,10 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         except ConfigError:
             return math.inf
 
+    def encoded(codec: CodecChoice, costs: Costs) -> Costs:
+        own = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
+        return replace(own, peers=costs.peers, notes=costs.notes)
+
     shared = choose_redundancy(profile, goal, slots, costs, rates, waste_of)
     costs = replace(costs, peers=shared.peers, notes=(*costs.notes, *shared.notes))
     intervals = solve(costs, rates, goal)
@@ -72,16 +73,27 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         )
         if "delta" in deltas.codec.values():
             # The interval stays: a shorter one would be another base, a longer one other figures.
-            codec = deltas
-            encoded = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)
-            costs = replace(encoded, peers=costs.peers, notes=costs.notes)
-    plan = _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen)
+            codec, costs = deltas, encoded(deltas, costs)
+    ways = [Way(codec=codec, costs=costs, intervals=intervals)]
+    if storage_matters(goal):
+        small = choose_codec(
+            profile, goal, write=write.measure, writers=write.writers, smallest=True
+        )
+        other = encoded(small, costs)
+        if small.codec != codec.codec and waste_of(other) < math.inf:
+            ways.append(Way(codec=small, costs=other, intervals=solve(other, rates, goal)))
+    room = choose_room(profile, goal, ways)
+    codec, costs, intervals = room.way.codec, room.way.costs, room.way.intervals
+    plan = replace(
+        _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen),
+        retention=room.retention,
+    )
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
         staging_choice(schedule, write, clone, goal, costs),
         path,
         codec.choice,
-        _retention_choice(profile, goal, intervals),
+        room.choice,
         _slot_choice(slots, costs, rates, goal, sync=sync, taken=intervals),
         *((shared.choice,) if shared.choice is not None else ()),
         *_declared_choices(costs, rates, goal, slots, sync=sync, taken=intervals),
@@ -254,36 +266,6 @@ def _interval_choice(
         runner_up_waste=intervals.runner_up_waste,
         chosen_waste=intervals.waste.total,
         binding=intervals.binding,
-    )
-
-
-def _retention_choice(profile: Profile, goal: Goal, intervals: Intervals) -> Choice:
-    keep = goal.retention
-    each = profile.state.total_bytes * profile.fingerprint.world_size
-    spaced = ""
-    if keep.keep_every_s is not None:
-        spaced = f" and one every {format_duration(keep.keep_every_s)}"
-    elif keep.keep_every_steps is not None:
-        spaced = f" and one every {keep.keep_every_steps} steps"
-    return Choice(
-        name="retention",
-        chosen=f"last {keep.keep_last}{spaced}",
-        reason=(
-            f"{keep.keep_last} verified checkpoints and one under way take up to "
-            f"{format_bytes((keep.keep_last + 1) * each)} and reach back "
-            f"{format_duration(keep.keep_last * intervals.disk_period_s)}" + _reach(keep)
-        ),
-        numbers={"bytes_each": float(each), "keep_last": float(keep.keep_last)},
-    )
-
-
-def _reach(keep: Retention) -> str:
-    """The clause on errors that are noticed late."""
-    if keep.reach_s is None:
-        return ""
-    return (
-        f"; errors of the state are noticed within {format_duration(keep.reach_s)}, and one from "
-        "before them is kept beside"
     )
 
 

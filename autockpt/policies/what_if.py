@@ -1,6 +1,7 @@
 """The cost model behind a plan that was decided: for what-if curves and for the simulator."""
 
 from dataclasses import replace
+from functools import partial
 
 from autockpt.policies.codec import choose_codec
 from autockpt.policies.costs import Costs, profile_costs
@@ -19,9 +20,10 @@ def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
     write = choose_write(profile, goal.pins)
     disk = plan.tier("disk")
     steps = disk.interval_steps if "delta" in disk.codec.values() else None
-    codec = choose_codec(
-        profile, goal, write=write.measure, writers=write.writers, delta_steps=steps
-    )
+    choose = partial(choose_codec, profile, goal, write=write.measure, writers=write.writers)
+    codec = choose(delta_steps=steps)
+    if codec.codec != disk.codec:  # not for time: for a quota or a price
+        codec = choose(smallest=True)
     encoding = codec.encoding if disk.codec else None
     costs = profile_costs(profile, plan.staging, write=write.measure, encoding=encoding)
     return replace(costs, peers=peer_costs(profile, plan.redundancy))

@@ -1,6 +1,6 @@
 """What the user wants: objective, limits, and decisions taken out of our hands."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autockpt.values.redundancy import Arrangement, PeerPath, Scheme
@@ -21,6 +21,8 @@ class Limits:
     """Largest acceptable fraction of training time spent on checkpoints (CheckFreq's p)."""
     lost_time_s: float | None = None
     """RPO: work that may be lost in a failure that takes the memory tier with it."""
+    disk_bytes: int | None = None
+    """Quota: what the job's checkpoints may take on storage, those under way included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Pins:
     retune: Retune | None = None
     interval_rule: Literal["waste", "checkfreq"] | None = None
     """waste: minimise the waste rate; checkfreq: shortest interval within the overhead budget."""
+    keep_last: int | None = None
+    """`Retention.keep_last` was written: `auto` may not keep fewer for `Limits.disk_bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,22 @@ class Retention:
     reach_s: float | None = None
     """An error of the state is noticed within this time: one checkpoint from before it is kept."""
 
+    def at_most(self, other: "Retention") -> "Retention":
+        """As `other`, with as few of the newest as this has, if those are fewer."""
+        return replace(other, keep_last=min(self.keep_last, other.keep_last))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What storage and time cost, all in one currency; None means that nobody said."""
+
+    disk_per_gb_month: float | None = None
+    """Of 10^9 bytes kept for a month of 730 h."""
+    node_per_h: float | None = None
+    """Of one node, with all that is in it."""
+    currency: str = ""
+    """Three letters; "" without prices."""
+
 
 ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
 
@@ -126,6 +146,7 @@ class Goal:
     schema_version: int = 1
     objective: Literal["goodput", "stall", "durability"] = "goodput"
     limits: Limits = Limits()
+    prices: Prices = Prices()
     pins: Pins = Pins()
     redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()

@@ -158,6 +158,7 @@ def test_a_hostile_place_of_a_frame_is_corrupt(
 
     path = tmp_path / "shard"
     index = index_of(image, persist(image, str(path), "zstd"), G)
+    os.truncate(path, path.stat().st_size + 2 * CHUNK)  # also where chunk 1 was written last
     stored = (index.stored[0], replace(index.stored[1], **place), *index.stored[2:])
     source = ChunkSource(str(path), replace(index, stored=stored))
     buffer = source.buffer()

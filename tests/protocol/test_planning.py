@@ -9,6 +9,8 @@ import pytest
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.values.errors import ConfigError, ProtocolError
+from autockpt.values.goal import Retention
+from autockpt.values.record import to_data
 from tests.protocol.cluster import LAUNCH, Cluster
 from tests.protocol.test_simulation import recorded
 
@@ -33,6 +35,19 @@ def test_a_plan_applies_beyond_the_furthest_rank() -> None:
     assert cluster.take(m.ApplyPlan) == []
     cluster.tell_node(1, m.PlanPrepared(rank=1, version=1, step=12))
     assert [(a.rank, a.apply_step) for a in cluster.take(m.ApplyPlan)] == [(0, 15), (1, 15)]
+
+
+def test_what_a_plan_keeps_is_kept_from_its_switch_on() -> None:
+    """Not before all ranks took it; and what cannot be read changes nothing."""
+    for wanted, kept in ((to_data(Retention(keep_last=2)), 2), ("nonsense", 1)):
+        cluster = Cluster()
+        cluster.start()
+        cluster.tell_node(1, m.PlanProposed(version=1, payload={"retention": wanted}))
+        cluster.tell_node(0, m.PlanPrepared(rank=0, version=1, step=10))
+        assert cluster.coordinator.retention.keep_last == 1
+        cluster.tell_node(1, m.PlanPrepared(rank=1, version=1, step=12))
+        assert cluster.coordinator.retention.keep_last == kept
+        assert cluster.take(m.ApplyPlan)
 
 
 def test_a_lost_rank_or_a_deadline_withdraws_the_plan() -> None:

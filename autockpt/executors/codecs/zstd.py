@@ -1,7 +1,7 @@
 """zstd level 1 on bytes as they stand: on numbers slower and larger than `planes`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autockpt.executors.codecs import Frame
 from autockpt.executors.layout.runs import Run
@@ -41,16 +41,25 @@ def decompress(frame: Frame, nbytes: int) -> bytes:
 
     Raises CorruptCheckpointError.
     """
+    return b"".join(pieces(frame, nbytes, nbytes))
+
+
+def pieces(frame: Frame, nbytes: int, piece_bytes: int) -> Iterator[bytes]:
+    """The same, at most `piece_bytes` at a time."""
     # A window is memory that the frame asks for, and the library's own limit is 128 MiB.
     window = max(10, min(31, nbytes.bit_length()))
     decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window})
-    try:
-        raw = decoder.decompress(frame, max_length=nbytes)
-    except zstd.ZstdError as error:
-        raise CorruptCheckpointError(f"zstd frame: {error}") from None
-    if len(raw) != nbytes or not decoder.eof or decoder.unused_data:
-        rest = " and more" if not decoder.eof or decoder.unused_data else ""
-        raise CorruptCheckpointError(
-            f"zstd frame: expected exactly {nbytes} bytes, got {len(raw)}{rest}"
-        )
-    return raw
+    left, more = nbytes, True
+    while more:
+        try:
+            piece = decoder.decompress(frame, max_length=min(left, piece_bytes))
+        except zstd.ZstdError as error:
+            raise CorruptCheckpointError(f"zstd frame: {error}") from None
+        frame, left = b"", left - len(piece)
+        more = bool(left and piece) and not decoder.eof
+        if not more and (left or not decoder.eof or decoder.unused_data):
+            rest = " and more" if not decoder.eof or decoder.unused_data else ""
+            raise CorruptCheckpointError(
+                f"zstd frame: expected exactly {nbytes} bytes, got {nbytes - left}{rest}"
+            )
+        yield piece

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from autockpt.executors import wire
 from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
@@ -31,9 +31,11 @@ from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.values.errors import AutockptError, ProtocolError
 from autockpt.values.generation import Generation
-from autockpt.values.goal import Goal
+from autockpt.values.goal import Goal, Retention
+from autockpt.values.plan import Decision
 from autockpt.values.record import from_json
 
+_Record = TypeVar("_Record")
 TICK_S = 0.5
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
@@ -89,7 +91,7 @@ class Keeper:
             self._retired,
             self._journal.scrubbed,
         )
-        retention = _goal(run_directory).retention
+        retention = retention_in_force(run_directory)
         self._peers = Peers(
             self._directory.path,
             self._run_id,
@@ -629,10 +631,21 @@ def _may_say(
     return not ranks or (0 <= rank < len(ranks) and ranks[rank] == node)
 
 
-def _goal(run_directory: str) -> Goal:
-    path = os.path.join(run_directory, "goal.json")
+def retention_in_force(run_directory: str) -> Retention:
+    """What the goal keeps; fewer where the plan in force says that its quota holds no more."""
+    goal = _read(run_directory, "goal.json", Goal) or Goal()
+    if goal.limits.disk_bytes is None:
+        return goal.retention
+    decision = None
+    with contextlib.suppress(AutockptError):  # of another version: its plan is not in force
+        decision = _read(run_directory, "decision.json", Decision)
+    return goal.retention if decision is None else decision.plan.retention.at_most(goal.retention)
+
+
+def _read(run_directory: str, name: str, kind: type[_Record]) -> _Record | None:
+    path = os.path.join(run_directory, name)
     try:
         with open(path, "rb") as file:
-            return from_json(Goal, file.read(), where=path)
+            return from_json(kind, file.read(), where=path)
     except OSError:
-        return Goal()
+        return None

@@ -5,6 +5,7 @@ step plus the margin.  Phase two: with all answers the switch is set to the grea
 margin, which by the promise nobody has passed.  Until the last answer the proposal can be dropped.
 """
 
+import contextlib
 from typing import Any
 
 from autockpt.executors.protocol.coordinator_state import Proposal
@@ -19,6 +20,9 @@ from autockpt.executors.protocol.messages import (
     Report,
 )
 from autockpt.executors.protocol.restoring import Restoring
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Retention
+from autockpt.values.record import from_data
 
 
 class Planning(Restoring):
@@ -86,6 +90,11 @@ class Planning(Restoring):
 
     def _decide_plan(self, proposal: Proposal) -> None:
         apply_step = max(proposal.prepared.values()) + self.deadlines.plan_margin_steps
+        if "retention" in proposal.payload:  # a quota may hold fewer than the goal keeps
+            with contextlib.suppress(ConfigError):  # no rank takes a plan that it cannot read
+                self.retention = from_data(
+                    Retention, proposal.payload["retention"], where="plan change"
+                )
         self._set_plan(proposal.version, apply_step)
 
     def _set_plan(self, version: int, apply_step: int) -> None:

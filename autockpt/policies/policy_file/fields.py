@@ -6,6 +6,7 @@ with a message that says what was expected.  `guarded` adds what holds everywher
 """
 
 import difflib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,14 @@ class Every:
 
     steps: int | None = None
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Money:
+    """A price as it was written, per GB-month or per hour."""
+
+    amount: float
+    currency: str
 
 
 def guarded(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -93,6 +102,32 @@ def read_chunk_bytes(value: Any) -> int:
 def read_rate_bytes_per_s(value: Any) -> float:
     """`2 GB/s`."""
     return _positive(parse_rate_bytes_per_s(_text(value, "2 GB/s")), value)
+
+
+def read_storage_price(value: Any) -> Money:
+    """`0.023 USD/GB-month`, also per TB or GiB: amount per 10^9 bytes and month."""
+    money, unit = _money(value, r"([kKmMgGtT]i?[bB])-month", "0.023 USD/GB-month")
+    return Money(amount=money.amount * 1e9 / parse_size_bytes(f"1 {unit}"), currency=money.currency)
+
+
+def read_hourly_price(value: Any) -> Money:
+    """`32 USD/h`."""
+    return _money(value, "(h)", "32 USD/h")[0]
+
+
+def _money(value: Any, per: str, example: str) -> tuple[Money, str]:
+    match = re.fullmatch(
+        rf"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Z]{{3}})\s*/\s*{per}\s*", _text(value, example)
+    )
+    if match is None:
+        raise ValueError(f"{value!r} is not a price; write e.g. {example}")
+    try:
+        amount = float(match.group(1))
+    except ValueError:
+        raise ValueError(f"{value!r} is not a price; write e.g. {example}") from None
+    if not math.isfinite(_positive(amount, value)):
+        raise ValueError(f"{value!r} is more than any price")
+    return Money(amount=amount, currency=match.group(2)), match.group(3)
 
 
 def read_budget(value: Any) -> float:

@@ -101,6 +101,7 @@ def _finish(
         raise ConfigError("\n".join(str(problem) for problem in problems))
     merged = Settings.model_validate(_settable(tree).plain())
     _check_together(tree, problems)
+    _check_currency(merged, tree, problems)
     if problems:
         raise ConfigError("\n".join(str(problem) for problem in problems))
     return Policy(name=name, goal=goal_of(merged, name), values=_effective(tree))
@@ -274,6 +275,16 @@ def _check_together(tree: Node, problems: list[Problem]) -> None:
             "archive.lossy: true, or use none"
         )
         problems.append(Problem(mark=codec.mark, path="archive.codec", message=message))
+
+
+def _check_currency(settings: Settings, tree: Node, problems: list[Problem]) -> None:
+    """Prices are added up, so they are in one currency."""
+    disk, node = settings.prices.disk, settings.prices.node
+    written = tree.find(("prices", "node"))
+    if disk is None or node is None or written is None or disk.currency == node.currency:
+        return
+    message = f"in {node.currency}, and prices.disk is in {disk.currency}; write both in one"
+    problems.append(Problem(mark=written.mark, path="prices.node", message=message))
 
 
 def _written(node: Node | None) -> TypeGuard[Node]:

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
 
 from autockpt.policies.policy_file import fields
-from autockpt.policies.policy_file.fields import Every, guarded
+from autockpt.policies.policy_file.fields import Every, Money, guarded
 from autockpt.values.goal import (
     Archiving,
     FailureDeclaration,
     Goal,
     Limits,
     Pins,
+    Prices,
     RedundancyWish,
     Retention,
     Retune,
@@ -29,6 +30,8 @@ _NUMBER = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _DURATION = rf"^({_NUMBER} *(us|ms|s|min|h|d) *)+$"
 _SIZE = rf"^{_NUMBER} *([kKmMgGtT]i?)?[bB]$"
 _RATE = rf"^{_NUMBER} *([kKmMgGtT]i?)?[bB]/s$"
+_STORAGE_PRICE = rf"^{_NUMBER} *[A-Z]{{3}} */ *[kKmMgGtT]i?[bB]-month$"
+_HOURLY_PRICE = rf"^{_NUMBER} *[A-Z]{{3}} */ *h$"
 _STEPS = r"^[0-9]+ *steps?$"
 _PERCENT = rf"^{_NUMBER} *%$"
 _CONDITION = r"\s*(>=|<=|==|>|<)?\s*([0-9]+)\s*"
@@ -78,6 +81,10 @@ SetSize = Annotated[int | None, _reader(fields.count_reader(2, 256)), _counts(2,
 Parity = Annotated[int | None, _reader(fields.count_reader(1, 16)), _counts(1, 16)]
 Floor = Annotated[int | None, _reader(fields.count_reader(0, 15)), _counts(0, 15)]
 Rate = Annotated[float | None, _reader(fields.read_rate_bytes_per_s), _patterns(_RATE)]
+StoragePrice = Annotated[
+    Money | None, _reader(fields.read_storage_price), _patterns(_STORAGE_PRICE)
+]
+HourlyPrice = Annotated[Money | None, _reader(fields.read_hourly_price), _patterns(_HOURLY_PRICE)]
 SchemeWord = Annotated[
     Scheme | None,
     _reader(fields.word_reader("none", "replicas", "xor", "rs")),
@@ -213,6 +220,14 @@ class LimitsSection(Section):
     host_memory: Size = None
     overhead: Budget = None
     lost_time: Duration = None
+    disk: Size = None
+
+
+class PricesSection(Section):
+    """What storage and time cost."""
+
+    disk: StoragePrice = None
+    node: HourlyPrice = None
 
 
 class Failures(Section):
@@ -266,6 +281,7 @@ class Settings(Section):
     redundancy: Annotated[RedundancySection, BeforeValidator(_mapping)] = RedundancySection()
     objective: Objective = None
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
+    prices: Annotated[PricesSection, BeforeValidator(_mapping)] = PricesSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
     archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
@@ -312,7 +328,9 @@ def goal_of(settings: Settings, name: str) -> Goal:
             host_memory_bytes=limits.host_memory,
             overhead=limits.overhead,
             lost_time_s=limits.lost_time,
+            disk_bytes=limits.disk,
         ),
+        prices=_prices(settings.prices),
         pins=Pins(
             memory_interval_steps=memory_every.steps,
             memory_interval_s=memory_every.seconds,
@@ -333,6 +351,7 @@ def goal_of(settings: Settings, name: str) -> Goal:
             direct_io=disk.direct,
             retune=settings.retune,
             interval_rule=settings.rule,
+            keep_last=keep.last,
         ),
         redundancy=_wish(settings.redundancy),
         failures=FailureDeclaration(
@@ -354,6 +373,15 @@ def goal_of(settings: Settings, name: str) -> Goal:
         ),
         storage_path=disk.path,
         policy=name,
+    )
+
+
+def _prices(section: PricesSection) -> Prices:
+    disk, node = section.disk, section.node
+    return Prices(
+        disk_per_gb_month=disk.amount if disk is not None else None,
+        node_per_h=node.amount if node is not None else None,
+        currency=next((price.currency for price in (disk, node) if price is not None), ""),
     )
 
 

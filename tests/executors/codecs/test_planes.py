@@ -1,16 +1,21 @@
 """Byte planes: what they gain, what a base gains, and what is refused."""
 
+import base64
 import contextlib
+import hashlib
+import json
 import random
 import struct
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autockpt.executors.codecs.planes import PlanesCodec, entropy
+from autockpt.executors.codecs.planes import PlanesCodec, entropy, packing
+from autockpt.executors.codecs.planes.frame import parse_header
 from autockpt.executors.codecs.zstd import ZstdCodec
 from autockpt.executors.layout.runs import BYTES, Kind, Run, runs_of
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
@@ -139,7 +144,15 @@ def test_a_wrong_base_of_the_right_length_gives_wrong_bytes() -> None:
         (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 7, 0, 64), "in group 7"),
         (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 0, 63), "for planes of 63"),
         (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 0, 2) + b"ab", "plane of 2 bytes"),
-        (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 2, 0), "plane of 0 bytes"),
+        (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 4, 0), "plane of 0 bytes"),
+        (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 3, 0), "plane of 0 bytes"),
+        (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 2, 0), "0 bytes of nibbles"),
+        (struct.pack("<4sHHBBIHBI", b"PL\2\0", 1, 1, 4, 1, 64, 0, 0, 0), "1 low bytes of"),
+        (
+            struct.pack("<4sHHBBIHBI", b"PL\2\0", 1, 1, 4, 4, 64, 0, 1, 0) + bytes(3),
+            "plane of 0 bytes",
+        ),
+        (b"PL\2\0\1\0\0\0\1", "its header needs"),
         (struct.pack("<4sHHBIHBI", b"PL\1\0", 1, 1, 1, 64, 0, 1, 2) + b"ab", "zstd frame"),
     ],
 )
@@ -174,6 +187,62 @@ def test_flipped_bytes_of_a_difference_are_refused_or_keep_the_length() -> None:
         with contextlib.suppress(CorruptCheckpointError):
             assert len(CODEC.decode(bytes(frame), len(raw), base=view(old))) == len(raw)
         frame[place] ^= bit
+
+
+@given(
+    values=st.lists(st.integers(0, 255), min_size=1, max_size=300),
+    lowest=st.integers(0, 255),
+    piece_bytes=st.integers(2, 40),
+)
+def test_nibbles_give_back_every_plane(values: list[int], lowest: int, piece_bytes: int) -> None:
+    """Whatever is beyond the 15 values, however it is cut; odd counts too."""
+    plane = np.array(values, np.uint8)
+    packed, escapes = packing.pack(plane, lowest, np.empty(packing.packed_bytes(len(plane)), "u1"))
+    frame = packing.HEAD.pack(lowest, escapes) + entropy.compress(packed, entropy.PLAIN)
+    pieces = list(packing.unpack(memoryview(frame), len(plane), piece_bytes))
+    assert np.concatenate(pieces).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("escapes", "made", "complaint"),
+    [
+        (65, bytes(97), "65 escapes for 64 elements"),
+        (1, bytes(33), "1 escapes for other nibbles"),
+        (0, b"\xff" * 32, "0 escapes for other nibbles"),
+        (0, bytes(31), "zstd frame: expected exactly 32 bytes"),
+    ],
+)
+def test_escapes_that_do_not_fit_are_refused(escapes: int, made: bytes, complaint: str) -> None:
+    """Too many, too few, and nibbles that are not there."""
+    part = packing.HEAD.pack(3, escapes) + ZstdCodec().encode(memoryview(made))
+    frame = struct.pack("<4sHHBBIHBI", b"PL\2\0", 1, 1, 1, 0, 64, 0, 2, len(part)) + bytes(3) + part
+    with pytest.raises(CorruptCheckpointError, match=complaint):
+        CODEC.decode(frame, 64)
+
+
+def test_exponents_are_coded_in_pairs() -> None:
+    """Half as many symbols for Huffman, and not a byte more."""
+    raw = view(weights(2**18))
+    header = parse_header(memoryview(encoded(raw, Kind(4, True))), len(raw), 0)
+    assert [coding for coding, _ in header.parts] == [0, 0, 2]
+    assert header.groups[0].widths == (2, 1, 1)
+
+
+def test_a_plane_that_its_sample_does_not_show_is_coded_all_the_same() -> None:
+    """Few values where the sample looks, all of them elsewhere."""
+    noise = np.random.default_rng(6).integers(0, 256, 2**20, np.uint8)
+    for start in range(0, 2**20, 2**18):
+        noise[start + 2**17 - 2048 : start + 2**17 + 2048] = 7
+    assert len(encoded(view(noise), Kind(1))) < len(noise) * 1.01
+
+
+def test_frames_of_the_first_version_are_read_for_ever() -> None:
+    """Written by the release before halves and nibbles; the digest is of what it was given."""
+    for case in json.loads((Path(__file__).parent / "frames_1.json").read_text()):
+        frame, base = base64.b64decode(case["frame"]), base64.b64decode(case["base"])
+        assert frame[:4] == b"PL\1\0"
+        raw = CODEC.decode(frame, case["raw_bytes"], base=memoryview(base) if base else None)
+        assert hashlib.sha256(raw).hexdigest() == case["sha256"], case["name"]
 
 
 def test_a_chunk_of_very_many_runs_is_taken_as_bytes() -> None:

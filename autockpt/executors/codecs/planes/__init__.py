@@ -1,34 +1,40 @@
 """Elements taken apart into planes of bytes, each coded as a sample of it says: lossless.
 
-A frame is a header (`frame.py`), then the planes that are not coded, then one zstd frame for each
-that is.  With a base, groups of kind `delta` hold differences to the bytes at the same place of it;
-who keeps the frame says which base it is.
+A frame is a header (`frame.py`), then the parts that are as they are, then the coded planes.  With
+a base, groups of kind `delta` hold differences to the bytes at the same place of it; who keeps the
+frame says which base it is.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from autockpt.executors.codecs import Frame
 from autockpt.executors.codecs.planes import entropy
-from autockpt.executors.codecs.planes.elements import Bytes, Words, join, split
+from autockpt.executors.codecs.planes.elements import Bytes, Part, Words, blocks, join, split
 from autockpt.executors.codecs.planes.frame import (
+    AS_IS,
     MAX_RUNS,
+    NIBBLES,
+    SEVENS,
     Group,
+    Header,
     grouped,
     header_size,
     kinds_of,
     pack_header,
     parse_header,
 )
-from autockpt.executors.codecs.zstd import decompress
-from autockpt.executors.layout.runs import Run
+from autockpt.executors.codecs.planes.packing import packed_bytes, unpack, unpack_sevens
+from autockpt.executors.codecs.zstd import pieces
+from autockpt.executors.layout.runs import Kind, Run
 
 SAMPLES, SAMPLE_ELEMENTS = 4, 2048
 """Of a group: this many contiguous pieces, spread evenly; 0.1 ms a chunk."""
+PIECE_BYTES = 2**16
+"""Of a coded plane that are decoded at a time: they stay in cache until they are joined."""
 
 
 class PlanesCodec:
@@ -54,25 +60,27 @@ class PlanesCodec:
         frame = np.empty(0, np.uint8) if into is None else np.frombuffer(into, np.uint8)
         if len(frame) < bound:
             frame = np.empty(bound, np.uint8)
-        lengths, end = _write_planes(frame, header_bytes, groups, codings, raw, base)
-        coded = [(coding is not None, n) for coding, n in zip(codings, lengths, strict=True)]
-        header = pack_header(groups, table, coded)
+        parts, end = _write_parts(frame, header_bytes, groups, codings, raw, base)
+        header = pack_header(groups, table, parts)
         frame[:header_bytes] = np.frombuffer(header, np.uint8)
         return frame[:end].data
 
     def decode(self, frame: Frame, raw_bytes: int, *, base: memoryview | None = None) -> memoryview:
         """The chunk.  Raises CorruptCheckpointError unless it has exactly `raw_bytes`."""
         view = memoryview(frame)
-        groups, coded, at = parse_header(view, raw_bytes, 0 if base is None else len(base))
+        header = parse_header(view, raw_bytes, 0 if base is None else len(base))
         raw = np.empty(raw_bytes, np.uint8)
-        planes = _read_planes(view, groups, coded, at)
-        for group in groups:
-            parts = [next(planes) for _ in range(group.kind.width)]
+        parts = _read_parts(view, header)
+        for group in header.groups:
+            mine = [next(parts) for _ in group.widths]
             against = base if group.kind.delta else None
             olds = group.pieces(against) if against is not None else None
-            for first, words in group.pieces(raw):
+            for _, words in group.pieces(raw):
                 old = next(olds)[1] if olds is not None else None
-                join(words, old, group.kind, [p[first : first + len(words)] for p in parts])
+                for at, stop in blocks(len(words), group.kind.width):
+                    before = None if old is None else old[at:stop]
+                    taken = [part.take(stop - at) for part in mine]
+                    join(words[at:stop], before, group.kind, taken, whole=header.whole)
         return raw.data
 
 
@@ -83,15 +91,20 @@ def needs_base(frame: Frame) -> bool:
 
 def _choose(
     group: Group, raw: memoryview, base: memoryview | None
-) -> tuple[Group, list[dict[int, int] | None]]:
-    """The group, as differences or not, and how each of its planes is coded."""
+) -> tuple[Group, list[entropy.Coding | None]]:
+    """The group, as differences or not, and how each of its parts is coded."""
     plain = replace(group, kind=replace(group.kind, delta=False))
     samples = _sample(plain, raw, None)
     if group.kind.delta and base is not None:
         differences = _sample(group, raw, base)
         if _bits(differences) < _bits(samples):
             plain, samples = group, differences
-    return plain, [entropy.encoding_of(sample) for sample in samples]
+    codings = [entropy.coding_of(sample) for sample in samples]
+    width = plain.kind.width
+    low = next((n for n in (width, width // 2) if n > 1 and not any(codings[:n])), 0)
+    if low == width:  # nothing to gain: as it is
+        plain = replace(plain, kind=Kind(width))
+    return replace(plain, low=low), [None] * bool(low) + codings[low:]
 
 
 def _bits(samples: list[Bytes]) -> float:
@@ -139,23 +152,26 @@ class _Spare(threading.local):
 _spare = _Spare()
 
 
-def _write_planes(
+def _write_parts(
     frame: Bytes,
     at: int,
     groups: list[Group],
-    codings: list[dict[int, int] | None],
+    codings: list[entropy.Coding | None],
     raw: memoryview,
     base: memoryview | None,
-) -> tuple[list[int], int]:
-    """(length of every plane as stored, end of the frame)."""
-    planes: list[Bytes] = []
-    rest, spare, used = iter(codings), _spare.of(len(raw)), 0
+) -> tuple[list[tuple[int, int]], int]:
+    """((coding, length) of every part as stored, end of the frame)."""
+    parts: list[Part] = []
+    rest, used = iter(codings), 0
+    largest = max((group.count for group in groups), default=0)
+    spare = _spare.of(len(raw) + packed_bytes(largest))
     for group in groups:
-        mine: list[Bytes] = []
-        for _ in range(group.kind.width):
+        mine: list[Part] = []
+        for width in group.widths:
             if next(rest) is None:  # in its place at once
-                mine.append(frame[at : at + group.count])
-                at += group.count
+                nbytes = group.count * width
+                mine.append(frame[at : at + nbytes].view(f"<u{width}"))
+                at += nbytes
             else:
                 mine.append(spare[used : used + group.count])
                 used += group.count
@@ -163,28 +179,57 @@ def _write_planes(
         for first, words in group.pieces(raw):
             old = next(olds)[1] if olds is not None else None
             split(words, old, group.kind, [p[first : first + len(words)] for p in mine])
-        planes += mine
-    lengths = [len(plane) for plane in planes]
-    for number, coding in enumerate(codings):
-        if coding is not None:
-            data = entropy.compress(planes[number], coding)
-            lengths[number] = len(data)
+        parts += mine
+    table: list[tuple[int, int]] = []
+    for part, coding in zip(parts, codings, strict=True):
+        if coding is None:
+            table.append((AS_IS, part.nbytes))
+            continue
+        began = at
+        stored, pieces_of_it = entropy.encoded(part, coding, spare[used:])
+        for data in pieces_of_it:
             frame[at : at + len(data)] = np.frombuffer(data, np.uint8)
             at += len(data)
-    return lengths, at
+        table.append((stored, at - began))
+    return table, at
 
 
-def _read_planes(
-    frame: memoryview, groups: list[Group], coded: list[tuple[bool, int]], at: int
-) -> Iterator[Bytes]:
-    """Every plane in order."""
-    counts = [group.count for group in groups for _ in range(group.kind.width)]
-    later = at + sum(length for is_coded, length in coded if not is_coded)
-    for (is_coded, length), count in zip(coded, counts, strict=True):
-        if is_coded:
-            data: Any = decompress(frame[later : later + length], count)
-            later += length
-        else:
-            data = frame[at : at + length]
-            at += length
-        yield np.frombuffer(data, np.uint8)
+class _Stream:
+    """A part in order, made a block at a time."""
+
+    def __init__(self, made: Iterator[Part], nothing: Part) -> None:
+        self._made, self._there = made, nothing
+
+    def take(self, count: int) -> Part:
+        """The next `count` of it."""
+        if len(self._there) < count:
+            found, there = [self._there], len(self._there)
+            while there < count:
+                found.append(next(self._made))
+                there += len(found[-1])
+            found = [some for some in found if len(some)]
+            self._there = found[0] if len(found) == 1 else np.concatenate(found)
+        taken, self._there = self._there[:count], self._there[count:]
+        return taken
+
+
+def _read_parts(frame: memoryview, header: Header) -> Iterator[_Stream]:
+    """Every part in order."""
+    shapes = [(width, group.count) for group in header.groups for width in group.widths]
+    at = header.at
+    later = at + sum(length for coding, length in header.parts if coding == AS_IS)
+    for (coding, length), (width, count) in zip(header.parts, shapes, strict=True):
+        if coding == AS_IS:
+            data, at = frame[at : at + length], at + length
+            yield _Stream(iter(()), np.frombuffer(data, f"<u{width}"))
+            continue
+        data, later = frame[later : later + length], later + length
+        if coding == SEVENS:
+            yield _Stream(iter(()), unpack_sevens(np.frombuffer(data, np.uint8), count))
+            continue
+        made = (
+            unpack(data, count, PIECE_BYTES)
+            if coding == NIBBLES
+            else (np.frombuffer(some, np.uint8) for some in pieces(data, count, PIECE_BYTES))
+        )
+        yield _Stream(made, np.empty(0, np.uint8))

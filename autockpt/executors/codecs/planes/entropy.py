@@ -3,28 +3,38 @@
 Mantissas are noise: a histogram of a few thousand bytes says so, and they are copied.  Exponents
 have few values in no order: Huffman alone is 3-4 times as fast as zstd 1 and smaller, because no
 match that zstd finds in them pays for its offset.  Differences to a base and small integers are
-mostly zeros in runs: there matches pay.  All three are zstd frames (RFC 8878), or bytes.
+mostly zeros in runs: there matches pay.  Either is a zstd frame (RFC 8878), of nibbles where few
+values are beyond them: half as many bytes to code.
 """
 
 import math
 import threading
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autockpt.executors.codecs.planes.elements import Bytes
+from autockpt.executors.codecs.planes.frame import CODED, NIBBLES, SEVENS
+from autockpt.executors.codecs.planes.packing import (
+    HEAD,
+    pack,
+    pack_sevens,
+    packed_bytes,
+    window_of,
+)
 from autockpt.executors.codecs.zstd import zstd
-
-Bytes = NDArray[np.uint8]
 
 NOISE_BITS = 7.8
 """Bits a byte above which a plane is stored as it is: Huffman would save less than 2.5 % of it."""
 WORTH = 0.03
 """What zstd must save beyond Huffman, as a part of the plane, to be used: it takes 3-4 times as
 long (docs/compression.md)."""
-PIECES, PIECE_BYTES = 4, 4096
-"""The sample: this many contiguous pieces, spread evenly."""
+ESCAPES, ESCAPES_OF_MATCHES = 0.02, 0.15
+"""Of a sample, at most, beyond the 15 values that nibbles hold: taking one out costs as much as
+Huffman saves on 50, and as matches save on 7."""
 
 _LITERAL_COMPRESSION = 1002
 """ZSTD_c_literalCompressionMode.  zstd leaves literals raw when it is told to skip ahead as fast as
@@ -39,33 +49,63 @@ _HUFFMAN: dict[int, int] = {**PLAIN, _P.target_length: 2**17, _LITERAL_COMPRESSI
 _MATCHES: dict[int, int] = dict(_SMALL)
 
 
-def sampled(plane: Any) -> Bytes:
-    """PIECES contiguous pieces of a plane (or of a strided view of one), or all of a short one."""
-    if len(plane) <= PIECES * PIECE_BYTES:
-        return np.ascontiguousarray(plane)
-    step = (len(plane) - PIECE_BYTES) // (PIECES - 1)
-    return np.concatenate([plane[i * step : i * step + PIECE_BYTES] for i in range(PIECES)])
-
-
 def bits_per_byte(sample: Bytes) -> float:
     """Order-0 entropy of a sample, in bits a byte; 0 for no bytes."""
+    return _entropy(np.bincount(sample, minlength=256))
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    total, counts = int(counts.sum()), counts[counts > 0]
+    return math.log2(total) - float(counts @ np.log2(counts)) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How a plane is coded."""
+
+    options: dict[int, int]
+    lowest: int | None = None
+    """Of the 15 values that nibbles hold; None: bytes as they are."""
+    sevens: bool = False
+    """Noise whose lowest bit is 0; `options` where one turns up that is not."""
+
+
+def coding_of(sample: Bytes) -> Coding | None:
+    """How the plane of this sample is coded; None: not at all."""
     counts = np.bincount(sample, minlength=256)
-    counts = counts[counts > 0]
-    if not len(sample):
-        return 0.0
-    return math.log2(len(sample)) - float(counts @ np.log2(counts)) / len(sample)
-
-
-def encoding_of(sample: Bytes) -> dict[int, int] | None:
-    """How the plane of this sample is compressed; None: not at all."""
-    bits = bits_per_byte(sample)
+    bits = _entropy(counts)
     if bits > NOISE_BITS:
         return None
+    if bits > NOISE_BITS * 7 / 8 and not (sample & 1).any():
+        return Coding(huffman_only(), sevens=True)
+    lowest, held = window_of(counts)
+    escapes = 1.0 - held / len(sample)
+    if escapes <= ESCAPES_OF_MATCHES:
+        packed, _ = pack(sample, lowest, np.empty(packed_bytes(len(sample)), np.uint8))
+        options = _options_of(packed, bits_per_byte(packed))
+        if escapes <= ESCAPES or options is _MATCHES:
+            return Coding(options, lowest)
+    return Coding(_options_of(sample, bits))
+
+
+def _options_of(sample: Bytes, bits: float) -> dict[int, int]:
     if bits < 1.0:  # Huffman needs a bit for every byte
         return _MATCHES
     huffman = len(compress(sample, huffman_only()))
     matched = len(compress(sample, _MATCHES))
     return _MATCHES if huffman - matched > WORTH * len(sample) else huffman_only()
+
+
+def encoded(plane: Bytes, coding: Coding, spare: Bytes) -> tuple[int, list[bytes | Bytes]]:
+    """(the header's word for it, what is stored of a plane); `spare`: `packed_bytes` of memory."""
+    if coding.sevens and (packed_sevens := pack_sevens(plane, spare)) is not None:
+        return SEVENS, [packed_sevens]
+    if coding.lowest is None:
+        return CODED, [compress(plane, coding.options)]
+    packed, escapes = pack(plane, coding.lowest, spare)
+    if len(packed) > len(plane):  # the sample did not show what the plane is
+        return CODED, [compress(plane, coding.options)]
+    return NIBBLES, [HEAD.pack(coding.lowest, escapes), compress(packed, coding.options)]
 
 
 @cache
