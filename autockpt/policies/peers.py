@@ -72,7 +72,7 @@ def way_of(profile: Profile, path: PeerPath) -> Way:
 
 def _slowdown(profile: Profile, path: PeerPath, notes: list[str]) -> float:
     """sigma: training lost per second of exchange."""
-    measure = next((m for m in profile.interference if m.work == WORKS[path]), None)
+    measure = profile.under(WORKS[path])
     if measure is None:
         notes.append(f"the slow-down by an exchange is assumed: {ASSUMED_SLOWDOWN:.0%}")
         return ASSUMED_SLOWDOWN

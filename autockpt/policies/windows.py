@@ -53,10 +53,10 @@ class WindowFit:
 def fit_windows(profile: Profile, link: LinkMeasure | None) -> WindowFit | None:
     """How a checkpoint over `link` fits the gaps between chunks.
 
-    None where none were measured, and on GPUs: they are given all copies at the boundary.
+    None where none were measured.
     """
     ranks = sorted({lap.rank for lap in profile.laps if lap.schedule})
-    if not ranks or link is None or profile.fingerprint.gpus:
+    if not ranks or link is None:
         return None
     margin = min(max(MARGINS[0], 2 * link.relative_spread), MARGINS[1])
     fits = [_fit(profile, rank, link, margin) for rank in ranks]

@@ -19,6 +19,7 @@ from autockpt.profiles.samples import (
     TransferSample,
     UnitSample,
 )
+from autockpt.profiles.schedule import SCHEDULE_WORKS
 from autockpt.profiles.windows import window_warnings
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.profile import (
@@ -94,6 +95,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     units = measured.units
     profile = Profile(
         fingerprint=facts.fingerprint,
+    lazy = [unit for unit in units if unit.work not in SCHEDULE_WORKS]
         created=facts.created,
         command=facts.command,
         iteration_s=estimators.distribution(s.iteration_s for s in measured.iterations),
@@ -110,9 +112,9 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         laps=tuple(measured.laps),
         gpus=facts.gpus,
         domains=facts.domains,
-        stall_s=estimators.maybe(s for unit in units for s in unit.stalls_s),
-        snapshot_s=estimators.maybe(s for unit in units for s in unit.copies_s),
-        persist_s=estimators.maybe(s for unit in units for s in unit.persists_s),
+        stall_s=estimators.maybe(s for unit in lazy for s in unit.stalls_s),
+        snapshot_s=estimators.maybe(s for unit in lazy for s in unit.copies_s),
+        persist_s=estimators.maybe(s for unit in lazy for s in unit.persists_s),
         samples=_raw_samples(measured),
     )
     probe_warnings = measured.storage.warnings if measured.storage else ()
@@ -290,8 +292,9 @@ def _raw_samples(measured: Measurements) -> dict[str, tuple[float, ...]]:
     for unit in measured.units:
         per_iteration_s = unit.total_s / unit.iterations
         grouped.setdefault(f"interference.{unit.work}_s", []).append(per_iteration_s)
-        grouped.setdefault("stall_s", []).extend(unit.stalls_s)
-        grouped.setdefault("snapshot_s", []).extend(unit.copies_s)
+        apart = f"{unit.work}." if unit.work in SCHEDULE_WORKS else ""
+        grouped.setdefault(f"{apart}stall_s", []).extend(unit.stalls_s)
+        grouped.setdefault(f"{apart}snapshot_s", []).extend(unit.copies_s)
         grouped.setdefault("persist_s", []).extend(unit.persists_s)
     raw.update({name: tuple(values) for name, values in grouped.items()})
     return raw

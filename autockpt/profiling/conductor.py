@@ -34,6 +34,7 @@ from autockpt.profiles.probes.proof import ChangeProof
 from autockpt.profiles.schedule import (
     PEER_WORK,
     WORKS,
+    SCHEDULE_WORKS,
     ProfileSettings,
     Unit,
     interference_units,
@@ -240,7 +241,7 @@ class Conductor:
         wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
         self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
-        iteration_s, persist_s, no_memory, peers = self._ranks.largest(
+        iteration_s, persist_s, no_memory, peers, windows = self._ranks.largest(
             [
                 statistics.median(quiet),
                 self._probes.expected_persist_s(),
@@ -262,6 +263,7 @@ class Conductor:
             works = (*works, PEER_WORK)
         units = interference_units(
             iteration_s,
+                float(self._windows.idles),
             persist_s=persist_s,
             works=works,
             settings=self.settings,
@@ -276,26 +278,28 @@ class Conductor:
     def _background(self, units: tuple[Unit, ...]) -> dict[str, Work]:
         """The work beside the iterations; storage is written by one rank of a node only."""
         assert self._probes is not None
+        if windows:
+            works = (*works, *SCHEDULE_WORKS)
         probes, snapshot = self._probes, self._probes.snapshot
         write = probes.writer() if self._ranks.probes_node else None
         copy = probes.copier()
         peer: Work = Quiet() if copy is None else WriteWork(copy)
         if write is None:
-            nothing: Work = PersistWork(snapshot, lambda: None)
-            return {
-                "snapshot_copy": CopyWork(snapshot), "storage_write": Quiet(), "persist": nothing,
-                PEER_WORK: peer,
-            }  # fmt: skip
+            works["storage_write"] = Quiet()
+            works["persist"] = PersistWork(snapshot, lambda: None)
+            return works
         limit = probes.writes_per_unit(sum(unit.work == "storage_write" for unit in units))
-        return {
-            "snapshot_copy": CopyWork(snapshot),
-            "storage_write": WriteWork(write, limit=limit),
-            "persist": PersistWork(snapshot, probes.persister()),
-            PEER_WORK: peer,
-        }
+        works["storage_write"] = WriteWork(write, limit=limit)
+        works["persist"] = PersistWork(snapshot, probes.persister())
+        return works
 
     def _late(self, until_s: float) -> bool:
         """Whether a stage may end early: ranks that train together must end it at one step."""
+        works: dict[str, Work] = {"snapshot_copy": CopyWork(snapshot), PEER_WORK: peer}
+        if any(unit.work in SCHEDULE_WORKS for unit in units):
+            stages = self._windows.hold_back(self._ranks.rank, snapshot.device)
+            works["snapshot_windows"] = CopyWork(movers.InWindows(snapshot, lambda: stages.gate))
+            works["snapshot_blocking"] = CopyWork(movers.AtBoundary(snapshot))
         return self._ranks.world_size == 1 and time.monotonic() > until_s
 
     def _clock(self) -> Callable[[], float]:
@@ -344,6 +348,7 @@ class Conductor:
             self._write_file(self._state)
         self._progress.close()
 
+        self._windows.detach()
     def _write_file(self, state: LiveState) -> None:
         assert self._probes is not None
         layout = self._probes.snapshot.layout

@@ -59,12 +59,15 @@ class InterferenceMeasure:
     """Slow-down of an iteration while background work runs, from interleaved iterations."""
 
     work: str
-    """snapshot_copy, storage_write, persist (copy and write together), peer_host and peer_device
-    (sending to peers and receiving from them on that path)."""
+    """snapshot_copy, snapshot_windows, snapshot_blocking (a snapshot in each iteration, copied
+    lazily, in windows, at the boundary), storage_write, persist (copy and write together),
+    peer_host and peer_device (sending to peers and receiving from them on that path)."""
     slowdown: Distribution
     """(iteration with the work / quiet iteration) - 1, fraction."""
     busy_s: float
     """How long the background work ran in an iteration, seconds, mean."""
+    stall_s: Distribution | None = None
+    """Blocked time of each of its snapshots, not in the slow-down; None: it takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +326,10 @@ class Profile:
     """What was unstable, refused or not measured, in sentences."""
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Raw samples by name, so that estimates can be replayed."""
+
+    def under(self, work: str) -> InterferenceMeasure | None:
+        """The slow-down under one kind of work, or None when it was not measured."""
+        return next((measure for measure in self.interference if measure.work == work), None)
 
     def link(self, name: str) -> LinkMeasure | None:
         """The measure of one link, or None when it was not measured."""
