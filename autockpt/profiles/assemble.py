@@ -32,6 +32,7 @@ from autockpt.values.profile import (
     InterferenceMeasure,
     Lap,
     LinkMeasure,
+    LinkTraffic,
     MemoryHeadroom,
     Profile,
     RecoveryTimes,
@@ -76,6 +77,7 @@ class Measurements:
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
+    traffic: tuple[LinkTraffic, ...] = ()
     laps: list[Lap] = field(default_factory=list)
     bubbles: list[Bubble] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -93,9 +95,9 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     )
     storage = estimators.storage_measures(measured.storage) if measured.storage else ()
     units = measured.units
+    lazy = [unit for unit in units if unit.work not in SCHEDULE_WORKS]
     profile = Profile(
         fingerprint=facts.fingerprint,
-    lazy = [unit for unit in units if unit.work not in SCHEDULE_WORKS]
         created=facts.created,
         command=facts.command,
         iteration_s=estimators.distribution(s.iteration_s for s in measured.iterations),
@@ -105,6 +107,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         failures=facts.failures,
         recovery=derive_recovery(facts.recovery, facts.state.total_bytes, links, storage),
         links=links,
+        traffic=measured.traffic,
         storage=storage,
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),

@@ -13,7 +13,7 @@ from autockpt.policies.policy_file import load_policy
 from autockpt.policies.windows import WindowFit, fit_windows
 from autockpt.values.goal import Goal, Limits, Pins
 from autockpt.values.plan import Choice
-from autockpt.values.profile import InterferenceMeasure, Profile
+from autockpt.values.profile import InterferenceMeasure, LinkTraffic, Profile
 from tests.fakes.profiles import distribution, example_profile, example_windows
 
 
@@ -190,3 +190,17 @@ def test_on_a_gpu_windows_are_chosen_only_where_they_were_measured() -> None:
     assert "only where the profile measured" in choice.reason
     assert decide(guessed, Goal()).plan.staging.compare == ()
     assert staging_of(on_gpu(measured(windows_s=0.01, blocking_s=0.9)))[0] == "windows"
+
+
+def test_traffic_of_the_training_takes_room_on_a_gpus_bus() -> None:
+    """Half of PCIe is in use: half of the bytes fit."""
+    free = on_gpu(noisy(**example_windows(lengths_s=(0.3, 0.2))))
+    traffic = LinkTraffic(
+        link="pcie", device="GPU 0", sent_bytes_per_s=8e9, received_bytes_per_s=0.0,
+        capacity_bytes_per_s=16e9, seconds=5.0,
+    )  # fmt: skip
+    busy = replace(free, traffic=(traffic,))
+    assert fit_of(busy).room_bytes == pytest.approx(fit_of(free).room_bytes / 2, rel=0.01)
+    assert "50% of the bus in use" in fit_of(busy).sentence
+    assert busy.used("pcie") == 0.5
+    assert busy.used("network") is None
