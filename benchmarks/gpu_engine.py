@@ -9,6 +9,7 @@ every so many of them to disk; `torch.save` (blocking) and torch DCP async save 
 fences blocked it; a fence's order on the device is in the end-to-end ratio, which sees everything.
 **End-to-end**: segments with and without checkpoints in the order AB, BA, ..., until the training's
 stream is idle; their ratio, paired in time, with a bootstrap bound.  `none` is the method's noise.
+**Windows**: the same in a pipeline with gaps, lazily and in its idle windows (`gpu_windows`).
 
 Without a GPU it says so and ends with 2; `--device cpu --size 10m` runs the same code as a smoke
 test, whose figures are printed and never published.
@@ -82,14 +83,15 @@ class Ours(Contestant):
 
     name = "autockpt"
 
-    def __init__(self, job: Job, folder: Path, disk_every: int) -> None:
+    def __init__(self, job: Job, folder: Path, disk_every: int, *, schedule: Any = None) -> None:
+        """`schedule`: of the copies; None: as autockpt does without being told."""
         super().__init__(job, folder)
         import autockpt
         from autockpt.values.goal import Goal, Pins, Retention
 
         pins = Pins(
             memory_interval_steps=1, disk_interval_steps=disk_every or NEVER, in_flight=1,
-            retune=False,
+            retune=False, schedule=schedule,
         )  # fmt: skip
         os.environ["AUTOCKPT_NO_PROFILE"] = "1"
         self.session: Any = autockpt.attach(
@@ -252,14 +254,20 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Row], dict[str
     told = seen(ours, began)
     ours.close()
     run(job, writers, args, args.writer_rounds, taken, deadline)
+    del job, ours, quick, writers  # their device memory
+    rows, windows = [], {}
+    if not deadline.passed:
+        from benchmarks.gpu_windows import measure_windows  # which imports this module
+
+        rows, windows = measure_windows(args, folder / "windows", device)
     settings = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "size": args.size, "state_bytes": state_bytes, "tokens": args.tokens, "batch": args.batch,
         "iterations_per_segment": args.iterations, "disk_every": disk_every,
         "rounds": {name: len(one.ratios) for name, one in taken.items()},
-        "link_bytes_per_s": link, **told,
+        "link_bytes_per_s": link, **told, "windows": windows,
     }  # fmt: skip
-    return to_rows(taken, link, told), settings
+    return [*to_rows(taken, link, told), *rows], settings
 
 
 def run(
@@ -339,11 +347,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of ours and of none (8; 2 on a cpu)")
     parser.add_argument("--writer-rounds", type=int, help="of the others (2; 1 on a cpu)")
     parser.add_argument("--disk-every", type=int, default=16, help="snapshots per disk checkpoint")
+    parser.add_argument("--windows-size", help="of the model with gaps (350m; tiny on a cpu)")
+    parser.add_argument("--gap-s", type=float, default=0.02, help="of its windows")
     parser.add_argument("--limit-s", type=float, default=400.0, help="no round begins after this")
     args = parser.parse_args(argv)
     smoke = args.device == "cpu"
     usual = {"tokens": (2048, 64), "batch": (8, 1), "iterations": (8, 3), "rounds": (8, 2),
-             "writer_rounds": (2, 1)}  # fmt: skip
+             "writer_rounds": (2, 1), "windows_size": ("350m", "tiny")}  # fmt: skip
     for name, values in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, values[smoke])

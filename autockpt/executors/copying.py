@@ -36,7 +36,7 @@ class CopyJob:
     tensors: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
     """(views of the slot, sources) when a plain memcpy cannot do it, or not well."""
     event: Any = None
-    """What a device copies by itself is only waited for."""
+    """What a device copies by itself is only waited for: an event, or a `device.GatedCopy`."""
 
 
 class ProgressCounter:
@@ -70,7 +70,7 @@ class CopyTask:
     gate: WindowGate | None = None
     """Asked before each piece; whoever waits for the copy makes it open."""
     use: WindowUse | None = None
-    """What the gate did with the bytes."""
+    """What the gate, whose `begin` was called, does with the bytes."""
     first: list[CopyJob] = field(default_factory=list)
     """Host tensors beside a device's: done before anything is waited for, not published."""
     last: Callable[["CopyTask"], None] | None = None
@@ -97,8 +97,6 @@ class CopyEngine:
     def start(self, task: CopyTask) -> None:
         """Begins after all earlier tasks."""
         self._newest = task
-        if task.gate is not None:
-            task.use = task.gate.begin(sum(job.nbytes for job in task.jobs))
         self._tasks.put(task)
 
     @property
@@ -116,15 +114,15 @@ class CopyEngine:
         task = self._newest
         return self.wait_for(lambda: task.copied == math.inf)
 
-    def wait_for(self, done: Callable[[], bool]) -> float:
+    def wait_for(self, done: Callable[[], bool], *, hurry: bool = True) -> float:
         """Blocks until `done()`, which must become true with the copies; seconds waited.
 
-        For one thread at a time.
+        For one thread at a time.  `hurry`: nothing is held back for it any more.
         """
         if done():
             return 0.0
         began = time.monotonic()
-        if self._newest.gate is not None:
+        if hurry and self._newest.gate is not None:
             self._newest.gate.hurry()
         self._reached.clear()
         self._awaited = done

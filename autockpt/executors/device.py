@@ -4,15 +4,20 @@ The side stream follows everything the training stream has been given at the bou
 stream is made to wait for an event of it before the optimizer changes what is being copied.  Both
 waits are the device's: no call here blocks the thread that trains.  With enough free memory the
 state is cloned on the device first, at hundreds of GB/s, and nobody waits for the link at all.
+
+Without a gate all copies are issued at the boundary.  With one the copy thread issues them piece by
+piece, one in flight at a time; what is left at a fence is issued there, at once and without a wait.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from autockpt.executors.memory import Arena
+from autockpt.executors.window_gate import WindowGate
 
 PIECE_BYTES = 64 * 2**20
 """Bytes per transfer: one of 20 GB would keep every collective's host traffic waiting."""
@@ -41,8 +46,71 @@ class DeviceRead:
         return self._host
 
 
+class Copies(Protocol):
+    """What a copy that is held back needs of its device."""
+
+    def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
+        """Issues copies to host memory, from any thread; the event behind them."""
+
+
+class GatedCopy:
+    """A copy that a device is given piece by piece, in order.
+
+    The copy thread gives a piece when the gate lets it and waits for that piece before it asks for
+    the next; the fence gives all that is left.  Whoever comes second finds it given.
+    """
+
+    def __init__(
+        self,
+        device: Copies,
+        targets: list[torch.Tensor],
+        sources: list[torch.Tensor],
+        gate: WindowGate,
+    ) -> None:
+        """Several tensors, or one that is not contiguous, are one piece."""
+        self._device, self._gate = device, gate
+        self._targets, self._sources = targets, sources
+        self._nbytes = sum(source.nbytes for source in sources)
+        self._whole = len(sources) > 1 or not sources[0].is_contiguous()
+        self._lock = threading.Lock()
+        self._given = 0
+        """Bytes from the beginning on."""
+        self._event: Any = None
+
+    def give(self, until: int | None = None) -> Any:
+        """Issues what is not issued yet of the first `until` bytes (None: all); the event behind.
+
+        Waits for nothing but another thread that issues a piece.
+        """
+        with self._lock:
+            stop = self._nbytes if until is None or self._whole else until
+            if self._given < stop:
+                self._event = self._device.copy(*self._piece(self._given, stop))
+                self._given = stop
+            if self._given == self._nbytes:
+                self._targets, self._sources = [], []  # a clone's memory is free once it is copied
+            return self._event
+
+    def synchronize(self) -> None:
+        """Until every byte has arrived, in pieces that each ask the gate; not for who trains."""
+        asked = 0
+        while asked < self._nbytes:
+            piece = self._nbytes if self._whole else self._gate.use.chunk_bytes
+            count = min(piece, self._nbytes - asked)
+            self._gate.wait(count)
+            asked += count
+            self.give(asked).synchronize()
+
+    def _piece(self, start: int, stop: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        if self._whole or (start, stop) == (0, self._nbytes):
+            return self._targets, self._sources
+        (target,), (source,) = self._targets, self._sources
+        begin, end = start // source.element_size(), stop // source.element_size()
+        return [target.view(-1)[begin:end]], [source.detach().view(-1)[begin:end]]
+
+
 class DeviceCopier:
-    """The side stream of one device.  Used from the training thread."""
+    """The side stream of one device.  Used from the training thread, `copy` also beside it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -70,6 +138,12 @@ class DeviceCopier:
         """The side stream goes on only after what the training stream has been given so far."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
+    def mark(self) -> Any:
+        """An event of the training stream: it happens when the device has come so far."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
     def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
         """Issues copies to pinned host memory; the event behind them."""
         with torch.cuda.stream(self._stream), torch.no_grad():
@@ -92,9 +166,7 @@ class DeviceCopier:
         """Reads a small tensor in the order of the training stream, without waiting."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return DeviceRead(host, event)
+        return DeviceRead(host, self.mark())
 
 
 def _pieces(

@@ -25,7 +25,7 @@ from autockpt.executors.copying import (
     copy_tensors,
     run_jobs,
 )
-from autockpt.executors.device import DeviceCopier, DeviceRead, device_of
+from autockpt.executors.device import DeviceCopier, DeviceRead, GatedCopy, device_of
 from autockpt.executors.fence import CanaryGroup, StateProof
 from autockpt.executors.inventory import Inventory, geometry
 from autockpt.executors.layout.plan import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
@@ -46,7 +46,7 @@ from autockpt.executors.sampling import Sampler, part_differs, sample_differs
 from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
 from autockpt.executors.specs import describe
 from autockpt.executors.state import LiveState, local_part
-from autockpt.executors.window_gate import WindowGate
+from autockpt.executors.window_gate import WindowGate, WindowUse
 from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
@@ -69,7 +69,8 @@ class Snapshot:
     sample: dict[str, list[Entry]] = field(default_factory=dict)
     """By part, tensors whose bytes are compared with the slot at its fence."""
     events: list[tuple[int, Any]] = field(default_factory=list)
-    """(end in the image, event behind it) of what a device copies out of the live tensors."""
+    """(end in the image, event behind it or `GatedCopy`) of what a device copies out of the live
+    tensors."""
     cloned: bool = False
     """What a device copies is a clone: the live tensors may change."""
     late: list[Callable[[], list[str]]] = field(default_factory=list)
@@ -122,10 +123,18 @@ class Snapshotter:
         self.device_clone: Literal["auto", "on", "off"] = "auto"
         """Clone on the device first; auto: when its free memory allows."""
         self.gate: WindowGate | None = None
-        """When the copy thread may move bytes of a lazy snapshot; None: at once."""
+        """When bytes of a lazy snapshot may move, or be given to a device; None: at once."""
         self.current: Snapshot | None = None
         self._tasks: dict[int, CopyTask] = {}
         """The newest copy into each slot."""
+
+    @property
+    def copier(self) -> DeviceCopier | None:
+        """The device that copies the state, as far as it is planned; None: the copy thread does."""
+        if self._device is None and self._recipe is not None and self._recipe.on_device:
+            places = (device_of(tensor) for tensor in self._recipe.tensors.values())
+            self._device = next((DeviceCopier(p) for p in places if p is not None), None)
+        return self._device
 
     # ------------------------------------------------------------------ what to copy
 
@@ -253,9 +262,7 @@ class Snapshotter:
         snapshot = Snapshot(
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
             task=CopyTask(
-                jobs=self._jobs(recipe, arena), publish=counter,
-                # A device's copies are all issued at the boundary: there is nothing to hold back.
-                gate=self.gate if lazy and not recipe.on_device else None,
+                jobs=self._jobs(recipe, arena), publish=counter, gate=self.gate if lazy else None,
             ), boundary=late,
         )  # fmt: skip
         snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]
@@ -291,7 +298,8 @@ class Snapshotter:
 
     def _prepare(self, snapshot: Snapshot, *, lazy: bool) -> bool:
         """All of it that is done before the copy thread begins; False when it must not be lazy."""
-        recipe = snapshot.recipe
+        recipe, task = snapshot.recipe, snapshot.task
+        self._hold_back(task, on_device=recipe.on_device)
         if recipe.on_device:
             lazy &= self._issue(snapshot)
         if lazy:
@@ -301,6 +309,21 @@ class Snapshotter:
                 groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
                 snapshot.proofs[name] = StateProof(tensors, groups=groups, reader=self._device)
         return lazy
+
+    def _hold_back(self, task: CopyTask, *, on_device: bool) -> None:
+        """Asks the gate, if there is one, how it will let the bytes pass."""
+        gate = task.gate
+        if gate is None:
+            return
+        nbytes = sum(job.nbytes for job in task.jobs if is_device(job) or not on_device)
+        if on_device and self.engine.busy:
+            gate.hurry()
+            task.use = WindowUse(nbytes=nbytes, reason="the snapshot before is still being copied")
+        else:
+            task.use = gate.begin(nbytes)
+        if on_device and task.use.reason:  # it is given everything at once, as without a gate
+            task.use.passed["overlap"] = nbytes
+            task.gate = None
 
     def _write_boundary(
         self,
@@ -356,7 +379,7 @@ class Snapshotter:
             if snapshot.boundary[0]:
                 copy_tensors(*snapshot.boundary)
             run_jobs(jobs, None)
-            task.jobs = []
+            task.jobs, task.gate, task.use = [], None, None
             return False
         if self._device is None:
             self._device = DeviceCopier(sources[0].device)
@@ -367,6 +390,10 @@ class Snapshotter:
         kept = device.clone(snapshot.boundary[1]) if snapshot.boundary[0] else []
         device.follow()
         rest, task.jobs = iter(sources), []
+        gate = task.gate
+        if gate is not None:  # a piece that waits for the boundary would look slow
+            end = 0 if kept else snapshot.layout.boundary_end
+            task.jobs.append(CopyJob(end, 0, 0, 0, event=device.mark()))
         if kept:
             event = device.copy(snapshot.boundary[0], kept)
             pair = (snapshot.boundary[0], kept)
@@ -378,11 +405,15 @@ class Snapshotter:
                 continue
             targets = job.tensors[0]
             given = [next(rest) for _ in targets]
-            event = device.copy(targets, given)
+            copy: Any = (
+                device.copy(targets, given)
+                if gate is None
+                else GatedCopy(device, targets, given, gate)
+            )
             # The job holds the sources: a clone lives until it is copied.
-            task.jobs.append(replace(job, tensors=(targets, given), event=event))
+            task.jobs.append(replace(job, tensors=(targets, given), event=copy))
             if not snapshot.cloned:
-                snapshot.events.append((job.end, event))
+                snapshot.events.append((job.end, copy))
         if self.engine.busy:
             # Behind the device's copy of an earlier snapshot they would keep the fence waiting.
             run_jobs(task.first, None)
@@ -443,12 +474,21 @@ class Snapshotter:
         if not snapshot.recipe.on_device:
             self.engine.wait_for(lambda: task.copied >= part.end)
             return
-        self.engine.wait_for(lambda: task.first_done)
-        event = next((e for end, e in snapshot.events if end >= part.end), None)
-        if event is None and snapshot.events:
-            event = snapshot.events[-1][1]
+        self.engine.wait_for(lambda: task.first_done, hurry=False)
+        event = self._given(snapshot, part.end)
         if event is not None and self._device is not None:
             self._device.order(event)
+
+    def _given(self, snapshot: Snapshot, end: int) -> Any:
+        """The event behind what a device copies out of live tensors up to `end`; issued by now."""
+        gate, event = snapshot.task.gate, None
+        if gate is not None and snapshot.events:
+            gate.hurry()
+        for at, copy in snapshot.events:
+            event = copy.give() if isinstance(copy, GatedCopy) else copy
+            if at >= end:
+                break
+        return event
 
     def _finish(self, snapshot: Snapshot) -> None:
         """Nothing is left that may change too early; a device is waited for elsewhere."""
@@ -463,7 +503,7 @@ class Snapshotter:
             self._wait_part(snapshot, snapshot.recipe.parts[name])
         self._prove(snapshot, list(snapshot.proofs))
         self.current = None
-        last = CopyTask(jobs=[], publish=ProgressCounter(memoryview(bytearray(8))))
+        last = CopyTask(jobs=[], publish=ProgressCounter(memoryview(bytearray(8))), gate=task.gate)
         last.last = lambda _: self._settle(snapshot)
         self._tasks[task.publish.slot] = last  # it publishes there once more
         self.engine.start(last)

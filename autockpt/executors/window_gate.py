@@ -32,6 +32,8 @@ ALPHA_S = 50e-6
 """Start of a chunk: waking the mover, entering Python again."""
 CHUNKS = tuple(2**20 * n // 4 for n in (16, 8, 4, 2, 1))
 """Sizes a mover is offered, bytes, the largest first; smaller ones cost more than they fill."""
+DEVICE_CHUNKS = tuple(2**20 * n for n in (64, 32, 16, 8, 4))
+"""The same for copies of a device: tens of GB/s, and an event to wait for behind each."""
 NEARLY_ALL = 0.95
 """A larger chunk that fills the windows this well is as good as the best."""
 MEMORY_RATES = 15
@@ -87,12 +89,17 @@ class WindowGate:
         bytes_per_s: float = UNKNOWN_BYTES_PER_S,
         margin: float = MARGIN,
         longest_wait_s: float = 1.0,
+        chunks: tuple[int, ...] = CHUNKS,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        """`bytes_per_s`: of the mover alone, until its own pace is known."""
+        """`bytes_per_s`: of the mover alone, until its own pace is known.
+
+        `chunks`: the sizes that it may be offered, bytes, the largest first.
+        """
         self.longest_wait_s = longest_wait_s
-        self.use = WindowUse()
+        self._chunks = chunks
+        self.use = WindowUse(chunk_bytes=chunks[0])
         self._laps = Laps()
         self._margin = margin
         self._now_s = now_s
@@ -148,6 +155,11 @@ class WindowGate:
         """Lengths by window from a profile; refused by the first lap of another order."""
         with self._changed:
             self._laps.hand_in(lengths_s, fingerprint)
+
+    @property
+    def learned(self) -> bool:
+        """Whether there are windows to count on."""
+        return self._laps.learned
 
     @property
     def refused(self) -> str:
@@ -259,9 +271,9 @@ class WindowGate:
 
     def _chunk_bytes(self) -> int:
         """The largest size that fills the windows about as well as any."""
-        filled = [self._from_window_on(chunk)[0] for chunk in CHUNKS]
+        filled = [self._from_window_on(chunk)[0] for chunk in self._chunks]
         good = NEARLY_ALL * max(filled, default=0)
-        return next(c for c, fill in zip(CHUNKS, filled, strict=True) if fill >= good)
+        return next(c for c, fill in zip(self._chunks, filled, strict=True) if fill >= good)
 
     def _not_worth(self, nbytes: int, laps: int, chunk: int) -> str:
         """A sentence when windows do not help this transfer."""
@@ -271,7 +283,7 @@ class WindowGate:
         if room >= YIELD_SHARE * nbytes:
             return ""
         longest_s = max(self._laps.forecasts_s, default=0.0)
-        needed_s = self._takes_s(CHUNKS[-1]) * (1 + self._margin)
+        needed_s = self._takes_s(self._chunks[-1]) * (1 + self._margin)
         return (
             f"windows take {room} of {nbytes} bytes (longest {longest_s * 1e3:.2f} ms, the "
             f"smallest chunk needs {needed_s * 1e3:.2f} ms): copied beside the compute"

@@ -8,12 +8,22 @@ from dataclasses import dataclass
 
 from autockpt.policies.waste import TierCost
 from autockpt.policies.windows import fit_windows
-from autockpt.values.plan import Staging
-from autockpt.values.profile import Distribution, LinkMeasure, Profile, StorageMeasure
+from autockpt.values.plan import Schedule, Staging
+from autockpt.values.profile import (
+    Distribution,
+    InterferenceMeasure,
+    LinkMeasure,
+    Profile,
+    StorageMeasure,
+)
 from autockpt.values.units import format_duration, format_rate
 
 ASSUMED_SLOWDOWN = 0.10
 """Fraction of training time lost while unmeasured background work runs: a cautious guess."""
+SCHEDULE_WORKS: dict[Schedule, str] = {
+    "windows": "snapshot_windows", "blocking": "snapshot_blocking"
+}  # fmt: skip
+"""Names of the interference measures of schedules; that of lazy copying is snapshot_copy."""
 ASSUMED_COPY_BYTES_PER_S = 2e9
 """Copy into host memory when no link was measured: slower than any machine tried so far."""
 ASSUMED_WRITE_BYTES_PER_S = 0.2e9
@@ -132,17 +142,20 @@ def profile_costs(
     """Costs of one checkpoint under `staging`, written as in `write`.
 
     `stall_s`, `snapshot_s` and `persist_s` of the profile were measured lazily, streaming and
-    asynchronously; any other staging is predicted from the links and the storage grid.
+    asynchronously; any other staging is predicted from the links and the storage grid, unless the
+    profile measured its schedule (`SCHEDULE_WORKS`).
     """
     notes: list[str] = []
     encoding = encoding or Encoding()
     copy = _copy_s(profile, staging, notes)
-    stall = copy if staging.schedule == "blocking" else _lazy_stall_s(profile, copy, notes)
+    measured = schedule_measure(profile, staging.schedule)
+    if measured is not None and measured.stall_s is not None:
+        stall = measured.stall_s
+    else:
+        stall = copy if staging.schedule == "blocking" else _lazy_stall_s(profile, copy, notes)
     persist = _persist_s(profile, staging, copy, write, encoding, notes)
     sync = staging.persist == "sync"
-    copying = 0.0 if staging.schedule == "blocking" else _lost_s(profile, "snapshot_copy", copy)
-    fit = fit_windows(profile, copy_link(profile)) if staging.schedule == "windows" else None
-    copying *= 1.0 if fit is None else 1.0 - fit.share
+    copying = _copy_lost_s(profile, staging, measured, copy)
     writing = 0.0 if sync else max(0.0, _persist_lost_s(profile, staging, persist, copy) - copying)
     if not profile.interference:
         notes.append(
@@ -166,6 +179,11 @@ def profile_costs(
         restore_disk_s=recovery.restore_disk.value_s + encoding.decode_s,
         notes=tuple(notes),
     )
+
+
+def schedule_measure(profile: Profile, schedule: Schedule) -> InterferenceMeasure | None:
+    """What a snapshot in each iteration cost under windows or at the boundary, if measured."""
+    return profile.under(SCHEDULE_WORKS[schedule]) if schedule in SCHEDULE_WORKS else None
 
 
 def copy_link(profile: Profile, *, pinned: bool = True) -> LinkMeasure | None:
@@ -249,13 +267,29 @@ def _persist_lost_s(
     )
 
 
+def _copy_lost_s(
+    profile: Profile,
+    staging: Staging,
+    measured: InterferenceMeasure | None,
+    copy: Distribution,
+) -> float:
+    """Training time lost beside the stall by one snapshot."""
+    if measured is not None:
+        return max(0.0, measured.slowdown.mean) * profile.iteration_s.mean
+    if staging.schedule == "blocking":
+        return 0.0
+    lost = _lost_s(profile, "snapshot_copy", copy)
+    fit = fit_windows(profile, copy_link(profile)) if staging.schedule == "windows" else None
+    return lost if fit is None else lost * (1.0 - fit.share)
+
+
 def _lost_s(profile: Profile, work: str, duration: Distribution) -> float:
     """Seconds of training lost while `work` runs for `duration`.
 
     sigma = slowdown * iteration / busy: the loss per second of background work, because `slowdown`
     is that of a whole iteration in which the work ran for `busy_s` only.
     """
-    measure = next((m for m in profile.interference if m.work == work), None)
+    measure = profile.under(work)
     if measure is None:
         return ASSUMED_SLOWDOWN * duration.mean
     busy_s = measure.busy_s or profile.iteration_s.mean

@@ -17,9 +17,10 @@ from autockpt.policies.explained import staging_choice
 from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.preemption import preemption_choice
 from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
+from autockpt.policies.schedules import choose_schedule
 from autockpt.policies.silent import verification_choice
 from autockpt.policies.slots import SlotChoice, choose_slots
-from autockpt.policies.staging import WriteChoice, choose_path, choose_schedule, choose_write
+from autockpt.policies.staging import WriteChoice, choose_path, choose_write
 from autockpt.policies.storage import Way, choose_room, storage_matters
 from autockpt.policies.waste import ENVELOPE
 from autockpt.values.errors import ConfigError

@@ -21,6 +21,8 @@ ASSUMED_BYTES_PER_S = 1.25e9
 """To another node where no link was measured: 10 Gbit/s, the slowest that is built today."""
 SLOWDOWN_LIMIT = 0.05
 """Most that an iteration may become longer while an exchange runs; the rate is cut to that."""
+LEAST_FREE = 0.05
+"""Of a network that training fills: copies must come through all the same."""
 LINKS: dict[PeerPath, str] = {"host": "host_to_peer", "device": "device_to_peer"}
 WORKS: dict[PeerPath, str] = {"host": "peer_host", "device": "peer_device"}
 
@@ -37,6 +39,8 @@ class Way:
     """Standard deviation of its time over the mean."""
     slowdown: float
     """Of training while it is used without a limit, fraction."""
+    used: float | None = None
+    """Fraction of the network that training itself sends over, 0..1; None: not counted."""
     notes: tuple[str, ...] = ()
     """What is assumed, in sentences."""
 
@@ -66,13 +70,14 @@ def way_of(profile: Profile, path: PeerPath) -> Way:
         bytes_per_s=rate,
         spread=link.relative_spread,
         slowdown=_slowdown(profile, path, notes),
+        used=profile.used("network"),
         notes=tuple(notes),
     )
 
 
 def _slowdown(profile: Profile, path: PeerPath, notes: list[str]) -> float:
     """sigma: training lost per second of exchange."""
-    measure = next((m for m in profile.interference if m.work == WORKS[path]), None)
+    measure = profile.under(WORKS[path])
     if measure is None:
         notes.append(f"the slow-down by an exchange is assumed: {ASSUMED_SLOWDOWN:.0%}")
         return ASSUMED_SLOWDOWN
@@ -86,11 +91,16 @@ def node_bytes(profile: Profile) -> int:
 
 
 def limited(redundancy: Redundancy, way: Way, rate_bytes_per_s: float | None) -> Redundancy:
-    """The scheme on a path, its rate as asked for or such that no iteration is 5 % longer."""
+    """The scheme on a path, its rate as asked for or such that no iteration is 5 % longer.
+
+    Where it has to be cut, to no more than what training leaves of the network, if that is known.
+    """
     rate = rate_bytes_per_s
     if rate is None:
         busy = way.slowdown > SLOWDOWN_LIMIT
         rate = way.bytes_per_s * SLOWDOWN_LIMIT / way.slowdown if busy else 0.0
+        if busy and way.used is not None:
+            rate = min(rate, way.bytes_per_s * max(LEAST_FREE, 1.0 - way.used))
     return replace(redundancy, path=way.path, rate_bytes_per_s=rate)
 
 

@@ -1,23 +1,15 @@
-"""How bytes move: schedule, chunk, writers, O_DIRECT and path, from what was measured.
+"""How bytes are written: chunk, writers, O_DIRECT and path, from what was measured.
 
 Storage figures come from the profile's grid: the fewest writers, then O_DIRECT, then the smallest
 chunk within 5 % of the best, because a peak found among noisy cells is not worth more threads.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from autockpt.policies.costs import (
-    Costs,
-    copy_link,
-    link_time_s,
-    profile_costs,
-    ranks_per_node,
-    write_time_s,
-)
-from autockpt.policies.windows import WORTH, fit_windows
+from autockpt.policies.costs import link_time_s, ranks_per_node, write_time_s
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Pins
-from autockpt.values.plan import CHUNK_BYTES, WRITERS, Choice, Staging
+from autockpt.values.plan import CHUNK_BYTES, WRITERS, Choice
 from autockpt.values.profile import LinkMeasure, Profile, StorageMeasure
 from autockpt.values.units import format_bytes, format_duration, format_fraction, format_rate
 
@@ -76,53 +68,6 @@ def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
         if runner_up
         else "",
         binding=binding,
-    )
-
-
-def choose_schedule(
-    profile: Profile, goal: Goal, base: Staging, write: StorageMeasure | None
-) -> tuple[Staging, Costs, Choice]:
-    """Lazy copying, unless its interference costs more than blocking for the whole copy, or idle
-    windows take enough of it out of the way."""
-    fit = fit_windows(profile, copy_link(profile))
-    ways = [replace(base, schedule="lazy"), replace(base, schedule="blocking")]
-    if fit is not None:
-        ways.append(replace(base, schedule="windows", window_margin=fit.margin))
-    elif goal.pins.schedule == "windows":
-        ways.append(replace(base, schedule="windows"))
-    found: dict[str, tuple[Staging, Costs]] = {}
-    for staging in ways:
-        costs = profile_costs(profile, staging, write=write)
-        found[staging.schedule] = (staging, costs)
-    cost = {name: costs.stall_s + costs.copy_slowdown_s for name, (_, costs) in found.items()}
-    pinned = goal.pins.schedule
-    blocking_wins = cost["blocking"] < ADVANTAGE * cost["lazy"] and goal.objective != "stall"
-    if profile.state.lazy_bytes == 0:
-        blocking_wins = True
-    chosen = pinned or ("blocking" if blocking_wins else "lazy")
-    worth = fit is not None and fit.share >= WORTH and profile.state.lazy_bytes > 0
-    if worth and not pinned and cost["windows"] < ADVANTAGE * cost[chosen]:
-        chosen = "windows"
-    other = min((name for name in cost if name != chosen), key=lambda name: cost[name])
-    why = "pinned by staging.schedule" if pinned else _schedule_reason(profile, cost, chosen)
-    windows = fit.sentence if fit is not None else _no_windows(profile, goal)
-    staging, costs = found[chosen]
-    extras = _staging_words(staging)
-    return (
-        staging,
-        costs,
-        Choice(
-            name="staging",
-            chosen=f"{chosen}, {extras}",
-            reason=f"{chosen} costs {format_duration(cost[chosen])} of training per snapshot, "
-            f"{other} {format_duration(cost[other])}; {why}{windows and '; ' + windows}",
-            numbers={
-                **{f"{name}_cost_s": seconds for name, seconds in cost.items()},
-                **(fit.numbers if fit is not None else {}),
-            },
-            runner_up=other,
-            binding="staging.schedule" if pinned else "",
-        ),
     )
 
 
@@ -191,40 +136,6 @@ def _cell(measure: StorageMeasure) -> str:
         f"{writers} x {measure.chunk_bytes / 2**20:g} MiB "
         f"{'direct' if measure.direct else 'buffered'}"
     )
-
-
-def _no_windows(profile: Profile, goal: Goal) -> str:
-    """Why nothing is said of windows, where they were asked for."""
-    if goal.pins.schedule != "windows":
-        return ""
-    if profile.fingerprint.gpus:
-        return "a device is given its copies at the boundary: only host copies move in windows"
-    return "no windows were measured: the run learns them in its first iterations"
-
-
-def _schedule_reason(profile: Profile, cost: dict[str, float], chosen: str) -> str:
-    if chosen == "windows":
-        return "the copy moves while the training idles"
-    if profile.state.lazy_bytes == 0:
-        return "no tensor was proven unchanged until the optimizer step, so nothing can be lazy"
-    if chosen == "blocking":
-        return "the interference of copying under compute costs more than waiting"
-    if cost["blocking"] < cost["lazy"]:
-        return "blocking is not 3 % better, or stalls are what the objective avoids"
-    return "the copy hides under forward and backward"
-
-
-def _staging_words(staging: Staging) -> str:
-    words = [
-        staging.persist,
-        "streaming" if staging.streaming else "write after seal",
-        "preallocated" if staging.preallocate else "allocated at every save",
-    ]
-    if staging.in_flight:
-        words.append(f"{staging.in_flight} in flight")
-    if staging.device_clone == "on":
-        words.append("cloned on the device")
-    return ", ".join(words)
 
 
 def _measured_path(profile: Profile, direct: LinkMeasure, write: StorageMeasure) -> Choice:

@@ -1,10 +1,11 @@
 """Whether the idle windows of an iteration take a checkpoint: bytes against gaps.
 
     usable_j = max(0, g_j - alpha)          of window j, its 10th percentile g_j
-    room     = B * gamma * sum usable_j     bytes of one iteration
+    room     = B * gamma * free * sum usable_j     bytes of one iteration
     k        = ceil(S / room)               iterations that one checkpoint of S bytes needs
 
-gamma = 1 / (1 + margin).  The rank with the least room decides: the slowest checkpoint counts.
+gamma = 1 / (1 + margin), free = 1 - what training itself sends over a GPU's bus, where counted (1
+else).  The rank with the least room decides: the slowest checkpoint counts.
 Source: Gemini (SOSP'23) for the partition model and k; BAFT (2025) for the windows of a pipeline.
 """
 
@@ -53,10 +54,10 @@ class WindowFit:
 def fit_windows(profile: Profile, link: LinkMeasure | None) -> WindowFit | None:
     """How a checkpoint over `link` fits the gaps between chunks.
 
-    None where none were measured, and on GPUs: they are given all copies at the boundary.
+    None where none were measured.
     """
     ranks = sorted({lap.rank for lap in profile.laps if lap.schedule})
-    if not ranks or link is None or profile.fingerprint.gpus:
+    if not ranks or link is None:
         return None
     margin = min(max(MARGINS[0], 2 * link.relative_spread), MARGINS[1])
     fits = [_fit(profile, rank, link, margin) for rank in ranks]
@@ -66,7 +67,8 @@ def fit_windows(profile: Profile, link: LinkMeasure | None) -> WindowFit | None:
 def _fit(profile: Profile, rank: int, link: LinkMeasure, margin: float) -> WindowFit:
     gaps = [b for b in profile.bubbles if b.rank == rank and b.what == "device"]
     usable_s = sum(max(0.0, gap.length_s.p10 - link.alpha_s) for gap in gaps)
-    room = int(link.bytes_per_s * usable_s / (1 + margin))
+    taken = (profile.used("pcie") or 0.0) if profile.fingerprint.gpus else 0.0
+    room = int(link.bytes_per_s * (1 - taken) * usable_s / (1 + margin))
     state = profile.state.total_bytes
     share = min(1.0, room / state) if state else 1.0
     needed = math.ceil(state / room) if room else 0
@@ -83,7 +85,8 @@ def _fit(profile: Profile, rank: int, link: LinkMeasure, margin: float) -> Windo
         sentence=(
             f"the {len(gaps)} windows of rank {rank} ({format_duration(idle_s)} of an iteration of "
             f"{format_duration(profile.iteration_s.p50)}) take {format_bytes(room)} of "
-            f"{format_bytes(state)} with a margin of {margin:.0%}: " + _verdict(share, needed)
+            f"{format_bytes(state)} with a margin of {margin:.0%}"
+            + (f" and {taken:.0%} of the bus in use: " if taken else ": ") + _verdict(share, needed)
             + (f"; {moving} of them move by more than half" if moving else "")
         ),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from autockpt.profiles.samples import (
     TransferSample,
     UnitSample,
 )
+from autockpt.profiles.schedule import SCHEDULE_WORKS
 from autockpt.profiles.windows import window_warnings
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.profile import (
@@ -31,6 +32,7 @@ from autockpt.values.profile import (
     InterferenceMeasure,
     Lap,
     LinkMeasure,
+    LinkTraffic,
     MemoryHeadroom,
     Profile,
     RecoveryTimes,
@@ -75,6 +77,7 @@ class Measurements:
     storage: StorageSamples | None = None
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
+    traffic: tuple[LinkTraffic, ...] = ()
     laps: list[Lap] = field(default_factory=list)
     bubbles: list[Bubble] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -92,6 +95,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
     )
     storage = estimators.storage_measures(measured.storage) if measured.storage else ()
     units = measured.units
+    lazy = [unit for unit in units if unit.work not in SCHEDULE_WORKS]
     profile = Profile(
         fingerprint=facts.fingerprint,
         created=facts.created,
@@ -103,6 +107,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         failures=facts.failures,
         recovery=derive_recovery(facts.recovery, facts.state.total_bytes, links, storage),
         links=links,
+        traffic=measured.traffic,
         storage=storage,
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),
@@ -110,9 +115,9 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         laps=tuple(measured.laps),
         gpus=facts.gpus,
         domains=facts.domains,
-        stall_s=estimators.maybe(s for unit in units for s in unit.stalls_s),
-        snapshot_s=estimators.maybe(s for unit in units for s in unit.copies_s),
-        persist_s=estimators.maybe(s for unit in units for s in unit.persists_s),
+        stall_s=estimators.maybe(s for unit in lazy for s in unit.stalls_s),
+        snapshot_s=estimators.maybe(s for unit in lazy for s in unit.copies_s),
+        persist_s=estimators.maybe(s for unit in lazy for s in unit.persists_s),
         samples=_raw_samples(measured),
     )
     probe_warnings = measured.storage.warnings if measured.storage else ()
@@ -290,8 +295,9 @@ def _raw_samples(measured: Measurements) -> dict[str, tuple[float, ...]]:
     for unit in measured.units:
         per_iteration_s = unit.total_s / unit.iterations
         grouped.setdefault(f"interference.{unit.work}_s", []).append(per_iteration_s)
-        grouped.setdefault("stall_s", []).extend(unit.stalls_s)
-        grouped.setdefault("snapshot_s", []).extend(unit.copies_s)
+        apart = f"{unit.work}." if unit.work in SCHEDULE_WORKS else ""
+        grouped.setdefault(f"{apart}stall_s", []).extend(unit.stalls_s)
+        grouped.setdefault(f"{apart}snapshot_s", []).extend(unit.copies_s)
         grouped.setdefault("persist_s", []).extend(unit.persists_s)
     raw.update({name: tuple(values) for name, values in grouped.items()})
     return raw

@@ -177,6 +177,7 @@ def interference(units: Sequence[UnitSample], *, seed: int = 0) -> tuple[Interfe
                 seed=seed,
             ),
             busy_s=sum(u.busy_s for u in members) / sum(u.iterations for u in members),
+            stall_s=maybe(stall_s for u in members for stall_s in u.stalls_s),
         )
         for work, members in by_work.items()
     )

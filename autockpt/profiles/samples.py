@@ -70,7 +70,7 @@ class UnitSample:
     """A few iterations in a row with the same background work (or none)."""
 
     work: str
-    """quiet, snapshot_copy, storage_write or persist."""
+    """quiet, or the work of an `InterferenceMeasure`."""
     round: int
     """Units of one round are compared with each other."""
     iterations: int

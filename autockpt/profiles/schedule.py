@@ -15,6 +15,8 @@ from autockpt.values.errors import ConfigError
 
 WORKS = ("snapshot_copy", "storage_write", "persist")
 """Background work whose cost is measured, beside "quiet"."""
+SCHEDULE_WORKS = ("snapshot_windows", "snapshot_blocking")
+"""The same where a rank has idle windows: the other ways to take what "snapshot_copy" takes."""
 PEER_WORK = "peer_host"
 """The same where there is another node: its memory is fetched."""
 QUIET_LIMIT = 60
@@ -60,7 +62,7 @@ class Unit:
     """Iterations in a row with the same background work."""
 
     work: str
-    """One of `WORKS`, `PEER_WORK` or "quiet"."""
+    """One of `WORKS`, `SCHEDULE_WORKS`, `PEER_WORK` or "quiet"."""
     round: int
     iterations: int
 
@@ -125,7 +127,7 @@ def _unit_lengths(
 ) -> dict[str, int]:
     """Iterations of each kind of unit; only a persist may need more than `short`."""
     own = {
-        "snapshot_copy": min(short, SNAPSHOTS_PER_UNIT),
+        **dict.fromkeys(("snapshot_copy", *SCHEDULE_WORKS), min(short, SNAPSHOTS_PER_UNIT)),
         "persist": max(short, math.ceil(1.3 * persist_s / iteration_s)),
     }
     return {"quiet": short, **{work: own.get(work, short) for work in works}}

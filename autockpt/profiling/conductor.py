@@ -31,8 +31,10 @@ from autockpt.profiles.probes.interference import (
 )
 from autockpt.profiles.probes.iteration import CudaTicker, PhaseTimer
 from autockpt.profiles.probes.proof import ChangeProof
+from autockpt.profiles.probes.traffic import TrafficProbe
 from autockpt.profiles.schedule import (
     PEER_WORK,
+    SCHEDULE_WORKS,
     WORKS,
     ProfileSettings,
     Unit,
@@ -85,6 +87,7 @@ class Conductor:
         self._interference: InterferenceProbe | None = None
         self._works: dict[str, Work] = {}
         self._windows = WindowProbe()
+        self._traffic: TrafficProbe | None = None
         self._quiet_left = self._quiet_total = 0
         self._until_s = 0.0
         self._known_ranks: Ranks | None = None
@@ -115,6 +118,7 @@ class Conductor:
             f"the script ended after {self.timer.steps} iterations, before the profile was "
             "complete; give it more steps and rerun `autockpt profile`"
         )
+        self._count_traffic()
         if self._probes is None:
             self._blocking_probes()
         self._write()
@@ -123,6 +127,7 @@ class Conductor:
         """Takes the hooks away; for tests, not from inside a hook."""
         self._complete = True
         self._windows.detach()
+        self._count_traffic()
         self.timer.close()
 
     # -- hooks ------------------------------------------------------------------------------
@@ -172,6 +177,10 @@ class Conductor:
         self.timer.label = "quiet"
         self._until_s = time.monotonic() + self.settings.quiet_limit_s
         self._windows.attach(self._roots, late=self._device.type == "cuda")
+        if self._ranks.writes:
+            self._traffic = TrafficProbe(
+                facts.interface(self._ranks), gpus=self._device.type == "cuda"
+            )
         self._stage = self._quiet
 
     def _quiet(self) -> None:
@@ -182,9 +191,17 @@ class Conductor:
         if self._quiet_left == 0 or (enough and self._late(self._until_s)):
             self.timer.label = None
             self._windows.detach()
+            self._count_traffic()
             self._blocking_probes()
             self._prove()
             self._stage = self._settle
+
+    def _count_traffic(self) -> None:
+        """What the links carried during the quiet iterations."""
+        if self._traffic is not None:
+            self.measured.traffic = self._traffic.stop()
+            self.measured.warnings += self._traffic.missing
+            self._traffic = None
 
     def _settle(self) -> None:
         """The iteration after the blocking probes found cold caches: it does not count."""
@@ -240,12 +257,13 @@ class Conductor:
         wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
         self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
-        iteration_s, persist_s, no_memory, peers = self._ranks.largest(
+        iteration_s, persist_s, no_memory, peers, windows = self._ranks.largest(
             [
                 statistics.median(quiet),
                 self._probes.expected_persist_s(),
                 float(self._probes.snapshot.arena is None),
                 float(self._probes.copier() is not None),
+                float(self._windows.idles),
             ]
         )
         if no_memory:
@@ -260,6 +278,8 @@ class Conductor:
             )
         if peers:
             works = (*works, PEER_WORK)
+        if windows:
+            works = (*works, *SCHEDULE_WORKS)
         units = interference_units(
             iteration_s,
             persist_s=persist_s,
@@ -280,19 +300,19 @@ class Conductor:
         write = probes.writer() if self._ranks.probes_node else None
         copy = probes.copier()
         peer: Work = Quiet() if copy is None else WriteWork(copy)
+        works: dict[str, Work] = {"snapshot_copy": CopyWork(snapshot), PEER_WORK: peer}
+        if any(unit.work in SCHEDULE_WORKS for unit in units):
+            stages = self._windows.hold_back(self._ranks.rank, snapshot.device)
+            works["snapshot_windows"] = CopyWork(movers.InWindows(snapshot, lambda: stages.gate))
+            works["snapshot_blocking"] = CopyWork(movers.AtBoundary(snapshot))
         if write is None:
-            nothing: Work = PersistWork(snapshot, lambda: None)
-            return {
-                "snapshot_copy": CopyWork(snapshot), "storage_write": Quiet(), "persist": nothing,
-                PEER_WORK: peer,
-            }  # fmt: skip
+            works["storage_write"] = Quiet()
+            works["persist"] = PersistWork(snapshot, lambda: None)
+            return works
         limit = probes.writes_per_unit(sum(unit.work == "storage_write" for unit in units))
-        return {
-            "snapshot_copy": CopyWork(snapshot),
-            "storage_write": WriteWork(write, limit=limit),
-            "persist": PersistWork(snapshot, probes.persister()),
-            PEER_WORK: peer,
-        }
+        works["storage_write"] = WriteWork(write, limit=limit)
+        works["persist"] = PersistWork(snapshot, probes.persister())
+        return works
 
     def _late(self, until_s: float) -> bool:
         """Whether a stage may end early: ranks that train together must end it at one step."""
@@ -328,6 +348,7 @@ class Conductor:
     def _write(self) -> None:
         """Writes the profile on rank 0; every rank lets go of its memory."""
         self._gather()
+        self._windows.detach()
         assert self._probes is not None
         assert self._state is not None
         if self._complete and self._ranks.probes_node:

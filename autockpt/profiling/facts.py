@@ -5,9 +5,11 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
 import torch
 
 import autockpt
+from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.layout.plan import Layout
 from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import JobFacts
@@ -37,6 +39,24 @@ def fingerprint(*, layout_digest: str, storage_dir: str, ranks: Ranks | None = N
         storage=str(host.mount_of(storage_dir)),
         autockpt_version=autockpt.__version__,
     )
+
+
+def interface(ranks: Ranks) -> str | None:
+    """The network interface that the training's traffic takes, None where it uses no network.
+
+    As the back ends of torch are told, else the one with the address that keepers listen on.
+    """
+    named = [os.environ.get(name, "") for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
+    known = psutil.net_if_addrs()
+    for name in (part.lstrip("=") for text in named for part in text.split(",")):
+        if name in known:
+            return name
+    if ranks.nodes < 2:
+        return None
+    with contextlib.suppress(AutockptError):
+        host = listen_host(os.environ, one_host=False)
+        return next((n for n, entries in known.items() if host in (e.address for e in entries)), "")
+    return ""
 
 
 def state_inventory(

@@ -9,7 +9,7 @@ import torch
 
 from autockpt.executors.codecs import codec
 from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
-from autockpt.executors.device import register_with_cuda
+from autockpt.executors.device import DeviceCopier, register_with_cuda
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.inventory import local_part
 from autockpt.executors.layout.plan import EXTRA, Layout, TensorSpec, element_kind
@@ -18,6 +18,7 @@ from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import Snapshot, Snapshotter
 from autockpt.executors.state import LiveState
+from autockpt.executors.window_gate import WindowGate
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
 from autockpt.profiles.probes.proof import raw_bytes
@@ -69,14 +70,20 @@ class LiveSnapshot:
         self._snapshotter.fence()
         return time.monotonic() - began
 
-    def begin(self) -> float:
+    def begin(self, gate: WindowGate | None = None) -> float:
         """At the boundary: copies what must be copied now, starts the rest; seconds blocked."""
-        snapshot = self._take(lazy=True)
+        snapshot = self._take(lazy=True, gate=gate)
         self._began_s = snapshot.began_s
         return snapshot.boundary_stall_s
 
-    def _take(self, *, lazy: bool) -> Snapshot:
+    @property
+    def device(self) -> DeviceCopier | None:
+        """The device that copies the state; None: the copy thread does."""
+        return self._snapshotter.copier
+
+    def _take(self, *, lazy: bool, gate: WindowGate | None = None) -> Snapshot:
         assert self.arena is not None
+        self._snapshotter.gate = gate
         return self._snapshotter.begin(
             self.arena,
             self._progress(),
@@ -121,6 +128,46 @@ class LiveSnapshot:
             for entry in self.layout.entries
             if entry.spec.nbytes and not entry.spec.name.startswith("__")
         ]
+
+
+class InWindows:
+    """The same snapshots, held back by a gate."""
+
+    def __init__(self, snapshot: LiveSnapshot, gate: Callable[[], WindowGate | None]) -> None:
+        self._snapshot, self._gate = snapshot, gate
+
+    def begin(self) -> float:
+        """At the boundary; seconds blocked."""
+        return self._snapshot.begin(self._gate())
+
+    def fence(self) -> float:
+        """Before the optimizer step: what windows did not take passes now; seconds blocked."""
+        return self._snapshot.fence()
+
+    def wait_copied(self) -> float:
+        """Seconds from the boundary to the last byte."""
+        return self._snapshot.wait_copied()
+
+
+class AtBoundary:
+    """The same snapshots, whole inside the boundary."""
+
+    def __init__(self, snapshot: LiveSnapshot) -> None:
+        self._snapshot = snapshot
+        self._took_s = 0.0
+
+    def begin(self) -> float:
+        """All of it; seconds blocked."""
+        self._took_s = self._snapshot.blocking()
+        return self._took_s
+
+    def fence(self) -> float:
+        """Nothing is left."""
+        return 0.0
+
+    def wait_copied(self) -> float:
+        """Seconds from the boundary to the last byte."""
+        return self._took_s
 
 
 def tensor_facts(state: LiveState, layout: Layout, changed: set[str]) -> list[TensorFacts]:

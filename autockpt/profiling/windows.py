@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from autockpt.executors.device import DeviceCopier
 from autockpt.profiles import windows
 from autockpt.profiles.assemble import Measurements
 from autockpt.profiles.estimators import maybe
@@ -17,6 +18,7 @@ from autockpt.profiles.probes.iteration import CudaTicker
 from autockpt.profiles.probes.laps import LapRecorder
 from autockpt.profiles.probes.pipeline import schedule_name
 from autockpt.profiles.probes.stages import StageHooks
+from autockpt.profiling.gating import StageGate
 from autockpt.profiling.ranks import Ranks
 from autockpt.values.errors import AutockptError
 from autockpt.values.profile import Bubble, Lap
@@ -39,6 +41,9 @@ class WindowProbe:
         self._stages, self._collectives = StageHooks(self._chunks), CollectiveHooks(self._network)
         self._attached = False
         self._blind = False
+        self._own_windows = RankWindows(laps=(), bubbles=())
+        self.stages: StageGate | None = None
+        """What holds copies back while their cost is measured; None: no copy is held back."""
 
     def attach(self, roots: Sequence[torch.nn.Module], *, late: bool) -> None:
         """Begins to listen; `late`: to a device, whose marks are read an iteration later."""
@@ -57,15 +62,33 @@ class WindowProbe:
         self._stages.detach()
         self._collectives.detach()
         self._attached = False
+        if self.stages is not None:
+            self.stages.close()
+            self.stages = None
+
+    def hold_back(self, rank: int, device: DeviceCopier | None) -> StageGate:
+        """A gate that knows the windows of this rank, until `detach`."""
+        self.stages = StageGate(device=device)
+        self.stages.hand_in(rank, self._own_windows.laps, self._own_windows.bubbles)
+        return self.stages
+
+    @property
+    def idles(self) -> bool:
+        """This rank has windows between the chunks of a pipeline; known from `bring_home` on."""
+        return any(bubble.after >= 0 for bubble in self._own_windows.bubbles)
 
     def step_began(self) -> None:
         """The optimizer's step begins."""
+        if self.stages is not None:
+            self.stages.step_began()
         if self._attached:
             self._chunks.step_began()
             self._network.step_began()
 
     def boundary(self) -> None:
         """It ended."""
+        if self.stages is not None:
+            self.stages.boundary()
         if self._attached:
             self._chunks.boundary()
             self._network.boundary()
@@ -74,16 +97,15 @@ class WindowProbe:
         self, measured: Measurements, ranks: Ranks, data_wait_s: Sequence[float]
     ) -> None:
         """The windows of all ranks into `measured`; every rank must call it."""
-        own = RankWindows(laps=(), bubbles=())
         try:
-            own = self._own(ranks.rank, data_wait_s)
+            self._own_windows = self._own(ranks.rank, data_wait_s)
         except AutockptError as error:
             measured.warnings.append(f"windows: not measured: {error}")
         if self._blind:
             measured.warnings.append(
                 "windows of the network: not measured, DDP has a communication hook already"
             )
-        for text in ranks.gathered(to_json(own)):
+        for text in ranks.gathered(to_json(self._own_windows)):
             found = from_json(RankWindows, text)
             measured.laps += found.laps
             measured.bubbles += found.bubbles

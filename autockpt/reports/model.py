@@ -114,7 +114,7 @@ def _profile_report(data: RunData) -> ReportModel:
         what_if=data.what_if,
         risk=data.risk,
         search=data.search,
-        windows=windows((), data.profile),
+        windows=windows((), data.profile, data.decision),
     )
 
 
@@ -163,7 +163,7 @@ def _run_report(data: RunData) -> ReportModel:
         ages=aged,
         changes=changes(events, start_s),
         timeline=timeline(events, restores, start_s),
-        windows=windows(events, profile),
+        windows=windows(events, profile, data.decision),
     )
 
 

@@ -12,6 +12,7 @@ from autockpt.reports.protection import facts as copy_facts
 from autockpt.reports.restarts import LABELS as PARTS
 from autockpt.reports.verdict import COSTS
 from autockpt.reports.what_if import terms
+from autockpt.reports.windows import Windows
 from autockpt.values.units import format_duration, format_fraction
 
 WIDTH = 88
@@ -150,7 +151,22 @@ def _windows(model: ReportModel) -> list[str]:
          "-" if rank.window_share is None else format_fraction(rank.window_share), rank.why_not)
         for rank in model.windows.ranks
     ]  # fmt: skip
-    return ["Idle windows of an iteration, and what moved in them", *_columns(rows)]
+    return [
+        "Idle windows of an iteration, and what moved in them",
+        *_columns(rows),
+        *_compared(model.windows),
+    ]
+
+
+def _compared(windows: Windows) -> list[str]:
+    """Schedules of copying that took turns."""
+    rows = [
+        (cost.schedule, format_duration(max(0.0, cost.observed_s)),
+         "-" if cost.expected_s is None else f"expected {format_duration(cost.expected_s)}",
+         f"{cost.tries} tries")
+        for cost in windows.compared
+    ]  # fmt: skip
+    return ["Training time of a snapshot by schedule", *_columns(rows)] if rows else []
 
 
 def _choices(model: ReportModel) -> list[str]:

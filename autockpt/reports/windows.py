@@ -1,16 +1,19 @@
 """Idle windows and the chunks that moved in them: one iteration of each rank, sums over the run.
 
 A run shows the newest iteration that was told with its times; a profile, the windows it measured.
+Where schedules of copying took turns, what each cost stands beside what was expected of it.
 """
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.reports.timeline import ROWS, Row, Timeline
+from autockpt.values.plan import Decision
 from autockpt.values.profile import Bubble, Profile
-from autockpt.values.telemetry import Event, WindowsUsed
+from autockpt.values.telemetry import Event, Iterated, ScheduleTried, WindowsUsed
 
 DRAWN = 16
 """Ranks in the chart: each has some hundred spans, and neighbours look alike."""
@@ -37,6 +40,19 @@ class RankUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A schedule of copying that took turns with others."""
+
+    schedule: str
+    expected_s: float | None
+    """Training time of a snapshot as the decision had it; None: it had none."""
+    observed_s: float
+    error_s: float | None
+    """Standard error of the mean; None for a single try."""
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
     """The section's data."""
 
@@ -45,10 +61,19 @@ class Windows:
     step: int
     """Whose iteration is drawn; 0: that of the profile."""
     schedule: str
+    compared: tuple[Compared, ...] = ()
+    """Of rank 0, over the whole run."""
 
 
-def windows(events: Sequence[Event], profile: Profile | None) -> Windows | None:
+def windows(
+    events: Sequence[Event], profile: Profile | None, decision: Decision | None
+) -> Windows | None:
     """What there is to show, None where no windows were looked for."""
+    found = _found(events, profile)
+    return None if found is None else replace(found, compared=_compared(events, decision))
+
+
+def _found(events: Sequence[Event], profile: Profile | None) -> Windows | None:
     used = [event for event in events if isinstance(event, WindowsUsed)]
     bubbles = [b for b in profile.bubbles if b.what == "device"] if profile else []
     schedule = next((lap.schedule for lap in profile.laps), "") if profile else ""
@@ -57,6 +82,28 @@ def windows(events: Sequence[Event], profile: Profile | None) -> Windows | None:
     if profile is None or not bubbles:
         return None
     return _of_profile(bubbles, profile.iteration_s.p50, schedule)
+
+
+def _compared(events: Sequence[Event], decision: Decision | None) -> tuple[Compared, ...]:
+    """Costs beyond the quiet iterations of the run, those of a run without any beyond the least."""
+    tried = [event for event in events if isinstance(event, ScheduleTried) and event.rank == 0]
+    if not tried:
+        return ()
+    blocks = [e.quiet_s for e in events if isinstance(e, Iterated) and e.rank == 0 and e.quiet_s]
+    quiet_s = statistics.median(blocks) if blocks else min(t.total_s / t.iterations for t in tried)
+    choice = None if decision is None else decision.choice("staging")
+    expected = {} if choice is None else choice.numbers
+    found = []
+    for schedule in dict.fromkeys(event.schedule for event in tried):
+        own = [t.total_s - t.iterations * quiet_s for t in tried if t.schedule == schedule]
+        error_s = statistics.stdev(own) / math.sqrt(len(own)) if len(own) > 1 else None
+        found.append(
+            Compared(
+                schedule=schedule, expected_s=expected.get(f"{schedule}_cost_s"),
+                observed_s=statistics.fmean(own), error_s=error_s, tries=len(own),
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _of_run(used: Sequence[WindowsUsed], schedule: str) -> Windows:

@@ -36,6 +36,11 @@ class IterationClock:
         self._last = now
         return now
 
+    @property
+    def boundary_s(self) -> float:
+        """Time of the newest boundary."""
+        return self._last
+
     def stalled(self, seconds: float) -> None:
         """Part of the coming iteration is our doing."""
         self._stall += seconds

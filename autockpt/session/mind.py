@@ -33,6 +33,7 @@ from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.profile import Profile
+from autockpt.values.units import format_duration
 
 THINK_S = 0.25
 ANSWER_S = 5.0
@@ -235,7 +236,9 @@ class Mind:
 
 
 def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
-    """An interval that was re-tuned, with the reason and the numbers of the change."""
+    """An interval or a schedule that was re-tuned, with the reason and numbers of the change."""
+    if choice.name == "staging":
+        return _rescheduled(choice, offer)
     tier = choice.name.removesuffix(".interval")
     steps = offer.plan.tier(tier).interval_steps
     if tier == choice.name or choice.chosen.split(" ", 1)[0] == str(steps):
@@ -249,6 +252,26 @@ def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
         runner_up_waste=offer.numbers.get("waste_before"),
         chosen_waste=None if offer.expected is None else offer.expected.waste,
         binding=offer.binding,
+    )
+
+
+def _rescheduled(choice: Choice, offer: PlanProposal) -> Choice:
+    """The staging after a comparison: what was predicted stays beside what was seen."""
+    if offer.kind != "schedule":
+        return choice
+    before, _, rest = choice.chosen.partition(",")
+    schedule = offer.plan.staging.schedule
+    predicted = ", ".join(
+        f"{name} {format_duration(choice.numbers[f'{name}_cost_s'])}"
+        for name in ("windows", "lazy", "blocking")
+        if f"{name}_cost_s" in choice.numbers and f"{name}_observed_s" in offer.numbers
+    )
+    return replace(
+        choice,
+        chosen=f"{schedule},{rest}",
+        reason=offer.reason + (predicted and f"; expected were {predicted}"),
+        numbers={**choice.numbers, **offer.numbers},
+        runner_up=choice.runner_up if before == schedule else f"{before}, as before",
     )
 
 

@@ -5,6 +5,7 @@ with its reason, and the training goes on.
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +27,24 @@ that would cost a checkpoint and what the old ones hold."""
 FINAL_WAIT_S = 900.0
 
 
+@dataclass(slots=True)
+class Trial:
+    """A snapshot that was taken to see what its schedule costs."""
+
+    snapshot: Snapshot
+    generation: Generation
+    step: int
+    schedule: str
+    began_s: float
+    """Its boundary, before anything was done there."""
+    iterations: int = 0
+
+
 class Saving(RankState):
     """Begins snapshots and follows them until the last byte is proven."""
+
+    _trial: Trial | None = None
+    """The newest snapshot of a comparison, until its cost is known."""
 
     def _due(self, step: int) -> bool:
         interval = self._plan.tier("memory").interval_steps
@@ -122,14 +139,16 @@ class Saving(RankState):
         disk = self._asked_disk
         assert self._snapshotter is not None
         staging = self._plan.staging
+        schedule = staging.schedule_of(step // max(1, self._plan.snapshot_interval_steps))
         arena = self._link.slots[slot]
         if not staging.preallocate and not arena.pinned:
             arena.release_pages()
-        lazy = staging.schedule != "blocking"
-        self._snapshotter.gate = self._windows.gate(staging)
+        lazy = schedule != "blocking"
+        gate = self._windows.gate(schedule, staging, self._snapshotter.copier)
+        self._snapshotter.gate = gate
         self._snapshotter.device_clone = staging.device_clone
         try:
-            self._snapshotter.begin(
+            snapshot = self._snapshotter.begin(
                 arena, self._progress(), lazy=lazy, slot=slot, rng=rng,
                 capacity=self._link.image_bytes,
                 began=lambda layout: self._tell_began(generation, step, slot, disk, layout),
@@ -145,6 +164,8 @@ class Saving(RankState):
             self._abandon(generation, repr(error))
             raise
         self._flight = (generation, step, disk)
+        if staging.compare and (gate is None or gate.learned):
+            self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
             self._disk_busy = self._disk_newest = generation
             if staging.in_flight:
@@ -217,6 +238,28 @@ class Saving(RankState):
     def _progress(self) -> dict[str, Any]:
         data = None if self._data is None else self._data.state()
         return {"step": self._step, "data": data, "mesh": self._mesh}
+
+    def _tell_tried(self, now_s: float) -> None:
+        """At a boundary: what the snapshot of a comparison has cost, once its copy has ended.
+
+        Or once the next one is due: they must not be counted together.
+        """
+        trial = self._trial
+        if trial is None:
+            return
+        trial.iterations += 1
+        snapshot = trial.snapshot
+        if not snapshot.settled and not snapshot.void and not self._due(self._step):
+            return
+        self._trial = None
+        if snapshot.settled and snapshot.error is None and not snapshot.changed:
+            self._emit(
+                t.ScheduleTried(
+                    at_s=now_s, rank=self._job.rank, generation=str(trial.generation),
+                    step=trial.step, schedule=trial.schedule, iterations=trial.iterations,
+                    total_s=now_s - trial.began_s,
+                )
+            )  # fmt: skip
 
     # ------------------------------------------------------------------ the fence
 

@@ -259,6 +259,7 @@ class Session(Ending):
         began = self._clock.boundary(self._background())
         self._step = step
         self._mark_step()
+        self._tell_tried(began)
         if step == self._start_step + 1:
             self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
         try:

@@ -1,25 +1,18 @@
-"""Snapshots in the idle windows of an iteration: stage hooks -> gate -> copy thread -> telemetry.
+"""Snapshots in the idle windows of an iteration: their gate, and what the report is told of them.
 
-Hooks on torch's pipeline stages and the optimizer's step tell the gate where the iteration is; a
-profile of the same schedule gives it the windows before it has seen any.
+A profile of the same schedule gives the gate its windows before it has seen any.
 """
 
 import time
 from collections.abc import Callable, Iterable
 
-from autockpt.executors.window_gate import (
-    UNKNOWN_BYTES_PER_S,
-    Move,
-    WindowGate,
-    WindowUse,
-)
-from autockpt.profiles.probes.stages import StageHooks
+from autockpt.executors.device import DeviceCopier
+from autockpt.executors.window_gate import UNKNOWN_BYTES_PER_S, Move, WindowGate, WindowUse
+from autockpt.profiling.gating import StageGate
 from autockpt.values import telemetry as t
-from autockpt.values.plan import Staging
+from autockpt.values.plan import Schedule, Staging
 from autockpt.values.profile import Profile
 
-LONGEST_WAIT_S = 5.0
-"""Of one chunk: longer than most iterations; the fence ends a wait anyway."""
 DRAWN_EVERY = 50
 """Every so many snapshots the windows and chunks of the iteration are told, for the report."""
 DRAWN_CHUNKS = 200
@@ -30,31 +23,37 @@ class IdleWindows:
 
     def __init__(self, rank: int, profile: Profile | None, say: Callable[[str], None]) -> None:
         self._rank, self._profile, self._say = rank, profile, say
-        self._gate: WindowGate | None = None
-        self._hooks: StageHooks | None = None
+        self._stages: StageGate | None = None
         self._snapshots = 0
         self._refusal_said = False
 
-    def gate(self, staging: Staging) -> WindowGate | None:
-        """The gate of a snapshot under `staging`, None where it does not ask for windows."""
-        if staging.schedule != "windows":
+    def gate(
+        self, schedule: Schedule, staging: Staging, device: DeviceCopier | None = None
+    ) -> WindowGate | None:
+        """The gate of a snapshot under `schedule`, None where that does not ask for windows.
+
+        It goes on listening as long as `staging` may ask for them; `device`: that copies the state.
+        """
+        if "windows" not in (staging.schedule, *staging.compare):
             self.close()
             return None
-        if self._gate is None:
-            self._open(staging)
-        return self._gate
+        if self._stages is None:
+            self._open(staging, device)
+        return self._gate if schedule == "windows" else None
+
+    @property
+    def _gate(self) -> WindowGate | None:
+        return None if self._stages is None else self._stages.gate
 
     def step_began(self) -> None:
         """An optimizer's step begins."""
-        if self._gate is not None:
-            self._gate.step_began()
+        if self._stages is not None:
+            self._stages.step_began()
 
     def boundary(self) -> None:
         """An optimizer's step ended."""
-        if self._gate is not None:
-            self._gate.boundary()
-            if self._hooks is not None:
-                self._hooks.attach()  # once the script has imported torch's pipelining
+        if self._stages is not None:
+            self._stages.boundary()
 
     def told(self, use: WindowUse, generation: str, step: int) -> t.WindowsUsed:
         """The event of a snapshot whose bytes have all passed."""
@@ -77,29 +76,20 @@ class IdleWindows:
 
     def close(self) -> None:
         """Takes the hooks off; everything passes."""
-        if self._hooks is not None:
-            self._hooks.detach()
-        if self._gate is not None:
-            self._gate.hurry()
-        self._hooks = self._gate = None
+        if self._stages is not None:
+            self._stages.close()
+        self._stages = None
 
-    def _open(self, staging: Staging) -> None:
+    def _open(self, staging: Staging, device: DeviceCopier | None) -> None:
         profile = self._profile
-        link = None if profile is None else profile.link("host_copy")
-        self._gate = WindowGate(
+        name = "host_copy" if device is None else "device_to_host_pinned"
+        link = None if profile is None else profile.link(name)
+        self._stages = StageGate(
             bytes_per_s=UNKNOWN_BYTES_PER_S if link is None else link.bytes_per_s,
-            margin=staging.window_margin, longest_wait_s=LONGEST_WAIT_S,
+            margin=staging.window_margin, device=device,
         )  # fmt: skip
-        self._hooks = StageHooks(self._gate)
-        self._hooks.attach()
-        laps = [] if profile is None else [x for x in profile.laps if x.rank == self._rank]
-        if profile is not None and laps and laps[0].schedule:
-            lengths_s = {
-                b.after: b.length_s.p10
-                for b in profile.bubbles
-                if b.rank == self._rank and b.after >= 0
-            }
-            self._gate.hand_in(lengths_s, laps[0].fingerprint)
+        if profile is not None:
+            self._stages.hand_in(self._rank, profile.laps, profile.bubbles)
 
 
 def _spans(use: WindowUse, *, inside: bool) -> list[tuple[float, float]]:

@@ -28,12 +28,14 @@ from autockpt.tuner.proposals import (
     intervals_of,
     scaled,
     with_intervals,
+    with_schedule,
     written,
 )
+from autockpt.tuner.schedules import compare
 from autockpt.tuner.settings import ControllerSettings
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
-from autockpt.values.plan import CheckpointPlan, Expected
+from autockpt.values.plan import CheckpointPlan, Expected, Staging
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import Event, PlanChanged, PlanChangeWithheld
 from autockpt.values.units import format_duration, format_fraction
@@ -54,7 +56,7 @@ def begin(
 
 
 class Controller:
-    """Decides when the intervals of a running job change.  Pure: time comes as an argument."""
+    """Decides when intervals and the schedule of copying change.  Pure: time is an argument."""
 
     def __init__(
         self, memory: Memory, *, goal: Goal, settings: ControllerSettings | None = None
@@ -143,8 +145,21 @@ class Controller:
         if offered.kind == "rollback":
             memory.patience = min(8.0, memory.patience * 2.0)
         memory.hurried_from = intervals_of(self.plan) if offered.kind == "hurry" else None
+        if offered.plan.staging.compare != self.plan.staging.compare:
+            self._compared(offered.plan.staging)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm"))
+
+    def _compared(self, staging: Staging) -> None:
+        """A comparison of schedules ends, or another one begins."""
+        memory, rivals = self.memory, self.plan.staging.compare
+        if staging.compare:
+            self.seen.tried = ()
+        elif rivals:
+            losers = tuple(name for name in rivals if name != staging.schedule)
+            memory.rivals = (staging.schedule, *losers)
+            memory.compared_sealed = self.seen.sealed
+            memory.compared_quiet_s = self.seen.quiet.mean
 
     def _dwell(self, event: Event, *, settled: bool = True) -> None:
         """The next change waits; an emergency step leaves a jump to be answered properly."""
@@ -184,6 +199,7 @@ class Controller:
         found = (
             self._first(step)
             or self._rollback(now_s, step)
+            or self._schedule(step)
             or (self._retune(now_s, step) if self.seen.jumped else None)
             or self._back_off(step)
             or self._hurry(now_s, step)
@@ -210,6 +226,30 @@ class Controller:
         if best is None or self._in_dead_band(best):
             return None
         return self._to(best, "first", f"first measured plan, step {step}")
+
+    def _schedule(self, step: int) -> PlanProposal | None:
+        """Ends a comparison of schedules; begins it anew when iterations are not what they were."""
+        plan, memory, quiet = self.plan, self.memory, self.seen.quiet
+        if self.mode != "on" or memory.hurried_from is not None:
+            return None
+        if plan.staging.compare:
+            found = compare(plan.staging.compare, self.seen.tried, quiet.mean)
+            if found is None:
+                return None
+            then = with_schedule(plan, found.winner)
+            return self._unmoved(then, "schedule", f"step {step}: {found.sentence}", found.numbers)
+        since, before_s = self.seen.sealed - memory.compared_sealed, memory.compared_quiet_s
+        if not memory.rivals or since < self.settings.compare_checkpoints or not quiet.n:
+            return None
+        changed = max(quiet.mean, before_s) / max(min(quiet.mean, before_s), 1e-9)
+        if not before_s or changed < self.settings.compare_change:
+            return None
+        why = (
+            f"step {step}: iterations take {format_duration(quiet.mean)}, and took "
+            f"{format_duration(before_s)} when {', '.join(memory.rivals)} were compared: once more"
+        )
+        then = with_schedule(plan, plan.staging.schedule, compare=memory.rivals)
+        return self._unmoved(then, "compare", why, {})
 
     def _back_off(self, step: int) -> PlanProposal | None:
         if self.memory.over_budget < emergencies.IN_A_ROW or self.outlook.pinned:
@@ -335,6 +375,13 @@ class Controller:
             why += f"; {best.binding} decides"
         then = (best.memory_steps, best.disk_steps)
         return self._proposal(kind, then, why, binding=best.binding)
+
+    def _unmoved(
+        self, plan: CheckpointPlan, kind: Kind, why: str, numbers: dict[str, float]
+    ) -> PlanProposal:
+        """Another schedule; the intervals stay."""
+        expected = self.outlook.promised(intervals_of(plan))
+        return PlanProposal(plan=plan, kind=kind, reason=why, numbers=numbers, expected=expected)
 
     def _proposal(
         self, kind: Kind, then: tuple[int, int], why: str, *, binding: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autockpt.tuner.observed import Observed
 from autockpt.tuner.proposals import PlanProposal
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,5 +44,11 @@ class Memory:
     """Consecutive checkpoints that cost more than twice what is allowed."""
     hurry_until_s: float = -math.inf
     """End of a burst of failures."""
+    rivals: tuple[Schedule, ...] = ()
+    """Schedules that were compared, once they were; the one that won first."""
+    compared_sealed: int = 0
+    """Snapshots of the run when they were."""
+    compared_quiet_s: float = 0.0
+    """Quiet iteration then."""
     hurried_from: tuple[int, int] | None = None
     """Intervals before the burst, while it lasts."""

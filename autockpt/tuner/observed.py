@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from autockpt.policies.costs import ASSUMED_SLOWDOWN, Costs
 from autockpt.tuner.estimates import BLOCKS, Contrast, Window
+from autockpt.tuner.schedules import KEPT
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
     Event,
@@ -13,6 +14,7 @@ from autockpt.values.telemetry import (
     PersistCommitted,
     PersistFailed,
     Restored,
+    ScheduleTried,
     SnapshotBegan,
     SnapshotDiscarded,
     SnapshotSealed,
@@ -77,6 +79,8 @@ class Observed:
     """Every failure since the start, oldest first."""
     saving: dict[str, UnderWay] = field(default_factory=dict)
     """By generation."""
+    tried: tuple[ScheduleTried, ...] = ()
+    """The newest snapshots of the comparison of schedules under way, or of the last one."""
     progressed: bool = False
     """Iterations ended since the last failure; without any, a second loss is the same failure."""
 
@@ -97,6 +101,8 @@ class Observed:
             self.saving.pop(event.generation, None)
         elif isinstance(event, Iterated):
             self._iterated(event)
+        elif isinstance(event, ScheduleTried):
+            self.tried = (*self.tried, event)[-KEPT:]
         elif isinstance(event, FailureObserved):
             self._lost(event)
         elif isinstance(event, Restored):

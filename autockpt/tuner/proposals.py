@@ -4,9 +4,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autockpt.values.plan import CheckpointPlan, Expected
+from autockpt.values.plan import CheckpointPlan, Expected, Schedule
 
-Kind = Literal["first", "retune", "rollback", "back-off", "hurry", "calm", "foreign"]
+Kind = Literal[
+    "first", "retune", "rollback", "back-off", "hurry", "calm", "schedule", "compare", "foreign"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,14 @@ def with_intervals(plan: CheckpointPlan, memory_steps: int, disk_steps: int) -> 
         for tier in plan.tiers
     )
     return replace(plan, version=plan.version + 1, tiers=tiers)
+
+
+def with_schedule(
+    plan: CheckpointPlan, schedule: Schedule, *, compare: tuple[Schedule, ...] = ()
+) -> CheckpointPlan:
+    """The next version of a plan, with another schedule of copying."""
+    staging = replace(plan.staging, schedule=schedule, compare=compare)
+    return replace(plan, version=plan.version + 1, staging=staging)
 
 
 def intervals_of(plan: CheckpointPlan) -> tuple[int, int]:

@@ -33,6 +33,10 @@ class ControllerSettings:
     """Standard errors of eight samples: 3 would undo one good change in 25 by chance."""
     rollback_slowdown: float = 0.02
     """A quiet iteration longer by this fraction after a change undoes it."""
+    compare_checkpoints: int = 100
+    """Schedules that were compared are not compared again before so many more snapshots,"""
+    compare_change: float = 1.25
+    """and only when a quiet iteration takes this factor more or less than it did then."""
     overhead_aim: float = 0.75
     """New intervals aim at this part of limits.overhead: two standard errors of a mean of five
     samples with 40 % noise are 36 %, and an aim at the limit itself would miss it half the time."""

@@ -1,5 +1,7 @@
 """WHAT SHALL WE DO?  The CheckpointPlan executors follow, and the Decision that explains it."""
 
+import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,13 +17,20 @@ MOST_IN_FLIGHT = 16
 """As many as there may be slots: a checkpoint keeps its slot until it is durable."""
 
 
+Schedule = Literal["lazy", "blocking", "windows"]
+"""When a snapshot is copied."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
     """How bytes move from the live state through host memory to storage."""
 
-    schedule: Literal["lazy", "blocking", "windows"] = "lazy"
+    schedule: Schedule = "lazy"
     """lazy: copied under the next forward and backward; blocking: copied inside the boundary;
     windows: lazily, in the gaps in which the training idles, as far as they take it."""
+    compare: tuple[Schedule, ...] = ()
+    """Schedules that snapshots take in turn instead, the one expected to cost least first, until
+    the run has measured which does; (): there is nothing to measure."""
     window_margin: float = 0.2
     """Part of a chunk's time that a window must last longer than it, for `windows`."""
     persist: Literal["async", "sync"] = "async"
@@ -54,6 +63,23 @@ class Staging:
             raise ConfigError(
                 f"{self.in_flight} checkpoints in flight: must be between 0 and {MOST_IN_FLIGHT}"
             )
+        if len(self.compare) == 1 or len(set(self.compare)) < len(self.compare):
+            raise ConfigError(
+                f"schedules compared: {', '.join(self.compare)}; must be none or at least two"
+            )
+
+    def schedule_of(self, number: int) -> Schedule:
+        """The schedule of the snapshot with this number, >= 0; the same on all ranks.
+
+        A comparison takes its schedules in rounds, and their orders in turn: no periodic work
+        meets the same one always.
+        """
+        if not self.compare:
+            return self.schedule
+        size = len(self.compare)
+        orders = itertools.permutations(self.compare)
+        order = next(itertools.islice(orders, number // size % math.factorial(size), None))
+        return order[number % size]
 
 
 LONGEST_CHAIN = 16

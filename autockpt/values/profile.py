@@ -41,6 +41,39 @@ class LinkMeasure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTraffic:
+    """What a device carried while the job trained without any checkpoint, from its own counters.
+
+    Everybody's bytes: those of other jobs on the same device too.
+    """
+
+    link: Literal["network", "pcie"]
+    device: str
+    """Interface (eth0), RDMA port (mlx5_0/1) or GPU (GPU 0), of one node."""
+    sent_bytes_per_s: float
+    """Mean over the time it was counted; by a GPU: to the host."""
+    received_bytes_per_s: float
+    capacity_bytes_per_s: float | None
+    """Each way, as the driver tells; None where it does not."""
+    seconds: float
+    """So long it was counted."""
+
+    @property
+    def sent_share(self) -> float | None:
+        """Fraction of the capacity that is taken on the way out, 0..1; None: unknown."""
+        if not self.capacity_bytes_per_s:
+            return None
+        return min(1.0, self.sent_bytes_per_s / self.capacity_bytes_per_s)
+
+    @property
+    def received_share(self) -> float | None:
+        """The same on the way in."""
+        if not self.capacity_bytes_per_s:
+            return None
+        return min(1.0, self.received_bytes_per_s / self.capacity_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageMeasure:
     """Throughput of the target directory in one configuration, fsync included for writes."""
 
@@ -59,12 +92,15 @@ class InterferenceMeasure:
     """Slow-down of an iteration while background work runs, from interleaved iterations."""
 
     work: str
-    """snapshot_copy, storage_write, persist (copy and write together), peer_host and peer_device
-    (sending to peers and receiving from them on that path)."""
+    """snapshot_copy, snapshot_windows, snapshot_blocking (a snapshot in each iteration, copied
+    lazily, in windows, at the boundary), storage_write, persist (copy and write together),
+    peer_host and peer_device (sending to peers and receiving from them on that path)."""
     slowdown: Distribution
     """(iteration with the work / quiet iteration) - 1, fraction."""
     busy_s: float
     """How long the background work ran in an iteration, seconds, mean."""
+    stall_s: Distribution | None = None
+    """Blocked time of each of its snapshots, not in the slow-down; None: it takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +340,8 @@ class Profile:
     failures: FailureRates
     recovery: RecoveryTimes
     links: tuple[LinkMeasure, ...] = ()
+    traffic: tuple[LinkTraffic, ...] = ()
+    """Of the training itself, on one node; empty where nothing counts it."""
     storage: tuple[StorageMeasure, ...] = ()
     interference: tuple[InterferenceMeasure, ...] = ()
     codecs: tuple[CodecMeasure, ...] = ()
@@ -323,6 +361,18 @@ class Profile:
     """What was unstable, refused or not measured, in sentences."""
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Raw samples by name, so that estimates can be replayed."""
+
+    def under(self, work: str) -> InterferenceMeasure | None:
+        """The slow-down under one kind of work, or None when it was not measured."""
+        return next((measure for measure in self.interference if measure.work == work), None)
+
+    def used(self, link: Literal["network", "pcie"]) -> float | None:
+        """Fraction of its rate that training sends over the busiest device of a kind, 0..1.
+
+        None where that was not counted, or no capacity is known.
+        """
+        shares = [t.sent_share for t in self.traffic if t.link == link]
+        return max((share for share in shares if share is not None), default=None)
 
     def link(self, name: str) -> LinkMeasure | None:
         """The measure of one link, or None when it was not measured."""

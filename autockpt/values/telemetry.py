@@ -128,6 +128,19 @@ class WindowsUsed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleTried(Event):
+    """A snapshot of a comparison of schedules (`staging.compare`) was copied."""
+
+    generation: str
+    step: int
+    schedule: str
+    iterations: int
+    """From its boundary to the first one at which every byte was there."""
+    total_s: float
+    """Wall time of these iterations, stalls of this snapshot included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDiscarded(Event):
     """State changed behind the fence; the tensor is copied at the boundary from now on."""
 
@@ -323,6 +336,7 @@ EVENTS: dict[str, type[Event]] = {
         SnapshotBegan,
         SnapshotSealed,
         WindowsUsed,
+        ScheduleTried,
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,

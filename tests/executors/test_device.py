@@ -4,16 +4,21 @@ What stands in `executors/device.py` itself (CUDA streams and events) runs on a 
 snapshot uses it is shown here.
 """
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from autockpt.executors.device_marks import DeviceMarks
 from autockpt.executors.memory import Arena
 from autockpt.executors.snapshot import Snapshot, Snapshotter
 from autockpt.executors.state import LiveState
+from autockpt.executors.window_gate import WindowGate
+from autockpt.values.pipeline import order_digest
 from tests.executors.shots import PATIENCE_S, assert_image, counters, saved, slot_for, state_bytes
 from tests.executors.states import bytes_of
 from tests.fakes.devices import FakeDevice
@@ -397,3 +402,152 @@ def test_an_error_after_the_device_was_given_its_copies_does_not_free_the_slot(
     assert bench.shooter.fence() == []
     assert bench.good(bench.completed())
     assert_image(bench.slots[0], expected)
+
+
+# --- copies that are held back -------------------------------------------------------------------
+
+BESIDE, IDLE = "0F0", "0F1"
+"""A chunk of compute, and the next one."""
+
+
+def gated(bench: Bench, *, chunk_bytes: int = 2**20) -> WindowGate:
+    """The bench under a gate that knows a window of a minute behind the chunk under way."""
+    gate = WindowGate(bytes_per_s=1e9, longest_wait_s=PATIENCE_S, chunks=(chunk_bytes,))
+    gate.hand_in({0: 0.0, 1: 60.0}, order_digest([BESIDE, IDLE]))
+    gate.boundary()
+    gate.began(BESIDE)
+    bench.shooter.gate = gate
+    return gate
+
+
+def test_nothing_is_given_to_a_device_beside_the_compute(bench: Bench) -> None:
+    """The gate is shut: no copy is issued until the window opens, then all of them are."""
+    gate = gated(bench)
+    snapshot, expected = bench.begin()
+    time.sleep(0.02)  # a wrong engine would have issued them at the boundary
+    assert bench.device.copies == []
+    gate.ended(BESIDE)
+    bench.shooter.engine.wait_for(lambda: snapshot.task.copied == math.inf, hurry=False)
+    assert_image(bench.slots[0], expected)
+    use = snapshot.task.use
+    assert use is not None
+    assert use.passed == {"window": use.nbytes, "overlap": 0, "fence": 0}
+    bench.train()
+    assert bench.good(bench.completed())
+
+
+def test_what_is_left_at_the_fence_is_issued_there_and_nobody_waits(bench: Bench) -> None:
+    """The fence orders the device's own training behind copies that it has just been given."""
+    gated(bench)
+    opened = bench.device.side.hold()
+    snapshot, expected = bench.begin()
+    assert bench.device.copies == []
+    bench.train()  # returns although not a byte has moved
+    assert bench.shooter.current is None
+    assert bench.device.ordered[-1] is bench.device.copies[-1]
+    assert bench.ended == []
+    opened.set()
+    assert bench.good(bench.completed())
+    assert_image(bench.slots[0], expected)
+    use = snapshot.task.use
+    assert use is not None
+    assert use.passed == {"window": 0, "overlap": 0, "fence": use.nbytes}
+
+
+def test_one_piece_is_in_flight_at_a_time(bench: Bench) -> None:
+    """In an open window the next piece is given when the one before has arrived."""
+    gate = gated(bench, chunk_bytes=4096)
+    opened = bench.device.side.hold()
+    snapshot, expected = bench.begin()
+    gate.ended(BESIDE)
+    while not bench.device.copies:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert len(bench.device.copies) == 1
+    opened.set()
+    bench.shooter.engine.wait_for(lambda: snapshot.task.copied == math.inf, hurry=False)
+    assert max(copy.nbytes for copy in bench.device.copies) <= 4096
+    assert len(bench.device.copies) > len(snapshot.events)
+    bench.train()
+    assert bench.good(bench.completed())
+    assert_image(bench.slots[0], expected)
+
+
+def test_a_clone_is_fetched_in_windows_after_the_fence_too(bench: Bench) -> None:
+    """Nobody needs it gone: the steps pass, and its pieces wait for the window all the same."""
+    bench.device.room = True
+    gate = gated(bench)
+    snapshot, expected = bench.begin()
+    bench.train()
+    bench.device.training.drain()
+    assert bench.device.copies == []
+    assert bench.device.ordered == []
+    gate.ended(BESIDE)
+    assert bench.good(bench.completed())
+    assert_image(bench.slots[0], expected)
+    assert snapshot.task.use is not None
+    assert snapshot.task.use.share == 1.0
+
+
+def test_a_snapshot_behind_one_that_is_held_back_hurries_it(bench: Bench) -> None:
+    """Its slot is needed soon, and two held back would be twice as late; the report says why."""
+    bench.device.room = True
+    gated(bench)
+    first = bench.begin(0)
+    assert bench.shooter.fence() == []
+    second = bench.begin(1)
+    assert bench.shooter.fence() == []
+    bench.completed()
+    bench.completed()
+    for arena, (snapshot, expected) in zip(bench.slots, (first, second), strict=True):
+        assert bench.good(snapshot)
+        assert_image(arena, expected)
+    assert second[0].task.use is not None
+    assert "still being copied" in second[0].task.use.reason
+
+
+def test_windows_that_take_nothing_leave_a_device_its_copies_at_the_boundary(bench: Bench) -> None:
+    """As without a gate: all are issued at once, and the reason is kept."""
+    bench.shooter.gate = WindowGate(longest_wait_s=PATIENCE_S)
+    snapshot, expected = bench.begin()
+    assert bench.device.copies
+    assert snapshot.task.use is not None
+    assert snapshot.task.use.passed["overlap"] == snapshot.task.use.nbytes
+    assert "no windows known yet" in snapshot.task.use.reason
+    bench.train()
+    assert bench.good(bench.completed())
+    assert_image(bench.slots[0], expected)
+
+
+def test_a_gate_hears_of_a_chunk_when_the_device_gets_there(bench: Bench) -> None:
+    """The training thread is far ahead of it; it waits for nothing."""
+    gate = gated(bench)
+    marks = DeviceMarks(gate, bench.device)
+    snapshot, expected = bench.begin()
+    opened = bench.device.training.hold()
+    marks.ended(BESIDE)
+    time.sleep(0.02)
+    assert bench.device.copies == []
+    opened.set()
+    bench.shooter.engine.wait_for(lambda: snapshot.task.copied == math.inf, hurry=False)
+    assert_image(bench.slots[0], expected)
+    for tell in (marks.step_began, marks.boundary, lambda: marks.began(BESIDE)):
+        tell()
+    marks.close()
+    marks._thread.join(PATIENCE_S)
+    assert gate._laps.now.marks == [BESIDE]
+    assert gate._laps.window == 1
+
+
+def test_a_device_that_fails_opens_the_gate(bench: Bench) -> None:
+    """Nobody would ever say that a window opened."""
+    gate = gated(bench)
+    marks = DeviceMarks(gate, bench.device)
+    snapshot, _ = bench.begin()
+    broken = RuntimeError("CUDA error: an illegal memory access was encountered")
+    bench.device.error = broken
+    marks.ended(BESIDE)
+    assert bench.shooter.engine.wait_for(lambda: snapshot.task.copied == math.inf) < PATIENCE_S
+    marks._thread.join(PATIENCE_S)
+    assert marks.error is broken
+    assert snapshot.task.error is broken

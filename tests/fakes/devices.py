@@ -155,6 +155,13 @@ class FakeDevice:
         self.training.put(here.done)
         self.side.put(here.arrive)
 
+    def mark(self) -> FakeEvent:
+        """A place in the training stream."""
+        event = FakeEvent(0)
+        event.error = self.error
+        self.training.put(event.done)
+        return event
+
     def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> FakeEvent:
         """A copy in the side stream: it reads what stands there when its turn comes."""
         event = FakeEvent(sum(source.nbytes for source in sources))

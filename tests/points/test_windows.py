@@ -12,7 +12,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import autockpt
 from autockpt.values import telemetry as t
 from autockpt.values.errors import ConfigError
-from autockpt.values.plan import Staging
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Schedule, Staging
 from tests.fakes import trainings
 from tests.fakes.live import SPEC, Live, granted
 from tests.points.presets import preset_plan
@@ -61,25 +62,27 @@ def pausing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).mean()
 
 
-@pytest.mark.usefixtures("alone")
-def test_in_a_pipeline_the_bytes_move_in_its_windows(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The chunks of a real schedule, hooks and gate and copy thread as a user gets them."""
-    plan = preset_plan("baft", memory=1, disk=0)
+def pipeline(live: Live, plan: CheckpointPlan, steps: int, goal: Goal | None = None) -> None:
+    """Trains a pipeline of one stage under a plan, a checkpoint at every boundary."""
     trainings.prepare(live.run_dir, plan)
     model = Slow()
     stage = PipelineStage(model, 0, 1, torch.device("cpu"))
     schedule = Schedule1F1B(stage, 4, loss_fn=pausing)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir=live.run_dir)
+    ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir=live.run_dir, goal=goal)
     live._sessions.append(ckpt)
     batch = torch.randn(8, 512)
-    for _ in ckpt.steps(STEPS):
+    for _ in ckpt.steps(steps):
         schedule.step(batch, target=batch)
         optimizer.step()
         optimizer.zero_grad()
         granted(ckpt)
+
+
+@pytest.mark.usefixtures("alone")
+def test_in_a_pipeline_the_bytes_move_in_its_windows(live: Live) -> None:
+    """The chunks of a real schedule, hooks and gate and copy thread as a user gets them."""
+    pipeline(live, preset_plan("baft", memory=1, disk=0), STEPS)
     used = live.events(t.WindowsUsed)
     late = [event for event in used if not event.reason]
     assert late, [event.reason for event in used]
@@ -89,6 +92,24 @@ def test_in_a_pipeline_the_bytes_move_in_its_windows(
     drawn = [event for event in late if event.windows_s]
     assert drawn
     assert drawn[0].moved_s
+    assert live.events(t.ScheduleTried) == []
+
+
+@pytest.mark.usefixtures("alone")
+def test_schedules_that_are_compared_take_turns_and_tell_what_they_cost(live: Live) -> None:
+    """In whole rounds, windows only once they are known; held back are only those in windows."""
+    compared: tuple[Schedule, ...] = ("windows", "lazy", "blocking")
+    plan = preset_plan("baft", memory=1, disk=0)
+    pipeline(live, replace(plan, staging=replace(plan.staging, compare=compared)), STEPS)
+    tried = live.events(t.ScheduleTried)
+    assert {event.schedule for event in tried} == set(compared)
+    staging = replace(plan.staging, compare=compared)
+    assert [e.schedule for e in tried] == [staging.schedule_of(e.step) for e in tried]
+    assert all(event.iterations >= 1 and event.total_s > 0.04 for event in tried)
+    in_windows = {event.step for event in live.events(t.WindowsUsed)}
+    assert in_windows
+    assert in_windows >= {event.step for event in tried if event.schedule == "windows"}
+    assert not in_windows & {event.step for event in tried if event.schedule != "windows"}
 
 
 def test_a_margin_beyond_a_chunk_is_refused() -> None:

@@ -18,7 +18,13 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits, Pins, RedundancyWish
 from autockpt.values.placement import FailureDomains
 from autockpt.values.plan import Decision
-from autockpt.values.profile import Estimate, InterferenceMeasure, LinkMeasure, Profile
+from autockpt.values.profile import (
+    Estimate,
+    InterferenceMeasure,
+    LinkMeasure,
+    LinkTraffic,
+    Profile,
+)
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from tests.fakes.profiles import (
     distribution,
@@ -220,6 +226,22 @@ def test_the_rate_is_cut_until_no_iteration_is_five_percent_longer():
     assert cut.slowdown_s == free.slowdown_s
     assert chosen(cluster(slowdown=0.04))[1].rate_bytes_per_s == 0.0
     assert chosen(cluster(), wish(rate_bytes_per_s=5e8))[1].rate_bytes_per_s == 5e8
+
+
+def test_a_rate_that_is_cut_leaves_the_training_what_it_uses_of_the_network():
+    """Nine tenths of the network are in use: the rest, though 6 % slow-down alone allow more."""
+    traffic = LinkTraffic(
+        link="network", device="eth0", sent_bytes_per_s=0.9e9, received_bytes_per_s=0.0,
+        capacity_bytes_per_s=1e9, seconds=5.0,
+    )  # fmt: skip
+    counted = replace(cluster(slowdown=0.06), traffic=(traffic,))
+    wanted = wish(scheme="replicas", copies=2)
+    assert chosen(cluster(slowdown=0.06), wanted)[1].rate_bytes_per_s == pytest.approx(
+        2e9 * SLOWDOWN_LIMIT / 0.06
+    )
+    assert chosen(counted, wanted)[1].rate_bytes_per_s == pytest.approx(0.1 * 2e9)
+    quiet = replace(cluster(slowdown=0.04), traffic=(traffic,))
+    assert chosen(quiet, wanted)[1].rate_bytes_per_s == 0.0
 
 
 def test_a_snapshot_is_not_taken_before_peers_hold_the_one_before():

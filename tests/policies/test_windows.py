@@ -11,9 +11,9 @@ from autockpt.policies.costs import copy_link
 from autockpt.policies.decide import decide
 from autockpt.policies.policy_file import load_policy
 from autockpt.policies.windows import WindowFit, fit_windows
-from autockpt.values.goal import Goal, Pins
+from autockpt.values.goal import Goal, Limits, Pins
 from autockpt.values.plan import Choice
-from autockpt.values.profile import InterferenceMeasure, Profile
+from autockpt.values.profile import InterferenceMeasure, LinkTraffic, Profile
 from tests.fakes.profiles import distribution, example_profile, example_windows
 
 
@@ -118,10 +118,89 @@ def test_a_pin_keeps_windows_away() -> None:
     assert staging_of(profile, Goal(pins=Pins(schedule="lazy")))[0] == "lazy"
 
 
-def test_on_gpus_windows_are_not_chosen_and_a_pin_says_so() -> None:
-    """A side stream copies there; nothing holds its copies back."""
-    gpus = replace(example_profile().fingerprint, gpus=("H200",))
-    profile = noisy(fingerprint=gpus, **example_windows(lengths_s=(0.3, 0.2)))
-    assert staging_of(profile)[0] != "windows"
-    _, choice = staging_of(profile, load_policy("builtin:baft").goal)
-    assert "only host copies move in windows" in choice.reason
+def measured(windows_s: float, blocking_s: float, **changed: object) -> Profile:
+    """A job on which the profile took each schedule in turn; lazy copies cost it 0.2 s."""
+    quiet = distribution(0.0)
+    works = (
+        InterferenceMeasure(work="snapshot_copy", slowdown=distribution(0.2), busy_s=0.1),
+        InterferenceMeasure(work="snapshot_windows", slowdown=quiet, busy_s=0.1,
+                            stall_s=distribution(windows_s)),
+        InterferenceMeasure(work="snapshot_blocking", slowdown=quiet, busy_s=0.1,
+                            stall_s=distribution(blocking_s)),
+    )  # fmt: skip
+    return example_profile(
+        interference=works, **{**example_windows(lengths_s=(0.3, 0.2)), **changed}
+    )
+
+
+def test_what_was_measured_decides_and_the_prediction_stays_beside_it() -> None:
+    """Windows were expected to cost little, and cost more than waiting."""
+    schedule, choice = staging_of(measured(windows_s=0.9, blocking_s=0.05))
+    assert schedule == "blocking"
+    assert "measured in turn" in choice.reason
+    assert choice.numbers["windows_cost_s"] == pytest.approx(0.9)
+    assert choice.numbers["windows_predicted_s"] < 0.5
+    assert choice.numbers["blocking_cost_s"] == pytest.approx(0.05)
+    assert staging_of(measured(windows_s=0.01, blocking_s=0.9))[0] == "windows"
+
+
+def test_windows_are_tried_in_the_run_against_the_best_other_schedule() -> None:
+    """The expected best first; what is hopeless is not tried."""
+    compared = decide(noisy(**example_windows(lengths_s=(0.3, 0.2))), Goal()).plan.staging.compare
+    assert compared[0] == "windows"
+    assert len(compared) >= 2
+    hopeless = decide(measured(windows_s=0.9, blocking_s=0.05), Goal()).plan.staging
+    assert hopeless.compare == ()
+    close = decide(measured(windows_s=0.06, blocking_s=0.05), Goal()).plan.staging
+    assert close.compare[:2] == ("blocking", "windows")
+
+
+def test_a_stall_that_is_not_allowed_is_not_tried() -> None:
+    """limits.stall, and the objective that avoids stalls."""
+    profile = measured(windows_s=0.01, blocking_s=0.02)
+    assert "blocking" in decide(profile, Goal()).plan.staging.compare
+    strict = Goal(limits=Limits(stall_s=0.015))
+    assert "blocking" not in decide(profile, strict).plan.staging.compare
+    assert "blocking" not in decide(profile, Goal(objective="stall")).plan.staging.compare
+
+
+@pytest.mark.parametrize("pins", [Pins(schedule="windows"), Pins(retune=False),
+                                  Pins(retune="observe")])  # fmt: skip
+def test_a_plan_that_must_not_change_compares_nothing(pins: Pins) -> None:
+    """It would never learn, or not be allowed to act on it."""
+    assert (
+        decide(measured(windows_s=0.01, blocking_s=0.02), Goal(pins=pins)).plan.staging.compare
+        == ()
+    )
+
+
+def on_gpu(profile: Profile) -> Profile:
+    """The same job on a GPU."""
+    gpus = replace(profile.fingerprint, gpus=("H200",))
+    (link,) = (replace(link, link="device_to_host_pinned") for link in profile.links
+               if link.link == "host_copy")  # fmt: skip
+    return replace(profile, fingerprint=gpus, links=(*profile.links, link))
+
+
+def test_on_a_gpu_windows_are_chosen_only_where_they_were_measured() -> None:
+    """The prediction knows nothing of how far the host is ahead of the device."""
+    guessed = on_gpu(noisy(**example_windows(lengths_s=(0.3, 0.2))))
+    schedule, choice = staging_of(guessed)
+    assert schedule != "windows"
+    assert "only where the profile measured" in choice.reason
+    assert decide(guessed, Goal()).plan.staging.compare == ()
+    assert staging_of(on_gpu(measured(windows_s=0.01, blocking_s=0.9)))[0] == "windows"
+
+
+def test_traffic_of_the_training_takes_room_on_a_gpus_bus() -> None:
+    """Half of PCIe is in use: half of the bytes fit."""
+    free = on_gpu(noisy(**example_windows(lengths_s=(0.3, 0.2))))
+    traffic = LinkTraffic(
+        link="pcie", device="GPU 0", sent_bytes_per_s=8e9, received_bytes_per_s=0.0,
+        capacity_bytes_per_s=16e9, seconds=5.0,
+    )  # fmt: skip
+    busy = replace(free, traffic=(traffic,))
+    assert fit_of(busy).room_bytes == pytest.approx(fit_of(free).room_bytes / 2, rel=0.01)
+    assert "50% of the bus in use" in fit_of(busy).sentence
+    assert busy.used("pcie") == 0.5
+    assert busy.used("network") is None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.policies.decide import decide
+from autockpt.values.goal import Goal
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_json
 
@@ -127,6 +129,51 @@ finally:
     assert profile.recovery.restore_disk.source == "derived"
     assert profile.fingerprint.world_size == 1
     assert "written" in ended.err
+
+
+PIPELINE = """
+import time, torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+torch.manual_seed(0)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(256, 256)
+optimizer = torch.optim.AdamW(model.parameters())
+def loss(output, target):
+    time.sleep(0.005)
+    return ((output - target) ** 2).mean()
+schedule = Schedule1F1B(PipelineStage(model, 0, 1, torch.device("cpu")), 4, loss_fn=loss)
+batch = torch.randn(8, 256)
+while True:
+    schedule.step(batch, target=batch)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_pipeline_is_profiled_under_every_schedule_of_copying(tmp_path: Path) -> None:
+    """Lazily, in windows and at the boundary, in turn; stalls of each apart."""
+    ended = profiled(tmp_path, PIPELINE)
+
+    assert ended.code == 0, ended.err
+    profile = ended.profile
+    assert {b.what for b in profile.bubbles if b.after >= 0} == {"device"}
+    found = {m.work: m for m in profile.interference}
+    for work in ("snapshot_copy", "snapshot_windows", "snapshot_blocking"):
+        assert found[work].stall_s is not None, work
+        assert found[work].slowdown.n >= 2
+    assert found["storage_write"].stall_s is None
+    # What was measured for the other schedules is not in the profile's own stall, which is lazy.
+    assert profile.stall_s is not None
+    lazy = [m.stall_s for w, m in found.items() if m.stall_s and w in ("snapshot_copy", "persist")]
+    assert profile.stall_s.n == sum(stall.n for stall in lazy)
+    choice = decide(profile, Goal()).choice("staging")
+    assert choice is not None
+    assert {
+        "windows_cost_s",
+        "windows_predicted_s",
+        "blocking_predicted_s",
+    } <= choice.numbers.keys()
 
 
 def test_a_tensor_that_changes_behind_the_fence_is_named(tmp_path: Path) -> None:

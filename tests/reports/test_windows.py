@@ -1,12 +1,13 @@
 """The section on idle windows: a chart of one iteration, a table beside it, and why not more."""
 
+import statistics
 from dataclasses import replace
 
 from autockpt.reports import html, text
 from autockpt.reports.model import ReportModel, build
 from autockpt.reports.windows import DRAWN, Windows
 from autockpt.values.record import from_json, to_json
-from autockpt.values.telemetry import Event, WindowsUsed
+from autockpt.values.telemetry import Event, Iterated, ScheduleTried, WindowsUsed
 from tests.fakes.profiles import example_windows
 from tests.reports.examples import profile_data, run_data
 
@@ -88,3 +89,40 @@ def test_a_thousand_ranks_stay_on_one_page() -> None:
     model = model_of(*[used(r, 1, windows_s=long, moved_s=long) for r in range(1000)])
     assert len(windows_of(model).iteration.rows) == DRAWN
     assert len(html.render(model).encode()) < 500_000
+
+
+def tried(schedule: str, step: int, total_s: float, rank: int = 0) -> ScheduleTried:
+    """A snapshot of a comparison."""
+    return ScheduleTried(
+        at_s=float(step), rank=rank, generation=f"e1s{step}", step=step, schedule=schedule,
+        iterations=1, total_s=total_s,
+    )  # fmt: skip
+
+
+def test_schedules_that_took_turns_are_shown_with_what_was_expected() -> None:
+    """Rank 0 of the run; its own quiet iterations are the base, the decision's numbers the word."""
+    data = run_data()
+    assert data.decision is not None
+    staging = data.decision.choice("staging")
+    assert staging is not None
+    numbers = {**staging.numbers, "windows_cost_s": 0.011}
+    choices = tuple(
+        replace(choice, numbers=numbers) if choice.name == "staging" else choice
+        for choice in data.decision.choices
+    )
+    quiet_s = statistics.median(
+        e.quiet_s for e in data.events if isinstance(e, Iterated) and e.rank == 0 and e.quiet_s
+    )
+    events = (
+        used(0, 1), tried("windows", 1, quiet_s + 0.3), tried("lazy", 2, quiet_s + 0.1),
+        tried("windows", 3, quiet_s + 0.5), tried("windows", 4, 99.0, rank=1),
+    )  # fmt: skip
+    decision = replace(data.decision, choices=choices)
+    model = build(replace(data, decision=decision, events=(*data.events, *events)))
+    windows, lazy = windows_of(model).compared
+    assert (windows.schedule, windows.tries, windows.expected_s) == ("windows", 2, 0.011)
+    assert round(windows.observed_s, 6) == 0.4
+    assert (lazy.tries, lazy.error_s) == (1, None)
+    assert "Training time of a snapshot, stall included, by schedule" in html.render(model)
+    assert "expected 11 ms" in text.render(model)
+    assert from_json(ReportModel, to_json(model)) == model

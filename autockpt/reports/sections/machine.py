@@ -23,7 +23,7 @@ def storage(model: ReportModel) -> Section | None:
     profile = model.profile
     if profile is None or not (profile.storage or profile.links):
         return None
-    rest = (_links(profile), _interference(profile), _codecs(profile))
+    rest = (_links(profile), _traffic(profile), _interference(profile), _codecs(profile))
     body = join(*_storage(model, profile), *rest)
     return Section(id="storage", title="Storage and network", body=body)
 
@@ -141,6 +141,21 @@ def _links(profile: Profile) -> Child:
     return join(tag("h3", "Links"),
                 table(head, rows, caption="Time for S bytes is the fixed time plus S over the rate",
                       numbers=(1, 2, 3, 4)))  # fmt: skip
+
+
+def _traffic(profile: Profile) -> Child:
+    rows = [
+        (item.device, format_rate(item.sent_bytes_per_s), format_rate(item.received_bytes_per_s),
+         "\u2013" if item.capacity_bytes_per_s is None else format_rate(item.capacity_bytes_per_s),
+         fraction(item.sent_share), fraction(item.received_share), format_duration(item.seconds))
+        for item in profile.traffic
+    ]  # fmt: skip
+    if not rows:
+        return None
+    head = ("", "sent", "received", "of at most", "out in use", "in in use", "counted for")
+    return join(tag("h3", "Traffic of the training"),
+                table(head, rows, caption="Byte counters while no checkpoint was taken",
+                      numbers=(1, 2, 3, 4, 5, 6)))  # fmt: skip
 
 
 def _interference(profile: Profile) -> Child:

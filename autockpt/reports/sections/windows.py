@@ -25,8 +25,23 @@ def section(model: ReportModel) -> Section | None:
         else None,
         table(HEADS, [_row(rank) for rank in shown.ranks],
               caption="Windows of an iteration by rank", numbers=tuple(range(1, 8))),
+        _compared(shown),
     )  # fmt: skip
     return Section(id="windows", title="Idle windows", body=body)
+
+
+def _compared(shown: Windows) -> Child:
+    """Schedules that took turns: what a snapshot was expected to cost, and did."""
+    rows = [
+        (cost.schedule, duration(cost.expected_s), duration(max(0.0, cost.observed_s)),
+         duration(cost.error_s), str(cost.tries))
+        for cost in shown.compared
+    ]  # fmt: skip
+    if not rows:
+        return None
+    head = ("snapshots copied", "expected to cost", "cost", "standard error", "tries")
+    return table(head, rows, caption="Training time of a snapshot, stall included, by schedule",
+                 numbers=(1, 2, 3, 4))  # fmt: skip
 
 
 def _lead(shown: Windows) -> str:
