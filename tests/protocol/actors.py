@@ -146,14 +146,8 @@ class Runtime:
         """The check before anybody is told."""
         return disk.epoch != epoch
 
-    def fenced_before_delete(self, disk: Disk, epoch: int) -> bool:
-        """The check before anything is deleted."""
-        return disk.epoch != epoch
-
     reads_before_claim = False
     """The directory is read first, and claimed then."""
-    trashes_commits = False
-    """What will not be durable is thrown away without a look whether its COMMIT stands."""
     mixes = False
     """Whatever is sealed of a rank is added to a parity, of any generation."""
     rebuilds_from_fewer = False

@@ -15,7 +15,7 @@ from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.coordinator_state import Proposal, Round, Save
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.executors.protocol.node_state import Key, LocalRank
-from autockpt.executors.protocol.retention import bases_of, deletions
+from autockpt.executors.protocol.retention import bases_of
 from autockpt.executors.protocol.selection import Choice, Question, choose
 from autockpt.executors.protocol.slots import Slot, Slots
 from autockpt.values.generation import Generation
@@ -134,13 +134,6 @@ class RetentionForgetsBases(CoordinatorProtocol):
         return doomed
 
 
-class RetentionForgetsSaves(CoordinatorProtocol):
-    """What is under way does not hold what it is a difference to, and nobody looks at the end."""
-
-    def to_delete(self) -> tuple[Generation, ...]:
-        return deletions(self.catalogue.values(), self.retention, chain=self.chain)
-
-
 class CommitOnLostBase(CoordinatorProtocol):
     """Nobody looks whether what a commit is a difference to is still there."""
 
@@ -152,19 +145,6 @@ class CommitOnLostBase(CoordinatorProtocol):
             self.catalogue |= dict.fromkeys(lost, some)
         super()._complete_disk(save)
         self.catalogue = known
-
-
-class NoEpochCheckBeforeDelete(Runtime):
-    """A coordinator that was replaced goes on to delete."""
-
-    def fenced_before_delete(self, disk: Disk, epoch: int) -> bool:
-        return False
-
-
-class TrashCommits(Runtime):
-    """What was not called durable is thrown away, also where its COMMIT stands."""
-
-    trashes_commits = True
 
 
 # --------------------------------------------------------------------------- numbers
@@ -342,26 +322,12 @@ class ActBeforeDecision(CoordinatorProtocol):
             self.decision_written(m.DecisionWritten(epoch=self.epoch, attempt=self.attempt))
 
 
-class VerifyOfAnyAttempt(CoordinatorProtocol):
-    """A rank that verified what was chosen first counts for what is chosen now."""
-
-    def rank_verified(self, from_node: int, message: m.RankVerified) -> None:
-        super().rank_verified(from_node, replace(message, attempt=self.attempt))
-
-
 class ForgetStrikes(CoordinatorProtocol):
     """A source that turned out bad is offered again."""
 
     def decide(self) -> None:
         self.struck = set()
         super().decide()
-
-
-class RejoinWithoutAll(CoordinatorProtocol):
-    """A coordinator that comes back does not wait for a silent node."""
-
-    def _inventory_late(self) -> None:
-        self._inventory_complete()
 
 
 class ReadBeforeClaim(Runtime):
@@ -448,13 +414,6 @@ class HideParities(CoordinatorProtocol):
 
     def parities_held(self) -> tuple[m.ShardCopy, ...]:
         return ()
-
-
-class OverwriteGuestsWhileRestoring(NodeProtocol):
-    """What a restore brings takes the place of what an older choice would need."""
-
-    def may_overwrite_guest(self, slot: Slot) -> bool:
-        return slot.state in ("empty", "sealed")
 
 
 class KeepCountsAfterRestart(CoordinatorProtocol):
@@ -594,10 +553,7 @@ MUTANTS: dict[str, Mutant] = {
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
     "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),
     "retention-forgets-bases": Mutant(RetentionForgetsBases, "17", 1000),
-    "retention-forgets-saves": Mutant(RetentionForgetsSaves, "17", 4000),
     "commit-on-lost-base": Mutant(CommitOnLostBase, "17", 4000),
-    "no-epoch-check-before-delete": Mutant(NoEpochCheckBeforeDelete, "4", 4000),
-    "trash-commits": Mutant(TrashCommits, "4", 1000),
     "restore-suspect": Mutant(RestoreSuspect, "16", 500),
     "commit-as-good": Mutant(CommitAsGood, "16", 500),
     "suspect-frees-slots": Mutant(SuspectFreesSlots, "16", 2000),
@@ -614,26 +570,23 @@ MUTANTS: dict[str, Mutant] = {
     "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
     "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),
     "act-before-decision": Mutant(ActBeforeDecision, "6", 500),
-    "verify-of-any-attempt": Mutant(VerifyOfAnyAttempt, "7", 2000),
-    "forget-strikes": Mutant(ForgetStrikes, "6", 500),
-    "rejoin-without-all": Mutant(RejoinWithoutAll, "11", 4000),
+    "forget-strikes": Mutant(ForgetStrikes, "6", 2000),
     "read-before-claim": Mutant(ReadBeforeClaim, "4", 4000),
     "mix-worlds": Mutant(MixWorlds, "6", 1000),
     "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
     "admit-older-epoch": Mutant(AdmitOlderEpoch, "9", 4000),
     "protect-without-originals": Mutant(ProtectWithoutOriginals, "14", 1000),
     "overwrite-while-copied": Mutant(OverwriteWhileCopied, "14", 2000),
-    "hide-copies": Mutant(HideCopies, "14", 500),
-    "hide-parities": Mutant(HideParities, "15", 500),
-    "overwrite-guests-while-restoring": Mutant(OverwriteGuestsWhileRestoring, "14", 4000),
+    "hide-copies": Mutant(HideCopies, "14", 4000),
+    "hide-parities": Mutant(HideParities, "15", 2000),
     "keep-counts-after-restart": Mutant(KeepCountsAfterRestart, "14", 4000),
     "protect-one-missing": Mutant(ProtectWithOneMissing, "14", 100),
     "overwrite-protected": Mutant(OverwriteProtected, "14", 2000),
-    "overwrite-guests": Mutant(OverwriteGuests, "14", 2000),
+    "overwrite-guests": Mutant(OverwriteGuests, "14", 5000),
     "trust-any-copy": Mutant(TrustAnyCopy, "14", 2000),
     "copy-of-another-round": Mutant(CopyOfAnotherRound, "14", 2000),
     "protect-without-parity": Mutant(ProtectWithoutParity, "15", 100),
-    "overwrite-parity": Mutant(OverwriteParity, "15", 2000),
+    "overwrite-parity": Mutant(OverwriteParity, "15", 5000),
     "mix-parity": Mutant(MixParity, "15", 2000),
     "rebuild-from-fewer": Mutant(RebuildFromFewer, "15", 4000),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),

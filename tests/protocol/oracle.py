@@ -59,6 +59,8 @@ class Oracle:
         self.decided: dict[int, Generation | None] = {}
         self.basis: dict[int, dict[int, int | None]] = {}
         """What each claimed epoch could continue when it read the directory."""
+        self.known: dict[int, bool] = {}
+        """Whether something had ever been committed by then; later ones are of the replaced."""
         self.applied: dict[tuple[m.Incarnation, int], int] = {}
         self.resumed = 0
         self.commits = 0
@@ -170,7 +172,7 @@ class Oracle:
             due = max((g for g in promised if self.on(g, limits)), default=None)
             if due is not None and (parent is None or parent < due):
                 self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")
-        if parent is None and self.ever:
+        if parent is None and self.known[epoch]:
             self.fail(f"epoch {epoch} starts from scratch although something was committed")
 
     def loaded(self, epoch: int, generation: Generation, content: Content | None) -> None:

@@ -184,7 +184,7 @@ class Storage(Trainers):
         keeper.jobs.append(["delete", 0, do])
 
     def do_TrashGeneration(self, keeper: Keeper, do: m.TrashGeneration) -> None:
-        if do.generation not in self.disk.commits or self.runtime.trashes_commits:
+        if do.generation not in self.disk.commits:
             for name in [n for n, c in self.disk.files.items() if c.generation == do.generation]:
                 del self.disk.files[name]
 
@@ -353,6 +353,7 @@ class Storage(Trainers):
         for commit in self.disk.commits.values():
             commit.synced = True
         self.oracle.basis[epoch] = self.oracle.eligible(epoch)
+        self.oracle.known[epoch] = self.oracle.ever
         parents = tuple(
             m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.oracle.decided.items())
         )
@@ -404,7 +405,7 @@ class Storage(Trainers):
 
     def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.DeleteGenerations = job[2]
-        if self.runtime.fenced_before_delete(self.disk, do.epoch):
+        if self.disk.epoch != do.epoch:
             return False
         if job[1] == 0:
             return None

@@ -208,7 +208,8 @@ class Trainers(World):
                     self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
 
     def do_RestoreRefused(self, keeper: Keeper, do: m.RestoreRefused) -> None:
-        self._refuse(do.rank, do.incarnation, final=not do.retryable)
+        final = not do.retryable and do.reason != "newer epoch"  # the next launch is the newest
+        self._refuse(do.rank, do.incarnation, final=final)
 
     def _refuse(self, rank: int, incarnation: m.Incarnation, *, final: bool = False) -> None:
         for trainer in self.trainers:

@@ -61,7 +61,7 @@ class World:
         """Chance that the directory does not keep what a scrub found."""
         self.differences = late.choice((0.0, 0.0, 0.5, 0.9))
         """Chance of a shard file that is stored as a difference to an older one."""
-        self.elastic = late.choice((0.0, 0.0, 0.0, 0.5))
+        self.elastic = late.choice((0.0, 0.0, 0.5))
         """Chance of a launch with another number of ranks."""
         slow_to_verify = late.random() < 0.2
         self.retention = retention(rng)
