@@ -197,7 +197,17 @@ def test_flipped_bytes_of_a_difference_are_refused_or_keep_the_length() -> None:
 def test_nibbles_give_back_every_plane(values: list[int], lowest: int, piece_bytes: int) -> None:
     """Whatever is beyond the 15 values, however it is cut; odd counts too."""
     plane = np.array(values, np.uint8)
-    packed, escapes = packing.pack(plane, lowest, np.empty(packing.packed_bytes(len(plane)), "u1"))
+    packer = packing.Nibbles(lowest, np.empty(len(plane) + len(plane) % 2, np.uint8))
+    for start in range(0, len(plane), piece_bytes):
+        packer.add(plane[start : start + piece_bytes])
+    ended = packer.end()
+    assert packer.plane(len(plane)).tolist() == values
+    far = sum((value - lowest) % 256 >= 15 for value in values)
+    if ended is None:
+        assert far > (len(values) + 1) // 2
+        return
+    packed, escapes = ended
+    assert escapes == far
     frame = packing.HEAD.pack(lowest, escapes) + entropy.compress(packed, entropy.PLAIN)
     pieces = list(packing.unpack(memoryview(frame), len(plane), piece_bytes))
     assert np.concatenate(pieces).tolist() == values

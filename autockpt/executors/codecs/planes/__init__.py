@@ -13,7 +13,15 @@ import numpy as np
 
 from autockpt.executors.codecs import Frame
 from autockpt.executors.codecs.planes import entropy
-from autockpt.executors.codecs.planes.elements import Bytes, Part, Words, blocks, join, split
+from autockpt.executors.codecs.planes.elements import (
+    Bytes,
+    Part,
+    Words,
+    blocks,
+    join,
+    scratch,
+    split,
+)
 from autockpt.executors.codecs.planes.frame import (
     AS_IS,
     MAX_RUNS,
@@ -27,7 +35,7 @@ from autockpt.executors.codecs.planes.frame import (
     pack_header,
     parse_header,
 )
-from autockpt.executors.codecs.planes.packing import packed_bytes, unpack, unpack_sevens
+from autockpt.executors.codecs.planes.packing import Nibbles, unpack, unpack_sevens
 from autockpt.executors.codecs.zstd import pieces
 from autockpt.executors.layout.runs import Kind, Run
 
@@ -161,37 +169,53 @@ def _write_parts(
     base: memoryview | None,
 ) -> tuple[list[tuple[int, int]], int]:
     """((coding, length) of every part as stored, end of the frame)."""
-    parts: list[Part] = []
-    rest, used = iter(codings), 0
-    largest = max((group.count for group in groups), default=0)
-    spare = _spare.of(len(raw) + packed_bytes(largest))
+    shapes = [(width, group.count) for group in groups for width in group.widths]
+    spare = _spare.of(sum(n + n % 2 for (_, n), c in zip(shapes, codings, strict=True) if c))
+    sinks: list[Part | Nibbles] = []
+    used = 0
+    for (width, count), coding in zip(shapes, codings, strict=True):
+        if coding is None:  # in its place at once
+            sinks.append(frame[at : at + count * width].view(f"<u{width}"))
+            at += count * width
+            continue
+        mine = spare[used : used + count + count % 2]
+        used += len(mine)
+        sinks.append(mine[:count] if coding.lowest is None else Nibbles(coding.lowest, mine))
+    rest = iter(sinks)
     for group in groups:
-        mine: list[Part] = []
-        for width in group.widths:
-            if next(rest) is None:  # in its place at once
-                nbytes = group.count * width
-                mine.append(frame[at : at + nbytes].view(f"<u{width}"))
-                at += nbytes
-            else:
-                mine.append(spare[used : used + group.count])
-                used += group.count
-        olds = group.pieces(base) if group.kind.delta and base is not None else None
-        for first, words in group.pieces(raw):
-            old = next(olds)[1] if olds is not None else None
-            split(words, old, group.kind, [p[first : first + len(words)] for p in mine])
-        parts += mine
+        _fill([next(rest) for _ in group.widths], group, raw, base if group.kind.delta else None)
     table: list[tuple[int, int]] = []
-    for part, coding in zip(parts, codings, strict=True):
+    for sink, (width, count), coding in zip(sinks, shapes, codings, strict=True):
         if coding is None:
-            table.append((AS_IS, part.nbytes))
+            table.append((AS_IS, count * width))
             continue
         began = at
-        stored, pieces_of_it = entropy.encoded(part, coding, spare[used:])
-        for data in pieces_of_it:
+        stored, datas = entropy.encoded(sink, count, coding)
+        for data in datas:
             frame[at : at + len(data)] = np.frombuffer(data, np.uint8)
             at += len(data)
         table.append((stored, at - began))
     return table, at
+
+
+def _fill(
+    sinks: list[Part | Nibbles], group: Group, raw: memoryview, base: memoryview | None
+) -> None:
+    """Takes a group apart; what becomes nibbles is packed while it is in cache."""
+    olds = group.pieces(base) if base is not None else None
+    for first, words in group.pieces(raw):
+        old = next(olds)[1] if olds is not None else None
+        for at, stop in blocks(len(words), group.kind.width):
+            targets = [
+                scratch.of(f"plane {k}", 1, stop - at)
+                if isinstance(sink, Nibbles)
+                else sink[first + at : first + stop]
+                for k, sink in enumerate(sinks)
+            ]
+            split(words[at:stop], None if old is None else old[at:stop], group.kind, targets)
+            for sink, target in zip(sinks, targets, strict=True):
+                if isinstance(sink, Nibbles):
+                    sink.add(target)
 
 
 class _Stream:

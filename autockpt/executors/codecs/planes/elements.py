@@ -46,7 +46,7 @@ class _Scratch(threading.local):
         return self._made[key][:count]
 
 
-_scratch = _Scratch()
+scratch = _Scratch()
 
 
 def words_of(data: memoryview | Bytes, kind: Kind) -> Words:
@@ -92,7 +92,7 @@ def _apart(words: Words, parts: Sequence[Part], *, turned: bool) -> None:
         np.copyto(parts[0], words, casting="unsafe")
         return
     if width == 2 and turned:
-        signs = _scratch.of("signs", 1, count)
+        signs = scratch.of("signs", 1, count)
         np.copyto(parts[0], words, casting="unsafe")
         np.left_shift(parts[0], 1, out=parts[0])
         np.greater_equal(words, 0x8000, out=signs.view(bool))
@@ -103,15 +103,15 @@ def _apart(words: Words, parts: Sequence[Part], *, turned: bool) -> None:
     if len(low) == 1:
         np.copyto(low[0], words, casting="unsafe")
     else:
-        half = _scratch.of("half", width // 2, count)
+        half = scratch.of("half", width // 2, count)
         np.copyto(half, words, casting="unsafe")
         _apart(half, low, turned=False)
-    shifted = _scratch.of("wide", width, count)
+    shifted = scratch.of("wide", width, count)
     np.right_shift(words, 4 * width, out=shifted)
     if len(high) == 1:
         np.copyto(high[0], shifted, casting="unsafe")
     else:
-        half = _scratch.of("half", width // 2, count)
+        half = scratch.of("half", width // 2, count)
         np.copyto(half, shifted, casting="unsafe")
         _apart(half, high, turned=turned)
 
@@ -130,8 +130,8 @@ def _together(
     if len(low) > 1:  # the upper half will use the same memory
         lower = _kept(lower)
     upper = _together(high, width // 2, turned=turned)
-    words = _scratch.of("joined", width, count) if into is None else into
-    wide = _scratch.of("wide", width, count)
+    words = scratch.of("joined", width, count) if into is None else into
+    wide = scratch.of("wide", width, count)
     np.copyto(wide, upper)
     np.left_shift(wide, 4 * width, out=wide)
     np.bitwise_or(wide, lower, out=words)
@@ -141,7 +141,7 @@ def _together(
 
 
 def _kept(words: Words) -> Words:
-    copy = _scratch.of("lower", words.itemsize, len(words))
+    copy = scratch.of("lower", words.itemsize, len(words))
     np.copyto(copy, words)
     return copy
 
@@ -157,15 +157,15 @@ def _halves(parts: Sequence[Part], width: int) -> tuple[Sequence[Part], Sequence
 
 
 def _turn_right(block: Words, target: Words) -> None:
-    top = _scratch.of("top", block.itemsize, len(block))
+    top = scratch.of("top", block.itemsize, len(block))
     np.left_shift(block, 8 * block.itemsize - 1, out=top)
     np.right_shift(block, 1, out=target)
     np.bitwise_or(target, top, out=target)
 
 
 def _zigzag(block: Words, base: Words) -> Words:
-    difference = _scratch.of("difference", block.itemsize, len(block))
-    signs = _scratch.of("signs", block.itemsize, len(block))
+    difference = scratch.of("difference", block.itemsize, len(block))
+    signs = scratch.of("signs", block.itemsize, len(block))
     np.subtract(block, base, out=difference)
     signed = f"<i{block.itemsize}"
     np.right_shift(difference.view(signed), 8 * block.itemsize - 1, out=signs.view(signed))
@@ -174,7 +174,7 @@ def _zigzag(block: Words, base: Words) -> Words:
 
 
 def _unzigzag(block: Words, base: Words, target: Words) -> None:
-    negative = _scratch.of("signs", block.itemsize, len(block))
+    negative = scratch.of("signs", block.itemsize, len(block))
     np.bitwise_and(block, 1, out=negative)
     np.negative(negative, out=negative)  # all ones
     np.right_shift(block, 1, out=target)

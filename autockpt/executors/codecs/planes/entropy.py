@@ -20,9 +20,9 @@ from autockpt.executors.codecs.planes.elements import Bytes
 from autockpt.executors.codecs.planes.frame import CODED, NIBBLES, SEVENS
 from autockpt.executors.codecs.planes.packing import (
     HEAD,
+    Nibbles,
     pack,
     pack_sevens,
-    packed_bytes,
     window_of,
 )
 from autockpt.executors.codecs.zstd import zstd
@@ -80,9 +80,9 @@ def coding_of(sample: Bytes) -> Coding | None:
         return Coding(huffman_only(), sevens=True)
     lowest, held = window_of(counts)
     escapes = 1.0 - held / len(sample)
-    if escapes <= ESCAPES_OF_MATCHES:
-        packed, _ = pack(sample, lowest, np.empty(packed_bytes(len(sample)), np.uint8))
-        options = _options_of(packed, bits_per_byte(packed))
+    packed = pack(sample, lowest) if escapes <= ESCAPES_OF_MATCHES else None
+    if packed is not None:
+        options = _options_of(packed[0], bits_per_byte(packed[0]))
         if escapes <= ESCAPES or options is _MATCHES:
             return Coding(options, lowest)
     return Coding(_options_of(sample, bits))
@@ -96,16 +96,16 @@ def _options_of(sample: Bytes, bits: float) -> dict[int, int]:
     return _MATCHES if huffman - matched > WORTH * len(sample) else huffman_only()
 
 
-def encoded(plane: Bytes, coding: Coding, spare: Bytes) -> tuple[int, list[bytes | Bytes]]:
-    """(the header's word for it, what is stored of a plane); `spare`: `packed_bytes` of memory."""
-    if coding.sevens and (packed_sevens := pack_sevens(plane, spare)) is not None:
-        return SEVENS, [packed_sevens]
-    if coding.lowest is None:
-        return CODED, [compress(plane, coding.options)]
-    packed, escapes = pack(plane, coding.lowest, spare)
-    if len(packed) > len(plane):  # the sample did not show what the plane is
-        return CODED, [compress(plane, coding.options)]
-    return NIBBLES, [HEAD.pack(coding.lowest, escapes), compress(packed, coding.options)]
+def encoded(plane: Bytes | Nibbles, count: int, coding: Coding) -> tuple[int, list[bytes | Bytes]]:
+    """(the header's word for it, what is stored of a plane of `count`)."""
+    if isinstance(plane, Nibbles):
+        packed = plane.end()
+        if packed is not None:
+            head = HEAD.pack(coding.lowest, packed[1])
+            return NIBBLES, [head, compress(packed[0], coding.options)]
+        plane = plane.plane(count)  # the sample did not show what the plane is
+    sevens = pack_sevens(plane) if coding.sevens else None
+    return (CODED, [compress(plane, coding.options)]) if sevens is None else (SEVENS, [sevens])
 
 
 @cache

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from autockpt.executors.codecs.planes.elements import Bytes
+from autockpt.executors.codecs.planes.elements import Bytes, scratch
 from autockpt.executors.codecs.zstd import pieces
 from autockpt.values.errors import CorruptCheckpointError
 
@@ -31,38 +31,70 @@ BLOCK = 2**16
 """Bytes that are packed at a time: with what comes of them in a first- or second-level cache."""
 
 
-def packed_bytes(count: int) -> int:
-    """Of the memory that `pack` wants."""
-    return count + (count + 1) // 2
+class Nibbles:
+    """Packs a plane that comes a block at a time."""
 
+    def __init__(self, lowest: int, into: Bytes) -> None:
+        """`into`: as long as the plane, rounded up to even; half of it is for escapes."""
+        self._lowest = np.uint8(lowest)
+        self._room, self._at = len(into) // 2, len(into) // 2
+        self._into = into
+        self._odd = np.empty(0, np.uint8)
+        self._escapes: list[Bytes] = []
 
-def pack(plane: Bytes, lowest: int, into: Bytes) -> tuple[Bytes, int]:
-    """(escapes and nibbles, in `into` of `packed_bytes`; how many are escapes)."""
-    count = len(plane)
-    nibbles, escapes = into[count : packed_bytes(count)], []
-    values = np.zeros(min(BLOCK, count + count % 2), np.uint8)
-    high, merged = np.empty_like(values), np.empty(len(values) // 2, "<u2")
-    for at in range(0, count, BLOCK):
-        block = plane[at : at + BLOCK]
-        some, pairs = values[: len(block)], (len(block) + 1) // 2
-        np.subtract(block, np.uint8(lowest), out=some)
-        values[len(block) :] = 0
+    def add(self, block: Bytes) -> None:
+        """The next bytes of the plane, which may be given other ones afterwards."""
+        if len(self._odd) or len(block) % 2:
+            block = np.concatenate([self._odd, block])
+            even = len(block) // 2 * 2
+            self._odd, block = block[even:], block[:even]
+        for at in range(0, len(block), BLOCK):
+            self._pack(block[at : at + BLOCK])
+
+    def end(self) -> tuple[Bytes, int] | None:
+        """(escapes and nibbles, how many are escapes); None where those are more than half."""
+        if len(self._odd):
+            self._pack(np.append(self._odd, self._lowest))
+        lost = sum(map(len, self._escapes))
+        if lost > self._room:
+            return None
+        if lost:
+            np.concatenate(self._escapes, out=self._into[self._room - lost : self._room])
+        return self._into[self._room - lost : self._at], lost
+
+    def plane(self, count: int) -> Bytes:
+        """What was added."""
+        values = _unpacked(self._into[self._room : self._at])[:count]
+        found = values == VALUES
+        values += self._lowest
+        if found.any():
+            values[found] = np.concatenate(self._escapes)
+        return values
+
+    def _pack(self, block: Bytes) -> None:
+        count = len(block)
+        values, high = scratch.of("nibbles", 1, count), scratch.of("high", 1, count)
+        np.subtract(block, self._lowest, out=values)
         # numpy's minimum of bytes takes ten times as long as this.
         np.greater_equal(values, VALUES, out=high.view(bool))
         found = np.flatnonzero(high.view(bool))
         if len(found):
-            escapes.append(block[found])
+            self._escapes.append(block[found])
             np.negative(high, out=high)
             np.bitwise_or(values, high, out=values)
-        two, both = values[: 2 * pairs].view("<u2"), merged[:pairs]
+        two, both = values.view("<u2"), high.view("<u2")
         np.bitwise_and(two, 0x0F0F, out=two)
         np.right_shift(two, 4, out=both)
         np.bitwise_or(both, two, out=both)
-        np.copyto(nibbles[at // 2 : at // 2 + pairs], both, casting="unsafe")
-    lost = sum(map(len, escapes))
-    if lost:
-        np.concatenate(escapes, out=into[count - lost : count])
-    return into[count - lost : packed_bytes(count)], lost
+        np.copyto(self._into[self._at : self._at + len(both)], both, casting="unsafe")
+        self._at += len(both)
+
+
+def pack(plane: Bytes, lowest: int) -> tuple[Bytes, int] | None:
+    """A whole plane as `Nibbles` end with it."""
+    nibbles = Nibbles(lowest, np.empty(len(plane) + len(plane) % 2, np.uint8))
+    nibbles.add(plane)
+    return nibbles.end()
 
 
 def unpack(data: memoryview, count: int, piece_bytes: int) -> Iterator[Bytes]:
@@ -110,20 +142,20 @@ def sevens_bytes(count: int) -> int:
     return count - count // 8
 
 
-def pack_sevens(plane: Bytes, into: Bytes) -> Bytes | None:
-    """The plane as sevens, in `into` of its length; None where a lowest bit is set."""
+def pack_sevens(plane: Bytes) -> Bytes | None:
+    """The plane as sevens; None where a lowest bit is set."""
     count = len(plane) // 8
     whole, rest = plane[: 8 * count], plane[8 * count :]
     if int(np.bitwise_or.reduce(whole.view(np.uint64))) & 0x0101010101010101 or (rest & 1).any():
         return None
-    bits = np.empty(count, np.uint8)
+    into, bits = np.empty(sevens_bytes(len(plane)), np.uint8), np.empty(count, np.uint8)
     for k in range(7):
         piece = into[k * count : (k + 1) * count]
         np.right_shift(whole[7 * count :], k + 1, out=bits)
         np.bitwise_and(bits, 1, out=bits)
         np.bitwise_or(whole[k * count : (k + 1) * count], bits, out=piece)
-    into[7 * count : 7 * count + len(rest)] = rest
-    return into[: 7 * count + len(rest)]
+    into[7 * count :] = rest
+    return into
 
 
 def unpack_sevens(data: Bytes, count: int) -> Bytes:
