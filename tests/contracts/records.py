@@ -24,6 +24,7 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "writers": st.integers(1, 512),
         "in_flight": st.integers(0, 16),
         "window_margin": st.floats(0.0, 0.99),
+        "compare": st.sampled_from([(), ("windows", "lazy"), ("lazy", "blocking", "windows")]),
     },
     TierPlan: {"interval_steps": st.integers(0, 10**9), "chain": st.integers(0, 16)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},
