@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("autockpt", deadline=None)  # a busy machine is no failure
+settings.load_profile("autockpt")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
