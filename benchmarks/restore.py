@@ -35,8 +35,8 @@ from autockpt.executors.directory import read_commit
 from autockpt.executors.image import ImageIndex, read_trailer
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import read_image, run_parallel
-from autockpt.executors.restore import COPIERS, restore_tensors
-from autockpt.executors.shards import Chunks, SlotChunks, open_disk
+from autockpt.executors.restore import restore_tensors
+from autockpt.executors.shards import COPIERS, Chunks, SlotChunks, open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.harness import Row, publish, row
@@ -107,7 +107,7 @@ class Reborn:
     def settle(self) -> None:
         """As `forget`; then as many free bytes as a restore needs are the guest's own."""
         self.forget()
-        with contextlib.closing(Arena.huge(NEEDED * self.nbytes)):
+        with contextlib.closing(Arena.anonymous(NEEDED * self.nbytes)):
             pass
 
     def restore(self, source: Callable[[], Chunks]) -> float:

@@ -11,6 +11,7 @@ alive, and `torch.save` of one writes that one.
 import ctypes
 import math
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -23,9 +24,10 @@ OWN_PAGES_BYTES = 64 * 2**10
 class FreshMemory:
     """Room for tensors of these sizes (bytes); nothing of it is there before it is written."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes: list[int], ready: Callable[[int], int] = lambda nbytes: 0) -> None:
+        """`ready(nbytes)`: address of a mapping of so many bytes that somebody made, or 0."""
         self._left = sum(page_align(size) for size in sizes if size >= OWN_PAGES_BYTES)
-        self._next = map_memory(self._left) if self._left else 0
+        self._next = (ready(self._left) or map_memory(self._left)) if self._left else 0
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised contiguous tensor in host memory."""

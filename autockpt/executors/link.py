@@ -88,6 +88,8 @@ class KeeperLink:
         self._lent_for: dict[tuple[int, int], Lent] = {}
         """By epoch and attempt of an order that nobody has begun to carry out."""
         self._wanted: wire.SlotsWanted | None = None
+        self._restored = attach.epoch is not None
+        """Slots are for saves now: nothing waits for them, and no save shall fault."""
         self.slots_refused = ""
         self.slots_changed = 0
         """Counts replacements of the slots."""
@@ -311,6 +313,10 @@ class KeeperLink:
         with self.news:
             self._note(message)
             self.news.notify_all()
+        if isinstance(message, p.Resume | p.StartFresh):
+            self._restored = True
+            for arena in self.slots:
+                arena.fault()
 
     def _lend(self, lent: Lent) -> None:
         self._lent.close()
@@ -333,7 +339,8 @@ class KeeperLink:
             for fd in descriptors:
                 os.close(fd)
             return
-        slots = [Arena.attach(fd) for fd in descriptors]
+        # A restore goes before the page tables, which take longer than it.
+        slots = [Arena.attach(fd, fault=self._restored) for fd in descriptors]
         for arena in self.slots:
             arena.let_go()
         self.image_bytes = given.image_bytes

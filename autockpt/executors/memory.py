@@ -39,7 +39,8 @@ _libc.mmap.argtypes = [
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _FAULT_STEP_BYTES = 64 * 2**20
-"""Faulted in steps so that a cgroup limit reached by others in between is noticed."""
+"""Faulted in steps so that a cgroup limit reached by others in between is noticed.  Smaller ones
+would wait for the interpreter's lock each time."""
 
 RESERVE_BYTES = 512 * 2**20
 """Host memory never taken: the training's own allocations fluctuate by about this much."""
@@ -121,8 +122,13 @@ class Arena:
         return arena
 
     def fault(self) -> None:
-        """Fills the page table of this mapping; a kernel without the call faults on first touch."""
-        self._advise(_MADV_POPULATE_WRITE, 0, self.nbytes)
+        """Fills the page table of this mapping; a kernel without the call faults on first touch.
+
+        In steps: whoever else in this process maps memory waits for one of them.
+        """
+        for start in range(0, self.nbytes, _FAULT_STEP_BYTES):
+            count = min(_FAULT_STEP_BYTES, self.nbytes - start)
+            self._advise(_MADV_POPULATE_WRITE, start, count)
 
     def _allocate(self, start: int, count: int) -> None:
         """New pages for a part of a memfd, huge ones where the system gives them at once."""

@@ -8,7 +8,7 @@ written.
 import bisect
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,13 +39,17 @@ def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
     return restore_shards(OneShard(chunks), state)
 
 
-def restore_shards(shards: Shards, state: LiveState) -> RestoredState:
+def restore_shards(
+    shards: Shards, state: LiveState, ready: Callable[[int], int] = lambda nbytes: 0
+) -> RestoredState:
     """Copies shards into the live parameters and buffers and into new tensors for the rest.
+
+    `ready(nbytes)`: address of new memory that was made ahead, or 0.
 
     Raises ConfigError when the state changed shape since the checkpoint (nothing is written then),
     CorruptCheckpointError when a chunk does not match.
     """
-    restore = _Restore(shards, state)
+    restore = _Restore(shards, state, ready)
     try:
         return restore.run()
     finally:
@@ -55,8 +59,9 @@ def restore_shards(shards: Shards, state: LiveState) -> RestoredState:
 class _Restore:
     """From headers to a plan, from the plan to bytes in place."""
 
-    def __init__(self, shards: Shards, state: LiveState) -> None:
+    def __init__(self, shards: Shards, state: LiveState, ready: Callable[[int], int]) -> None:
         self._shards = shards
+        self._ready = ready
         self._state = state
         # Not the optimizer's state: it may exist already (Adagrad), and it is replaced as a whole.
         self._live = {**state.parameters(), **state.buffers()}
@@ -71,8 +76,9 @@ class _Restore:
         skeleton = home.skeleton()
         same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
         wanted = Wanted(
-            self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh
-        )
+            self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh,
+            ready=self._ready,
+        )  # fmt: skip
         if not self._shards.regrouped:
             wanted.adopt()
         world_size = self._shards.world_size
@@ -209,7 +215,8 @@ class _Restore:
                 lambda number, data: self._put(loading, *numbers[number], data),
             )
 
-        run_parallel(range(workers), work, workers=workers)
+        threads = group.threads(workers)
+        run_parallel(range(threads), work, workers=threads)
 
     def _verified(self, shard: int, chunk: int) -> memoryview:
         """A chunk, from what was read before or from its source."""

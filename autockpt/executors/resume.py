@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from autockpt.executors.ahead import PagesAhead
 from autockpt.executors.applying import RestoredState, apply_state
 from autockpt.executors.image import read_trailer
 from autockpt.executors.link import KeeperLink, Lent
@@ -55,8 +56,8 @@ class Resumed:
     """Putting optimizers and stateful objects together."""
 
 
-def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
-    """Waits for the decision and carries it out.
+def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhead) -> Resumed:
+    """Waits for the decision and carries it out, in memory that was made ready meanwhile.
 
     Raises DirectoryBusyError (another live run), NoCheckpointError (committed once, nothing can be
     restored), ConfigError (the state does not fit the checkpoint).
@@ -77,7 +78,7 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
         match message:
             case p.RestoreShard():
                 order, began = message, time.monotonic()
-                restored = _carry_out(link, state, checkpoints, message)
+                restored = _carry_out(link, state, checkpoints, message, ahead)
                 read_s += time.monotonic() - began
             case p.StartFresh(epoch=epoch):
                 return Resumed(
@@ -97,11 +98,16 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str) -> Resumed:
 
 
 def _carry_out(
-    link: KeeperLink, state: LiveState, checkpoints: str, order: p.RestoreShard
+    link: KeeperLink,
+    state: LiveState,
+    checkpoints: str,
+    order: p.RestoreShard,
+    ahead: PagesAhead,
 ) -> RestoredState | None:
     try:
         with contextlib.closing(link.take_lent(order)) as lent:
-            restored = restore_shards(_open(link, lent, checkpoints, order), state)
+            shards = _open(link, lent, checkpoints, order)
+            restored = restore_shards(shards, state, ahead.take)
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
         return None

@@ -10,6 +10,7 @@ Whatever fails in here is said once, shows in the report, and never ends the tra
 """
 
 import atexit
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from autockpt.executors import birth, wire
+from autockpt.executors.ahead import PagesAhead
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
@@ -146,14 +148,17 @@ class Session(Ending):
     def _begin(self) -> None:
         began = time.monotonic()
         self._link.on_message = self._on_message
-        self._link.open()
-        resumed = resume(self._link, self._state, self._job.checkpoints)
+        job = self._job
+        ranks = job.nodes.count(job.node)
+        ahead = PagesAhead(job.checkpoints, self._state, job.rank, ranks=ranks)
+        with contextlib.closing(ahead):
+            self._link.open()
+            resumed = resume(self._link, self._state, job.checkpoints, ahead)
         self._epoch = resumed.epoch
         self._step = self._start_step = resumed.step
         applied = time.monotonic()
         self._take_progress(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
-        job = self._job
         self._snapshotter = Snapshotter(
             self._state, self._link.board.view[8 * CELL_COPIED :],
             place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,

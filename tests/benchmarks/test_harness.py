@@ -1,10 +1,13 @@
 """The statistics and the table that all benchmarks share."""
 
+import importlib
 import random
 import statistics
+from pathlib import Path
 
 import pytest
 
+from benchmarks import harness
 from benchmarks.harness import Row, bootstrap_upper, print_notes, print_table, quantile, row
 
 
@@ -70,3 +73,12 @@ def test_the_table_shows_every_figure(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for text in ("1.5 *", "ours, idle: 4 us   target <= 50", "absent: why", "peer: its trap"):
         assert text in shown
+
+
+NAMES = sorted(path.stem for path in Path(harness.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_finds_what_it_measures(name: str) -> None:
+    """Functions move; who runs a benchmark once a month must not be the one who notices."""
+    importlib.import_module(f"benchmarks.{name}")

@@ -75,3 +75,35 @@ def test_memory_that_no_order_followed_is_given_back(tmp_path: Path) -> None:
         message = wire.ReadingMemory(rank=0, epoch=1, attempt=attempt)
         one._received(message, [os.dup(arena.fd)])
     assert len(os.listdir("/proc/self/fd")) <= fds + 2  # the descriptor, and mmap's own
+
+
+def page_table_bytes(link: KeeperLink) -> int:
+    """Of the mapping of its slot what this process has in its page table, from the kernel."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(" ", 1)[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(number, 16) for number in first.split("-"))
+            inside = low <= link.slots[0].address < high
+        elif inside and line.startswith("Rss:"):
+            found = 1024 * int(line.split()[1])
+    return found
+
+
+def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) -> None:
+    """Slots of the run before are mapped at once and filled in when it is over; later ones are
+    for saves, which must not fault."""
+    one, size = link(tmp_path), 2**23
+    given = wire.SlotsGiven(rank=0, image_bytes=size - 4096, slots=1, chunk_bytes=4096)
+    arena = Arena.create_shared(size, name="autockpt-test-slot")
+    assert arena.fd is not None
+    one._received(given, [os.dup(arena.fd)])
+    assert page_table_bytes(one) == 0
+    generation = Generation(epoch=1, seq=1)
+    one._received(p.Resume(rank=0, epoch=2, generation=generation, step=1), [])
+    assert page_table_bytes(one) == size
+    another = Arena.create_shared(size, name="autockpt-test-slot")
+    assert another.fd is not None
+    one._received(given, [os.dup(another.fd)])
+    assert page_table_bytes(one) == size
+    assert one.slots_changed == 2

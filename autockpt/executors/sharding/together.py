@@ -13,6 +13,7 @@ Nobody depends on it: a rank for which nothing moves any more reads the rest by 
 """
 
 import fcntl
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,12 @@ class ReadTogether:
         self._marks[self._me] = _LEFT
 
     # ------------------------------------------------------------------ the work
+
+    def threads(self, readers: int) -> int:
+        """Of this rank, where `readers` keep the storage busy: enough in all of them, and more
+        only on processors of their own, because those that wait take time from those that copy."""
+        members = len(self._members)
+        return max(-(-readers // members), min(readers, len(os.sched_getaffinity(0)) // members))
 
     def run(
         self,

@@ -64,7 +64,10 @@ class Wanted:
         skeleton: Any,
         *,
         same_mesh: bool,
+        ready: Callable[[int], int] = lambda nbytes: 0,
     ) -> None:
+        """`ready`: see `FreshMemory`."""
+        self._ready = ready
         self._drift = Drift(state.drifting, stored, same_mesh=same_mesh)
         self._state = state
         self._live = live
@@ -79,6 +82,8 @@ class Wanted:
         self._fresh: dict[str, torch.Tensor] = {}
         self._late: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         """(tensor, host memory whose mean it is at the end): devices, odd strides, copies."""
+        self._covered: list[_Wish] = []
+        """All wishes, as they are when everything that is wanted was seen."""
         if skeleton.get("partial"):
             self._live = _spoken_of(state, live, stored)
         for prefix in state.optimizers:
@@ -181,6 +186,7 @@ class Wanted:
 
     def complete(self, skeleton_of: Callable[[int], Any]) -> None:
         """Reads the skeletons of other shards for what the home shard does not know."""
+        self._covered = []
         for prefix, parameters in self._parameters():
             saved, optimizer = self.optimizers[prefix], self._state.optimizers[prefix]
             for name, parameter in parameters.items():
@@ -219,9 +225,11 @@ class Wanted:
             with_state = [any(True for _ in saved.tensors_of(prefix, n)) for n in parameters]
             if any(with_state) and not all(with_state):
                 return False
-        return not any(
-            lacking(wish.holding, self._stored.pieces(wish.name)) for wish in self._wishes()
-        )
+        wishes = list(self._wishes())
+        if any(lacking(wish.holding, self._stored.pieces(wish.name)) for wish in wishes):
+            return False
+        self._covered = wishes
+        return True
 
     # ------------------------------------------------------------------ the plan
 
@@ -234,9 +242,10 @@ class Wanted:
         self._require_names(exact)
         self._fresh.clear()
         self._late.clear()
-        wishes = list(self._wishes())
+        wishes = self._covered or list(self._wishes())
         new = [wish for wish in wishes if not wish.in_place]
-        memory = FreshMemory([wish.nbytes for wish in new for _ in wish.copies or ("",)])
+        sizes = [wish.nbytes for wish in new for _ in wish.copies or ("",)]
+        memory = FreshMemory(sizes, self._ready)
         wants = [want for wish in wishes for want in self._wants(wish, memory)]
         return [move for want in wants for move in moves_for(want, self._pieces_for(want))]
 

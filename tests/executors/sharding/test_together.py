@@ -1,5 +1,7 @@
 """Ranks of a node read together: every chunk once, whoever dies, fails, stops or never comes."""
 
+import os
+
 import pytest
 
 from autockpt.executors.memory import READING_TABLE_BYTES, Arena
@@ -102,3 +104,16 @@ def test_what_does_not_fit_the_memory_is_refused(chunks: int, chunk_bytes: int) 
     with pytest.raises(StorageError, match="too many to share"):
         ReadTogether(arena, (0, 1), 0, chunks=chunks, chunk_bytes=chunk_bytes)
     arena.close()
+
+
+def test_threads_that_would_only_wait_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough readers in all ranks; as many in each only where processors are free."""
+    arena = Arena.create_shared(READING_TABLE_BYTES + 2**20, name="autockpt-test-reading")
+
+    def threads(members: int, cores: int) -> int:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        group = ReadTogether(arena, range(members), 0, chunks=8, chunk_bytes=4096)
+        return group.threads(4)
+
+    assert [threads(members, 2) for members in (1, 2, 3, 4, 8)] == [4, 2, 2, 1, 1]
+    assert [threads(members, 64) for members in (2, 8, 32)] == [4, 4, 2]
