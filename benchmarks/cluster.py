@@ -51,9 +51,12 @@ class Cluster:
         script: Sequence[str],
         environment: Mapping[str, str],
         mode: str,
-        nodes: int,
+        nodes: str,
     ) -> None:
-        """`settings` and `script`: of `autockpt` run or profile.  `private`: the nodes' own."""
+        """`settings` and `script`: of `autockpt` run or profile.  `private`: the nodes' own.
+
+        `nodes`: as `--nnodes` has it.
+        """
         self.net, self.folder, self._private = net, folder, private
         self.files = RunDirectory(folder / "run")
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
@@ -86,7 +89,8 @@ class Cluster:
         wanted = [word for setting in self._settings for word in ("--set", setting)]
         where = ("--out",) if self._mode == "profile" else ("--no-profile", "--run-dir")
         argv = [
-            "-m", "autockpt", self._mode, "--nnodes", str(self._nodes),
+            "-m", "autockpt", self._mode, "--nnodes", self._nodes,
+            *(("--rdzv-conf", "last_call_timeout=3") if ":" in self._nodes else ()),
             "--rdzv-id", "job", "--rdzv-endpoint", f"{self.net.outside.host}:{PORT}",
             "--local-addr", at.host, *where, str(self.files.path), *wanted, *self._script,
         ]  # fmt: skip
@@ -168,8 +172,11 @@ def cluster(
     environment: Mapping[str, str] | None = None,
     mode: str = "run",
     spare: int = 0,
+    least: int | None = None,
 ) -> Iterator[Cluster]:
     """A job on `nodes` of them, `spare` more, and the rendezvous store; nothing is launched yet.
+
+    `least`: it goes on with so many nodes; None: with all only.
 
     Raises OSError or CalledProcessError where namespaces are not to be had, ClusterError.
     """
@@ -179,7 +186,7 @@ def cluster(
         made = Cluster(
             stack.enter_context(network(nodes + spare, bits_per_s)), folder, private=Path(private),
             settings=settings, script=script, environment=environment or {}, mode=mode,
-            nodes=nodes,
+            nodes=str(nodes) if least is None else f"{least}:{nodes}",
         )  # fmt: skip
         stack.callback(made.end)
         stack.enter_context(made.rendezvous())

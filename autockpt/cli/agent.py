@@ -43,6 +43,7 @@ class Watch:
         self._decided_s: float | None = None
         """When the restart under way was decided."""
         self.restarts = 0
+        self._seated: Seated | None = None
         self._loop = CrashLoop(
             step=run.newest_step(),
             generation=run.newest_generation(),
@@ -53,16 +54,20 @@ class Watch:
         """The rendezvous in which this node keeps its number, where nodes have no fixed ones."""
         if self._request.single_node or self._request.rdzv_backend == "static":
             return rendezvous
-        return Seated(rendezvous, self._request.local_addr, self._keeper.seats())
+        self._seated = Seated(rendezvous, self._request.local_addr, self._keeper.seats())
+        return self._seated
 
     def starting(self, node: int) -> None:
-        """The agent is about to start the ranks of this node."""
+        """The agent is about to start the ranks of this node, which is `node` in their order."""
         # A restart that another node began was not decided here.
         os.environ.pop(environment.RESTART_DECIDED, None)
         if self._decided_s is not None:
             os.environ[environment.RESTART_DECIDED] = repr(self._decided_s)
             self._decided_s = None
         self._began_s = time.monotonic()
+        if self._seated is not None and self._seated.number is not None:
+            node = self._seated.number
+            os.environ[environment.NODE] = str(node)
         if self._request.mode == "run" and not self._keeper.started:
             self._keeper.start(node)
 

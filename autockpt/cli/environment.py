@@ -4,6 +4,7 @@
     AUTOCKPT_MODE           run or profile
     AUTOCKPT_LAUNCH_ID      random hex of one launcher: the same for all of its restarts
     AUTOCKPT_LAUNCHER_PID   its process
+    AUTOCKPT_NODE           number of this node, which stays when others are lost (several nodes)
     AUTOCKPT_RESUME_FROM    roll back to this generation (optional)
     AUTOCKPT_FRESH          1: start a new lineage (optional)
     AUTOCKPT_NO_PROFILE     1: do not measure during the first iterations (optional)
@@ -20,12 +21,15 @@ RUN_DIR = "AUTOCKPT_RUN_DIR"
 MODE = "AUTOCKPT_MODE"
 LAUNCH_ID = "AUTOCKPT_LAUNCH_ID"
 LAUNCHER_PID = "AUTOCKPT_LAUNCHER_PID"
+NODE = "AUTOCKPT_NODE"
 RESUME_FROM = "AUTOCKPT_RESUME_FROM"
 FRESH = "AUTOCKPT_FRESH"
 NO_PROFILE = "AUTOCKPT_NO_PROFILE"
 RESTART_DECIDED = birth.DECIDED
 
-ALL = (RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, RESUME_FROM, FRESH, NO_PROFILE, RESTART_DECIDED)
+ALL = (
+    RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, RESTART_DECIDED,
+)  # fmt: skip
 
 
 def contract(

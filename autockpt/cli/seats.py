@@ -1,11 +1,13 @@
 """WHICH NODE OF THE JOB IS THIS?  The same one after every restart, while its machine is there.
 
-A rendezvous numbers nodes by their names, so one replaced machine may move all the others.  Each
-would look for its checkpoints under its new number while its keeper holds them under the old one,
-and what every memory held would be read from storage.  So launchers tell each other through the
-rendezvous' store which seats they had, and take them again; newcomers take what is free.
+A rendezvous numbers nodes by their names, so one lost or replaced machine may move all the others.
+Each would look for its checkpoints under its new number while its keeper holds them under the old
+one, and what every memory held would be read from storage.  So launchers tell each other through
+the rendezvous' store which numbers they had, and keep them; newcomers take what is free.  A job
+that goes on with fewer nodes has gaps in its numbers; ranks are counted in their order without.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,33 +21,32 @@ class Claim:
     """What one launcher has a right to."""
 
     held: int | None = None
-    """Its seat in the former round."""
+    """Its number in the former round."""
     kept: tuple[int, ...] = ()
-    """Seats whose keepers live on its machine; a new launcher may follow a dead one."""
+    """Numbers whose keepers live on its machine; a new launcher may follow a dead one."""
 
 
-def seats(claims: Sequence[Claim]) -> tuple[int, ...]:
-    """Seat of every launcher, 0 to n - 1, by its number in the rendezvous.
+def numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
+    """Number of every launcher's node, by the launcher's number in the rendezvous.
 
-    Who sits keeps his seat; then who has the keeper of a free one; the rest in order.  A seat that
-    two claim goes to the first of them, one that no longer exists to nobody.
+    Who has one keeps it; then who has the keeper of a free one; the rest take the lowest that are
+    free.  One that two claim goes to the first of them.
     """
-    free = set(range(len(claims)))
     taken: dict[int, int] = {}
 
-    def take(number: int, wanted: Sequence[int | None]) -> None:
-        seat = next((seat for seat in wanted if seat in free), None)
-        if number not in taken and seat is not None:
-            taken[number] = seat
-            free.remove(seat)
+    def take(launcher: int, wanted: Sequence[int | None]) -> None:
+        number = next((n for n in wanted if n is not None and n not in taken.values()), None)
+        if launcher not in taken and number is not None:
+            taken[launcher] = number
 
-    for number, claim in enumerate(claims):
-        take(number, (claim.held,))
-    for number, claim in enumerate(claims):
-        take(number, claim.kept)
-    for number in range(len(claims)):
-        take(number, sorted(free))
-    return tuple(taken[number] for number in range(len(claims)))
+    for launcher, claim in enumerate(claims):
+        take(launcher, (claim.held,))
+    for launcher, claim in enumerate(claims):
+        take(launcher, claim.kept)
+    for launcher in range(len(claims)):
+        lowest = next(n for n in itertools.count() if n not in taken.values())
+        take(launcher, (lowest,))
+    return tuple(taken[launcher] for launcher in range(len(claims)))
 
 
 class Seated:
@@ -56,12 +57,17 @@ class Seated:
         self._handler, self._local_addr = handler, local_addr
         self._claim = Claim(kept=tuple(kept))
 
+    @property
+    def number(self) -> int | None:
+        """Of this node; None before the first rendezvous."""
+        return self._claim.held
+
     def __getattr__(self, name: str) -> Any:
         """All else is the handler's."""
         return getattr(self._handler, name)
 
     def next_rendezvous(self) -> Any:
-        """The handler's answer with this node's seat as its rank."""
+        """The handler's answer, with nodes counted in the order of their numbers."""
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
@@ -71,9 +77,11 @@ class Seated:
         if met.rank == 0:
             said = [json.loads(store.get(f"claim/{n}")) for n in range(met.world_size)]
             claims = [Claim(held=one["held"], kept=tuple(one["kept"])) for one in said]
-            store.set("seats", json.dumps(seats(claims)))
-        seat = json.loads(store.get("seats"))[met.rank]
-        self._claim = Claim(held=seat)
+            store.set("numbers", json.dumps(numbers(claims)))
+        every = json.loads(store.get("numbers"))
+        number = every[met.rank]
+        self._claim = Claim(held=number)
+        seat = sorted(every).index(number)
         # Seat 0 is where the trainers' own store will be, so its address is told anew.
         master = RendezvousStoreInfo.build(seat, store, self._local_addr)
         return RendezvousInfo(met.store, seat, met.world_size, master)

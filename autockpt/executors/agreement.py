@@ -6,9 +6,8 @@ kept in the checkpoint directory, because a round must be higher than every earl
 that shares a launcher with the newest one continues its launch, any other is a launch of its own.
 """
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,18 @@ from autockpt.executors.protocol.messages import Incarnation
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import from_json, to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """One rank, as its launcher started it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    """Ranks of its node."""
+
 
 NO_LABELS: Mapping[str, str] = {}
 _RECORD = "round.json"
@@ -44,34 +55,56 @@ class Agreement:
 
     schema_version: int = 1
     incarnation: Incarnation
+    nodes: tuple[int, ...]
+    """Number of the node of every rank."""
     one_host: bool
     """All nodes share one machine's loopback (a test, or several launchers on one machine)."""
     domains: FailureDomains = UNKNOWN_DOMAINS
     """What the nodes share and lose together, as far as each knows of itself."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the first rank of a node says of it."""
+
+    schema_version: int = 1
+    launcher: str
+    ranks: int
+    network: str
+    labels: dict[str, str]
+    """Its failure domains by level."""
+    number: int | None
+    """What its launcher calls it, which stays when other nodes are lost; None: nobody does."""
+
+
 def agree(
     checkpoints: str,
     launch_id: str,
-    rank: int,
-    nodes: tuple[int, ...],
+    place: RankPlace,
     labels: Mapping[str, str] = NO_LABELS,
+    number: int | None = None,
 ) -> Agreement:
     """The agreement of all ranks; waits for the first rank of every node.
 
-    `nodes`: node of every rank; `labels`: this node's failure domains by level.  Every rank calls
-    it, equally often, after `init_process_group`.
+    `labels` and `number`: see `Node`.  Every rank calls it, equally often, after
+    `init_process_group`; ranks of a node follow one another.
     Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
     """
     global _calls
     store = _store()
     _calls += 1
     prefix = f"autockpt/{_calls}"
-    if rank == nodes.index(nodes[rank]):
-        said = json.dumps({"launcher": launch_id, "network": network_of(), "domains": dict(labels)})
-        store.set(f"{prefix}/node/{nodes[rank]}", said)
-    if rank == 0:
-        every = [json.loads(store.get(f"{prefix}/node/{node}")) for node in sorted(set(nodes))]
+    if place.local_rank == 0:
+        node = Node(
+            launcher=launch_id, ranks=place.local_size, network=network_of(),
+            labels=dict(labels), number=number,
+        )  # fmt: skip
+        store.set(f"{prefix}/node/{place.rank}", to_json(node))
+    if place.rank == 0:
+        every: list[Node] = []
+        while (first := sum(node.ranks for node in every)) < place.world_size:
+            text = bytes(store.get(f"{prefix}/node/{first}")).decode()
+            every.append(from_json(Node, text, where=f"the node of rank {first}"))
         store.set(f"{prefix}/agreed", _decide(checkpoints, every))
     text = bytes(store.get(f"{prefix}/agreed")).decode()
     if text.startswith("error "):
@@ -79,20 +112,33 @@ def agree(
     return from_json(Agreement, text, where="agreement of rank 0")
 
 
-def _decide(checkpoints: str, every: list[dict[str, Any]]) -> str:
+def _decide(checkpoints: str, every: Sequence[Node]) -> str:
     """The agreement as JSON, or why there is none: the other ranks wait for an answer."""
-    launchers = tuple(sorted({said["launcher"] for said in every}))
+    launchers = tuple(sorted({node.launcher for node in every}))
     try:
         os.makedirs(checkpoints, exist_ok=True)
         open_secret(checkpoints)
-        incarnation = next_incarnation(_newest(checkpoints), every[0]["launcher"], launchers)
+        incarnation = next_incarnation(_newest(checkpoints), every[0].launcher, launchers)
         record = Round(incarnation=incarnation, launchers=launchers)
         write_record(checkpoints, _RECORD, to_json(record).encode())
     except (StorageError, OSError) as error:
         return f"error {checkpoints}: rank 0 cannot write down the incarnation: {error}"
-    one_host = len({said["network"] for said in every}) == 1
-    domains = FailureDomains.joined([said["domains"] for said in every])
-    return to_json(Agreement(incarnation=incarnation, one_host=one_host, domains=domains))
+    numbers = numbers_of(every)
+    domains = FailureDomains.joined([node.labels for node in every]).renumbered(numbers)
+    ranks = zip(numbers, every, strict=True)
+    agreement = Agreement(
+        incarnation=incarnation,
+        nodes=tuple(number for number, node in ranks for _ in range(node.ranks)),
+        one_host=len({node.network for node in every}) == 1,
+        domains=domains,
+    )
+    return to_json(agreement)
+
+
+def numbers_of(every: Sequence[Node]) -> tuple[int, ...]:
+    """What their launchers call them; where one does not, or two say the same, they are counted."""
+    said = [node.number for node in every if node.number is not None]
+    return tuple(said) if len(set(said)) == len(every) else tuple(range(len(every)))
 
 
 def next_incarnation(

@@ -6,6 +6,7 @@ Reads only.  Works on the directory of a live run.
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
@@ -199,6 +200,9 @@ class ChunkSource:
     @property
     def _levels(self) -> int:
         return 1 + (0 if self._base is None else self._base._levels)
+
+    def expect(self, chunks: Sequence[int]) -> None:
+        """Nothing: whoever reads has threads enough."""
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""

@@ -6,6 +6,7 @@ grants simply do not come and saves are skipped.
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import threading
@@ -20,7 +21,7 @@ from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
-from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
 
 CONNECT_ATTEMPTS = 5
@@ -29,6 +30,9 @@ RECONNECT_ATTEMPTS = 50
 REFUSED_S = 1.0
 """A connection that lived shorter was refused (another version, a broken keeper)."""
 REFUSALS = 5
+GATHER_S = 900.0
+"""A keeper has brought the chunks of a shard by then, rebuilt from parity if need be, or says why
+not."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class Lent:
     """By rank of this node its slot with the generation to restore, and the image's capacity."""
     reading: Arena | None = None
     """Memory in which ranks of this node read from storage together."""
+    gathering: wire.GatheringBegan | None = None
+    """What there is to gather."""
 
     def close(self) -> None:
         """The restore is over."""
@@ -85,6 +91,10 @@ class KeeperLink:
         """Image capacity of the slots."""
         self._lent = Lent({})
         """Given since the last order to restore: for the next one."""
+        self._chunks_lent: dict[int, tuple[wire.ChunksLent, Arena | None]] = {}
+        """Answers to requests that nobody has taken."""
+        self._requests = itertools.count()
+        self._unanswered: set[int] = set()
         self._lent_for: dict[tuple[int, int], Lent] = {}
         """By epoch and attempt of an order that nobody has begun to carry out."""
         self._wanted: wire.SlotsWanted | None = None
@@ -202,6 +212,31 @@ class KeeperLink:
         )  # fmt: skip
         self.send(self._wanted)
 
+    def want_chunks(
+        self, order: p.RestoreShard, shard: int, chunks: tuple[int, ...], *, elsewhere: bool
+    ) -> int:
+        """Asks for chunks of a shard that is gathered; the number of the request."""
+        number = next(self._requests)
+        wanted = wire.ChunksWanted(
+            rank=self.rank, epoch=order.epoch, attempt=order.attempt, shard=shard, chunks=chunks,
+            number=number, elsewhere=elsewhere,
+        )  # fmt: skip
+        self._unanswered.add(number)
+        self.send(wanted)
+        return number
+
+    def take_chunks(self, number: int) -> tuple[wire.ChunksLent, Arena]:
+        """The answer to a request, and the memory; the caller closes it.
+
+        Raises CorruptCheckpointError when there is none.
+        """
+        if not self.wait_until(lambda: number in self._chunks_lent, GATHER_S):
+            raise CorruptCheckpointError(f"memory: no answer of the keeper in {GATHER_S:.0f} s")
+        lent, arena = self._chunks_lent.pop(number)
+        if arena is None:
+            raise CorruptCheckpointError(f"memory: {lent.refusal}")
+        return lent, arena
+
     def is_durable(self, generation: Generation) -> bool:
         """It is on disk, or a newer one is."""
         return self.durable is not None and self.durable >= generation
@@ -260,6 +295,10 @@ class KeeperLink:
         self._connection = None
         connection.close()
         with self.news:
+            while self._unanswered:
+                number = self._unanswered.pop()
+                refused = wire.ChunksLent(rank=self.rank, number=number, refusal="its keeper died")
+                self._chunks_lent[number] = refused, None
             self.grants.clear()
             if self._persisting is not None and not self.is_durable(self._persisting):
                 self.dropped[self._persisting] = "its keeper died"
@@ -306,6 +345,12 @@ class KeeperLink:
             self._lend(Lent({rank: (arena, size) for rank, arena, size in slots}))
         elif isinstance(message, wire.ReadingMemory):
             self._lend(Lent({}, Arena.attach(*descriptors)))
+        elif isinstance(message, wire.GatheringBegan):
+            self._lend(Lent({}, gathering=message))
+        elif isinstance(message, wire.ChunksLent):
+            arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
+            self._unanswered.discard(message.number)
+            self._chunks_lent[message.number] = message, arenas[0] if arenas else None
         else:
             for fd in descriptors:
                 os.close(fd)

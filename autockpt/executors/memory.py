@@ -101,12 +101,24 @@ class Arena:
         size = max(PAGE_BYTES, page_align(nbytes))
         if size > PAGE_BYTES:
             require_headroom(size, what=name, limit_bytes=limit_bytes)
+        return cls._shared(size, name, fault=True)
+
+    @classmethod
+    def create_sparse(cls, nbytes: int, *, name: str) -> "Arena":
+        """A new sealed memfd of at least `nbytes`, which takes memory where it is written.
+
+        Whoever writes into it asks `require_headroom` before.
+        """
+        return cls._shared(max(PAGE_BYTES, page_align(nbytes)), name, fault=False)
+
+    @classmethod
+    def _shared(cls, size: int, name: str, *, fault: bool) -> "Arena":
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
             arena = cls(size, fd=fd)
-            for start in range(0, size, _FAULT_STEP_BYTES):
+            for start in range(0, size if fault else 0, _FAULT_STEP_BYTES):
                 arena._allocate(start, min(_FAULT_STEP_BYTES, size - start))
             return arena
         except BaseException:

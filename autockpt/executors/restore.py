@@ -190,7 +190,10 @@ class _Restore:
                 loading.put_head(shard, opened.head)
         jobs = []
         for shard in loading.shards:
-            jobs += [(shard, c) for c in loading.chunks(shard, self._opened[shard].chunks.index)]
+            chunks = self._opened[shard].chunks
+            numbers = loading.chunks(shard, chunks.index)
+            chunks.expect(numbers)
+            jobs += [(shard, number) for number in numbers]
         return jobs, max((self._opened[s].chunks.workers for s in loading.shards), default=1)
 
     def _read_alone(self, loading: Loading) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 
 from autockpt.executors.ahead import PagesAhead
 from autockpt.executors.applying import RestoredState, apply_state
+from autockpt.executors.gathered_shards import GatheredShards
 from autockpt.executors.image import read_trailer
 from autockpt.executors.link import KeeperLink, Lent
+from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore import restore_shards
 from autockpt.executors.sharding.progress import merge_progress
 from autockpt.executors.shards import DiskShards, NodeShards, Shards, SlotChunks, Together
 from autockpt.executors.state import LiveState
+from autockpt.executors.wire import ChunksLent
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -65,7 +68,7 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
     import queue
 
     restored: RestoredState | None = None
-    order: p.RestoreShard | None = None
+    source = ""
     read_s = 0.0
     while True:
         try:
@@ -77,16 +80,16 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
             ) from None
         match message:
             case p.RestoreShard():
-                order, began = message, time.monotonic()
-                restored = _carry_out(link, state, checkpoints, message, ahead)
+                began = time.monotonic()
+                restored, source = _carry_out(link, state, checkpoints, message, ahead)
                 read_s += time.monotonic() - began
             case p.StartFresh(epoch=epoch):
                 return Resumed(
                     epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
                     rng=None,
                 )  # fmt: skip
-            case p.Resume() if restored is not None and order is not None:
-                return _finish(link, state, message, order, restored, read_s)
+            case p.Resume() if restored is not None:
+                return _finish(link, state, message, source, restored, read_s)
             case p.AttachRefused(reason=reason):
                 named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
                 raise DirectoryBusyError(named)
@@ -103,22 +106,23 @@ def _carry_out(
     checkpoints: str,
     order: p.RestoreShard,
     ahead: PagesAhead,
-) -> RestoredState | None:
+) -> tuple[RestoredState | None, str]:
+    """What was restored, None if the source is bad; and where from."""
     try:
         with contextlib.closing(link.take_lent(order)) as lent:
             shards = _open(link, lent, checkpoints, order)
             restored = restore_shards(shards, state, ahead.take)
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
-        return None
+        return None, ""
     except ConfigError as error:
         if order.source.kind != "memory" or link.world_size == 1:
             raise
         # As many ranks with another mesh: a slot holds one rank's part, the disk has all of them.
         _bad(link, order, f"memory: {error}")
-        return None
+        return None, ""
     link.send(p.ShardVerified(rank=link.rank, epoch=order.epoch, attempt=order.attempt))
-    return restored
+    return restored, _named(order.source, shards)
 
 
 def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
@@ -138,13 +142,38 @@ def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard)
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
         return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+    if source.kind == "gather":
+        if lent.gathering is None:
+            raise CorruptCheckpointError("memory: nobody said what there is to gather")
+        return GatheredShards(
+            link.rank, link.world_size, order.generation, lent.gathering, _Gathering(link, order),
+            folder,
+        )  # fmt: skip
     together = None
     if lent.reading is not None:
         together = Together(lent.reading, order.readers, link.rank)
     return DiskShards(folder, link.rank, link.world_size, source.root, together)
 
 
-def _named(source: p.ShardSource) -> str:
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """The keeper, as far as one order to gather goes."""
+
+    link: KeeperLink
+    order: p.RestoreShard
+
+    def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
+        """Asks for chunks of a shard; the number of the request."""
+        return self.link.want_chunks(self.order, shard, chunks, elsewhere=elsewhere)
+
+    def take(self, number: int) -> tuple[ChunksLent, Arena]:
+        """The answer; the caller closes the memory.  Raises CorruptCheckpointError: none came."""
+        return self.link.take_chunks(number)
+
+
+def _named(source: p.ShardSource, shards: Shards) -> str:
+    if isinstance(shards, GatheredShards):
+        return shards.farthest
     if source.copied:
         return "parity" if source.rebuilt else "peer"
     return "memory" if source.kind == "memory" else "disk"
@@ -165,7 +194,7 @@ def _finish(
     link: KeeperLink,
     state: LiveState,
     message: p.Resume,
-    order: p.RestoreShard,
+    source: str,
     restored: RestoredState,
     read_s: float,
 ) -> Resumed:
@@ -188,7 +217,7 @@ def _finish(
         epoch=message.epoch,
         step=step,
         generation=message.generation,
-        source=_named(order.source),
+        source=source,
         bytes=restored.bytes,
         progress=progress,
         rng=rng,

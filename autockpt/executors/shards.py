@@ -44,6 +44,9 @@ class Chunks(Protocol):
     def head(self) -> memoryview | None:
         """Header and boundary group, verified; None when only whole chunks can be verified."""
 
+    def expect(self, chunks: Sequence[int]) -> None:
+        """These will be read; what has to come from afar may begin to."""
+
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """The raw bytes of a chunk.  Raises CorruptCheckpointError when they do not match."""
 
@@ -70,6 +73,9 @@ class SlotChunks:
         data = self._arena.view[: self.index.head_bytes]
         self.index.check_head(data, source="memory")
         return data
+
+    def expect(self, chunks: Sequence[int]) -> None:
+        """All of them are here."""
 
     def read(self, chunk: int, buffer: Arena) -> memoryview:
         """A view of the slot, verified."""
@@ -145,7 +151,7 @@ class Shards(Protocol):
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
 
 
-class _Alone:
+class Alone:
     """Shards that this rank reads by itself."""
 
     regrouped, complete = False, True
@@ -154,7 +160,7 @@ class _Alone:
     first_chunks: Sequence[int] = ()
 
 
-class OneShard(_Alone):
+class OneShard(Alone):
     """A rank that needs nothing but what one shard holds."""
 
     home, count, world_size = 0, 1, 1
@@ -168,7 +174,7 @@ class OneShard(_Alone):
         return self._chunks
 
 
-class NodeShards(_Alone):
+class NodeShards(Alone):
     """The slots of a node that hold one generation: this rank's own, and its neighbours'.
 
     What they lack comes from the disk, where the generation is durable.
@@ -209,7 +215,7 @@ class NodeShards(_Alone):
         return SlotChunks(arena, index)
 
 
-class DiskShards(_Alone):
+class DiskShards(Alone):
     """The shard files of a commit, for one of `world_size` ranks; each is opened when needed."""
 
     def __init__(

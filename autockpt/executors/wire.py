@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,46 @@ class ReadingMemory:
     rank: int
     epoch: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheringBegan:
+    """What there is to gather; ahead of the order to restore."""
+
+    rank: int
+    layouts: tuple[str, ...]
+    """By shard its layout digest, [ranks that wrote it]; empty where only its file has it."""
+    near: tuple[int, ...]
+    """Shards in the memory of this node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksWanted:
+    """Bring chunks of a shard that is gathered into memory of this node; answer: ChunksLent."""
+
+    rank: int
+    epoch: int
+    attempt: int
+    shard: int
+    chunks: tuple[int, ...]
+    number: int
+    """Of this request of the rank."""
+    elsewhere: bool = False
+    """Not from where they came before: that is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksLent:
+    """They are in the memory that comes with it, behind whose image a trailer describes it."""
+
+    rank: int
+    number: int
+    image_bytes: int = 0
+    """Capacity of the image in that memory."""
+    node: int = 0
+    """Whose memory they were in."""
+    refusal: str = ""
+    """Why there are none; then no descriptor comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +231,9 @@ class Status:
 
 
 _OWN = (
-    Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, SlotsRefused, SnapshotBegan,
-    SnapshotCopied, SnapshotTorn, TrainerResumed, TrainerLeaving, StatusWanted, Status,
+    Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
+    ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
+    TrainerLeaving, StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autockpt.executors.agreement import agree
+from autockpt.executors.agreement import RankPlace, agree
 from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.protocol import messages as p
@@ -90,16 +90,22 @@ def current_job(
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
     rank, world_size = place_of_rank()
+    local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", 0)
     local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
     launch_id, launcher_pid = _launcher()
     restart_count = _number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0)
     checkpoints = str(files.checkpoints(goal))
     nodes = tuple(r // max(1, local_size) for r in range(world_size))
+    number = environment.get("AUTOCKPT_NODE", "")
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
     control_host, domains = "", UNKNOWN_DOMAINS
     if len(set(nodes)) > 1:
-        agreed = agree(checkpoints, launch_id, rank, nodes, _own_labels())
-        incarnation, domains = agreed.incarnation, agreed.domains
+        place = RankPlace(
+            rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size
+        )
+        labels, named = _own_labels(), int(number) if number.isdigit() else None
+        agreed = agree(checkpoints, launch_id, place, labels, named)
+        nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
         control_host = listen_host(environment, one_host=agreed.one_host)
     # What the launch asked for is done once; its restarts go on from what they have by then.
     claimed = CheckpointDirectory(checkpoints).highest_epoch()
@@ -110,7 +116,7 @@ def current_job(
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,
-        local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", 0),
+        local_rank=local_rank,
         node=nodes[rank] if rank < world_size else 0,
         nodes=nodes,
         incarnation=incarnation,
@@ -131,7 +137,7 @@ def current_job(
 def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomains | None:
     """Of the table that the profile was taken with; None where that says nothing of these nodes."""
     known = UNKNOWN_DOMAINS if profile is None else profile.domains
-    return known if known.labels and len(known.labels) == len(set(nodes)) else None
+    return known if known.labels and set(nodes) == set(range(len(known.labels))) else None
 
 
 def _own_labels() -> Mapping[str, str]:

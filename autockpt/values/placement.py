@@ -52,6 +52,15 @@ class FailureDomains:
         labels = tuple(tuple(node[level] for level in levels) for node in nodes)
         return cls(levels=levels, labels=labels)
 
+    def renumbered(self, numbers: Sequence[int]) -> "FailureDomains":
+        """The same of nodes that are called `numbers`; others share nothing that has a name."""
+        if not self.labels:
+            return self
+        known = dict(zip(numbers, self.labels, strict=True))
+        nobody = ("",) * len(self.levels)
+        labels = tuple(known.get(node, nobody) for node in range(max(numbers) + 1))
+        return FailureDomains(levels=self.levels, labels=labels)
+
     def of(self, node: int) -> tuple[str, ...]:
         """Labels of a node, () where its domains are not known."""
         return self.labels[node] if node < len(self.labels) else ()
@@ -176,6 +185,30 @@ def repaired(
         orphans += joining.members
     anew = place(redundancy, sorted(orphans), domains)
     return Placement(cells=(*intact, *anew.cells))
+
+
+def rank_sets(cell: Cell, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Every rank of a parity cell in one set, with at most one rank of a node; `nodes`: by rank.
+
+    Ranks are dealt node by node to as many sets as the fullest node has ranks, so that sets differ
+    by one member at most: where these are too small, no other sets are large enough, because each
+    rank of that node needs one of its own.  Raises ConfigError there.
+    """
+    ranks = {node: [r for r, on in enumerate(nodes) if on == node] for node in cell.members}
+    fullest = max(cell.members, key=lambda node: len(ranks[node]))
+    sets: list[list[int]] = [[] for _ in ranks[fullest]]
+    dealt = itertools.chain.from_iterable(ranks[node] for node in cell.members)
+    for turn, rank in enumerate(dealt):
+        sets[turn % len(sets)].append(rank)
+    least = cell.tolerates + 1
+    if any(len(each) < least for each in sets):
+        here, all_ranks = len(ranks[fullest]), sum(map(len, ranks.values()))
+        raise ConfigError(
+            f"node {fullest} has {here} of the {all_ranks} ranks on nodes {list(cell.members)}; "
+            f"each needs {cell.tolerates} partners of its own on other nodes, so at least "
+            f"{here * least} ranks; give nodes like numbers of ranks, or use copies"
+        )
+    return tuple(tuple(each) for each in sets)
 
 
 # --- parts ----------------------------------------------------------------------------------------

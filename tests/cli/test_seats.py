@@ -1,38 +1,38 @@
-"""Nodes keep their numbers when others are replaced."""
+"""Nodes keep their numbers when others are lost or replaced."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.cli.seats import Claim, seats
+from autockpt.cli.seats import Claim, numbers
 
 NEW = Claim()
 
 
-def held(seat: int) -> Claim:
-    """A launcher that sat there."""
-    return Claim(held=seat)
+def held(number: int) -> Claim:
+    """A launcher that had this number."""
+    return Claim(held=number)
 
 
 def test_a_first_start_takes_the_order_of_the_rendezvous() -> None:
     """Nobody claims anything."""
-    assert seats([NEW] * 4) == (0, 1, 2, 3)
+    assert numbers([NEW] * 4) == (0, 1, 2, 3)
 
 
 def test_survivors_stay_and_a_replacement_takes_the_empty_seat() -> None:
     """Node 1 was lost; its replacement sorts last, so the rendezvous moved 2 and 3 down."""
-    assert seats([held(0), held(2), held(3), NEW]) == (0, 2, 3, 1)
+    assert numbers([held(0), held(2), held(3), NEW]) == (0, 2, 3, 1)
 
 
 def test_a_new_launcher_follows_its_dead_one_to_the_keeper() -> None:
-    """Also past another newcomer; a seat that somebody holds is not taken from him."""
-    assert seats([NEW, Claim(kept=(0,)), held(2)]) == (1, 0, 2)
-    assert seats([Claim(kept=(2, 0)), NEW, held(2)]) == (0, 1, 2)
+    """Also past another newcomer; a number that somebody has is not taken from him."""
+    assert numbers([NEW, Claim(kept=(0,)), held(2)]) == (1, 0, 2)
+    assert numbers([Claim(kept=(2, 0)), NEW, held(2)]) == (0, 1, 2)
 
 
-def test_a_seat_that_is_no_more_is_no_claim() -> None:
-    """Two nodes go on without the third: the numbers stay below two."""
-    assert sorted(seats([held(2), held(1)])) == [0, 1]
-    assert seats([held(2), held(1)])[1] == 1
+def test_a_job_that_goes_on_with_fewer_nodes_leaves_gaps() -> None:
+    """The keepers of 2 and 3 hold what they hold under these numbers; who comes later fills in."""
+    assert numbers([held(0), held(3), held(2)]) == (0, 3, 2)
+    assert numbers([held(0), NEW, held(3), held(2)]) == (0, 1, 3, 2)
 
 
 @given(
@@ -45,11 +45,13 @@ def test_a_seat_that_is_no_more_is_no_claim() -> None:
         min_size=1, max_size=9,
     )
 )  # fmt: skip
-def test_every_seat_has_one_node_and_who_sits_stays(claims: list[Claim]) -> None:
-    """A permutation; the first who claims to sit somewhere that exists does."""
-    found = seats(claims)
-    assert sorted(found) == list(range(len(claims)))
-    for number, claim in enumerate(claims):
-        first = [c.held for c in claims].index(claim.held) == number
-        if first and claim.held is not None and claim.held < len(claims):
-            assert found[number] == claim.held
+def test_every_number_has_one_node_and_who_had_one_keeps_it(claims: list[Claim]) -> None:
+    """No number twice; the first who claims one has it; nobody is given a high one anew."""
+    found = numbers(claims)
+    assert len(set(found)) == len(claims)
+    claimed = {n for c in claims for n in (c.held, *c.kept)}
+    assert all(number in claimed or number < len(claims) for number in found)
+    for launcher, claim in enumerate(claims):
+        first = [c.held for c in claims].index(claim.held) == launcher
+        if first and claim.held is not None:
+            assert found[launcher] == claim.held

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,14 @@ def new_job(zygote: Zygote, tmp_path: Path) -> Iterator[MakeJob]:
     """Makes jobs on networks of their own; skips where there are no namespaces."""
     with ExitStack() as stack:
 
-        def make(nodes: int, redundancy: Redundancy, *, steps: int, spare: int = 0) -> NetworkJob:
+        def make(
+            nodes: int, redundancy: Redundancy, *, steps: int, spare: int = 0, **more: Any
+        ) -> NetworkJob:
             try:
                 made = stack.enter_context(network(nodes + spare, BITS_PER_S))
             except (OSError, subprocess.CalledProcessError) as error:
                 pytest.skip(f"no network namespaces here: {error}")
-            job = NetworkJob(zygote, made, tmp_path, redundancy, ranks=nodes, steps=steps)
+            job = NetworkJob(zygote, made, tmp_path, redundancy, ranks=nodes, steps=steps, **more)
             stack.callback(job.end)
             return job
 

@@ -38,12 +38,16 @@ class NetworkJob:
         *,
         ranks: int,
         steps: int,
+        trainer: str = "tests.nodes.trainer:run",
+        numbered: bool = False,
     ) -> None:
-        """Nodes from `ranks` on are spare machines."""
+        """Nodes from `ranks` on are spare machines.  `numbered`: machines keep their numbers, as
+        under `autockpt run`; else they are counted anew at every start."""
         self.zygote, self.network, self.folder = zygote, network, folder
         # Names of sockets are short, and pytest's folders are not.
         self._private = Path(tempfile.mkdtemp(prefix="nodes-"))
         self.count = ranks
+        self._trainer, self._numbered = trainer, numbered
         self.spec = trainings.JobSpec(steps=steps, pace_s=0.005, seed=5)
         plan = replace(trainings.plan(memory=3, disk=20), redundancy=redundancy)
         self.run_dir = trainings.prepare(folder / "run", plan)
@@ -54,7 +58,7 @@ class NetworkJob:
         self.lost_s = 0.0
         """When something was lost last, monotonic."""
         self.limit = trainings.StepCell(folder / "limit")
-        for rank in range(self.count):
+        for rank in range(max(self.count, len(network.nodes))):
             self.out(rank).mkdir()
         for node in range(len(network.nodes)):
             self.runtime(node).mkdir()
@@ -80,15 +84,20 @@ class NetworkJob:
             "spec": trainings.spec_data(self.spec), "run_dir": self.run_dir,
             "out": str(self.out(rank)), "namespace": self.network.nodes[node].namespace,
         }  # fmt: skip
+        kept = {"AUTOCKPT_NODE": str(node)} if self._numbered else {}
         return self.zygote.call(
-            "tests.nodes.trainer:run", arguments, self.out(rank),
+            self._trainer, arguments, self.out(rank),
             RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(self.count), LOCAL_WORLD_SIZE="1",
             AUTOCKPT_LAUNCH_ID=f"nodes-{self.folder}",
             TORCHELASTIC_RESTART_COUNT=str(self.starts),
             TEST_STORE=str(self.folder / f"store-{self.starts}"),
             GLOO_SOCKET_IFNAME=INTERFACE, AUTOCKPT_CONTROL_INTERFACE=INTERFACE,
-            XDG_RUNTIME_DIR=str(self.runtime(node)),
+            XDG_RUNTIME_DIR=str(self.runtime(node)), **kept,
         )  # fmt: skip
+
+    def resize(self, places: Sequence[int]) -> None:
+        """From the next start on a rank on each of these nodes."""
+        self.places, self.count = list(places), len(places)
 
     def lose(self, nodes: Collection[int]) -> None:
         """These nodes are gone with their memory; the other trainers are ended, as launchers do."""
@@ -108,7 +117,7 @@ class NetworkJob:
     def events(self, kind: str, writers: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Telemetry of keepers, by node, oldest first."""
         found = []
-        for node in range(self.count) if writers is None else writers:
+        for node in range(len(self.network.nodes)) if writers is None else writers:
             path = Path(self.run_dir, "telemetry", f"keeper-{node:03d}.jsonl")
             found += [e for e in read_events(path) if e["event"] == kind]
         return sorted(found, key=lambda event: event["at_s"])
@@ -139,13 +148,14 @@ class NetworkJob:
 
     def _began(self) -> list[int]:
         """The steps at which trainers of the newest start went on."""
-        said = [self._said(rank, "started") for rank in range(self.count)]
-        return [found[-1]["step"] for found in said if len(found) == self.starts]
+        said = [fact for rank in range(self.count) for fact in self.said(rank, "started")]
+        return [fact["step"] for fact in said if fact["start"] == self.starts - 1]
 
     def _restored(self) -> dict[int, dict[str, Any]]:
         return {e["rank"]: e for e in self.events("Restored") if e["at_s"] > self.lost_s}
 
-    def _said(self, rank: int, event: str) -> list[dict[str, Any]]:
+    def said(self, rank: int, event: str) -> list[dict[str, Any]]:
+        """What the trainers of a rank said of one kind."""
         return [fact for fact in trainings.said(self.out(rank)) if fact["event"] == event]
 
     def finish(self) -> list[str]:
@@ -153,7 +163,7 @@ class NetworkJob:
         self.limit.set(self.spec.steps)
         for pid in self.pids:
             assert self.zygote.status(pid, wait_s=PATIENCE_S) == 0, self.tale()
-        return [self._said(rank, "finished")[-1]["digest"] for rank in range(self.count)]
+        return [self.said(rank, "finished")[-1]["digest"] for rank in range(self.count)]
 
     def undisturbed(self) -> list[str]:
         """Digest of every rank of the same training without autockpt."""
@@ -181,4 +191,5 @@ class NetworkJob:
                 os.kill(pid, signal.SIGKILL)
         for node in self.network.nodes:
             node.kill()
-        assert not [pid for node in range(self.count) for pid in keeper_pids(self.run_dir, node)]
+        left = [pid for n in range(len(self.network.nodes)) for pid in keeper_pids(self.run_dir, n)]
+        assert not left

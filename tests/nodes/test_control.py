@@ -1,7 +1,6 @@
 """The files by which keepers trust and find one another, and who the ranks of a start are."""
 
 import contextlib
-import json
 import os
 import stat
 import threading
@@ -10,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors import agreement
-from autockpt.executors.agreement import Round, agree, next_incarnation
+from autockpt.executors.agreement import (
+    Node,
+    RankPlace,
+    Round,
+    agree,
+    next_incarnation,
+    numbers_of,
+)
 from autockpt.executors.keeper.control import (
     INTERFACE,
     KeeperAddress,
@@ -22,6 +28,7 @@ from autockpt.executors.keeper.control import (
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import FailureDomains
+from autockpt.values.record import to_json
 
 
 def test_the_secret_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
@@ -108,7 +115,7 @@ def test_a_restart_continues_the_launch_and_a_new_launch_does_not() -> None:
 def test_several_nodes_need_a_process_group(tmp_path: Path) -> None:
     """Without it the ranks cannot agree, and the message says what to do."""
     with pytest.raises(ConfigError, match="init_process_group"):
-        agree(str(tmp_path), "launch", 0, (0, 1))
+        agree(str(tmp_path), "launch", place(0))
 
 
 def test_nodes_exchange_what_they_know_of_their_failure_domains(
@@ -118,11 +125,42 @@ def test_nodes_exchange_what_they_know_of_their_failure_domains(
     from torch.distributed import HashStore
 
     store = HashStore()
-    other = {"launcher": "b", "network": "n", "domains": {"power": "p1", "rack": "r2"}}
-    store.set("autockpt/1/node/1", json.dumps(other))
+    labels = {"power": "p1", "rack": "r2"}
+    other = Node(launcher="b", ranks=1, network="n", labels=labels, number=None)
+    store.set("autockpt/1/node/1", to_json(other))
     monkeypatch.setattr(agreement, "_store", lambda: store)
     monkeypatch.setattr(agreement, "_calls", 0)
-    said = agree(str(tmp_path), "a", 0, (0, 1), {"rack": "r1"})
+    said = agree(str(tmp_path), "a", place(0), {"rack": "r1"})
     assert said.domains == FailureDomains(levels=("rack",), labels=(("r1",), ("r2",)))
+    assert said.nodes == (0, 1)
     monkeypatch.setattr(agreement, "_calls", 0)
-    assert agree(str(tmp_path), "b", 1, (0, 1), other["domains"]) == said  # type: ignore[arg-type]
+    assert agree(str(tmp_path), "b", place(1), labels) == said
+
+
+def test_nodes_have_the_numbers_that_they_keep_and_as_many_ranks_as_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 1 is gone, node 2 has two ranks; domains follow the numbers."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    other = Node(launcher="b", ranks=2, network="n", labels={"rack": "r2"}, number=2)
+    store.set("autockpt/1/node/1", to_json(other))
+    monkeypatch.setattr(agreement, "_store", lambda: store)
+    monkeypatch.setattr(agreement, "_calls", 0)
+    said = agree(str(tmp_path), "a", place(0, world_size=3), {"rack": "r1"}, number=0)
+    assert said.nodes == (0, 2, 2)
+    assert [said.domains.of(node) for node in (0, 1, 2)] == [("r1",), ("",), ("r2",)]
+
+
+def test_nodes_are_counted_where_two_have_one_number() -> None:
+    """Launchers that do not know of one another, or one that gives none."""
+    nodes = [Node(launcher="a", ranks=1, network="n", labels={}, number=n) for n in (4, 4, None)]
+    assert numbers_of(nodes[:2]) == (0, 1)
+    assert numbers_of(nodes[1:]) == (0, 1)
+    assert numbers_of(nodes[:1]) == (4,)
+
+
+def place(rank: int, world_size: int = 2) -> RankPlace:
+    """The only rank of its node."""
+    return RankPlace(rank=rank, world_size=world_size, local_rank=0, local_size=1)

@@ -107,3 +107,38 @@ def test_survivors_keep_their_places_when_a_machine_of_another_name_replaces_one
         sources = [restored[rank].source for rank in range(3)]
         assert sources == ["peer", "memory", "memory"], sources
         assert min(event.step for event in restored.values()) >= promised
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_launchers_go_on_without_the_third_from_memory(tmp_path: Path) -> None:
+    """Machine 0 is lost, the coordinator with it, and nobody comes: the two others keep their
+    numbers, and with these the memory of the newest protected checkpoint."""
+    settings = (*SETTINGS[:-1], "redundancy.copies=3")  # any two may be lost
+    with ExitStack() as stack:
+        try:
+            job: Cluster = stack.enter_context(
+                cluster(3, BITS_PER_S, tmp_path, settings=settings, script=SCRIPT, least=2)
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        for node in range(3):
+            job.launch(node)
+        job.wait_for("protection", lambda: job.events(t.GenerationProtected) or None, 90.0)
+        promised = max(event.step for event in job.events(t.GenerationProtected))
+        lost_s = job.lose(0)
+
+        def back() -> dict[int, t.Restored] | None:
+            found = {event.rank: event for event in job.events(t.Restored, since_s=lost_s)}
+            return found if len(found) == 2 else None
+
+        try:
+            restored = job.wait_for("a restore of both ranks", back, 90.0)
+        except ClusterError as error:
+            raise AssertionError("\n".join([str(error), *map(job.tail, job.launchers)])) from None
+        assert {event.source for event in restored.values()} <= {"memory", "peer"}
+        assert {event.step for event in restored.values()} == {restored[0].step}
+        assert restored[0].step >= promised
+        keepers = {path.stem for path in (job.files.path / "logs").glob("keeper-*.log")}
+        assert keepers == {"keeper-000", "keeper-001", "keeper-002"}

@@ -18,6 +18,7 @@ STEPS_EACH = 60
 TWO_COPIES = Redundancy(scheme="replicas", copies=2, placement="mixed")
 THREE_COPIES = Redundancy(scheme="replicas", copies=3, placement="mixed")
 XOR = Redundancy(scheme="xor", set_size=4, parity=1)
+TWO_OF_FIVE = Redundancy(scheme="rs", set_size=5, parity=2)
 
 Pattern = tuple[int, ...]
 
@@ -81,3 +82,24 @@ def test_every_pattern_of_lost_nodes(
     losses = patterns(nodes, most)
     job = new_job(nodes, redundancy, steps=STEPS_EACH * (len(losses) + 1))
     lose_in_turn(job, redundancy, losses)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_two_of_five_nodes_lost_at_once_are_rebuilt_from_parity(new_job: MakeJob) -> None:
+    """Reed-Solomon: the newest protected checkpoint, which is on no disk, comes back twice."""
+    held = 59  # steps; in memory after every third one, on disk after every twentieth
+    job = new_job(5, TWO_OF_FIVE, steps=3 * held)
+    job.start(held)
+    for number, pattern in enumerate([(1, 3), (0, 4)], start=1):
+        job.wait(lambda n=number: job.newest("GenerationProtected") >= n * held - 2, "protection")
+        promised = job.newest("GenerationProtected")
+        assert promised > job.newest("PersistCommitted"), job.tale()
+        job.lose(pattern)
+        job.start((number + 1) * held)
+        restored = job.restored()
+        kinds = ["parity" if rank in pattern else "memory" for rank in range(5)]
+        assert [event["source"] for event in restored] == kinds, (restored, job.tale())
+        assert restored[0]["step"] == promised, (restored, job.tale())
+    assert job.finish() == job.undisturbed(), job.tale()

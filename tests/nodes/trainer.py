@@ -21,19 +21,12 @@ CLONE_NEWNET = 0x40000000
 
 def run(spec: dict[str, Any], run_dir: str, out: str, namespace: str) -> None:
     """Train on the node of this name; the file `limit` beside `out` holds the job at a step."""
-    _enter(namespace)
-    folder = Path(out)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['TEST_STORE']}", rank=rank, world_size=size,
-        timeout=datetime.timedelta(seconds=60),
-    )  # fmt: skip
+    folder, rank = Path(out), meet(namespace)
     import autockpt
 
     job = trainings.build(trainings.JobSpec(**spec), rank=rank)
     ckpt = autockpt.attach(**job.attached, run_dir=run_dir)
-    trainings.say(folder, event="started", rank=rank, step=ckpt.step_count)
+    say_started(folder, rank, ckpt.step_count)
     reached = trainings.StepCell(folder / "step")
     limit = trainings.StepCell(folder.parent / "limit")
     everybody = torch.zeros(())
@@ -44,6 +37,28 @@ def run(spec: dict[str, Any], run_dir: str, out: str, namespace: str) -> None:
         trainings.train_step(job, step, batch)
         dist.all_reduce(everybody)
     trainings.say(folder, event="finished", rank=rank, digest=trainings.digest(job))
+
+
+def meet(namespace: str) -> int:
+    """The rank of this process, on its node and in its process group."""
+    _enter(namespace)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{os.environ['TEST_STORE']}", rank=rank, world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
+    return rank
+
+
+def say_started(folder: Path, rank: int, step: int) -> None:
+    """Where this start goes on."""
+    trainings.say(folder, event="started", rank=rank, step=step, start=number_of_start())
+
+
+def number_of_start() -> int:
+    """Of this process among the starts of its job, from 0."""
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
 def _enter(namespace: str) -> None:

@@ -51,10 +51,9 @@ class Trainer:
     """One trainer process."""
 
     rank: int
-    node: int
-    incarnation: m.Incarnation
     nodes: tuple[int, ...]
-    """Of every rank of its world."""
+    """Node of every rank of its incarnation."""
+    incarnation: m.Incarnation
     alive: bool = True
     running: bool = False
     refused: bool = False
@@ -77,6 +76,13 @@ class Trainer:
     """Apply step by plan version."""
     plans: dict[int, int] = field(default_factory=dict)
     """Step at which each version was applied."""
+    fitted: bool = True
+    """Its slots have the size of its shards."""
+
+    @property
+    def node(self) -> int:
+        """Where it runs."""
+        return self.nodes[self.rank]
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +110,8 @@ class Keeper:
     """[kind, stage, payload]: storage work, one small stage per action."""
     inbox: deque[m.NodeEvent] = field(default_factory=deque)
     """Events from local trainers, in order."""
+    placed: m.LendPlaced | None = None
+    """Where shards are that trainers of this node gather."""
     names: set[tuple[int, Generation, int]] = field(default_factory=set)
     """Shard file names this keeper has asked for."""
     nan: set[Generation] = field(default_factory=set)

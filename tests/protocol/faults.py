@@ -3,7 +3,7 @@
 from collections import deque
 
 from autockpt.executors.protocol import messages as m
-from tests.protocol.actors import DEADLINES, Keeper, Node, Trainer
+from tests.protocol.actors import DEADLINES, Content, Keeper, Node, Trainer
 from tests.protocol.storage import Storage
 
 FAULTS = (
@@ -92,15 +92,23 @@ class Faults(Storage):
         self.start_trainers(self.launch, dead=False)
 
     def resize(self) -> None:
-        """Another number of ranks, so that what is in memory fits no more.
+        """Another number of ranks, which gather what is in memory.
 
-        The first node may be left out: its keeper goes on to coordinate what was replaced.
+        The first node may be left out, with what it has: its keeper goes on to coordinate what was
+        replaced.
         """
         first = self.rng.choice((0, 0, 1)) if len(self.nodes) > 1 else 0
         count = len(self.nodes) - first
         self.world = self.rng.choice([n for n in range(max(2, count), 7) if n != self.world])
         self.nodes_of = tuple(first + rank * count // self.world for rank in range(self.world))
-        self.oracle.forget_memory()
+        if first or self.slots == 1:  # a single slot relies on the disk for what it overwrites
+            self.oracle.forget_memory()
+
+    def fits(self, rank: int) -> bool:
+        """What is in the slots of a rank was written by as many ranks as there are."""
+        slots = self.nodes[self.nodes_of[rank]].slots
+        contents = (content for (owner, _), content in slots.items() if owner == rank)
+        return all(content is None or content.world == self.world for content in contents)
 
     def start_trainers(self, launch: tuple[str, int], *, dead: bool) -> None:
         """All ranks of one incarnation attach."""
@@ -110,7 +118,10 @@ class Faults(Storage):
                 self.start_keeper(node)
         for rank in range(self.world):
             trainer = Trainer(
-                rank=rank, node=self.nodes_of[rank], incarnation=incarnation, nodes=self.nodes_of
+                rank=rank,
+                nodes=self.nodes_of,
+                incarnation=incarnation,
+                fitted=self.fits(rank),
             )
             self.trainers.append(trainer)
             self.attach(trainer, dead=dead)
@@ -132,15 +143,23 @@ class Faults(Storage):
             return
         node.keeper = None
         self.guest_losses += bool(node.guests or node.parities)
+        for guest in node.guests.values():
+            if not self.is_in_slots(guest):
+                self.oracle.memory.discard(guest.generation)
         node.guests.clear()
         node.parities.clear()
-        local = {rank for rank, on in enumerate(self.nodes_of) if on == node.index}
-        self.oracle.lost(node.index, set(range(self.world)) - local)
-        self.oracle.lost_parity(node.index)
+        own = (c for c in node.slots.values() if c is not None and c.sealed)
+        self.oracle.lost_guests(node.index, {(c.rank, c.generation) for c in own})
         for key in list(self.channels):
             if node.index in key:
                 self.channels[key].clear()
         self.lose_memory(node)
+
+    def is_in_slots(self, content: Content) -> bool:
+        """Some node has the same shard in a slot that outlives its keeper."""
+        contents = (c for node in self.nodes for c in node.slots.values() if c is not None)
+        same = ((c.rank, c.generation) for c in contents if c.sealed)
+        return (content.rank, content.generation) in same
 
     def lose_memory(self, node: Node) -> None:
         """Slots are gone when nobody holds them any more."""

@@ -342,7 +342,8 @@ class MixWorlds(CoordinatorProtocol):
     def question(self) -> Question:
         question = super().question()
         world = self.world_size
-        memory = tuple(replace(shard, world_size=world) for shard in question.memory)
+        at_home = (c.shard for c in question.copies if c.node in self.nodes[c.shard.rank :][:1])
+        memory = (*question.memory, *(replace(shard, world_size=world) for shard in at_home))
         return replace(question, memory=memory)
 
 
@@ -495,6 +496,28 @@ class MixParity(Runtime):
     mixes = True
 
 
+class DropOutgrown(NodeProtocol):
+    """What ranks of another number were restored from goes with its slots."""
+
+    def outgrown(self, event: m.SlotsOutgrown) -> None:
+        return
+
+
+class GatherMixed(CoordinatorProtocol):
+    """The newest shard of a rank will do, whichever generation the others are of."""
+
+    def select(self) -> Choice | None:
+        choice = super().select()
+        if choice is None or not choice.places:
+            return choice
+        newest = {}
+        for copy in (*self.copies_elsewhere(), *choice.places):
+            known = newest.setdefault(copy.shard.rank, copy)
+            if copy.shard.generation > known.shard.generation:
+                newest[copy.shard.rank] = copy
+        return replace(choice, places=tuple(newest.values()))
+
+
 class RebuildFromFewer(Runtime):
     """What did not come counts as zeros, and nobody compares with the digests of the lost."""
 
@@ -544,6 +567,7 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
     "overwrite-restored": Mutant(OverwriteRestored, "2", 4000),
+    "drop-outgrown": Mutant(DropOutgrown, "2", 6000),
     "keep-discarded": Mutant(KeepDiscarded, "3", 100),
     "reuse-names": Mutant(ReuseNames, "12", 100),
     "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),
@@ -563,6 +587,7 @@ MUTANTS: dict[str, Mutant] = {
     "identity-by-step": Mutant(IdentityByStep, "5", 1000),
     "ignore-lineage": Mutant(IgnoreLineage, "5", 2000),
     "restore-mixed": Mutant(RestoreMixed, "6", 100),
+    "gather-mixed": Mutant(GatherMixed, "6", 4000),
     "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 600),
     "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 200),
     "assume-fresh": Mutant(AssumeFresh, "8", 50),

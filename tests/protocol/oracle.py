@@ -131,6 +131,14 @@ class Oracle:
             self.lost_parity(node)
         self._let_go()
 
+    def lost_guests(self, node: int, kept: set[tuple[int, Generation]]) -> None:
+        """A node lost what it had but these (rank, generation), which are in slots."""
+        for generation, promise in self.protected.items():
+            promise.copies -= {
+                (r, n) for r, n in promise.copies if n == node and (r, generation) not in kept
+            }
+        self.lost_parity(node)
+
     def lost_parity(self, node: int, rank: int | None = None) -> None:
         """Parities on a node are gone: that of one rank, or all."""
         for promise in self.protected.values():

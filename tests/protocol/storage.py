@@ -327,6 +327,8 @@ class Storage(Trainers):
 
     def job_claim(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.ClaimEpoch = job[2]
+        if job[1] == 0 and keeper.machine.incarnation not in (None, do.incarnation):
+            return m.EpochRefused(incarnation=do.incarnation, reason="replaced")
         if job[1] == 0 and do.epoch is None:
             launches = {t.incarnation.launch_id for t in self.trainers if t.running}
             if launches - {do.incarnation.launch_id} and not do.previous_launcher_dead:
@@ -335,6 +337,7 @@ class Storage(Trainers):
                 job.append(self.read_catalogue(do, self.disk.epoch + 1))
                 return None
             self.disk.epoch += 1
+            self.shapes[self.disk.epoch] = keeper.coordinator.nodes
             job.append(self.disk.epoch)
             return None
         if self.runtime.reads_before_claim and do.epoch is None:

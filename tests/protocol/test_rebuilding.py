@@ -59,8 +59,8 @@ def chosen(held: tuple[int, ...], parity: tuple[int, ...], **more: object) -> Ch
 # --------------------------------------------------------------------------- sets
 
 
-def test_a_set_has_one_rank_of_every_node_of_its_cell() -> None:
-    """Two nodes with two ranks and one with one: the second set is smaller."""
+def test_ranks_of_unequal_nodes_are_dealt_to_sets() -> None:
+    """Two nodes with two ranks and one with one: no set has two ranks of a node."""
     cell = Cell(kind="parity", members=(2, 0, 1), tolerates=1)
     sets = list(parity_sets([cell], (0, 0, 1, 2, 2)))
     assert [each.ranks for each in sets] == [(3, 0, 2), (4, 1)]
@@ -69,7 +69,7 @@ def test_a_set_has_one_rank_of_every_node_of_its_cell() -> None:
 def test_ranks_that_would_stand_alone_are_refused() -> None:
     """A rank with no partner on another node cannot be protected: nothing is promised at all."""
     cell = Cell(kind="parity", members=(0, 1), tolerates=1)
-    with pytest.raises(ConfigError, match=r"ranks \[1\] of nodes \[0, 1\] make no parity set"):
+    with pytest.raises(ConfigError, match=r"node 0 has 2 of the 3 ranks on nodes \[0, 1\]"):
         list(parity_sets([cell], (0, 0, 1)))
 
 
@@ -214,3 +214,25 @@ def test_a_node_that_comes_back_empty_is_rebuilt_and_protected_again() -> None:
     assert [order.shard.rank for order in again] == [1]  # the two others still have theirs
     encode(cluster, again[0])
     assert {a.generation for a in cluster.take(m.AnnounceProtected)} == {SAVED}
+
+
+# --------------------------------------------------------------------------- another world
+
+
+def test_fewer_ranks_gather_and_one_survivor_rebuilds_for_all() -> None:
+    """Node 1 is gone and two ranks go on: its shard is rebuilt once, where a piece of it is."""
+    made, left = parities(), copies(0, 2)
+    question = Question(
+        world_size=2, nodes=(0, 2), memory=(), copies=tuple(left.values()),
+        parities=(made[0], made[2]), committed=(),
+        chain=(m.EpochParent(epoch=1, parent=None),),
+    )  # fmt: skip
+    choice = choose(question)
+    assert choice is not None
+    assert {source.kind for source in choice.sources} == {"gather"}
+    assert choice.rebuilt == (1,)
+    ((node, (source,)),) = choice.rebuilds.items()
+    assert node in (0, 2)
+    assert source.root == shard(1).root
+    assert {place.node for place in choice.places if place.shard.rank == 1} == {node}
+    assert choose(replace(question, parities=(made[0],))) is None

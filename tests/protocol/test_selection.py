@@ -5,7 +5,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, HeldShard
+from autockpt.executors.protocol.messages import (
+    CatalogueEntry,
+    EpochParent,
+    HeldShard,
+    ShardCopy,
+)
 from autockpt.executors.protocol.selection import (
     Question,
     chain_from,
@@ -113,6 +118,67 @@ def test_a_commit_of_another_world_size_needs_resharding() -> None:
     assert {source.kind for source in choice.sources} == {"reshard"}
     # Whoever restores reads the commit: a list of all files for all ranks would be n squared.
     assert not choice.sources[0].records
+
+
+def copies(generation: Generation, world: int, lost: set[int]) -> tuple[ShardCopy, ...]:
+    """The shards of a larger job: rank r on node r and on the next one, without the lost nodes."""
+    places = [(rank, node % world) for rank in range(world) for node in (rank, rank + 1)]
+    return tuple(
+        ShardCopy(node=node, shard=shard(rank, generation, world=world, copied=node != rank))
+        for rank, node in places
+        if node not in lost
+    )
+
+
+def test_another_number_of_ranks_gathers_what_is_newest_in_memory() -> None:
+    """Three shards of four at home, that of the lost node from its partner; the disk is older."""
+    question = ask(commit(gen(1, 5), world=4, reshardable=True), nodes=(0, 2))
+    choice = choose(replace(question, copies=copies(gen(1, 7), 4, lost={1})))
+    assert choice is not None
+    assert choice.generation == gen(1, 7)
+    assert {source.kind for source in choice.sources} == {"gather"}
+    assert {place.shard.rank for place in choice.places} == {0, 1, 2, 3}
+    assert {place.node for place in choice.places if place.shard.rank == 1} == {2}
+    assert not choice.in_memory
+
+
+def test_a_generation_of_which_a_shard_is_nowhere_is_not_gathered() -> None:
+    """A node and its partner are lost: what is durable is read, if it may be by two ranks."""
+    older = commit(gen(1, 5), world=4, reshardable=True)
+    memory = copies(gen(1, 7), 4, lost={1, 2})
+    assert chosen(ask(older, copies=memory)) == gen(1, 5)
+    assert chosen(ask(copies=memory)) is None
+    durable = commit(gen(1, 7), world=4, reshardable=True)
+    choice = choose(ask(durable, copies=memory))
+    assert choice is not None
+    assert {place.shard.rank for place in choice.places} == {0, 2, 3}  # 1 has its file
+
+
+def test_what_could_not_be_gathered_is_read_from_files() -> None:
+    """One rank could not: nobody gathers this generation again."""
+    durable, memory = commit(gen(1, 7), world=4, reshardable=True), copies(gen(1, 7), 4, lost={1})
+    struck = frozenset({(1, gen(1, 7), "gather")})
+    choice = choose(ask(durable, copies=memory, struck=struck))
+    assert choice is not None
+    assert {source.kind for source in choice.sources} == {"reshard"}
+    assert choose(ask(copies=memory, struck=struck)) is None
+
+
+def test_a_suspect_shard_is_not_gathered() -> None:
+    """As in memory of the same ranks: one of them is enough."""
+    good, *rest = copies(gen(1, 7), 4, lost={1})
+    sick = replace(good, shard=replace(good.shard, health="suspect"))
+    assert chosen(ask(copies=(sick, *rest))) is None
+    assert chosen(ask(copies=(sick, *rest), resume_from=gen(1, 7))) == gen(1, 7)
+
+
+def test_a_copy_with_another_root_than_the_commit_is_not_gathered() -> None:
+    """Its file is what all ranks voted for."""
+    good, *rest = copies(gen(1, 7), 4, lost=set())
+    other = replace(good, shard=replace(good.shard, root="other"))
+    choice = choose(ask(commit(gen(1, 7), world=4, reshardable=True), copies=(other, *rest)))
+    assert choice is not None
+    assert other not in choice.places
 
 
 def test_another_layout_is_not_restored_and_an_unknown_one_is() -> None:

@@ -22,11 +22,41 @@ class Trainers(World):
             if trainer.order is not None and not trainer.refused:
                 self.restore(trainer, trainer.order)
             return
+        if not trainer.fitted:
+            self.fit(trainer)
         if trainer.writing and self.rng.random() < 0.6:
             self.finish_snapshot(trainer)
             return
         if self.may_advance(trainer):
             self.advance(trainer)
+
+    def fit(self, trainer: Trainer) -> None:
+        """Shards of another number of ranks have another size: new slots, before the first save."""
+        keeper = self.nodes[trainer.node].keeper
+        if keeper is None:
+            return
+        trainer.fitted = True
+        self.flush(keeper)
+        self.to_node(keeper, m.SlotsOutgrown(rank=trainer.rank))
+        slots = self.nodes[trainer.node].slots
+        for key in [key for key in slots if key[0] == trainer.rank]:
+            del slots[key]
+        self.to_node(keeper, m.SlotsReplaced(rank=trainer.rank, slots=self.slots))
+
+    def do_KeepOutgrown(self, keeper: Keeper, do: m.KeepOutgrown) -> None:
+        node = self.nodes[keeper.node]
+        content = node.slots[do.rank, do.slot]
+        assert content is not None
+        node.guests[do.rank, do.guest_slot] = content
+
+    def do_FreeSlots(self, keeper: Keeper, do: m.FreeSlots) -> None:
+        slots = self.nodes[keeper.node].slots
+        for key in [key for key in slots if key[0] == do.rank]:
+            if (content := slots.pop(key)) is not None and content.writer is not None:
+                self.oracle.fail(f"slot {key[1]} of rank {do.rank} given back while written")
+
+    def do_LendPlaced(self, keeper: Keeper, do: m.LendPlaced) -> None:
+        keeper.placed = do
 
     def may_advance(self, trainer: Trainer) -> bool:
         """Training is synchronous: nobody is more than a step ahead, nobody goes on alone."""
@@ -107,8 +137,16 @@ class Trainers(World):
 
     def restore(self, trainer: Trainer, order: m.RestoreShard) -> None:
         """Load and verify one shard."""
+        if order.source.kind == "gather":
+            pieces = self.gathered(trainer, order)
+            if pieces is None:
+                return  # something is still being rebuilt
+            whole = [piece for piece in pieces if piece is not None]
+            world = len(trainer.nodes)
+            content = replace(whole[0], world=world) if len(whole) == len(pieces) else None
+        else:
+            content = self.source(trainer, order)
         trainer.order = None
-        content = self.source(trainer, order)
         flaky = not self.peace and self.rng.random() < self.flaky
         if content is None or content.corrupt or not content.sealed or flaky:
             self.oracle.forget_memory()
@@ -122,6 +160,48 @@ class Trainers(World):
             trainer,
             m.ShardVerified(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt),
         )
+
+    def gathered(self, trainer: Trainer, order: m.RestoreShard) -> list[Content | None] | None:
+        """Every shard, wherever it is; None for one that is nowhere, or as a whole: not yet."""
+        keeper = self.nodes[trainer.node].keeper
+        placed = None if keeper is None else keeper.placed
+        if placed is None:
+            self.oracle.fail(f"rank {trainer.rank} is to gather, nobody knows from where")
+        assert placed is not None
+        found: list[Content | None] = []
+        for rank in range(len(self.homes(order.generation))):
+            here = [self.at_place(trainer.node, p) for p in placed.places if p.shard.rank == rank]
+            here.append(self.in_files(rank, order.generation))
+            whole = [c for c in here if c is not None and not c.corrupt]
+            if not whole and rank in placed.rebuilt and self.rng.random() < 0.9:
+                return None
+            found.append(whole[0] if whole else None)
+        if len({c.history for c in found if c is not None}) > 1:
+            self.oracle.fail(f"rank {trainer.rank} gathers shards of several pasts: {found}")
+        return found
+
+    def at_place(self, asking: int, place: m.ShardCopy) -> Content | None:
+        """A shard that another node was said to have, if it can be asked."""
+        there = self.nodes[place.node]
+        if there.keeper is None or (asking, place.node) in self.blocked:
+            return None
+        for content in (*there.slots.values(), *there.guests.values()):
+            if content is not None and content.sealed and content.shard is not None:
+                said = content.shard
+                if (said.rank, said.root) == (place.shard.rank, place.shard.root):
+                    return content
+        return None
+
+    def in_files(self, rank: int, generation: Generation) -> Content | None:
+        """The shard of a rank as its files have it."""
+        commit = self.disk.commits.get(generation)
+        if commit is None or commit.entry.corrupt:
+            return None
+        files = self.files_for(rank, (commit.entry.records[rank],))
+        whole = [file for file in files if file is not None]
+        if len(whole) < len(files):
+            return None
+        return replace(whole[0], corrupt=any(file.corrupt for file in whole))
 
     def source(self, trainer: Trainer, order: m.RestoreShard) -> Content | None:
         """The bytes the order points at."""

@@ -64,6 +64,8 @@ class World:
         self.elastic = late.choice((0.0, 0.0, 0.5))
         """Chance of a launch with another number of ranks."""
         slow_to_verify = late.random() < 0.2
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        """Node of every rank, by epoch."""
         self.retention = retention(rng)
         self.disk = Disk()
         self.oracle = Oracle()
@@ -99,6 +101,10 @@ class World:
         if rng.random() < 0.9:  # else some nodes may have too many ranks for a set
             self.world = count * rng.choice((1, 1, 2))
             self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
+
+    def homes(self, generation: Generation) -> tuple[int, ...]:
+        """Node of every rank that wrote it."""
+        return self.shapes.get(generation.epoch, self.nodes_of)
 
     def say(self, *words: object) -> None:
         """One line of the trace."""
@@ -187,16 +193,17 @@ class World:
             return
         self.oracle.protections.add(generation)
         wards, sets = keeper.coordinator.wards, keeper.coordinator.sets
+        homes = self.homes(generation)
         there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
         missing = [place for place in there if not self.has_copy(*place, generation)]
         missing += [
             (rank, node)
-            for rank, node in enumerate(self.nodes_of)
+            for rank, node in enumerate(homes)
             if not self.in_memory(rank, generation) and not self.has_copy(rank, node, generation)
         ]
         holders = {rank for each in sets for rank in each.ranks}
         missing += [
-            (rank, self.nodes_of[rank]) for rank in holders if not self.has_parity(rank, generation)
+            (rank, homes[rank]) for rank in holders if not self.has_parity(rank, generation)
         ]
         began = self.oracle.wanted.get(generation)
         known = all(keeper.back.get(node) == self.lost_so_far() for _, node in missing)
@@ -204,11 +211,11 @@ class World:
         if missing and undisturbed and keeper.coordinator.epoch == self.disk.epoch:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
         if not missing and generation.epoch == self.disk.epoch:
-            own = set(enumerate(self.nodes_of))
+            own = set(enumerate(homes))
             promise = Promise(
-                world=self.world,
+                world=len(homes),
                 copies=there | own,
-                parities={(rank, self.nodes_of[rank]) for rank in holders},
+                parities={(rank, homes[rank]) for rank in holders},
                 sets=tuple((frozenset(each.ranks), each.losses) for each in sets),
             )
             self.oracle.promise_protected(generation, promise)
@@ -232,15 +239,15 @@ class World:
             and content.sealed
             and not content.corrupt
             and set(content.sums.values()) == {self.oracle.history[generation]}
-            for (holder, _), content in self.nodes[self.nodes_of[rank]].parities.items()
+            for (holder, _), content in self.nodes[self.homes(generation)[rank]].parities.items()
             if holder == rank
         )
 
     def in_memory(
         self, rank: int, generation: Generation, nodes: tuple[int, ...] | None = None
     ) -> bool:
-        """That shard is whole in the memory of its node, of today or of those `nodes`."""
-        slots = self.nodes[(nodes or self.nodes_of)[rank]].slots
+        """That shard is whole in the memory of the node of its rank, or of those `nodes`."""
+        slots = self.nodes[(nodes or self.homes(generation))[rank]].slots
         for slot in range(self.slots):
             content = slots.get((rank, slot))
             if content is not None and content.generation == generation and content.sealed:

@@ -3,13 +3,21 @@
 import itertools
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autockpt.values.errors import ConfigError
-from autockpt.values.placement import FailureDomains, Placement, place, repaired
+from autockpt.values.placement import (
+    Cell,
+    FailureDomains,
+    Placement,
+    place,
+    rank_sets,
+    repaired,
+)
 from autockpt.values.record import from_json, to_json
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy, said
 
@@ -222,3 +230,37 @@ def test_a_scheme_that_makes_no_sense_is_refused(fields, message):
     """What is wrong stands in the message."""
     with pytest.raises(ConfigError, match=message):
         Redundancy(**fields)
+
+
+# --------------------------------------------------------------------------- sets of ranks
+
+
+def unequal_cells() -> Iterator[tuple[Cell, tuple[int, ...]]]:
+    """Every cell of up to five nodes with up to four ranks each, and up to two losses."""
+    for size in range(2, 6):
+        for counts in itertools.product(range(1, 5), repeat=size):
+            nodes = tuple(node for node, count in enumerate(counts) for _ in range(count))
+            for losses in range(1, min(3, size)):
+                yield Cell(kind="parity", members=tuple(range(size)), tolerates=losses), nodes
+
+
+def test_every_rank_is_in_one_set_with_partners_on_other_nodes() -> None:
+    """Wherever that can be: each rank of the fullest node needs a set of its own, and no more."""
+    for cell, nodes in unequal_cells():
+        least = cell.tolerates + 1
+        fullest = max(nodes.count(node) for node in cell.members)
+        if len(nodes) < fullest * least:
+            with pytest.raises(ConfigError, match="partners of its own"):
+                rank_sets(cell, nodes)
+            continue
+        sets = rank_sets(cell, nodes)
+        assert sorted(rank for each in sets for rank in each) == list(range(len(nodes)))
+        for each in sets:
+            assert len(each) >= least, (cell, nodes, sets)
+            assert len({nodes[rank] for rank in each}) == len(each), (cell, nodes, sets)
+
+
+def test_equal_nodes_have_their_nth_ranks_in_one_set() -> None:
+    """As few sets as there are ranks on a node, each across all nodes."""
+    cell = Cell(kind="parity", members=(2, 0, 1), tolerates=1)
+    assert rank_sets(cell, (0, 0, 1, 1, 2, 2)) == ((4, 0, 2), (5, 1, 3))

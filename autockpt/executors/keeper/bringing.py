@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from autockpt.executors.image import ImageIndex, trailer_capacity, write_trailer
+from autockpt.executors.image import ImageIndex, read_trailer, trailer_capacity, write_trailer
 from autockpt.executors.memory import page_align
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.destination import Destination, SlotDestination
@@ -58,24 +58,25 @@ class Filling(Protocol):
 
 
 class Copying:
-    """A whole shard from one node."""
+    """A shard from one node, or some chunks of it."""
 
     spare_bytes = 0
 
-    def __init__(self, order: p.FetchShard, run_id: str) -> None:
+    def __init__(self, order: p.FetchShard, run_id: str, spans: tuple[Span, ...] = ()) -> None:
+        """`spans`: empty for all chunks."""
         self._source = order.sources[0]
         self._subject = subject_of(order.shard, run_id)
+        self._spans = spans or (Span(start=0, stop=self._subject.chunks),)
         self.image_bytes = page_align(order.shard.bytes)
 
     def parts(self, view: memoryview) -> list[Part]:
-        """All of it, in place."""
+        """Every chunk in its place."""
         subject = self._subject
         image = view[: subject.image_bytes]
         return [
             Part(
                 node=self._source.node, subject=subject, root=self._source.shard.root,
-                spans=(Span(start=0, stop=subject.chunks),),
-                destination=SlotDestination(image, subject),
+                spans=self._spans, destination=SlotDestination(image, subject),
             )
         ]  # fmt: skip
 
@@ -193,7 +194,9 @@ class Bringing:
                 if self._over or self._view is None:
                     return
                 index = self.filling.finish([self._indexes[n] for n in range(self._parts)])
-                write_trailer(self._view[self.filling.image_bytes :], index)
+                trailer = self._view[self.filling.image_bytes :]
+                if read_trailer(trailer) != index:  # else somebody may be reading it
+                    write_trailer(trailer, index)
         except AutockptError as error:
             self.fail(str(error), final=True)
             return

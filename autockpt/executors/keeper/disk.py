@@ -45,14 +45,17 @@ class DiskWorker:
         answer: Callable[[object], None],
         deleted: Callable[[Generation, int, int], None],
         scrubbed: Callable[[VerifyResult, float], None] = lambda result, scrub_s: None,
+        replaced: Callable[[p.Incarnation], bool] = lambda incarnation: False,
     ) -> None:
-        """`deleted` and `scrubbed` hear, on a thread of ours, what was removed and read back."""
+        """`deleted` and `scrubbed` hear, on a thread of ours, what was removed and read back;
+        `replaced` says there whether this keeper has let another incarnation in since."""
         self._directory = directory
         self._run_id = run_id
         self._post = post
         self._answer = answer
         self._deleted = deleted
         self._scrubbed = scrubbed
+        self._replaced = replaced
         self._scrub_gate: Gate = PacedGate(SCRUB_BYTES_PER_S)
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
@@ -93,6 +96,8 @@ class DiskWorker:
     def _claim(self, order: p.ClaimEpoch) -> None:
         who = order.incarnation
         try:
+            if self._replaced(who):
+                raise GuardError(f"{who} was replaced before it could claim {self._directory.path}")
             if order.epoch is None:
                 epoch = self._directory.claim(
                     self._run_id, who.launch_id, who.restart_round,

@@ -133,6 +133,15 @@ class Guests:
             target=self._bring, args=(bringing,), name="autockpt-fetch", daemon=True
         ).start()
 
+    def bring_elsewhere(self, bringing: Bringing, memory: memoryview) -> None:
+        """Carries out a fetch into memory that is no guest slot; on any thread.
+
+        Raises AutockptError.
+        """
+        if self._pool is None:
+            raise AutockptError("this keeper has no way to other nodes")
+        bringing.start(self._pool, memory, self._find)
+
     def abort(self, order: p.AbortFetch) -> None:
         """Nothing writes into this guest slot when it returns."""
         bringing = self._fetches.pop((order.rank, order.slot, order.parity), None)
@@ -165,16 +174,18 @@ class Guests:
             if bringing.is_over():
                 return None
             guest = self._guests.get(key)
-            if guest is not None and guest.arena.nbytes == size:
+            capacity = bringing.filling.image_bytes
+            if guest is not None and (guest.arena.nbytes, guest.image_bytes) == (size, capacity):
                 guest.clear()
-                require_headroom(spare, what=f"room for {_what(bringing.order)}")
+                if spare:
+                    require_headroom(spare, what=f"room for {_what(bringing.order)}")
                 return guest
         what = f"{_what(bringing.order)} ({format_bytes(size)})"
         require_headroom(size + spare, what=what)
         name = f"autockpt-{'parity' if key[2] else 'guest'}-r{key[0]}-s{key[1]}"
         arena = Arena.create_shared(size, name=name)
         gather_pages([arena])
-        made = Guest(arena=arena, image_bytes=bringing.filling.image_bytes)
+        made = Guest(arena=arena, image_bytes=capacity)
         with self._lock:
             if bringing.is_over():
                 arena.close()
@@ -245,6 +256,19 @@ class Guests:
             return False
         del self._fetches[key]
         return True
+
+    def keep_outgrown(self, order: p.KeepOutgrown) -> None:
+        """A slot that is about to be given back becomes a guest slot."""
+        memory = self._memory.of(order.rank)
+        key = (order.rank, order.guest_slot, False)
+        self._revoke(_home(key))
+        self.overwritten(order.rank, order.slot)
+        with self._lock:
+            former = self._guests.pop(key, None)
+            if former is not None:
+                former.arena.close()
+            image_bytes = memory.image_capacity
+            self._guests[key] = Guest(arena=memory.give_up(order.slot), image_bytes=image_bytes)
 
     # ------------------------------------------------------------------ lending
 

@@ -6,6 +6,7 @@ The decisions are NodeProtocol's and CoordinatorProtocol's; this module is their
 
 import contextlib
 import os
+import re
 import selectors
 import socket
 import struct
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from autockpt.executors import wire
 from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
 from autockpt.executors.keeper.disk import DiskWorker
+from autockpt.executors.keeper.gathering import Gathering
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.peers import Peers
@@ -90,6 +92,7 @@ class Keeper:
             self._disk_answered,
             self._retired,
             self._journal.scrubbed,
+            self._is_replaced,
         )
         retention = retention_in_force(run_directory)
         self._peers = Peers(
@@ -121,6 +124,7 @@ class Keeper:
         self._all_finished = False
         """The last trainer ended by itself: nobody will come back."""
         self._local: deque[p.WireMessage] = deque()
+        self._gathering: Gathering | None = None
         self._reading: tuple[int, int, Arena] | None = None
         """Epoch, attempt and memory of a restore from storage."""
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
@@ -153,6 +157,7 @@ class Keeper:
             if now >= next_heartbeat and self._s.epoch and self._s.trainers:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
+        self._end_gathering()
         self._guests.close()
         self._peers.close()
         self._directory.spares.clear()
@@ -354,6 +359,8 @@ class Keeper:
             self._shards.snapshot_torn(message)
         elif isinstance(message, wire.TrainerResumed):
             self._journal.resumed(message)
+        elif isinstance(message, wire.ChunksWanted):
+            self._lend_chunks(trainer, message)
         elif isinstance(message, wire.TrainerLeaving):
             trainer.leaving = message.reason
         else:
@@ -373,16 +380,15 @@ class Keeper:
         self._lonely_since = time.monotonic()
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
+        self._node_event(p.SlotsOutgrown(rank=trainer.rank))
         self._shards.leave(trainer.rank, sealed=True)
         self._guests.overwritten(trainer.rank)
         try:
-            self._memory.allocate(
-                trainer.rank,
-                image_bytes=wanted.image_bytes,
-                chunk_bytes=wanted.chunk_bytes,
-                slots=wanted.slots,
-                limit_bytes=wanted.limit_bytes,
-            )
+            try:
+                self._memory.allocate_for(wanted)
+            except AutockptError:
+                self._node_event(p.SlotsOutgrown(rank=trainer.rank, tight=True))
+                self._memory.allocate_for(wanted)
         except (AutockptError, OSError) as error:
             self._degrade("memory tier", str(error))
             slots = len(self._memory.of(trainer.rank).slots)
@@ -394,6 +400,10 @@ class Keeper:
         self._give_slots(trainer)
 
     # ------------------------------------------------------------------ protocol
+
+    def _is_replaced(self, incarnation: p.Incarnation) -> bool:
+        """On any thread: trainers of another one were let in."""
+        return self._protocol.incarnation not in (None, incarnation)
 
     def _world_size(self, rank: int) -> int:
         trainer = self._s.trainers.get(rank)
@@ -466,6 +476,18 @@ class Keeper:
                 self._guests.abort(instruction)
             case p.FreeGuests():
                 self._guests.free(instruction)
+            case p.KeepOutgrown():
+                self._guests.keep_outgrown(instruction)
+            case p.FreeSlots(rank=rank):
+                self._shards.leave(rank, sealed=True)
+                self._guests.overwritten(rank)
+                self._memory.free(rank)
+            case p.LendPlaced():
+                self._end_gathering()
+                self._gathering = Gathering(
+                    instruction, run_id=self._run_id, node=self._node, memory=self._memory,
+                    guests=self._guests,
+                )  # fmt: skip
             case p.AnnounceProtected(generation=generation, reason=reason):
                 self._protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
@@ -495,11 +517,13 @@ class Keeper:
 
     def _protected(self, generation: Generation | None, reason: str) -> None:
         """Survives the loss of a node; None: copies are missing, until the next round of them."""
+        before = self._s.unprotected
         self._s.protected = "" if generation is None else str(generation)
         self._s.unprotected = reason if generation is None else ""
         if generation is None:
-            self._log(f"copies on other nodes are missing: {reason}")
-            self._journal.protection_lost(reason)
+            if _without_figures(reason) != _without_figures(before):
+                self._log(f"copies on other nodes are missing: {reason}")
+                self._journal.protection_lost(reason)
         else:
             self._journal.protected(generation)
 
@@ -522,12 +546,35 @@ class Keeper:
         if isinstance(instruction, p.RestoreShard):
             if instruction.source.kind == "memory":
                 self._lend_neighbours(trainer, instruction)
+            elif instruction.source.kind == "gather" and self._gathering is not None:
+                self._send(trainer, self._gathering.began(trainer.rank))
             elif len(instruction.readers) > 1:
                 self._lend_reading_memory(trainer, instruction)
-        elif isinstance(instruction, p.Resume) and self._reading is not None:
-            self._reading[2].close()  # all have read
-            self._reading = None
+        elif isinstance(instruction, p.Resume):  # all have read
+            self._end_gathering()
+            if self._reading is not None:
+                self._reading[2].close()
+                self._reading = None
         self._send(trainer, instruction)
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.close()
+            self._gathering = None
+
+    def _lend_chunks(self, trainer: Trainer, wanted: wire.ChunksWanted) -> None:
+        """What a rank gathers, from here or brought here."""
+
+        def send(lent: wire.ChunksLent, arena: Arena | None) -> None:
+            fd = None if arena is None else arena.fd
+            self._send(trainer, lent, () if fd is None else (fd,))
+
+        gathering = self._gathering
+        if gathering is None or gathering.attempt != (wanted.epoch, wanted.attempt):
+            refusal = f"nothing is gathered in attempt {wanted.attempt}"
+            send(wire.ChunksLent(rank=trainer.rank, number=wanted.number, refusal=refusal), None)
+        else:
+            gathering.wanted(wanted, lambda *lent: self.post(lambda: send(*lent)))
 
     def _lend_reading_memory(self, trainer: Trainer, order: p.RestoreShard) -> None:
         """What several ranks of the node need is read from storage once."""
@@ -584,6 +631,7 @@ class Keeper:
     # ------------------------------------------------------------------ telling
 
     def _answer_status(self, connection: wire.Connection) -> None:
+        gathered = 0 if self._gathering is None else self._gathering.total_bytes
         status = wire.Status(
             pid=os.getpid(),
             epoch=self._s.epoch,
@@ -591,7 +639,7 @@ class Keeper:
             memory_committed=self._s.memory_committed,
             durable=self._s.durable,
             draining=self._leave_when_drained,
-            slots_bytes=self._memory.total_bytes + self._guests.total_bytes,
+            slots_bytes=self._memory.total_bytes + self._guests.total_bytes + gathered,
             protected=self._s.protected,
             degraded=self._s.degraded or self._s.unprotected,
             peers=self._peers.connected,
@@ -610,6 +658,11 @@ class Keeper:
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         print(f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True)
+
+
+def _without_figures(reason: str) -> str:
+    """Two rounds may fail for one reason with other figures in it: it is said once."""
+    return re.sub(r"[\d.]+", "#", reason)
 
 
 def _may_say(

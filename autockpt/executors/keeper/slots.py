@@ -13,6 +13,7 @@ from autockpt.executors.image import (
 )
 from autockpt.executors.memory import Arena, gather_pages, page_align, require_headroom
 from autockpt.executors.protocol.messages import HeldShard
+from autockpt.executors.wire import SlotsWanted
 from autockpt.values.errors import GuardError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
@@ -102,6 +103,12 @@ class RankMemory:
         floats = floats_in(image, beyond=index.head_bytes)
         return bool(sampled_nan(floats, image, index.generation.seq))
 
+    def give_up(self, slot: int) -> Arena:
+        """The memory of a slot, to be kept apart; the rank's slots are about to be closed."""
+        arena = self.slots[slot]
+        assert arena.fd is not None
+        return Arena.attach(os.dup(arena.fd), fault=False)
+
     def close_slots(self) -> None:
         """Gives the slots' memory back."""
         for arena in self.slots:
@@ -118,6 +125,19 @@ class MemoryTable:
     def of(self, rank: int) -> RankMemory:
         """The memory of a rank, empty at first."""
         return self.ranks.setdefault(rank, RankMemory(rank=rank))
+
+    def allocate_for(self, wanted: SlotsWanted) -> RankMemory:
+        """What a trainer asks for.  Raises GuardError without headroom."""
+        return self.allocate(
+            wanted.rank, image_bytes=wanted.image_bytes, chunk_bytes=wanted.chunk_bytes,
+            slots=wanted.slots, limit_bytes=wanted.limit_bytes,
+        )  # fmt: skip
+
+    def free(self, rank: int) -> None:
+        """Gives all memory of a rank back."""
+        memory = self.ranks.pop(rank, None)
+        if memory is not None:
+            memory.close_slots()
 
     @property
     def total_bytes(self) -> int:

@@ -134,10 +134,11 @@ class ShardCopy:
 class ShardSource:
     """Where one rank reads its shard at restore."""
 
-    kind: Literal["memory", "peer", "parity", "disk", "reshard"]
+    kind: Literal["memory", "peer", "parity", "disk", "gather", "reshard"]
     """memory: a slot of this node; peer: a slot of `node`, fetched into a guest slot first; parity:
     rebuilt in a guest slot from what `pieces` names; disk: own file, or what else the commit lists
-    if that is not enough; reshard: the files of the commit, because the world size differs."""
+    if that is not enough.  Where the world size differs, gather: every shard from a memory that
+    has it (`ShardsPlaced`), or its file; reshard: the files of the commit."""
     slot: int | None = None
     """Slot index, for memory."""
     copied: bool = False
@@ -263,6 +264,15 @@ class SlotsAdopted:
     slots: int
     """How many slots there are, sealed or not."""
     held: tuple[HeldShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsOutgrown:
+    """The rank is about to get other slots (`SlotsReplaced` follows); answer: KeepOutgrown for what
+    is still needed.  `tight`: there is no memory for that beside the new ones."""
+
+    rank: int
+    tight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -602,6 +612,37 @@ class AbortFetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LendPlaced:
+    """Let trainers of this node read shards of `generation` from where `places` says they are.
+
+    For orders of this attempt, which follow; a newer attempt replaces an older one.
+    """
+
+    epoch: int
+    attempt: int
+    generation: Generation
+    places: tuple[ShardCopy, ...]
+    rebuilt: tuple[int, ...] = ()
+    """Ranks whose shards may be there a little later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepOutgrown:
+    """Make a rank's slot a guest slot: its shard is still needed, and new slots take its place."""
+
+    rank: int
+    slot: int
+    guest_slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeSlots:
+    """Give the memory of all slots of `rank` back: it lives here no more, and they are passed."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreeGuests:
     """Give the memory of all guest slots of `rank` back; nobody needs what is in them."""
 
@@ -743,6 +784,8 @@ class ClaimEpoch:
 
     `epoch` None: create the next epoch file.  A number: the same incarnation goes on with a new
     keeper; answer EpochClaimed with that number if it is still the highest, else EpochRefused.
+    Refused as well if this keeper has let another incarnation in meanwhile: a claim that comes late
+    would fence what replaced it.
     """
 
     incarnation: Incarnation
@@ -1010,6 +1053,25 @@ class RestoreOrdered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsPlaced:
+    """Where the shards of `generation` are; ahead of orders to gather, and repeated with those.
+
+    One message for all ranks of a node: they may be thousands, and so may the shards.
+    """
+
+    incarnation: Incarnation
+    epoch: int
+    attempt: int
+    generation: Generation
+    places: tuple[ShardCopy, ...]
+    """Every memory that has one, or will have when it is rebuilt; the files have the others."""
+    rebuilt: tuple[int, ...] = ()
+    """Ranks whose shards are not there yet: a node rebuilds them from parity."""
+    rebuild: tuple[ShardSource, ...] = ()
+    """Those among them that the node does that this is sent to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochOpened:
     """All ranks hold `parent` (None: scratch); trainers that wait start, running ones go on.
 
@@ -1151,6 +1213,7 @@ ToNode = (
     AttachDenied
     | InventoryWanted
     | RestoreOrdered
+    | ShardsPlaced
     | EpochOpened
     | MemoryCommitted
     | CopiesWanted
@@ -1173,6 +1236,7 @@ NodeEvent = (
     TrainerAttached
     | TrainerLost
     | SlotsAdopted
+    | SlotsOutgrown
     | SlotsReplaced
     | SaveRequested
     | ShardSealed
@@ -1213,6 +1277,9 @@ NodeInstruction = (
     | AbortPersist
     | FetchShard
     | AbortFetch
+    | LendPlaced
+    | KeepOutgrown
+    | FreeSlots
     | FreeGuests
     | AnnounceProtected
     | AnnounceMemoryCommitted

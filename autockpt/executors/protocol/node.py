@@ -28,6 +28,7 @@ class NodeProtocol(NodeSaving):
             m.TrainerAttached: self.trainer_attached,
             m.TrainerLost: self.trainer_lost,
             m.SlotsAdopted: self.slots_adopted,
+            m.SlotsOutgrown: self.outgrown,
             m.SlotsReplaced: self.slots_replaced,
             m.SaveRequested: self.save_requested,
             m.ShardSealed: self.shard_sealed,
@@ -47,6 +48,7 @@ class NodeProtocol(NodeSaving):
             m.AttachDenied: self.denied,
             m.InventoryWanted: self.inventory_wanted,
             m.RestoreOrdered: self.restore_ordered,
+            m.ShardsPlaced: self.shards_placed,
             m.EpochOpened: self.epoch_opened,
             m.MemoryCommitted: self.memory_committed_heard,
             m.CopiesWanted: self.copies_wanted,
@@ -129,7 +131,7 @@ class NodeProtocol(NodeSaving):
         for table in (self.unsettled, self.persists, self.attempts, self.votes, self.drops):
             table.clear()
         self.memory_committed = self.durable = self.inventory_due = None
-        self.protected = self.copying = self.announced = None
+        self.protected = self.copying = self.announced = self.placed = None
         self.wards = self.holders = ()
         self.plan_version = self.plan_apply_step = 0
         for local in self.ranks.values():
@@ -268,6 +270,8 @@ class NodeProtocol(NodeSaving):
             local.order, local.answer, local.told = message, None, False
             if message.source.brought:
                 self.bring(message)
+            elif message.source.kind == "gather":
+                self.gather(message)
             self.release_orders()
         elif local.answer is not None and message.attempt == local.order.attempt:
             self.tell(local.answer)

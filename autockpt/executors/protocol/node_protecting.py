@@ -9,6 +9,8 @@ Parity is the same with several sources: encoded from the shards of a set to pro
 added up with what is left of a set to rebuild a lost one.
 """
 
+from dataclasses import replace
+
 from autockpt.executors.protocol.messages import (
     AbortFetch,
     AnnounceProtected,
@@ -19,13 +21,18 @@ from autockpt.executors.protocol.messages import (
     FetchFailed,
     FetchShard,
     FreeGuests,
+    FreeSlots,
     HeldShard,
+    KeepOutgrown,
+    LendPlaced,
     RankBad,
     RestoreOrdered,
     RestoreShard,
     ShardCopy,
     ShardFetched,
     ShardSource,
+    ShardsPlaced,
+    SlotsOutgrown,
 )
 from autockpt.executors.protocol.node_state import Fetch, Guest, LocalRank, NodeState
 from autockpt.executors.protocol.slots import Slot, Slots
@@ -179,28 +186,52 @@ class NodeProtecting(NodeState):
             return
         del self.fetches[guest]
         self.guests[guest].slots[event.slot].clear()
-        order = None if event.parity else self._waiting(event.rank, event.generation)
-        if order is not None:
+        waiting = [] if event.parity else self._waiting(event.rank, event.generation)
+        for order in waiting:
             self._no_copy(order, event.reason)
-        elif event.final:
+        if event.final and not waiting:
             self.tell(
                 CopyFailed(owner=event.rank, generation=event.generation, reason=event.reason)
             )
 
     def bring(self, order: RestoreOrdered) -> None:
-        """Fetch or rebuild the shard first; it may be here already, from an earlier attempt."""
-        guest, source = (order.rank, False), order.source
+        """Fetch or rebuild the shard first."""
+        shard = order.source.shard
+        named = shard is not None and shard.rank == order.rank
+        if not named or not self._bring(order.source, order.generation):
+            self._no_copy(order, "no guest slot is free" if named else "no shard is named")
+
+    def _bring(self, source: ShardSource, generation: Generation) -> bool:
+        """It is or will be here, maybe since an earlier attempt; False: there is no slot for it."""
+        shard = source.shard
+        if shard is None or shard.generation != generation:
+            return False
+        guest = guest_of(shard)
         fetch = self.fetches.get(guest)
         under_way = fetch is not None and fetch.sources == source.brought
-        if self._copy_of(order) is not None or under_way:
-            return
+        if self._copy_of(shard.rank, generation) is not None or under_way:
+            return True
         self._abort_fetch(guest, "another source was chosen")
-        slot, shard = self._guest_slot(guest), source.shard
-        named = shard is not None and (shard.rank, shard.generation) == (guest[0], order.generation)
-        if slot is None or shard is None or not named:
-            self._no_copy(order, "no guest slot is free" if slot is None else "no shard is named")
-        else:
+        slot = self._guest_slot(guest)
+        if slot is not None:
             self._fetch(shard, source.brought, slot)
+        return slot is not None
+
+    def shards_placed(self, message: ShardsPlaced) -> None:
+        """What ranks of this node are about to gather: lend it, and rebuild our part first."""
+        fits = (message.incarnation, message.epoch) == (self.incarnation, self.epoch)
+        known = self.placed is not None and message.attempt <= self.placed.attempt
+        if not fits or self.phase != "restoring" or known:
+            self.stale(message)
+            return
+        self.placed = message
+        lent = LendPlaced(
+            epoch=message.epoch, attempt=message.attempt, generation=message.generation,
+            places=message.places, rebuilt=message.rebuilt,
+        )  # fmt: skip
+        self.emit(lent)
+        for source in message.rebuild:
+            self._bring(source, message.generation)
 
     def release_orders(self) -> None:
         """Let trainers read, once all that their node fetches is here."""
@@ -210,22 +241,45 @@ class NodeProtecting(NodeState):
             order = local.order
             if order is None or local.told or local.answer is not None:
                 continue
-            if all(self._is_here(rank, order) for rank in order.fetching):
+            if self._is_ready(order):
                 local.told = True
                 self.emit(self._read(order))
 
-    def _is_here(self, rank: int, order: RestoreOrdered) -> bool:
-        slot = self.guests_of((rank, False)).sealed(order.generation)
-        return slot is not None and not slot.worthless
+    def _is_ready(self, order: RestoreOrdered) -> bool:
+        if order.source.kind == "gather":
+            return self._is_placed(order)
+        return all(self._copy_of(rank, order.generation) is not None for rank in order.fetching)
 
-    def _copy_of(self, order: RestoreOrdered) -> HeldShard | None:
-        slot = self.guests_of((order.rank, False)).sealed(order.generation)
+    def gather(self, order: RestoreOrdered) -> None:
+        """Nothing to begin: `shards_placed` did; say so if that came to nothing."""
+        ranks = self._rebuilt_for(order) or ()
+        for rank in ranks:
+            if self._copy_of(rank, order.generation) is None and (rank, False) not in self.fetches:
+                self._no_copy(order, f"the shard of rank {rank} could not be rebuilt here")
+                return
+
+    def _is_placed(self, order: RestoreOrdered) -> bool:
+        """Where to gather from is known, and what this node rebuilds for it is there."""
+        ranks = self._rebuilt_for(order)
+        if ranks is None:
+            return False
+        return all(self._copy_of(rank, order.generation) is not None for rank in ranks)
+
+    def _rebuilt_for(self, order: RestoreOrdered) -> list[int] | None:
+        """Ranks whose shards this node rebuilds for all that gather; None: not known yet."""
+        placed = self.placed
+        if placed is None or (placed.epoch, placed.attempt) != (order.epoch, order.attempt):
+            return None
+        return [source.shard.rank for source in placed.rebuild if source.shard is not None]
+
+    def _copy_of(self, rank: int, generation: Generation) -> HeldShard | None:
+        slot = self.guests_of((rank, False)).sealed(generation)
         return None if slot is None or slot.worthless else slot.shard
 
     def _read(self, order: RestoreOrdered) -> RestoreShard:
         """What the trainer is told: what was fetched is memory of this node."""
         source = order.source
-        copy = self._copy_of(order) if source.brought else None
+        copy = self._copy_of(order.rank, order.generation) if source.brought else None
         if copy is not None:
             source = ShardSource(
                 kind="memory", slot=copy.slot, copied=True, rebuilt=source.kind == "parity",
@@ -241,14 +295,18 @@ class NodeProtecting(NodeState):
             readers=order.readers,
         )
 
-    def _waiting(self, rank: int, generation: Generation) -> RestoreOrdered | None:
-        """The order that this fetch is for."""
-        local = self.ranks.get(rank)
-        if local is None or local.order is None or local.answer is not None:
-            return None
-        order = local.order
-        fits = order.source.brought and order.generation == generation
-        return order if fits and self.phase == "restoring" else None
+    def _waiting(self, rank: int, generation: Generation) -> list[RestoreOrdered]:
+        """Orders that this fetch is for: of the rank itself, or of all that gather its shard."""
+        if self.phase != "restoring":
+            return []
+        unanswered = [local.order for local in self.ranks.values() if local.answer is None]
+        return [
+            order
+            for order in unanswered
+            if order is not None
+            and order.generation == generation
+            and (order.source.kind == "gather" or (order.source.brought and order.rank == rank))
+        ]
 
     def _no_copy(self, order: RestoreOrdered, reason: str) -> None:
         local = self.ranks[order.rank]
@@ -297,6 +355,30 @@ class NodeProtecting(NodeState):
             self.guests[guest].resize(GUEST_SLOTS)
         return self.guests[guest]
 
+    def outgrown(self, event: SlotsOutgrown) -> None:
+        """Rule 2 for a rank of another world: what it restored from stays until something newer is
+        memory-committed, as guests do, although new slots take its place."""
+        local = self.ranks.get(event.rank)
+        guest = (event.rank, False)
+        if local is None or event.tight:
+            if guest in self.guests and guest not in self.fetches and not self.is_wanted(guest):
+                del self.guests[guest]
+                self.emit(FreeGuests(rank=event.rank))
+            return
+        for slot in local.slots.slots:
+            shard = slot.shard
+            if shard is None or slot.worthless or not self._is_outgrown_parent(shard):
+                continue
+            free = self._guest_slot(guest)
+            if free is not None and self._copy_of(shard.rank, shard.generation) is None:
+                kept = replace(shard, slot=free.index, copied=True)
+                free.adopt(kept)
+                self.emit(KeepOutgrown(rank=event.rank, slot=slot.index, guest_slot=free.index))
+
+    def _is_outgrown_parent(self, shard: HeldShard) -> bool:
+        newer = self.memory_committed is not None and self.memory_committed > shard.generation
+        return shard.world_size != len(self.nodes) and shard.generation == self.parent and not newer
+
     def _guest_slot(self, guest: Guest) -> Slot | None:
         """An empty one, else the oldest that may be overwritten; more while restoring."""
         guests = self.guests_of(guest)
@@ -311,12 +393,16 @@ class NodeProtecting(NodeState):
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
     def free_guests(self) -> None:
-        """Give back the memory of what is not wanted here, once nothing in it is needed."""
+        """Give back the memory of what does not belong here, once nothing in it is needed."""
         for guest, slots in list(self.guests.items()):
             if self.is_wanted(guest) or not all(self._is_passed(slot) for slot in slots.slots):
                 continue
             del self.guests[guest]
             self.emit(FreeGuests(rank=guest[0], parity=guest[1]))
+        for rank, local in list(self.ranks.items()):
+            if local.attach is None and all(self._is_passed(slot) for slot in local.slots.slots):
+                del self.ranks[rank]
+                self.emit(FreeSlots(rank=rank))
 
     def _is_passed(self, slot: Slot) -> bool:
         newest = self.memory_committed

@@ -19,6 +19,7 @@ from autockpt.executors.protocol.messages import (
     RestoreOrdered,
     Send,
     ShardCopy,
+    ShardsPlaced,
     ToCoordinator,
     TrainerAttached,
     brief,
@@ -107,6 +108,8 @@ class NodeState:
         self.guests: dict[Guest, Slots] = {}
         """What was fetched from other nodes, or made of it."""
         self.fetches: dict[Guest, Fetch] = {}
+        self.placed: ShardsPlaced | None = None
+        """Where the shards are that ranks of this node gather."""
         self.copying: Generation | None = None
         """Copies of it are being made somewhere: its slots are kept."""
         self.protected: Generation | None = None

@@ -23,24 +23,17 @@ from autockpt.executors.protocol.messages import (
 from autockpt.executors.protocol.transitions import moved
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
-from autockpt.values.placement import Cell, place
+from autockpt.values.placement import Cell, place, rank_sets
 
 
 def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityRanks]:
-    """The n-th ranks of the nodes of every parity cell; `nodes`: by rank.
+    """Sets of ranks of every parity cell; `nodes`: by rank.
 
-    Raises ConfigError for nodes with so many more ranks than the others that these stand alone.
+    Raises ConfigError where a node has so many more ranks than the others that some lack partners.
     """
     for cell in cells:
-        ranks = [[r for r, on in enumerate(nodes) if on == node] for node in cell.members]
-        for place_on_node in range(max(map(len, ranks), default=0)):
-            members = tuple(own[place_on_node] for own in ranks if place_on_node < len(own))
-            if len(members) <= cell.tolerates:
-                raise ConfigError(
-                    f"ranks {list(members)} of nodes {list(cell.members)} make no parity set "
-                    f"against {cell.tolerates} losses; give every node as many ranks"
-                )
-            yield ParityRanks(ranks=members, losses=cell.tolerates)
+        for ranks in rank_sets(cell, nodes):
+            yield ParityRanks(ranks=ranks, losses=cell.tolerates)
 
 
 def parities_of(each: ParityRanks, shards: Mapping[int, HeldShard]) -> Iterator[HeldShard]:

@@ -6,7 +6,7 @@ choice is made again for *all* ranks: a rank that went on alone with another gen
 two histories of the training.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autockpt.executors.protocol.messages import (
@@ -28,6 +28,7 @@ from autockpt.executors.protocol.messages import (
     Report,
     RestoreOrdered,
     ShardCopy,
+    ShardsPlaced,
     TrainerAttached,
     VerifyGeneration,
     WriteDecision,
@@ -202,17 +203,22 @@ class Restoring(Saving):
             shard
             for node, report in sorted(self.inventory.items())
             for shard in report.held
-            if shard.rank < self.world_size and self.nodes[shard.rank] == node
+            if self._is_home(shard, node)
         )
 
     def copies_elsewhere(self) -> tuple[ShardCopy, ...]:
-        """Shards in the memory of nodes where their rank does not live."""
+        """All others in the memory of nodes, those of another number of ranks among them."""
         return tuple(
             ShardCopy(node=node, shard=shard)
             for node, report in sorted(self.inventory.items())
             for shard in report.held
-            if shard.rank < self.world_size and self.nodes[shard.rank] != node
+            if not self._is_home(shard, node)
         )
+
+    def _is_home(self, shard: HeldShard, node: int) -> bool:
+        """It is of this world, and its rank lives on that node."""
+        fits = shard.world_size == self.world_size and shard.rank < self.world_size
+        return fits and self.nodes[shard.rank] == node
 
     def parities_held(self) -> tuple[ShardCopy, ...]:
         """Parities in the memory of all nodes."""
@@ -334,17 +340,33 @@ class Restoring(Saving):
 
     # ------------------------------------------------------------------ restore and open
 
-    def _order(self, ranks: Iterable[int], choice: Choice) -> None:
+    def _order(self, ranks: Sequence[int], choice: Choice) -> None:
         readers: dict[int, list[int]] = {node: [] for node in self.nodes}
         fetching: dict[int, list[int]] = {node: [] for node in self.nodes}
         for rank, source in enumerate(choice.sources):
             if source.brought:
                 fetching[self.nodes[rank]].append(rank)
-            elif source.kind != "memory":
+            elif source.kind in ("disk", "reshard"):
                 readers[self.nodes[rank]].append(rank)
+        if choice.places:
+            for node in sorted({self.nodes[rank] for rank in ranks}):
+                self._place(node, choice)
         for rank in ranks:
             node = self.nodes[rank]
             self._order_one(rank, choice, tuple(readers[node]), tuple(fetching[node]))
+
+    def _place(self, node: int, choice: Choice) -> None:
+        assert self.incarnation is not None
+        placed = ShardsPlaced(
+            incarnation=self.incarnation,
+            epoch=self.epoch,
+            attempt=self.attempt,
+            generation=choice.generation,
+            places=choice.places,
+            rebuilt=choice.rebuilt,
+            rebuild=choice.rebuilds.get(node, ()),
+        )
+        self.send(node, placed)
 
     def _order_one(
         self, rank: int, choice: Choice, readers: tuple[int, ...], fetching: tuple[int, ...]
@@ -451,7 +473,9 @@ class Restoring(Saving):
     def _is_sound_on_disk(self, parent: Generation | None) -> bool:
         entry = self.catalogue.get(parent) if parent else None
         struck = {name for _, generation, name in self.struck if generation == parent}
-        return entry is not None and not entry.corrupt and not struck & {"disk", "reshard"}
+        return (
+            entry is not None and not entry.corrupt and not struck & {"disk", "gather", "reshard"}
+        )
 
     def _rejoin(self) -> None:
         """A new keeper continues a running epoch: rebuild what the old one knew from memory."""

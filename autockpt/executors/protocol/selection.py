@@ -9,7 +9,8 @@ left that epoch.  All others are abandoned for ever.
 Source: docs/protocol.md, rules 5 to 8.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autockpt.executors.protocol.messages import (
@@ -59,6 +60,16 @@ class Choice:
     step: int
     sources: tuple[ShardSource, ...] = field(default_factory=tuple)
     """[world_size]."""
+    places: tuple[ShardCopy, ...] = ()
+    """Of what is gathered: where in memory its shards are, or will be once they are rebuilt."""
+    rebuilds: Mapping[int, tuple[ShardSource, ...]] = field(default_factory=dict)
+    """Of what is gathered: by node the shards that it rebuilds from parity first."""
+
+    @property
+    def rebuilt(self) -> tuple[int, ...]:
+        """Ranks whose shards some node rebuilds for all that gather."""
+        sources = itertools.chain.from_iterable(self.rebuilds.values())
+        return tuple(sorted(s.shard.rank for s in sources if s.shard is not None))
 
     @property
     def in_memory(self) -> bool:
@@ -134,17 +145,44 @@ def choose(question: Question) -> Choice | None:
     """The greatest eligible generation whose every shard is recoverable; None if there is none."""
     for generation in sorted(_candidates(question), reverse=True):
         entry = _entry(question, generation)
-        memory = _Memory(
-            held=_held(question, generation),
-            copies=_copies(question, generation),
-            parities=_parities(question, generation),
+        wrote = _world_size(question, generation, entry)
+        choice = (
+            _as_it_was(question, generation, entry)
+            if wrote == question.world_size
+            else _regrouped(question, generation, entry, wrote)
         )
-        if not _selectable(question, generation, entry, memory.health()):
-            continue
-        choice = _plan(question, generation, entry, memory)
         if choice is not None:
             return choice
     return None
+
+
+def _world_size(
+    question: Question, generation: Generation, entry: CatalogueEntry | None
+) -> int | None:
+    """Ranks that wrote it; None: nobody has anything of it."""
+    if entry is not None:
+        return entry.world_size
+    elsewhere = (copy.shard for copy in (*question.copies, *question.parities))
+    shards = itertools.chain(question.memory, elsewhere)
+    return next((s.world_size for s in shards if s.generation == generation), None)
+
+
+def _as_it_was(
+    question: Question, generation: Generation, entry: CatalogueEntry | None
+) -> Choice | None:
+    """As many ranks as wrote it: each gets its own shard."""
+    memory = _Memory(
+        held=_held(question, generation),
+        copies=_copies(question, generation),
+        parities=_parities(question, generation, question.world_size),
+    )
+    if not _selectable(question, generation, entry, memory.health()):
+        return None
+    sources = tuple(_sources(question, generation, entry, memory))
+    if len(sources) < question.world_size:
+        return None
+    step = entry.step if entry is not None else memory.step()
+    return Choice(generation=generation, step=step, sources=sources)
 
 
 def _candidates(question: Question) -> set[Generation]:
@@ -178,11 +216,11 @@ def _copies(question: Question, generation: Generation) -> dict[int, ShardCopy]:
     }
 
 
-def _parities(question: Question, generation: Generation) -> tuple[ShardCopy, ...]:
+def _parities(question: Question, generation: Generation, world_size: int) -> tuple[ShardCopy, ...]:
     return tuple(
         parity
         for parity in question.parities
-        if parity.shard.generation == generation and parity.shard.world_size == question.world_size
+        if parity.shard.generation == generation and parity.shard.world_size == world_size
     )
 
 
@@ -212,21 +250,6 @@ def _selectable(
     if entry is not None and (entry.quarantined or entry.health != "good"):
         return False
     return all(verdict == "good" for verdict in health)
-
-
-def _plan(
-    question: Question,
-    generation: Generation,
-    entry: CatalogueEntry | None,
-    memory: _Memory,
-) -> Choice | None:
-    if entry is not None and entry.world_size != question.world_size:
-        return _reshard(question, entry)
-    sources = tuple(_sources(question, generation, entry, memory))
-    if len(sources) < question.world_size:
-        return None
-    step = entry.step if entry is not None else memory.step()
-    return Choice(generation=generation, step=step, sources=sources)
 
 
 def _sources(
@@ -286,14 +309,86 @@ def _complete(entry: CatalogueEntry | None) -> bool:
     return len(entry.layout_digests) in (0, entry.world_size)
 
 
+def _regrouped(
+    question: Question, generation: Generation, entry: CatalogueEntry | None, wrote: int | None
+) -> Choice | None:
+    """Another number of ranks wrote it: each takes its parts from all shards, wherever they are."""
+    if wrote is None or (entry is not None and not entry.reshardable):
+        return None
+    found = [
+        copy
+        for copy in (*question.copies, *_at_home(question))
+        if (copy.shard.generation, copy.shard.world_size) == (generation, wrote)
+    ]
+    parities = _parities(question, generation, wrote)
+    health = itertools.chain(
+        (copy.shard.health for copy in found),
+        (m.health for p in parities if p.shard.parity is not None for m in p.shard.parity.members),
+    )
+    if not _selectable(question, generation, entry, health):
+        return None
+    gathered = _gathered(question, entry, wrote, found, parities) if found else None
+    return gathered or (None if entry is None else _reshard(question, entry))
+
+
+def _at_home(question: Question) -> Iterator[ShardCopy]:
+    """A single node need not be named: then none is another one."""
+    nodes = question.nodes or (0,) * question.world_size
+    yield from (ShardCopy(node=nodes[shard.rank], shard=shard) for shard in question.memory)
+
+
+def _gathered(
+    question: Question,
+    entry: CatalogueEntry | None,
+    wrote: int,
+    found: Sequence[ShardCopy],
+    parities: Sequence[ShardCopy],
+) -> Choice | None:
+    """Every shard from memory, rebuilt in memory, or from its file; None: one has no place."""
+    some = found[0].shard
+    if any((rank, some.generation, "gather") in question.struck for rank in _ranks(question)):
+        return None
+    places: list[ShardCopy] = []
+    lost: list[int] = []
+    for rank in range(wrote):
+        root = _root(entry, rank) or next((c.shard.root for c in found if c.shard.rank == rank), "")
+        here = [c for c in found if (c.shard.rank, c.shard.root) == (rank, root)]
+        places += sorted(here, key=lambda copy: copy.node)
+        lost += [] if here else [rank]
+    pieces = {copy.shard.rank: copy for copy in places}
+    rebuilds: dict[int, tuple[ShardSource, ...]] = {}
+    for rank in lost:
+        source = next(rebuilt(rank, pieces, parities), None)
+        if source is not None and source.shard is not None and _agrees(entry, rank, source.root):
+            nodes = sorted({piece.node for piece in source.pieces})
+            node = nodes[rank % len(nodes)]
+            rebuilds[node] = (*rebuilds.get(node, ()), source)
+            places.append(ShardCopy(node=node, shard=source.shard))
+        elif entry is None or entry.corrupt or not _complete(entry):
+            return None
+    return Choice(
+        generation=some.generation, step=some.step,
+        sources=(ShardSource(kind="gather"),) * question.world_size,
+        places=tuple(places), rebuilds=rebuilds,
+    )  # fmt: skip
+
+
+def _agrees(entry: CatalogueEntry | None, rank: int, root: str) -> bool:
+    return _root(entry, rank) in ("", root)
+
+
+def _ranks(question: Question) -> range:
+    return range(question.world_size)
+
+
 def _reshard(question: Question, entry: CatalogueEntry) -> Choice | None:
-    """Every rank reads from all files, if the commit allows another number of ranks."""
-    ranks = range(question.world_size)
-    struck = any((rank, entry.generation, "reshard") in question.struck for rank in ranks)
-    if not entry.reshardable or entry.corrupt or struck or not _complete(entry):
+    """Every rank reads from all files."""
+    struck = any((r, entry.generation, "reshard") in question.struck for r in _ranks(question))
+    if entry.corrupt or struck or not _complete(entry):
         return None
     source = ShardSource(kind="reshard")
-    return Choice(generation=entry.generation, step=entry.step, sources=(source,) * len(ranks))
+    sources = (source,) * question.world_size
+    return Choice(generation=entry.generation, step=entry.step, sources=sources)
 
 
 def _matches(question: Question, rank: int, layout_digest: str) -> bool:
