@@ -41,6 +41,9 @@ class Trainers(World):
         slots = self.nodes[trainer.node].slots
         for key in [key for key in slots if key[0] == trainer.rank]:
             del slots[key]
+        for other in self.trainers:
+            if other is not trainer and (other.node, other.rank) == (trainer.node, trainer.rank):
+                other.writing.clear()  # a fenced one writes on in memory that nobody else has
         self.to_node(keeper, m.SlotsReplaced(rank=trainer.rank, slots=self.slots))
 
     def do_KeepOutgrown(self, keeper: Keeper, do: m.KeepOutgrown) -> None:
