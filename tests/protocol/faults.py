@@ -145,7 +145,7 @@ class Faults(Storage):
         self.guest_losses += bool(node.guests or node.parities)
         for guest in node.guests.values():
             if not self.is_in_slots(guest):
-                self.oracle.memory.discard(guest.generation)
+                self.oracle.forget_up_to(guest.generation)
         node.guests.clear()
         node.parities.clear()
         own = (c for c in node.slots.values() if c is not None and c.sealed)

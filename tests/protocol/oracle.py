@@ -159,6 +159,10 @@ class Oracle:
         self.memory.clear()
         self.protected.clear()
 
+    def forget_up_to(self, generation: Generation) -> None:
+        """What stood in the way of `generation` had to go for it; now that is gone as well."""
+        self.memory = {other for other in self.memory if other > generation}
+
     def decision(self, epoch: int, parent: Generation | None, *, asked: bool) -> None:
         """The decision of `epoch` stands on disk."""
         if not asked:

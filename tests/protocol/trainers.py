@@ -31,12 +31,17 @@ class Trainers(World):
             self.advance(trainer)
 
     def fit(self, trainer: Trainer) -> None:
-        """Shards of another number of ranks have another size: new slots, before the first save."""
+        """Shards of another number of ranks have another size: new slots, before the first save.
+
+        Keepers put it off until the epoch is open.
+        """
         keeper = self.nodes[trainer.node].keeper
         if keeper is None:
             return
-        trainer.fitted = True
         self.flush(keeper)
+        if keeper.machine.phase != "open":
+            return
+        trainer.fitted = True
         self.to_node(keeper, m.SlotsOutgrown(rank=trainer.rank))
         slots = self.nodes[trainer.node].slots
         for key in [key for key in slots if key[0] == trainer.rank]:

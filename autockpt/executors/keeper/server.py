@@ -55,6 +55,8 @@ class Trainer:
     attach: p.TrainerAttached
     connection: wire.Connection
     leaving: str = ""
+    wanted: wire.SlotsWanted | None = None
+    """Put off until it is known what the slots that it has are needed for."""
 
 
 @dataclass(slots=True)
@@ -380,6 +382,10 @@ class Keeper:
         self._lonely_since = time.monotonic()
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
+        """New slots; before the epoch is open nobody knows what of the old ones has to stay."""
+        if self._protocol.phase != "open":
+            trainer.wanted = wanted
+            return
         self._node_event(p.SlotsOutgrown(rank=trainer.rank))
         self._shards.leave(trainer.rank, sealed=True)
         self._guests.overwritten(trainer.rank)
@@ -435,6 +441,11 @@ class Keeper:
             self._execute(instruction)
         while self._local:
             self._deliver(self._node, self._local.popleft())
+        if self._protocol.phase == "open":
+            for trainer in [t for t in self._s.trainers.values() if t.wanted is not None]:
+                wanted, trainer.wanted = trainer.wanted, None
+                if wanted is not None:
+                    self._allocate(trainer, wanted)
 
     def _deliver(self, from_node: int, message: p.WireMessage) -> None:
         event = p.MessageReceived(from_node=from_node, message=message)
