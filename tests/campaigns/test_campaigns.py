@@ -17,14 +17,14 @@ COUNTS = {
     "kill-again": 200,
     "power": 60,
     "fence": 200,
-    "strace": 40,
+    "strace": 8,
     "random-kills": 26,
-    "oom": 4,
+    "oom": 1,
     "keeper-ops": 6,
     "sigterm": 4,
     "exact-ranks": 3,
     "corruption": 20_000,
-    "peers": 120,
+    "peers": 30,
     "fuzz": 300,
 }
 """Cases in `make test`; None: all that are different."""

@@ -172,7 +172,9 @@ class Trainers(World):
     def gathered(self, trainer: Trainer, order: m.RestoreShard) -> list[Content | None] | None:
         """Every shard, wherever it is; None for one that is nowhere, or as a whole: not yet."""
         keeper = self.nodes[trainer.node].keeper
-        placed = None if keeper is None else keeper.placed
+        if keeper is None:
+            return None
+        placed = keeper.placed
         if placed is None:
             self.oracle.fail(f"rank {trainer.rank} is to gather, nobody knows from where")
         assert placed is not None

@@ -146,7 +146,7 @@ class NodeProtecting(NodeState):
             self._abort_fetch(guest, reason)
         if any(local.slots.usable == FEW_SLOTS for local in self.ranks.values()):
             self.unprotect(reason)
-        elif self.announced is not None:
+        elif self.announced is not None or self.protected is None:
             self._announce_loss(reason)
 
     def unprotect(self, reason: str) -> None:
