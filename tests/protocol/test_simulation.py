@@ -17,6 +17,8 @@ from tests.protocol.simulation import Simulation, replay_line, run_seed
 SEEDS = 20_000
 PARTS = 4
 """Tests the seeds are spread over, so that one stays far below the time limit of a test."""
+QUICK_SEEDS = 1000
+"""Mutants that may need more are hunted by `make test-all`."""
 CHUNK = 250
 WORKERS = 2
 
@@ -37,7 +39,13 @@ def test_twenty_thousand_seeds_break_nothing(part: int) -> None:
     assert not broken, "\n".join(broken[:5])
 
 
-@pytest.mark.parametrize("name", sorted(MUTANTS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if mutant.budget > QUICK_SEEDS else [])
+        for name, mutant in sorted(MUTANTS.items())
+    ],
+)
 def test_every_missing_rule_is_noticed(name: str) -> None:
     """The simulator finds each mutant within its budget of seeds."""
     seed = first_seed(name, run_seed)
