@@ -193,17 +193,20 @@ class World:
             return
         self.oracle.protections.add(generation)
         wards, sets = keeper.coordinator.wards, keeper.coordinator.sets
-        homes = self.homes(generation)
+        homes = keeper.coordinator.nodes
         there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
         missing = [place for place in there if not self.has_copy(*place, generation)]
         missing += [
             (rank, node)
             for rank, node in enumerate(homes)
-            if not self.in_memory(rank, generation) and not self.has_copy(rank, node, generation)
+            if not self.in_memory(rank, generation, homes)
+            and not self.has_copy(rank, node, generation)
         ]
         holders = {rank for each in sets for rank in each.ranks}
         missing += [
-            (rank, homes[rank]) for rank in holders if not self.has_parity(rank, generation)
+            (rank, homes[rank])
+            for rank in holders
+            if not self.has_parity(rank, generation, homes[rank])
         ]
         began = self.oracle.wanted.get(generation)
         known = all(keeper.back.get(node) == self.lost_so_far() for _, node in missing)
@@ -232,14 +235,14 @@ class World:
             if owner == rank
         )
 
-    def has_parity(self, rank: int, generation: Generation) -> bool:
-        """The parity that a rank holds is whole, and made of shards of that generation only."""
+    def has_parity(self, rank: int, generation: Generation, node: int) -> bool:
+        """The parity that a rank holds there is whole, and made of that generation only."""
         return any(
             content.generation == generation
             and content.sealed
             and not content.corrupt
             and set(content.sums.values()) == {self.oracle.history[generation]}
-            for (holder, _), content in self.nodes[self.homes(generation)[rank]].parities.items()
+            for (holder, _), content in self.nodes[node].parities.items()
             if holder == rank
         )
 
