@@ -173,10 +173,12 @@ def cluster(
     mode: str = "run",
     spare: int = 0,
     least: int | None = None,
+    devices: bool = False,
 ) -> Iterator[Cluster]:
     """A job on `nodes` of them, `spare` more, and the rendezvous store; nothing is launched yet.
 
-    `least`: it goes on with so many nodes; None: with all only.
+    `least`: it goes on with so many nodes; None: with all only.  `devices`: the nodes have a
+    second network, for emulated devices.
 
     Raises OSError or CalledProcessError where namespaces are not to be had, ClusterError.
     """
@@ -184,7 +186,8 @@ def cluster(
         # Names of sockets are short, and what is a node's own is gone with it.
         private = stack.enter_context(tempfile.TemporaryDirectory(prefix="nodes-"))
         made = Cluster(
-            stack.enter_context(network(nodes + spare, bits_per_s)), folder, private=Path(private),
+            stack.enter_context(network(nodes + spare, bits_per_s, devices=devices)),
+            folder, private=Path(private),
             settings=settings, script=script, environment=environment or {}, mode=mode,
             nodes=str(nodes) if least is None else f"{least}:{nodes}",
         )  # fmt: skip

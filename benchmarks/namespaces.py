@@ -17,6 +17,9 @@ SUBNET = "10.213.9"
 OUTSIDE = 254
 """Last number of the switch's own address; nodes count from 1."""
 INTERFACE = "eth0"
+DEVICE_SUBNET = "10.213.10"
+DEVICE_INTERFACE = "eth1"
+"""Where devices have a network of their own, which nothing shapes."""
 BURST = "1mb"
 
 
@@ -62,11 +65,12 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(count: int, bits_per_s: int) -> Iterator[Network]:
+def network(count: int, bits_per_s: int, *, devices: bool = False) -> Iterator[Network]:
     """`count` nodes, each sending and receiving at most `bits_per_s` (token bucket, headers count).
 
-    Whatever still runs on them in the end is killed.  Raises OSError or CalledProcessError where
-    namespaces or tc are not to be had.
+    `devices`: with a second network beside it, for emulated devices.  Whatever still runs on them
+    in the end is killed.  Raises OSError or CalledProcessError where namespaces or tc are not to be
+    had.
     """
     word = secrets.token_hex(3)
     switch = _node(f"ckpt{word}-switch", OUTSIDE)
@@ -81,6 +85,8 @@ def network(count: int, bits_per_s: int) -> Iterator[Network]:
         for index, node in enumerate(nodes):
             _connect(node, switch, _port(index))
             made.shape(index, bits_per_s)
+        if devices:
+            _connect_devices(nodes, switch)
         yield made
     finally:
         for node in (*nodes, switch):
@@ -102,6 +108,19 @@ def _connect(node: Node, switch: Node, port: str) -> None:
     _inside(node, "addr", "add", f"{node.host}/24", "dev", INTERFACE)
     for link in ("lo", INTERFACE):
         _inside(node, "link", "set", link, "up")
+
+
+def _connect_devices(nodes: tuple[Node, ...], switch: Node) -> None:
+    _inside(switch, "link", "add", "devices", "type", "bridge")
+    _inside(switch, "link", "set", "devices", "up")
+    for index, node in enumerate(nodes):
+        port = f"device{index}"
+        _run("ip", "link", "add", DEVICE_INTERFACE, "netns", node.namespace, "type", "veth",
+             "peer", "name", port, "netns", switch.namespace)  # fmt: skip
+        _inside(switch, "link", "set", port, "master", "devices", "up")
+        address = f"{DEVICE_SUBNET}.{index + 1}/24"
+        _inside(node, "addr", "add", address, "dev", DEVICE_INTERFACE)
+        _inside(node, "link", "set", DEVICE_INTERFACE, "up")
 
 
 def _port(index: int) -> str:

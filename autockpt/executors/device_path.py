@@ -1,282 +1,172 @@
-"""Device -> peer device -> peer host: an image leaves by the network of the training.
+"""Device -> peer device -> peer host: an image travels by the network of the training.
 
-Where the devices' network is faster than the hosts', a replica goes by a process group of its own
-into a small buffer of the peer's device, and from there into the peer's host memory, while the next
-chunk is under way (Gemini, SOSP'23, section 5.3: sub-buffers).  Both ends run in the trainers,
-beside the training; what keepers fetch from each other (`transfer`) is the other path.
+Where the devices' network is faster than the hosts', a sealed image goes chunk by chunk from its
+slot into a buffer of the own device, by a process group of its own into one of the peer's device,
+and from there into the peer's host memory, while the next chunk is under way (Gemini, SOSP'23,
+section 5.3: sub-buffers).  Both ends run in the trainers, beside the training; which image goes,
+and what becomes of it, their keepers say (`exchanges`).
 
-Two ranks, one exchange at a time and direction, in the same order at both ends.  An exchange that
-fails says so by an event and gives the group up for ever: a gloo group that timed out once never
-works again.  Without a device network the links are throttled by gates: `DeviceLinks.emulated`
-stands wherever such figures appear.
+Devices are emulated: host memory is the device, and gates hold its links to a rate.  Through NCCL
+the path is not built: an operation of it that times out ends the process, and with it a training.
 """
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from autockpt.executors.gate import Gate, OpenGate
-from autockpt.executors.image import ImageIndex, chunk_digest, read_index
-from autockpt.executors.transfer.destination import Destination
-from autockpt.executors.transfer.events import (
-    Direction,
-    Fault,
-    Fetched,
-    Served,
-    TransferFailed,
-)
-from autockpt.executors.transfer.frames import Subject
-from autockpt.executors.transfer.lease import Lease, Revoked
-from autockpt.executors.transfer.transfer import End
-from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
-from autockpt.values.record import to_json
+from autockpt.executors.gate import Gate, PacedGate
+from autockpt.executors.image import chunk_digest
+from autockpt.executors.transfer.frames import MAX_CHUNKS
+from autockpt.executors.transfer.lease import Lease
+from autockpt.values.errors import ConfigError
+from autockpt.values.units import parse_rate_bytes_per_s
 
+c10d: Any = dist
+"""Untyped: the stubs of torch lack most of what is used of it here."""
+SETTING = "AUTOCKPT_EMULATED_DEVICE_LINK"
+"""Environment: INTERFACE=RATE, e.g. eth1=2 GB/s, equal on all nodes."""
 BUFFERS = 2
-"""Chunks in the peer's device at a time: one arrives while the other one goes on to the host."""
-_CHUNKS, _WORDS, _ANSWER = 7001, 7002, 7003
-"""Tags: chunks, the index behind its length, the answer."""
-_SEALED, _REFUSED = 1, 2
+"""Chunks in a device at a time: one is on its way while the other one comes or goes on."""
+TIMEOUT_S = 15.0
+"""For every message, and for the other end to come."""
+RECEIVER, SENDER = 0, 1
+"""Ranks of the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLinks:
-    """The two hops; gates that are not open stand for hardware that is not there."""
+    """Links of an emulated device; whatever is measured of them is a figure of these gates."""
 
-    to_peer: Gate = field(default_factory=OpenGate)
-    to_host: Gate = field(default_factory=OpenGate)
-    emulated: bool = False
-    """Figures are of gates and not of a device network."""
+    interface: str
+    """Network interface that plays the devices' network."""
+    bytes_per_s: float
+    """Of both hops: device to peer device, and device to host."""
+
+    def gate(self, limit_bytes_per_s: float = 0.0) -> Gate:
+        """A new link, no faster than a limit; 0: none."""
+        rate = min(self.bytes_per_s, limit_bytes_per_s or self.bytes_per_s)
+        return PacedGate(rate, longest_wait_s=TIMEOUT_S / 2)
 
 
-@dataclass(slots=True)
-class Exchange:
-    """One image in one direction, as the owner holds it."""
+def emulated_links(environment: Mapping[str, str] = os.environ) -> DeviceLinks | None:
+    """The links that the environment asks for; None: there is no device path.
 
-    name: str
-    direction: Direction
-    lease: Lease
-    done: threading.Event = field(default_factory=threading.Event)
+    Raises ConfigError.
+    """
+    text = environment.get(SETTING, "")
+    if not text:
+        return None
+    interface, _, rate = text.partition("=")
+    links = DeviceLinks(
+        interface=interface, bytes_per_s=parse_rate_bytes_per_s(rate) if rate else 0.0
+    )
+    if not interface or links.bytes_per_s <= 0:
+        raise ConfigError(f"{SETTING}={text!r}: expected INTERFACE=RATE, e.g. eth1=2 GB/s")
+    return links
 
-    def abort(self, reason: str) -> None:
-        """When this returns, the image or the destination at this end is not touched any more.
 
-        The group is given up: what is under way in it cannot be taken back.
-        """
-        self.lease.revoke(reason)
+def listening_store(host: str) -> tuple[Any, str]:
+    """A store of our own for one pair, and its address, HOST:PORT.  Raises RuntimeError."""
+    store = c10d.TCPStore(
+        host, 0, 2, True, timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False
+    )
+    return store, f"{host}:{store.port}"
+
+
+def store_at(address: str) -> Any:
+    """The store of the other end.  Raises RuntimeError when nobody listens."""
+    host, _, port = address.rpartition(":")
+    return c10d.TCPStore(
+        host, int(port), 2, False, timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False
+    )
 
 
 class DevicePath:
-    """This rank's end of the path to one other rank; nothing here waits for the training thread.
+    """One end of a one-way path between two ranks; used by one thread at a time.
 
-    `group`: a process group of its own, whose ranks both build a path; `peer`: the other's rank in
-    it.  `ended` hears of every exchange, on the path's threads (of a refusal at once, on the
-    caller's), as from a `TransferPool`; `node` is the other's.
+    An exchange that raised leaves the group of no use: a gloo group that timed out once never works
+    again, and messages of an exchange that was left half-way are taken for those of the next.
     """
 
     def __init__(
-        self,
-        group: Any,
-        *,
-        peer: int,
-        node: int,
-        ended: Callable[[End], None],
-        timeout_s: float,
-        links: DeviceLinks | None = None,
-        device: torch.device | str = "cpu",
+        self, store: Any, role: int, links: DeviceLinks, *, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """`timeout_s`: for every message; `device`: where the buffers are."""
-        self.links = links or DeviceLinks()
-        self._group, self._peer, self._node = group, peer, node
-        self._ended, self._timeout = ended, timedelta(seconds=timeout_s)
-        self._device = torch.device(device)
-        self._lock = threading.Lock()
-        self._under_way: dict[Direction, Exchange] = {}
-        self._given_up = ""
-
-    @property
-    def given_up(self) -> str:
-        """Why the group is not used any more, "" while it is."""
-        return self._given_up
+        """Waits for the other end.  Raises RuntimeError when it does not come."""
+        self._links, self._peer = links, 1 - role
+        self._timeout = timedelta(seconds=timeout_s)
+        options = c10d.ProcessGroupGloo._Options()
+        options._timeout = self._timeout
+        options._devices = [c10d.ProcessGroupGloo.create_device(interface=links.interface)]
+        self._store = store
+        self._group = c10d.ProcessGroupGloo(store, role, 2, options)
 
     def send(
-        self, name: str, image: torch.Tensor, chunk_bytes: int, index: Callable[[], ImageIndex]
-    ) -> Exchange:
-        """Sends `image` (bytes, on the device); Served or TransferFailed follows.
+        self, image: memoryview, chunk_bytes: int, lease: Lease, *, bytes_per_s: float = 0.0
+    ) -> None:
+        """Sends `image`; returns when its last chunk has left.
 
-        `index` is called when all chunks are sent, on the path's thread, and may wait for the
-        digests of the snapshot.
+        Raises Revoked when the lease is; RuntimeError when the other end takes nothing.
         """
-        return self._start(name, "serve", lambda e: self._send(e, image, chunk_bytes, index))
-
-    def receive(self, name: str, subject: Subject, destination: Destination) -> Exchange:
-        """Takes what the peer sends; Fetched or TransferFailed follows."""
-        return self._start(name, "fetch", lambda e: self._receive(e, subject, destination))
-
-    # ------------------------------------------------------------------ threads
-
-    def _start(self, name: str, direction: Direction, work: Callable[[Exchange], End]) -> Exchange:
-        exchange = Exchange(name, direction, Lease())
-        with self._lock:
-            reason = self._given_up
-            if direction in self._under_way:
-                reason = f"exchange {self._under_way[direction].name} is still under way"
-            if not reason:
-                self._under_way[direction] = exchange
-        if reason:  # the last aligned pair stays; the group is as good as before
-            self._ended(self._failed(exchange, "refused", reason))
-            exchange.done.set()
-            return exchange
-        threading.Thread(
-            target=self._run, args=(exchange, work), name="autockpt-device-path", daemon=True
-        ).start()
-        return exchange
-
-    def _run(self, exchange: Exchange, work: Callable[[Exchange], End]) -> None:
-        try:
-            end = work(exchange)
-        except Exception as error:
-            end = self._failed(exchange, _fault(error), str(error) or type(error).__name__)
-        with self._lock:
-            del self._under_way[exchange.direction]
-            if isinstance(end, TransferFailed):
-                self._given_up = self._given_up or f"given up after: {end.reason}"
-        self._ended(end)
-        exchange.done.set()
-
-    def _failed(self, exchange: Exchange, fault: Fault, reason: str) -> TransferFailed:
-        return TransferFailed(
-            node=self._node, direction=exchange.direction, fault=fault,
-            reason=reason[:500],
-        )  # fmt: skip
-
-    # ------------------------------------------------------------------ sending
-
-    def _send(
-        self,
-        exchange: Exchange,
-        image: torch.Tensor,
-        chunk_bytes: int,
-        index: Callable[[], ImageIndex],
-    ) -> End:
-        began_s = time.monotonic()
-        flat = image.reshape(-1).view(torch.uint8)
+        gate, buffers = self._links.gate(bytes_per_s), _buffers(chunk_bytes)
         under_way: list[Any] = []
-        buffers = self._buffers(chunk_bytes)
-        for start in range(0, flat.numel(), chunk_bytes):
-            buffer = next(buffers)[: min(chunk_bytes, flat.numel() - start)]
+        for number, start in enumerate(range(0, len(image), chunk_bytes)):
             if len(under_way) == BUFFERS:
-                self._wait(under_way.pop(0))
-            with exchange.lease.use():
-                buffer.copy_(flat[start : start + chunk_bytes])
-            self.links.to_peer.wait(buffer.numel())
-            under_way.append(self._group.send([buffer], self._peer, _CHUNKS))
+                under_way.pop(0).wait(self._timeout)
+            piece = image[start : start + chunk_bytes]
+            buffer = next(buffers)[: len(piece)]
+            with lease.use():
+                buffer.copy_(torch.frombuffer(piece, dtype=torch.uint8))
+            gate.wait(len(piece))
+            under_way.append(self._group.send([buffer], self._peer, number))
         for work in under_way:
-            self._wait(work)
-        sealed = index()
-        self._say(to_json(sealed).encode())
-        answer = torch.zeros(1, dtype=torch.int64)
-        self._wait(self._group.recv([answer], self._peer, _ANSWER))
-        if int(answer) != _SEALED:
-            raise CorruptCheckpointError("the other end does not have what was sent")
-        return Served(
-            node=self._node, root=sealed.root, nbytes=flat.numel(),
-            seconds=time.monotonic() - began_s,
-        )  # fmt: skip
+            work.wait(self._timeout)
+        gate.wait(1)  # the last chunk takes its time, too
 
-    def _say(self, text: bytes) -> None:
-        for message in (
-            torch.tensor([len(text)], dtype=torch.int64),
-            torch.frombuffer(bytearray(text), dtype=torch.uint8),
-        ):
-            self._wait(self._group.send([message], self._peer, _WORDS))
+    def receive(self, image: memoryview, chunk_bytes: int, lease: Lease) -> tuple[str, ...]:
+        """Fills `image` with what the other end sends; the digest of every chunk.
 
-    # ------------------------------------------------------------------ receiving
+        Raises as `send`.
+        """
+        gate, coming = self._links.gate(), self._expect(len(image), chunk_bytes)
+        digests: list[str] = []
+        following = next(coming, None)
+        while following is not None:
+            work, buffer, start = following
+            work.wait(self._timeout)
+            following = next(coming, None)
+            gate.wait(buffer.numel())
+            with lease.use():
+                chunk = image[start : start + buffer.numel()]
+                torch.frombuffer(chunk, dtype=torch.uint8).copy_(buffer)
+                digests.append(chunk_digest(chunk))
+        gate.wait(1)
+        return tuple(digests)
 
-    def _receive(self, exchange: Exchange, subject: Subject, destination: Destination) -> End:
-        began_s = time.monotonic()
-        digests = tuple(self._chunks(exchange, subject, destination))
-        index = self._hear(subject)
-        fits = Subject.of(index, subject.what) == subject and index.digests == digests
-        answer = torch.tensor([_SEALED if fits else _REFUSED], dtype=torch.int64)
-        self._wait(self._group.send([answer], self._peer, _ANSWER))
-        if not fits:
-            raise CorruptCheckpointError(
-                f"generation {index.generation} of rank {index.rank} came for "
-                f"{subject.generation} of rank {subject.rank}, or with other digests"
-            )
-        return Fetched(
-            node=self._node, index=index, nbytes=subject.image_bytes,
-            seconds=time.monotonic() - began_s,
-        )  # fmt: skip
+    def ask(self, nbytes: int) -> None:
+        """Tells the sender how much to send; 0: nothing more.  Raises RuntimeError."""
+        word = torch.tensor([nbytes], dtype=torch.int64)
+        self._group.send([word], self._peer, MAX_CHUNKS).wait(self._timeout)
 
-    def _chunks(
-        self, exchange: Exchange, subject: Subject, destination: Destination
-    ) -> Iterator[str]:
-        """Digest by digest; the next chunk is on its way while one goes to the host."""
-        coming = self._expect_chunks(subject)
-        following = next(coming)
-        for number in range(subject.chunks):
-            work, buffer = following
-            self._wait(work)
-            following = next(coming, following)
-            self.links.to_host.wait(buffer.numel())
-            with exchange.lease.use():
-                digest = _to_host(destination, number, buffer)
-            yield digest
+    def asked(self) -> int:
+        """What the receiver asks for, whenever it does.  Raises RuntimeError when it is gone."""
+        word = torch.zeros(1, dtype=torch.int64)
+        self._group.recv([word], self._peer, MAX_CHUNKS).wait(timedelta(days=1))
+        return int(word)
 
-    def _expect_chunks(self, subject: Subject) -> Iterator[tuple[Any, torch.Tensor]]:
-        buffers = self._buffers(subject.chunk_bytes)
-        for number in range(subject.chunks):
-            start, stop = subject.chunk_range(number)
-            buffer = next(buffers)[: stop - start]
-            yield self._group.recv([buffer], self._peer, _CHUNKS), buffer
-
-    def _hear(self, subject: Subject) -> ImageIndex:
-        length = torch.zeros(1, dtype=torch.int64)
-        self._wait(self._group.recv([length], self._peer, _WORDS))
-        if not 0 < int(length) <= subject.index_bytes:
-            raise ProtocolError(f"an index of {int(length)} bytes for {subject.chunks} chunks")
-        text = torch.empty(int(length), dtype=torch.uint8)
-        self._wait(self._group.recv([text], self._peer, _WORDS))
-        return read_index(text.numpy().tobytes(), where=f"rank {self._peer} of the path")
-
-    # ------------------------------------------------------------------ both
-
-    def _buffers(self, chunk_bytes: int) -> Iterator[torch.Tensor]:
-        """Device memory for chunks, in turn."""
-        buffers = [
-            torch.empty(chunk_bytes, dtype=torch.uint8, device=self._device) for _ in range(BUFFERS)
-        ]
-        while True:
-            yield from buffers
-
-    def _wait(self, work: Any) -> None:
-        work.wait(self._timeout)
+    def _expect(self, nbytes: int, chunk_bytes: int) -> Iterator[tuple[Any, torch.Tensor, int]]:
+        buffers = _buffers(chunk_bytes)
+        for number, start in enumerate(range(0, nbytes, chunk_bytes)):
+            buffer = next(buffers)[: min(chunk_bytes, nbytes - start)]
+            yield self._group.recv([buffer], self._peer, number), buffer, start
 
 
-def _to_host(destination: Destination, number: int, buffer: torch.Tensor) -> str:
-    chunk = destination.place(number, buffer.numel())
-    torch.frombuffer(chunk, dtype=torch.uint8).copy_(buffer)
-    digest = chunk_digest(chunk)
-    destination.keep(number, chunk)
-    return digest
-
-
-def _fault(error: Exception) -> Fault:
-    match error:
-        case Revoked():
-            return "aborted"
-        case CorruptCheckpointError():
-            return "corrupt"
-        case AutockptError():
-            return "protocol"
-        case RuntimeError() if "imed out" in str(error):
-            return "silent"
-        case RuntimeError():
-            return "broken"
-    return "internal"
+def _buffers(chunk_bytes: int) -> Iterator[torch.Tensor]:
+    """Device memory for chunks, in turn."""
+    buffers = [torch.empty(chunk_bytes, dtype=torch.uint8) for _ in range(BUFFERS)]
+    while True:
+        yield from buffers

@@ -119,6 +119,10 @@ class KeeperLink:
         """RestoreShard, Resume, StartFresh, RestoreRefused, AttachRefused for the main thread."""
         self.on_message: Callable[[Any], None] = lambda message: None
         """Sees every message first, on the listening thread."""
+        self.on_receive: Callable[[wire.ReceiveShard, Arena], None] = lambda _, memory: (
+            memory.close()
+        )
+        """Takes the memory that an image is to be received into, on the listening thread."""
         self.plan_held: Callable[[], int] = lambda: 0
         """Version of a plan that is prepared and undecided, for a new keeper; 0: none."""
         self.fenced = ""
@@ -351,6 +355,8 @@ class KeeperLink:
             arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
             self._unanswered.discard(message.number)
             self._chunks_lent[message.number] = message, arenas[0] if arenas else None
+        elif isinstance(message, wire.ReceiveShard):
+            self.on_receive(message, Arena.attach(*descriptors, fault=False))
         else:
             for fd in descriptors:
                 os.close(fd)

@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +206,66 @@ class TrainerLeaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveShard:
+    """Receive the image of rank `sender` through the devices; comes with the memory's descriptor.
+
+    Answers: ReceiverListens, then ExchangeEnded.
+    """
+
+    rank: int
+    exchange: str
+    sender: int
+    image_bytes: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverListens:
+    """The trainer can be called."""
+
+    rank: int
+    exchange: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendShard:
+    """Send the image in a slot to the trainer that listens there.  Answer: ExchangeEnded."""
+
+    rank: int
+    exchange: str
+    receiver: int
+    """Its rank."""
+    address: str
+    slot: int
+    image_bytes: int
+    chunk_bytes: int
+    bytes_per_s: float
+    """Most that may leave; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonExchange:
+    """Nobody needs it any more: stop reading the slot, or writing the memory."""
+
+    rank: int
+    exchange: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeEnded:
+    """All chunks have left, or have come."""
+
+    rank: int
+    exchange: str
+    reason: str = ""
+    """Why not; empty: they have."""
+    digests: tuple[str, ...] = ()
+    """Of the chunks that came, as they stand in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWanted:
     """A launcher or tool asks how things stand."""
 
@@ -233,7 +293,8 @@ class Status:
 _OWN = (
     Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
     ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
-    TrainerLeaving, StatusWanted, Status,
+    TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange, ExchangeEnded,
+    StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

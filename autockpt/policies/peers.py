@@ -61,6 +61,8 @@ def way_of(profile: Profile, path: PeerPath) -> Way:
     elif not link.between_nodes:
         notes.append("the link to a peer was measured within one node: the network may be slower")
     rate, alpha_s = link.bytes_per_s, link.alpha_s
+    if path == "device" and link.note:
+        notes.append(f"the path through the devices: {link.note}")
     landing = profile.link("device_to_host_pinned") if path == "device" else None
     if landing is not None:
         rate, alpha_s = min(rate, landing.bytes_per_s), alpha_s + landing.alpha_s

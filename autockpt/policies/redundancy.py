@@ -169,9 +169,11 @@ def _on_best_path(
 ) -> tuple[Redundancy, PeerCosts]:
     """The scheme with its path, rate and costs."""
     device = profile.link(LINKS["device"])
-    both: tuple[PeerPath, ...] = ("host", "device") if device is not None else ("host",)
+    # Only whole copies go through the devices; parity is added up in host memory.
+    whole = one.scheme == "replicas"
+    both: tuple[PeerPath, ...] = ("host", "device") if device is not None and whole else ("host",)
     options = []
-    for path in (wish.path,) if wish.path else both:
+    for path in (wish.path,) if wish.path and whole else both:
         ready = limited(one, way_of(profile, path), wish.rate_bytes_per_s)
         peers = peer_costs(profile, ready)
         assert peers is not None, "the scheme is not none"

@@ -19,6 +19,8 @@ SCHEDULE_WORKS = ("snapshot_windows", "snapshot_blocking")
 """The same where a rank has idle windows: the other ways to take what "snapshot_copy" takes."""
 PEER_WORK = "peer_host"
 """The same where there is another node: its memory is fetched."""
+DEVICE_WORK = "peer_device"
+"""The same through the devices."""
 QUIET_LIMIT = 60
 """More quiet iterations teach nothing, and a short script may not have them."""
 SNAPSHOTS_PER_UNIT = 20
@@ -62,7 +64,7 @@ class Unit:
     """Iterations in a row with the same background work."""
 
     work: str
-    """One of `WORKS`, `SCHEDULE_WORKS`, `PEER_WORK` or "quiet"."""
+    """One of `WORKS`, `SCHEDULE_WORKS`, `PEER_WORK`, `DEVICE_WORK` or "quiet"."""
     round: int
     iterations: int
 

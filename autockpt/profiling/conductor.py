@@ -33,6 +33,7 @@ from autockpt.profiles.probes.iteration import CudaTicker, PhaseTimer
 from autockpt.profiles.probes.proof import ChangeProof
 from autockpt.profiles.probes.traffic import TrafficProbe
 from autockpt.profiles.schedule import (
+    DEVICE_WORK,
     PEER_WORK,
     SCHEDULE_WORKS,
     WORKS,
@@ -257,13 +258,14 @@ class Conductor:
         wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
         self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
-        iteration_s, persist_s, no_memory, peers, windows = self._ranks.largest(
+        iteration_s, persist_s, no_memory, peers, windows, devices = self._ranks.largest(
             [
                 statistics.median(quiet),
                 self._probes.expected_persist_s(),
                 float(self._probes.snapshot.arena is None),
                 float(self._probes.copier() is not None),
                 float(self._windows.idles),
+                float(self._probes.device_copier() is not None),
             ]
         )
         if no_memory:
@@ -278,6 +280,8 @@ class Conductor:
             )
         if peers:
             works = (*works, PEER_WORK)
+        if devices:
+            works = (*works, DEVICE_WORK)
         if windows:
             works = (*works, *SCHEDULE_WORKS)
         units = interference_units(
@@ -298,9 +302,10 @@ class Conductor:
         assert self._probes is not None
         probes, snapshot = self._probes, self._probes.snapshot
         write = probes.writer() if self._ranks.probes_node else None
-        copy = probes.copier()
-        peer: Work = Quiet() if copy is None else WriteWork(copy)
-        works: dict[str, Work] = {"snapshot_copy": CopyWork(snapshot), PEER_WORK: peer}
+        works: dict[str, Work] = {"snapshot_copy": CopyWork(snapshot)}
+        copies = {PEER_WORK: probes.copier(), DEVICE_WORK: probes.device_copier()}
+        for name, copy in copies.items():
+            works[name] = Quiet() if copy is None else WriteWork(copy)
         if any(unit.work in SCHEDULE_WORKS for unit in units):
             stages = self._windows.hold_back(self._ranks.rank, snapshot.device)
             works["snapshot_windows"] = CopyWork(movers.InWindows(snapshot, lambda: stages.gate))

@@ -19,6 +19,7 @@ from autockpt.profiles.assemble import Measurements
 from autockpt.profiles.probes import clean, codecs, host, links, storage
 from autockpt.profiles.schedule import ProfileSettings
 from autockpt.profiling import movers
+from autockpt.profiling.device_peering import DeviceProbe, meet_devices
 from autockpt.profiling.movers import LiveSnapshot
 from autockpt.profiling.peering import NodeLink, meet
 from autockpt.profiling.ranks import Ranks
@@ -63,6 +64,7 @@ class NodeProbes:
         self._bases: list[codecs.Piece] = []
         self._based_at_step = 0
         self._link: NodeLink | None = None
+        self._devices: DeviceProbe | None = None
 
     def meet(self, ranks: Ranks) -> None:
         """Finds the next node, where there is another one; every rank must call it."""
@@ -78,8 +80,14 @@ class NodeProbes:
         if wrong:
             self.measured.warnings.append(f"host to another node: not measured: {wrong}")
             self._leave()
+        self._devices, wrong = meet_devices(ranks, self._link)
+        if wrong:
+            self.measured.warnings.append(f"device to another node: not measured: {wrong}")
 
     def _leave(self) -> None:
+        if self._devices is not None:
+            self._devices.close()
+            self._devices = None
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -87,6 +95,10 @@ class NodeProbes:
     def copier(self) -> Callable[[], None] | None:
         """Fetches from the next node what a copy of a large state would; None: there is none."""
         return None if self._link is None else self._link.fetch_all
+
+    def device_copier(self) -> Callable[[], None] | None:
+        """The same through the devices; None: there is no such path."""
+        return None if self._devices is None else self._devices.fetch_all
 
     def take_memory(self) -> None:
         """Allocates the image of one snapshot and takes one, or a sample where that has no room."""
@@ -112,7 +124,9 @@ class NodeProbes:
         seconds = {name: share * self._settings.probes_s for name, share in _SHARES.items()}
         stage("host copy and peer")
         self.attempt("host copy", lambda: self._copy(seconds["copy"]))
-        self.attempt("host to peer", lambda: self._peer(seconds["peer"]))
+        share = 0.5 if self._devices is not None else 1.0
+        self.attempt("host to peer", lambda: self._peer(share * seconds["peer"]))
+        self.attempt("device to peer", lambda: self._device_to_peer(share * seconds["peer"]))
         if self._device is not None and self._device.type == "cuda":
             stage("device links")
             self.attempt("device links", lambda: self._device_links(seconds["device"]))
@@ -229,6 +243,15 @@ class NodeProbes:
         self.measured.link_notes["host_to_peer"] = (
             f"TCP within this node over {interface or 'loopback'}: an upper bound of the network"
         )
+
+    def _device_to_peer(self, budget_s: float) -> None:
+        if self._devices is None:
+            return
+        self.measured.links["device_to_peer"] = links.time_link(
+            self._devices.move, self._devices.sizes, budget_s=budget_s, seed=self._settings.seed
+        )
+        self.measured.between_nodes.add("device_to_peer")
+        self.measured.link_notes["device_to_peer"] = self._devices.note
 
     def _device_links(self, budget_s: float) -> None:
         free = host.memory_headroom(device=self._device).device_available_bytes or 0

@@ -54,6 +54,20 @@ class NodeLink:
         self._pool: TransferPool | None = None
         self._peer: tuple[int, tuple[str, int]] | None = None
 
+    @property
+    def source(self) -> memoryview:
+        """What is lent."""
+        return self._source.view
+
+    @property
+    def target(self) -> memoryview:
+        """Where it comes."""
+        return self._target.view
+
+    def digests(self, nbytes: int) -> tuple[str, ...]:
+        """Of the first `nbytes` of what every node lends; one of `sizes`."""
+        return self._images[nbytes].digests
+
     def listen(self, secret: bytes) -> tuple[str, int]:
         """Takes calls on the address that keepers would use.  Raises ConfigError."""
         host = listen_host(os.environ, one_host=False)

@@ -48,6 +48,8 @@ class Protection:
     """One shard from node to node, to protect."""
     copied_bytes: int
     """Between nodes, to protect."""
+    emulated: int
+    """Shards of these that went through devices that are emulated: times are figures of gates."""
     fetched_bytes: int
     """Between nodes, to restore."""
     fetch: Spread | None
@@ -80,6 +82,7 @@ def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | 
         latency=spread(_last(timed).values()),
         copy=spread(e.copy_s for e in kept),
         copied_bytes=sum(e.bytes for e in kept),
+        emulated=sum(e.path == "emulated device" for e in kept),
         fetched_bytes=sum(e.bytes for e in fetched),
         fetch=spread(e.copy_s for e in fetched),
     )
@@ -101,7 +104,10 @@ def facts(copies: Protection) -> tuple[tuple[str, str], ...]:
     if copies.latency is not None:
         rows.append(("snapshot to protected", f"{format_duration(copies.latency.p50_s)} median, "
                      f"{format_duration(copies.latency.p95_s)} p95"))  # fmt: skip
-    rows.append(("copied", _moved(copies.copied_bytes, copies.copy)))
+    moved = _moved(copies.copied_bytes, copies.copy)
+    if copies.emulated:
+        moved += f"; {copies.emulated} through emulated devices, at the rate of a setting"
+    rows.append(("copied", moved))
     if copies.fetch is not None:
         rows.append(("fetched to restore", _moved(copies.fetched_bytes, copies.fetch)))
     return tuple(rows)

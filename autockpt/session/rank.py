@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any
 
+from autockpt.executors.device_path import emulated_links
+from autockpt.executors.exchanges import Exchanges
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
     CELL_STARTED_STEP,
@@ -77,6 +79,12 @@ class RankState:
             control_host=job.control_host,
             on_lost=lambda reason: self._degraded("keeper", reason),
         )
+        self._exchanges = Exchanges(
+            job.rank, host=job.control_host, links=emulated_links(),
+            slots=lambda: self._link.slots, send=self._link.send,
+            degraded=lambda reason: self._degraded("path of copies", reason),
+        )  # fmt: skip
+        self._link.on_receive = self._exchanges.receive
         self._switch = PlanSwitch(job.rank, self._link.send, self._link.wait_until)
         self._link.plan_held = lambda: self._switch.held
 

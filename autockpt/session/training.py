@@ -300,6 +300,10 @@ class Session(Ending):
 
     def _on_message(self, message: Any) -> None:
         """On the listening thread."""
+        if isinstance(message, wire.SendShard):
+            self._exchanges.send(message)
+        if isinstance(message, wire.AbandonExchange):
+            self._exchanges.abandon(message)
         applied = self._switch.heard(message, self._step)
         if applied is not None:
             self._link.running_as(self._epoch, *applied)

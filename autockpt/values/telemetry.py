@@ -198,6 +198,9 @@ class ShardCopied(Event):
     copy_s: float
     purpose: str
     """protect, restore."""
+    path: str = "host"
+    """host: from host memory to host memory; emulated device: through devices that are emulated, so
+    that `copy_s` is a figure of gates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena
@@ -123,7 +124,8 @@ class Node:
         self.guests = Guests(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._heard,
             address=lambda node: (HOST, self._peers[node].port), rate=lambda: 0.0,
-            restoring=lambda: False, copied=lambda *_: None, log=lambda text: None,
+            restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
+            exchanges=KeeperExchanges(lambda *_: None), log=lambda text: None,
         )  # fmt: skip
         self.port = self.guests.open(SECRET, identity(self.rank), HOST)
 

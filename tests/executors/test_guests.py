@@ -11,6 +11,7 @@ import pytest
 
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.keeper import guests as guests_module
+from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.protocol import messages as p
@@ -50,7 +51,9 @@ class Node:
         self.guests = Guests(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self.told.append,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: 0.0,
-            restoring=lambda: False, copied=lambda *_: None, log=lambda text: None,
+            restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
+            exchanges=KeeperExchanges(lambda *_: None),
+            log=lambda text: None,
         )  # fmt: skip
         self.port = self.guests.open(SECRET, identity(rank), HOST)
         peers[rank] = self

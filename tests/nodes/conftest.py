@@ -33,10 +33,17 @@ def new_job(zygote: Zygote, tmp_path: Path) -> Iterator[MakeJob]:
     with ExitStack() as stack:
 
         def make(
-            nodes: int, redundancy: Redundancy, *, steps: int, spare: int = 0, **more: Any
+            nodes: int,
+            redundancy: Redundancy,
+            *,
+            steps: int,
+            spare: int = 0,
+            devices: bool = False,
+            **more: Any,
         ) -> NetworkJob:
+            """With `devices`, these have a network of their own."""
             try:
-                made = stack.enter_context(network(nodes + spare, BITS_PER_S))
+                made = stack.enter_context(network(nodes + spare, BITS_PER_S, devices=devices))
             except (OSError, subprocess.CalledProcessError) as error:
                 pytest.skip(f"no network namespaces here: {error}")
             job = NetworkJob(zygote, made, tmp_path, redundancy, ranks=nodes, steps=steps, **more)

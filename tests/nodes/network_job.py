@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,11 @@ class NetworkJob:
         steps: int,
         trainer: str = "tests.nodes.trainer:run",
         numbered: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Nodes from `ranks` on are spare machines.  `numbered`: machines keep their numbers, as
         under `autockpt run`; else they are counted anew at every start."""
+        self._environment = environment or {}
         self.zygote, self.network, self.folder = zygote, network, folder
         # Names of sockets are short, and pytest's folders are not.
         self._private = Path(tempfile.mkdtemp(prefix="nodes-"))
@@ -92,7 +94,7 @@ class NetworkJob:
             TORCHELASTIC_RESTART_COUNT=str(self.starts),
             TEST_STORE=str(self.folder / f"store-{self.starts}"),
             GLOO_SOCKET_IFNAME=INTERFACE, AUTOCKPT_CONTROL_INTERFACE=INTERFACE,
-            XDG_RUNTIME_DIR=str(self.runtime(node)), **kept,
+            XDG_RUNTIME_DIR=str(self.runtime(node)), **self._environment, **kept,
         )  # fmt: skip
 
     def resize(self, places: Sequence[int]) -> None:

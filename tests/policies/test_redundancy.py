@@ -203,6 +203,13 @@ def test_the_path_follows_the_links():
     assert chosen(even, wish(path="device"))[1].path == "device"
 
 
+def test_parity_goes_by_the_hosts():
+    """It is added up in host memory, whatever the devices' links would be worth."""
+    fast = cluster(host=1e8, device=2e9)
+    for path in (None, "device"):
+        assert chosen(fast, wish(scheme="xor", path=path))[1].path == "host"
+
+
 def test_the_device_path_is_as_fast_as_its_slowest_hop():
     """Device to peer device at 20 GB/s ends in host memory at 3 GB/s."""
     profile = cluster(device=20e9)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from autockpt.executors.image import ImageIndex, read_trailer, trailer_capacity, write_trailer
+from autockpt.executors.keeper.exchanges import Exchange
 from autockpt.executors.memory import page_align
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.destination import Destination, SlotDestination
@@ -113,6 +114,9 @@ class Bringing:
         self.filling = filling
         self.began_s = time.monotonic()
         self.nbytes = 0
+        self.exchange: Exchange | None = None
+        """Through the devices: its trainer may write the slot until it says that it has ended."""
+        self._otherwise: Callable[[str], None] | None = None
         self._complete, self._failed = complete, failed
         self._view: memoryview | None = None
         self._transfers: list[Transfer] = []
@@ -138,31 +142,44 @@ class Bringing:
         return trailer_capacity(self.filling.image_bytes, self.order.shard.chunk_bytes)
 
     def start(
-        self, pool: TransferPool, view: memoryview, find: Callable[[int], tuple[str, int]]
-    ) -> None:
+        self,
+        pool: TransferPool,
+        view: memoryview,
+        find: Callable[[int], tuple[str, int]],
+        otherwise: Callable[[str], None] | None = None,
+    ) -> bool:
         """Begins all transfers into `view`, `slot_bytes` long; `find(node)`: where it serves.
 
-        Raises AutockptError.
+        With an exchange, which fills the same memory, `otherwise(reason)` is called when that
+        fails, and then it may be started once more.  False: it was over before.  Raises
+        AutockptError.
         """
         parts = self.filling.parts(view[: self.filling.image_bytes])
         addresses = {part.node: find(part.node) for part in parts}
         with self._lock:  # the ends of the first ones wait until all have begun
             if self._over:
-                return
-            self._view, self._parts = view, len(parts)
+                return False
+            self._view, self._parts, self._otherwise = view, len(parts), otherwise
             for number, part in enumerate(parts):
                 if self.is_over():  # not even a thread was to be had
-                    return
+                    return False
                 transfer = pool.fetch(
                     part.node, addresses[part.node], part.subject, part.root, part.destination,
                     ended=partial(self._ended, number), deadline_s=DEADLINE_S, chunks=part.spans,
+                    carrier=self.exchange,
                 )  # fmt: skip
                 self._transfers.append(transfer)
         if not parts:
             self._finish()
+        return True
 
     def _ended(self, number: int, event: FetchEnd) -> None:
         """A part is here or never will be; on a thread of transfers."""
+        with self._lock:
+            otherwise, self._otherwise = self._otherwise, None
+        if isinstance(event, TransferFailed) and otherwise is not None and not self._over:
+            otherwise(event.reason)
+            return
         if isinstance(event, TransferFailed):
             self.fail(f"node {event.node}: {event.reason}", final=event.fault in FINAL)
             return

@@ -6,6 +6,7 @@ a thread of its own (faulting gigabytes takes seconds) and is told where the oth
 Everything that is sealed here, at home or as a guest, is lent to whoever asks for its root.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from autockpt.executors.gate import Gate, OpenGate, PacedGate
 from autockpt.executors.image import ImageIndex, clear_trailer, read_trailer
 from autockpt.executors.keeper.bringing import DEADLINE_S, Bringing
+from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.keeper.parities import filling_of
 from autockpt.executors.keeper.slots import MemoryTable
@@ -25,6 +27,7 @@ from autockpt.executors.transfer.frames import Want, What
 from autockpt.executors.transfer.pool import TransferPool
 from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
+from autockpt.executors.transfer.transfer import Transfer
 from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
@@ -74,16 +77,20 @@ class Guests:
         address: Callable[[int], tuple[str, int] | None],
         rate: Callable[[], float],
         restoring: Callable[[], bool],
-        copied: Callable[[p.HeldShard, int, int, float, bool], None],
+        copied: Callable[[p.HeldShard, int, int, float, bool, bool], None],
+        receiver: Callable[[int], int | None],
+        exchanges: KeeperExchanges,
         log: Callable[[str], None],
     ) -> None:
         """`address(node)`: where that keeper serves transfers, None while it has not said; called
         on other threads, as `restoring()` is.  `rate()`: bytes per second that others may take
-        now, 0: no limit.  `copied(shard, from_node, bytes, seconds, restoring)` is
-        told of everything that came."""
+        now, 0: no limit.  `copied(shard, from_node, bytes, seconds, restoring,
+        by_device)` is told of everything that came.  `receiver(rank)`: whose trainer takes a copy
+        of `rank` through the devices, None where that is not asked for."""
         self._run_id, self._memory = run_id, memory
         self._post, self._tell, self._log = post, tell, log
-        self._tell_copied = copied
+        self._tell_copied, self._receiver = copied, receiver
+        self._exchanges = exchanges
         self._address, self._rate, self._restoring = address, rate, restoring
         self._copied = 0
         self._pool: TransferPool | None = None
@@ -147,6 +154,7 @@ class Guests:
         bringing = self._fetches.pop((order.rank, order.slot, order.parity), None)
         if bringing is not None:
             bringing.abort(order.reason)
+            self._abandon(bringing, order.reason)
 
     def free(self, order: p.FreeGuests) -> None:
         """Gives the memory of a rank's guest slots back."""
@@ -157,11 +165,79 @@ class Guests:
     def _bring(self, bringing: Bringing) -> None:
         """On a thread of its own: memory, addresses, transfers."""
         try:
-            guest = self._make(bringing)
-            if guest is not None and self._pool is not None:
-                bringing.start(self._pool, guest.arena.view, self._find)
+            guest, pool = self._make(bringing), self._pool
+            if guest is None or pool is None:
+                return
+            rank = self._by_device(bringing.order)
+            if rank is None:
+                bringing.start(pool, guest.arena.view, self._find)
+            else:
+                self._begin_exchange(bringing, guest, pool, rank)
         except (AutockptError, OSError) as error:
             bringing.fail(str(error), final=True)
+
+    # ------------------------------------------------------------------ through the devices
+
+    def _by_device(self, order: p.FetchShard) -> int | None:
+        """Whose trainer is to receive it; None: it comes from host memory."""
+        owned = len(order.sources) == 1 and not order.sources[0].shard.copied
+        if order.shard.parity is not None or not owned or self._restoring():
+            return None
+        return self._receiver(order.shard.rank)
+
+    def _begin_exchange(
+        self, bringing: Bringing, guest: Guest, pool: TransferPool, rank: int
+    ) -> None:
+        """Has a trainer receive into the guest slot; if it can not, host memory is asked."""
+        shard = bringing.order.shard
+        with self._lock:  # the memory is discarded under it
+            if bringing.is_over() or guest.arena.fd is None:
+                return
+            fd = os.dup(guest.arena.fd)
+        try:
+            exchange = self._exchanges.receive(rank, shard.rank, fd, shard.bytes, shard.chunk_bytes)
+        except AutockptError as error:
+            self._from_host(bringing, guest, str(error))
+            return
+        bringing.exchange = exchange
+        begun = bringing.start(
+            pool, guest.arena.view, self._find,
+            lambda reason: self._from_host(bringing, guest, reason),
+        )  # fmt: skip
+        if not begun:  # nobody was asked to send, so nothing will be written
+            self._exchanges.abandon(exchange, "it is not needed any more")
+
+    def _from_host(self, bringing: Bringing, guest: Guest, reason: str) -> None:
+        """The exchange has failed; its trainer may still write, so the slot gets other memory."""
+        # That a path is given up says the trainer whose it is; here it may be the end of the job.
+        self._log(f"{_what(bringing.order)} not through the devices, from host memory: {reason}")
+        exchange, bringing.exchange = bringing.exchange, None
+        if exchange is not None:
+            self._exchanges.abandon(exchange, reason)
+        with self._lock:
+            if bringing.is_over():
+                return
+            self._discard(bringing.order, guest)
+        try:
+            made, pool = self._make(bringing), self._pool
+            if made is not None and pool is not None:
+                bringing.start(pool, made.arena.view, self._find)
+        except (AutockptError, OSError) as error:
+            bringing.fail(str(error), final=True)
+
+    def _abandon(self, bringing: Bringing, reason: str) -> None:
+        """It was aborted; memory that a trainer may still write is not used again."""
+        exchange, bringing.exchange = bringing.exchange, None
+        if exchange is not None:
+            self._exchanges.abandon(exchange, reason)
+            with self._lock:
+                self._discard(bringing.order, self._guests.get(_key(bringing.order)))
+
+    def _discard(self, order: p.FetchShard, guest: Guest | None) -> None:
+        if guest is not None and self._guests.get(_key(order)) is guest:
+            self._guests.pop(_key(order)).arena.close()
+
+    # ------------------------------------------------------------------ ends of fetches
 
     def _make(self, bringing: Bringing) -> Guest | None:
         """The guest slot of a fetch; memory of the right size is used again.
@@ -214,11 +290,13 @@ class Guests:
         nodes, restoring = sorted({source.node for source in order.sources}), self._restoring()
         seconds = time.monotonic() - bringing.began_s
         from_node = nodes[0] if len(nodes) == 1 else SEVERAL
-        self._tell_copied(order.shard, from_node, bringing.nbytes, seconds, restoring)
+        by_device = bringing.exchange is not None
+        self._tell_copied(order.shard, from_node, bringing.nbytes, seconds, restoring, by_device)
         if not self._copied or restoring:
             self._log(
                 f"{_what(order)} of {index.generation} from nodes {nodes}: "
                 f"{format_bytes(bringing.nbytes)} in {seconds:.2f} s"
+                + (" through emulated devices" if by_device else "")
             )
         self._copied += 1
         self._tell(
@@ -316,9 +394,20 @@ class Guests:
                     image = arena.view[: index.image_bytes]
                     source = ImageSource(arena.fd, image, index, want.what)
                     self._sources[home] = source
-                return Loan(source=source, deadline_s=DEADLINE_S, gate=self._gate())
+                return Loan(
+                    source=source, deadline_s=DEADLINE_S, gate=self._gate(),
+                    carry=None if home[1] else self._carry(home[3], index),
+                )  # fmt: skip
         kind = "parity" if want.what == "parity" else "shard"
         return f"no {kind} of rank {want.rank} of {want.generation} with that root is sealed here"
+
+    def _carry(self, slot: int, index: ImageIndex) -> Callable[[Want, Transfer], None]:
+        """Sends an own slot through the devices."""
+
+        def carry(want: Want, transfer: Transfer) -> None:
+            self._exchanges.send(want, transfer, slot=slot, index=index, rate=self._rate())
+
+        return carry
 
     def _own(self, rank: int) -> list[tuple[Home, Arena, ImageIndex]]:
         memory = self._memory.ranks.get(rank)

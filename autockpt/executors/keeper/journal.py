@@ -116,7 +116,13 @@ class Journal:
         self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
 
     def copied(
-        self, shard: HeldShard, from_node: int, nbytes: int, copy_s: float, restoring: bool
+        self,
+        shard: HeldShard,
+        from_node: int,
+        nbytes: int,
+        copy_s: float,
+        restoring: bool,
+        by_device: bool,
     ) -> None:
         """A shard or a parity came from other nodes; callable from any thread."""
         self._writer.emit(
@@ -125,6 +131,7 @@ class Journal:
                 shard_rank=shard.rank, from_node=from_node, to_node=self._node, bytes=nbytes,
                 copy_s=copy_s,
                 purpose="restore" if restoring else "protect",
+                path="emulated device" if by_device else "host",
             )
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from autockpt.executors import wire
 from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
 from autockpt.executors.keeper.disk import DiskWorker
+from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.gathering import Gathering
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.journal import Journal
@@ -107,11 +108,12 @@ class Keeper:
             log=self._log,
             opened=lambda secret, me, host: self._guests.open(secret, me, host),
         )
+        self._exchanges = KeeperExchanges(self._tell_trainer)
         self._guests = Guests(
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
             address=self._peers.transfer_address, rate=self._copy_rate,
             restoring=lambda: self._protocol.phase == "restoring", log=self._log,
-            copied=self._journal.copied,
+            copied=self._journal.copied, receiver=self._receiver, exchanges=self._exchanges,
         )  # fmt: skip
         self._shards = Shards(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
@@ -303,10 +305,6 @@ class Keeper:
         if attach.epoch is not None:
             self._journal.trainers_live()
         slots = len(self._memory.of(trainer.rank).slots)
-        if attach.redundancy.scheme != "none" and attach.redundancy.path == "device":
-            reason = "keepers have no way through the devices: from host memory to host memory"
-            if not self._s.degraded:
-                self._degrade("path of copies", reason)
         self._node_event(replace(attach, slots=slots))
         if control_host and self._protocol.incarnation == attach.incarnation:
             self._peers.expect(attach.incarnation, attach.nodes, control_host)
@@ -359,6 +357,8 @@ class Keeper:
             self._shards.snapshot_copied(message)
         elif isinstance(message, wire.SnapshotTorn):
             self._shards.snapshot_torn(message)
+        elif isinstance(message, wire.ReceiverListens | wire.ExchangeEnded):
+            self._exchanges.heard(message)
         elif isinstance(message, wire.TrainerResumed):
             self._journal.resumed(message)
         elif isinstance(message, wire.ChunksWanted):
@@ -378,6 +378,7 @@ class Keeper:
             )
             self._log(f"trainer of rank {trainer.rank} (pid {trainer.pid}) is gone")
         self._shards.leave(trainer.rank, sealed=False)
+        self._exchanges.trainer_gone(trainer.rank)
         self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
         self._lonely_since = time.monotonic()
 
@@ -544,6 +545,28 @@ class Keeper:
         if not attaches or self._protocol.phase != "open":
             return 0.0
         return attaches[0].redundancy.rate_bytes_per_s
+
+    def _receiver(self, rank: int) -> int | None:
+        """Whose trainer takes copies of `rank` through the devices, None where that is not asked
+        for; callable from any thread."""
+        attaches = {r: trainer.attach for r, trainer in list(self._s.trainers.items())}
+        if self._protocol.phase != "open" or not attaches:
+            return None
+        ranks = sorted(attaches)
+        path = attaches[ranks[0]].redundancy.path
+        return ranks[rank % len(ranks)] if path == "device" else None
+
+    def _tell_trainer(self, rank: int, message: Any, descriptors: tuple[int, ...]) -> None:
+        """Sends to a trainer, from any thread; takes the descriptors over."""
+
+        def tell() -> None:
+            trainer = self._s.trainers.get(rank)
+            if trainer is not None:
+                self._send(trainer, message, descriptors)
+            for fd in descriptors:
+                os.close(fd)
+
+        self.post(tell)
 
     def _grant(self, grant: p.GrantSlot) -> None:
         self._guests.overwritten(grant.rank, grant.slot)

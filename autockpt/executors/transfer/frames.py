@@ -148,6 +148,15 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A trainer of the caller's node that awaits the image through the devices."""
+
+    rank: int
+    address: str
+    """Of its store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
     """The caller wants chunks of a sealed image."""
 
@@ -156,6 +165,8 @@ class Want:
     rank: int
     root: str
     chunks: tuple[Span, ...]
+    listener: Listener | None = None
+    """Set: no chunk comes on this connection, all of them go there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

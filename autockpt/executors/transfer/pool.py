@@ -19,7 +19,7 @@ from autockpt.executors.transfer.destination import Destination
 from autockpt.executors.transfer.events import ConnectionRefused, Direction, FetchEnd, ServeEnd
 from autockpt.executors.transfer.frames import MAX_STREAMS, Span, Subject, Want
 from autockpt.executors.transfer.greeting import HANDSHAKE_S, greet
-from autockpt.executors.transfer.session import Fetch, Loan, expect, serve
+from autockpt.executors.transfer.session import Carrier, Fetch, Loan, expect, serve
 from autockpt.executors.transfer.stream import RefusedByPeer, Stream, Tls, TlsStream, connect
 from autockpt.executors.transfer.transfer import Transfer
 from autockpt.values.errors import ConfigError, StorageError
@@ -95,8 +95,9 @@ class TransferPool:
         deadline_s: float,
         chunks: tuple[Span, ...] | None = None,
         streams: int = 1,
+        carrier: Carrier | None = None,
     ) -> Transfer:
-        """Brings `chunks` (None: all) of the image with this root here.
+        """Brings `chunks` (None: all) of the image with this root here; a carrier, all of it.
 
         `ended` is called once, on one of the pool's threads.  Raises ConfigError, StorageError.
         """
@@ -106,7 +107,7 @@ class TransferPool:
         subject.require_spans(spans)
         transfer = self._transfer(node, "fetch", deadline_s, ended)
         fetch = Fetch(
-            transfer, subject, root, spans, destination, streams=streams,
+            transfer, subject, root, spans, destination, streams=streams, carrier=carrier,
             dial=lambda transfer: self._dial(transfer, address), spawn=self._spawn,
         )  # fmt: skip
         self._spawn(transfer, fetch.run)

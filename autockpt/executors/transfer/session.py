@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.image import ImageIndex, chunk_digest
@@ -21,6 +21,7 @@ from autockpt.executors.transfer.events import Fetched, Served
 from autockpt.executors.transfer.frames import (
     CHUNK,
     Header,
+    Listener,
     Span,
     Subject,
     Verified,
@@ -49,6 +50,20 @@ class Loan:
     deadline_s: float
     """For the whole transfer, however lively the other end is."""
     gate: Gate = field(default_factory=OpenGate)
+    carry: Callable[[Want, Transfer], None] | None = None
+    """Sends the image to the listener of a want, and returns when it has left; None: no way."""
+
+
+class Carrier(Protocol):
+    """Brings a whole image another way than by the connection that asks for it."""
+
+    listener: Listener
+
+    def bring(self, transfer: Transfer, look: Callable[[], None]) -> tuple[str, ...]:
+        """Digests of the chunks that came; calls `look`, which may raise, while it waits.
+
+        Raises AutockptError when it fails or the transfer is over.
+        """
 
 
 def split_spans(spans: tuple[Span, ...], parts: int) -> list[tuple[Span, ...]]:
@@ -78,11 +93,13 @@ class Fetch:
         destination: Destination,
         *,
         streams: int,
+        carrier: Carrier | None,
         dial: Callable[[Transfer], Stream],
         spawn: Callable[[Transfer, Callable[[], object]], None],
     ) -> None:
         self._transfer, self._subject, self._root = transfer, subject, root
         self._destination, self._dial, self._spawn = destination, dial, spawn
+        self._carrier = carrier
         self._parts = split_spans(spans, streams)
         self._missing = len(self._parts)
         self._nbytes = 0
@@ -111,6 +128,7 @@ class Fetch:
             Want(
                 what=subject.what, generation=subject.generation, rank=subject.rank,
                 root=self._root, chunks=part,
+                listener=self._carrier.listener if self._carrier is not None else None,
             )
         )  # fmt: skip
         index = expect(ImageIndex, stream.hear(limit=subject.index_bytes))
@@ -119,6 +137,9 @@ class Fetch:
                 f"asked for root {self._root[:16]} of generation {subject.generation} of rank "
                 f"{subject.rank}, got {index.root[:16]} of {index.generation} of {index.rank}"
             )
+        if self._carrier is not None:
+            self._carried(stream, self._carrier, index)
+            return index, index.image_bytes
         missing, nbytes = set(numbers_of(part)), 0
         while missing:
             header = stream.read_header()
@@ -130,6 +151,18 @@ class Fetch:
                 self._take(stream, header, index.digests[header.number])
             nbytes += header.length
         return index, nbytes
+
+    def _carried(self, stream: Stream, carrier: Carrier, index: ImageIndex) -> None:
+        def look() -> None:
+            if stream.has_news():
+                raise ProtocolError(f"{type(stream.hear()).__name__} while an image comes")
+
+        digests = carrier.bring(self._transfer, look)
+        if digests != index.digests:
+            raise CorruptCheckpointError(
+                f"{len(digests)} chunks of generation {self._subject.generation} came, expected "
+                f"{len(index.digests)}, or some have other digests"
+            )
 
     def _require(self, header: Header, missing: set[int]) -> None:
         if header.number not in missing:
@@ -191,7 +224,9 @@ def serve(transfer: Transfer, stream: Stream, want: Want, loan: Loan) -> None:
     transfer.hold(source)
     stream.tell(source.index)
     with _last_words(stream):
-        for number in numbers_of(want.chunks):
+        if want.listener is not None:
+            nbytes = _carry(transfer, want, loan)
+        for number in numbers_of(() if want.listener else want.chunks):
             start, stop = subject.chunk_range(number)
             gate.wait(stop - start)
             with transfer.lease.use():
@@ -203,6 +238,13 @@ def serve(transfer: Transfer, stream: Stream, want: Want, loan: Loan) -> None:
     transfer.outcome = Served(
         node=transfer.node, root=root, nbytes=nbytes, seconds=transfer.seconds
     )
+
+
+def _carry(transfer: Transfer, want: Want, loan: Loan) -> int:
+    if loan.carry is None:
+        raise RefusedByPeer("nothing goes through the devices from here")
+    loan.carry(want, transfer)
+    return loan.source.index.image_bytes
 
 
 @contextmanager

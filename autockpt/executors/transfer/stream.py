@@ -48,6 +48,10 @@ class RefusedByPeer(AutockptError):
     """The other end said no; the message is its reason."""
 
 
+class NotCarried(AutockptError):
+    """The image neither came nor left the other way that was asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """Contexts for both roles; certificates and what they prove are the owner's business."""
@@ -117,6 +121,12 @@ class Stream:
         except (AutockptError, OSError, EOFError):
             pass
         return ""
+
+    def has_news(self) -> bool:
+        """The other end has said something, or is gone."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     # ------------------------------------------------------------------ bytes
 

@@ -13,7 +13,7 @@ from autockpt.executors.transfer.events import (
 )
 from autockpt.executors.transfer.lease import Lease, Revoked
 from autockpt.executors.transfer.source import ImageSource
-from autockpt.executors.transfer.stream import RefusedByPeer, Silent, Stream
+from autockpt.executors.transfer.stream import NotCarried, RefusedByPeer, Silent, Stream
 from autockpt.values.errors import CorruptCheckpointError, ProtocolError
 
 End = Fetched | Served | TransferFailed
@@ -24,7 +24,7 @@ _FAULTS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Faul
     (Silent, "silent"),
     (CorruptCheckpointError, "corrupt"),
     (ProtocolError, "protocol"),
-    ((OSError, EOFError), "broken"),
+    ((OSError, EOFError, NotCarried), "broken"),
 )
 
 
