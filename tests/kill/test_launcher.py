@@ -16,6 +16,7 @@ from tests.kill.launched import STEPS, Launch, bare_digest
 SEED = int(os.environ.get("KILL_SEED", "5"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_five_kills_under_the_launcher_end_in_the_digest_of_a_bare_run(tmp_path: Path) -> None:
     """Replay: KILL_SEED=N pytest tests/kill/test_launcher.py"""
