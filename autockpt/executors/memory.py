@@ -176,10 +176,11 @@ class Arena:
 def gather_pages(arenas: Sequence[Arena]) -> None:
     """Makes huge pages of the small ones of shared memory, in the background, also while in use.
 
-    Most systems give shared memory small pages (`shmem_enabled` is "never").  Measured, 512 MiB:
-    a copy into huge ones takes 0.76 of the time, a digest 0.64, a direct write 0.59 of the time
-    and 0.22 of the CPU, mapping it once more 0.01.  Gathering takes about 4 s/GB, mostly waiting:
-    too long to wait for.  Pages that a device has registered stay as they are.
+    Most systems give shared memory small pages (`shmem_enabled` is "never").  Measured
+    (`make bench-pages`): a copy into huge ones takes 0.76 of the time, a digest 0.56, a direct
+    write 0.44 of the time and 0.13 of the CPU, mapping it once more 0.005.  Gathering takes 3 to
+    4 s/GB, mostly waiting: too long to wait for.  Pages that a device has registered stay as they
+    are.
     """
     held = [(arena, arena.view[:0]) for arena in arenas if arena.nbytes >= HUGE_BYTES]
     if held:
