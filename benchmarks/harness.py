@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
+Sample = TypeVar("Sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,12 @@ def quantile(samples: Sequence[float], q: float) -> float:
 
 
 def bootstrap_upper(
-    samples: Sequence[float],
+    samples: Sequence[Sample],
     *,
     confidence: float = 0.95,
     resamples: int = 4000,
     seed: int = 0,
-    statistic: Callable[[Sequence[float]], float] = statistics.median,
+    statistic: Callable[[Sequence[Sample]], float] = statistics.median,  # type: ignore[assignment]
 ) -> float:
     """One-sided upper bound of a statistic: its `confidence` quantile over resamples.
 

@@ -175,5 +175,6 @@ def _finish(client: Client, mine: Taken, plan: Rounds) -> None:
 
 def tell(what: str, name: str, figures: dict[str, Any]) -> None:
     """Progress for whoever watches."""
-    text = " ".join(f"{key}={value:.4g}" for key, value in figures.items())
+    numbers = {key: value for key, value in figures.items() if not isinstance(value, list)}
+    text = " ".join(f"{key}={value:.4g}" for key, value in numbers.items())
     print(f"{time.strftime('%H:%M:%S')} {what} {name:<24} {text}", file=sys.stderr, flush=True)

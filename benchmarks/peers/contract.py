@@ -69,6 +69,10 @@ class Peer:
         """Returns when the system calls the last save done; CLOCK_MONOTONIC at which it was."""
         raise NotImplementedError
 
+    def finished(self) -> bool:
+        """Nothing of the last save is left to do, where that rests in between."""
+        return True
+
     def unsynced(self) -> list[Path]:
         """Files and folders of the last save that the system does not fsync by itself."""
         return []

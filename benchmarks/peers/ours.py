@@ -68,6 +68,11 @@ class OnDemand(Peer):
             raise RuntimeError("no durable checkpoint within 120 s")
         return durable
 
+    def finished(self) -> bool:
+        """The newest committed generation was read back."""
+        commits = sorted((self.run_directory / "checkpoints").glob("gen-*/COMMIT"))
+        return not commits or (commits[-1].parent / "VERIFIED").exists()
+
     def helpers(self) -> list[int]:
         return [self._keeper] if self._keeper else []
 

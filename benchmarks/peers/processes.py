@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -50,13 +50,15 @@ def _ticks(pid: int) -> int:
     return 0 if fields is None else sum(int(field) for field in fields[11:15])
 
 
-def settle(helpers: Iterable[int], limit_s: float) -> bool:
-    """Sleeps until nothing works in the background any more; False when it never stopped."""
+def settle(
+    helpers: Iterable[int], limit_s: float, finished: Callable[[], bool] = lambda: True
+) -> bool:
+    """Sleeps until nothing works in the background any more and `finished`; False when never."""
     known, deadline = list(helpers), time.monotonic() + limit_s
     while time.monotonic() < deadline:
         before = cpu_s(known)
         time.sleep(QUIET_WINDOW_S)
-        if cpu_s(known) - before <= QUIET_TICKS * TICK_S:
+        if cpu_s(known) - before <= QUIET_TICKS * TICK_S and finished():
             return True
     return False
 

@@ -3,6 +3,11 @@
 A round is two segments of k iterations, one that begins with a checkpoint and one without, each
 after one iteration that does not count.  Between them the checkpoint becomes durable and whatever
 works in the background comes to rest, outside the times; its CPU seconds are counted to the end.
+
+CPU seconds are those of everything but the training: the process and all that belongs to it, less
+the training thread, plus what that thread spends in the contestant's calls.  Those of the training
+itself vary by more, from one second to the next, than any checkpoint costs.  With more than one
+compute thread the others of the training stay in, and their noise with them.
 """
 
 import gc
@@ -21,7 +26,7 @@ SETTLE_S = 15.0
 
 def one_round(peer: Peer, k: int, *, save_first: bool, every: bool) -> dict[str, Any]:
     """Figures of a pair of segments; `every`: a checkpoint at each iteration of the first."""
-    settle(peer.helpers(), SETTLE_S)
+    settle(peer.helpers(), SETTLE_S, peer.finished)
     if save_first:
         taken = segment(peer, k, saves=k if every else 1)
         bare = segment(peer, k, saves=0)
@@ -37,9 +42,10 @@ def one_round(peer: Peer, k: int, *, save_first: bool, every: bool) -> dict[str,
         "stall": taken["stall"],
         "stall_share": taken["stall"] / iteration,
         "slowdown": (taken["total"] - taken["stall"]) / bare["total"],
+        "iterations": taken["iterations"],
+        "bare_iterations": bare["iterations"],
         "durable": taken["durable"],
         "cpu": taken["cpu"] - bare["cpu"],
-        "cpu_durable": taken["cpu_durable"] - bare["cpu"],
         "foreign": max(taken["foreign"], bare["foreign"]),
         "settled": taken["settled"] and bare["settled"],
         **peer.extras(),
@@ -50,28 +56,30 @@ def segment(peer: Peer, k: int, *, saves: int) -> dict[str, Any]:
     """k iterations; a checkpoint before each of the first `saves`."""
     gc.collect()
     _iterate(peer)
-    helpers, settled = peer.helpers(), True
-    stalls = _Stalls(peer)
-    cpu, busy = cpu_s(helpers), machine_busy_s()
+    helpers, settled, iterations = peer.helpers(), True, []
+    calls = _Calls(peer)
+    cpu, busy = _beside_training_s(helpers), machine_busy_s()
+    whole = cpu_s(helpers)
     began, began_at = time.perf_counter(), time.monotonic()
     for i in range(k):
+        iteration_began = time.perf_counter()
         if i < saves:
-            stalls.time(peer.save)
-        _iterate(peer)
+            calls.time(peer.save)
+        peer.job.iterate()
+        calls.time(peer.boundary, stalls=False)
+        iterations.append(time.perf_counter() - iteration_began)
     total = time.perf_counter() - began
-    own, all_of_it = cpu_s(helpers) - cpu, machine_busy_s() - busy
-    stall = stalls.taken_s()
-    durable, cpu_durable = 0.0, own
+    own, all_of_it = cpu_s(helpers) - whole, machine_busy_s() - busy
+    stall = calls.stall_s()
+    durable = 0.0
     if saves:
         durable = peer.wait() - began_at + fsync(peer.unsynced())
-        cpu_durable = cpu_s(helpers) - cpu
-        settled = settle(helpers, SETTLE_S)
-    cpu = cpu_s(helpers) - cpu
+        settled = settle(helpers, SETTLE_S, peer.finished)
+    cpu = _beside_training_s(helpers) - cpu + calls.cpu_s
     peer.tidy()
     return {
-        "total": total, "stall": stall, "durable": durable, "cpu": cpu,
-        "cpu_durable": cpu_durable, "foreign": max(0.0, all_of_it - own) / total,
-        "settled": settled,
+        "total": total, "iterations": iterations, "stall": stall, "durable": durable, "cpu": cpu,
+        "foreign": max(0.0, all_of_it - own) / total, "settled": settled,
     }  # fmt: skip
 
 
@@ -80,22 +88,29 @@ def _iterate(peer: Peer) -> None:
     peer.boundary()
 
 
-class _Stalls:
-    """Time that the training thread spends in a contestant, or is blocked by it."""
+def _beside_training_s(helpers: list[int]) -> float:
+    return cpu_s(helpers) - time.thread_time()
+
+
+class _Calls:
+    """What the training thread spends in a contestant's calls, or is blocked by them."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._before = peer.stalled_s()
         self._seconds = 0.0
+        self.cpu_s = 0.0
         peer.job.before_update = lambda: self.time(peer.join)
 
-    def time(self, call: Callable[[], None]) -> None:
-        """Runs it on the clock."""
-        began = time.perf_counter()
+    def time(self, call: Callable[[], None], *, stalls: bool = True) -> None:
+        """Runs it on the clocks; a boundary says itself how long it blocked (`stalled_s`)."""
+        began, cpu_began = time.perf_counter(), time.thread_time()
         call()
-        self._seconds += time.perf_counter() - began
+        self.cpu_s += time.thread_time() - cpu_began
+        if stalls:
+            self._seconds += time.perf_counter() - began
 
-    def taken_s(self) -> float:
+    def stall_s(self) -> float:
         """Since the start of the segment."""
         return self._seconds + self._peer.stalled_s() - self._before
 
@@ -122,7 +137,7 @@ def check(peer: Peer, k: int) -> dict[str, Any]:
         _iterate(peer)
     peer.wait()
     fsync(peer.unsynced())
-    settle(peer.helpers(), SETTLE_S)
+    settle(peer.helpers(), SETTLE_S, peer.finished)
     peer.tidy()
     drop_cache(peer.files())
     peer.job.wipe()
