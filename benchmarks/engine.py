@@ -15,9 +15,11 @@ the slow; their CPU seconds count to the end, which favours nobody.  The first r
 It is held against a plain O_DIRECT write + fsync of as many bytes by a helper process beside the
 same training, in the same turn. **CPU seconds** are of all but the training thread, and of what
 that spends in the contestant's calls (`benchmarks.peers.rounds`), to the end of the read-back, less
-those of the segment without; the least possible is one copy of the state and that write. **Every
-iteration**: segments in which each iteration begins with a checkpoint; compared are the ratios to
-the same iterations without, because they are paired in time.
+those of the segment without; the least possible is one copy of the state, beside the training too,
+and that write.
+
+**Every iteration**: segments in which each iteration begins with a checkpoint; compared are the
+ratios to the same iterations without, because they are paired in time.
 
 Every peer loads its last checkpoint back, cold, into a zeroed state, and what is not equal to the
 bit is named.  What a contestant leaves out stands in its note.

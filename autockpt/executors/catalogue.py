@@ -6,7 +6,7 @@ Reads only.  Works on the directory of a live run.
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autockpt.executors.codecs import codec as codec_of
@@ -208,14 +208,23 @@ class ChunkSource:
         """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""
         return self._read(chunk, buffer.view)
 
-    def _read(self, chunk: int, memory: memoryview) -> memoryview:
+    def inspect(
+        self, chunk: int, buffer: Arena, look: Callable[[int, memoryview], None]
+    ) -> memoryview:
+        """As `read`; `look(offset, piece)` sees the bytes before they are verified."""
+        return self._read(chunk, buffer.view, look)
+
+    def _read(
+        self, chunk: int, memory: memoryview,
+        look: Callable[[int, memoryview], None] | None = None,
+    ) -> memoryview:  # fmt: skip
         start, stop = self.index.chunk_range(chunk)
         if not self.index.stored:
             data = memory[: stop - start]
             self._reader.read_at(start, data)
         else:
             data = self._read_encoded(chunk, stop - start, memory)
-        self.index.check(chunk, data, source=self.path)
+        self.index.check(chunk, data, source=self.path, look=look)
         return data
 
     def _read_encoded(self, chunk: int, raw_bytes: int, memory: memoryview) -> memoryview:
@@ -348,14 +357,14 @@ class _Reading:
         for chunk in range(len(index.digests)):
             start, stop = index.chunk_range(chunk)
             self._gate.wait(stop - start)
+
+            def look(offset: int, piece: memoryview, start: int = start) -> None:
+                scan.take(start + offset, piece)
+
             try:
-                data = source.read(chunk, buffer)
+                self.bytes += len(source.inspect(chunk, buffer, look))
             except AutockptError as error:
                 self.failed(rank, error)
-                continue
-            self.bytes += len(data)
-            scan.take(start, data)
-            del data
         buffer.close()
-        if scan.found and not self.sick:
+        if scan.found and not self.sick and not self.problems:
             self.sick = f"rank {rank} has NaN in {scan.found}"

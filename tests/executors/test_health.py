@@ -60,8 +60,14 @@ def test_infinities_of_both_signs_add_to_no_nan() -> None:
     assert look(image(w=("F32", INFINITY["F32"] + b"\0\0\x80\x7f"))) == ""
 
 
+def test_a_signalling_nan_is_one_too() -> None:
+    """Arithmetic that made it quiet never ran on these bytes."""
+    ones = np.ones(100, dtype="<f4").tobytes()
+    assert look(image(w=("F32", ones + b"\x01\0\x80\x7f" + ones))) == "w"
+
+
 def test_numbers_whose_sum_overflows_are_sound() -> None:
-    """The sum is only a quick question."""
+    """Large is not sick."""
     assert look(image(w=("F32", np.full(100, 3e38, dtype="<f4").tobytes()))) == ""
 
 
