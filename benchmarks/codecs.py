@@ -10,7 +10,6 @@ changes them little.  Peers live in an environment of their own.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -208,7 +207,7 @@ def main() -> None:
             print(f"{case.name}: {case.ratio(own):.3f}", file=sys.stderr, flush=True)
     finally:
         peers.close()
-    rows += stores.measure(training, args.rounds, os.cpu_count() or 1)
+    rows += stores.measure(training, args.rounds)
     settings = {"size": args.size, "steps": args.steps, "rounds": args.rounds, "threads": 1,
                 "chunk_bytes": CHUNK_BYTES}  # fmt: skip
     publish("codecs", rows, settings=settings, notes=notes)
