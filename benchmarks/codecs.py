@@ -1,16 +1,15 @@
 """`make bench-codecs`: what lossless codecs make of the tensors of a real training.
 
-A GPT is trained once (its tensors are kept in benchmarks/.tensors).  Weights and both moments of
-AdamW, as fp32 and as bf16, are encoded and decoded chunk by chunk by ours and by peers: alone, and
-as differences to the same tensors 1, 10 and 100 steps before.  Peers are given the XOR with the
-base; ours subtracts, and XOR with the same planes stands beside it.  Everybody has one thread, all
-take turns on the same bytes, and rates are bytes per CPU second: what neighbours on the machine do
-changes them little.  Peers live in an environment of their own.
+A GPT is trained once (its tensors are kept in the user's cache, or in --keep).  Weights and both
+moments of AdamW, as fp32 and as bf16, are encoded and decoded chunk by chunk by ours and by peers:
+alone, and as differences to the same tensors 1, 10 and 100 steps before.  Peers are given the XOR
+with the base; ours subtracts, and XOR with the same planes stands beside it.  Everybody has one
+thread, all take turns on the same bytes, and rates are bytes per CPU second: what neighbours on the
+machine do changes them little.  Peers live in an environment of their own.
 """
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -191,13 +190,11 @@ def against_peers(case: Case) -> list[Row]:
 
 def main() -> None:
     """Trains unless that was done, measures and publishes."""
-    default = tensors.Training()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--size", default=default.size, help="of the example's model")
-    parser.add_argument("--steps", type=int, default=default.steps)
+    tensors.add_options(parser)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    training = tensors.Training(size=args.size, steps=args.steps)
+    training = tensors.chosen(args)
     said = tensors.tensors(training)
     notes, rows, peers = {"tensors": said.strip()}, [], Peers()
     try:
@@ -208,10 +205,11 @@ def main() -> None:
             print(f"{case.name}: {case.ratio(own):.3f}", file=sys.stderr, flush=True)
     finally:
         peers.close()
-    rows += stores.measure(training, args.rounds, os.cpu_count() or 1)
-    settings = {"size": args.size, "steps": args.steps, "rounds": args.rounds, "threads": 1,
-                "chunk_bytes": CHUNK_BYTES}  # fmt: skip
-    publish("codecs", rows, settings=settings, notes=notes)
+    rows += stores.measure(training, args.rounds)
+    settings = {"state": args.state, "steps": args.steps, "batch": args.batch,
+                "rounds": args.rounds, "threads": 1, "chunk_bytes": CHUNK_BYTES}  # fmt: skip
+    variant = "" if args.state == parser.get_default("state") else f"_{args.state}"
+    publish("codecs", rows, settings=settings, notes=notes, variant=variant)
 
 
 if __name__ == "__main__":

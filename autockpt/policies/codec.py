@@ -1,36 +1,46 @@
 """Compression, by tensor class: none, or the measured codec that outruns the storage it feeds.
 
-W writers each encode a chunk and then write it, E of them can encode at once, and the storage takes
-B_link.  So raw bytes pass at
+W writers each encode a chunk and then write it.  k of them encode at min(k, E) B_codec, where E is
+what encoders are worth beside this job's training, as the profile measured it; the storage takes
+B_link / rho of raw bytes, rho = encoded / raw.  A writer waits where the others are before it, so
+raw bytes pass at the rate of a closed network of two stations with W customers:
 
-    B = min(E B_codec, B_link / rho, W / (1 / B_codec + rho / B_link))    rho = encoded / raw bytes
+    B = G(W - 1) / G(W)     G(n) = sum over k <= n of (rho / B_link)^(n-k) prod_{j <= k} 1 / B_j
+                            B_j = min(j, E) B_codec
 
-With many writers that is the pipelined rule, min(B_codec, B_link / rho); with one it is the serial
-one, which pays if and only if B_codec > B_link / (1 - rho).  Encoding pays where B > 1.05 B_link
-and the cores that it keeps busy, B / B_codec, are idle.  Because the best interval does not depend
-on the time until durable, a smaller ratio alone buys nothing: trained fp32 tensors (rho near 0.83)
-on a disk of 2 GB/s are written as they are.
+With many writers that is the pipelined rule, min(E B_codec, B_link / rho); with one it is the
+serial one, which pays if and only if B_codec > B_link / (1 - rho).  Encoding pays where
+B > 1.05 B_link and the training hardly feels it: encoders keep less than a tenth of a core busy, or
+slow iterations down by at most 3 % while a checkpoint is written.  Where nobody measured encoders
+beside the training, only the tenth of a core counts.  Because the best interval does not depend on
+the time until durable, a smaller ratio alone buys nothing: trained fp32 tensors (rho near 0.83) on
+a disk of 2 GB/s are written as they are.
 
 A delta needs its base in memory and, to be read back, on disk.  It is a candidate where every save
 is a disk save, so that the slot of the one before still holds it, and where the interval is no
 longer than the one at which it was measured: differences grow with time.  The chain of bases is as
 long as a restore may take for it.
 
-Source: docs/policy.md, "Codec".
+Source: docs/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
 """
 
 from dataclasses import dataclass
 
 from autockpt.policies.costs import Encoding, ranks_per_node
+from autockpt.policies.staging import WriteChoice, choose_write
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Choice
 from autockpt.values.profile import CodecMeasure, Profile, StorageMeasure
-from autockpt.values.units import format_rate
+from autockpt.values.units import format_fraction, format_rate
 
 ADVANTAGE = 1.05
 """An encoder must beat the bare link by this factor: less is within the noise of both measures."""
 SPARE_CORES = 0.1
 """What encoding may take of a node without idle cores: less than a write takes by itself."""
+FELT = 0.03
+"""What it may slow iterations down by while a checkpoint is written, beyond `SPARE_CORES`."""
+ASSUMED_WORTH = 0.5
+"""Of encoders that were not measured beside the training: one gets half a core of a busy node."""
 
 CHAIN_SHARE, LONGEST_CHAIN = 0.1, 8
 """What bases may add to a recovery from disk, and how many there are at most: all stay on disk."""
@@ -49,7 +59,7 @@ class CodecChoice:
     stored_share: float = 1.0
     """Stored over raw bytes of the whole state; the mean of a chain where there are deltas."""
     crowded: bool = False
-    """Encoding keeps more cores busy than are idle."""
+    """The training feels the encoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,33 +69,37 @@ class Pipe:
     link_bytes_per_s: float
     """A rank's share of the storage; 0: not measured."""
     writers: int
-    idle_cores: int
-    """Of a rank, beside the one that it trains with."""
-
-    @property
-    def encoders(self) -> int:
-        """Writers that can encode at once."""
-        return max(1, min(self.writers, self.idle_cores))
+    worth: float = ASSUMED_WORTH
+    """E: of all writers encoding at once beside the training, in encoders with an idle core."""
+    slowdown: float | None = None
+    """Of iterations meanwhile, fraction; None: not measured."""
 
     def bytes_per_s(self, measure: CodecMeasure) -> float:
         """B: raw bytes per second through this codec and the storage."""
         link, codec = self.link_bytes_per_s * measure.ratio, measure.encode_bytes_per_s
-        if link <= 0.0 or codec <= 0.0:
+        if link <= 0.0 or codec <= 0.0 or self.worth <= 0.0:
             return 0.0
-        return min(self.encoders * codec, link, self.writers / (1 / codec + 1 / link))
+        share, waiting = 1.0, 1.0  # of the link that is taken: G(n - 1) / G(n) in its units
+        for encoding in range(1, self.writers + 1):
+            waiting *= share * link / (codec * min(encoding, self.worth))
+            share = 1.0 / (1.0 + waiting)
+        return link * share
 
     def busy_cores(self, measure: CodecMeasure) -> float:
         """Cores that encode while a checkpoint is written."""
         return self.bytes_per_s(measure) / max(measure.encode_bytes_per_s, 1e-9)
 
     def pays(self, measure: CodecMeasure) -> bool:
-        """Whether it beats the bare storage by 5 %, on cores that have nothing else to do."""
+        """Whether it beats the bare storage by 5 % and the training does not feel it."""
         fast = self.bytes_per_s(measure) > ADVANTAGE * self.link_bytes_per_s
-        return fast and self.has_cores_for(measure)
+        return fast and not self.felt(measure)
 
-    def has_cores_for(self, measure: CodecMeasure) -> bool:
-        """Whether the cores that it keeps busy have nothing else to do."""
-        return self.busy_cores(measure) <= max(self.idle_cores, SPARE_CORES)
+    def felt(self, measure: CodecMeasure) -> bool:
+        """Whether the training is slower for it while a checkpoint is written."""
+        busy = self.busy_cores(measure)
+        if busy <= SPARE_CORES:
+            return False
+        return self.slowdown is None or self.slowdown * busy / self.worth > FELT
 
 
 def choose_codec(
@@ -103,12 +117,7 @@ def choose_codec(
     `delta_steps`: iterations between a save and the one before, where that one is still in its
     slot; None: it is not, and nothing is stored as a difference unless that is pinned.
     """
-    share = ranks_per_node(profile)
-    pipe = Pipe(
-        link_bytes_per_s=write.bytes_per_s.mean / share if write is not None else 0.0,
-        writers=writers,
-        idle_cores=profile.fingerprint.cores // share - 1,
-    )
+    pipe = _pipe(profile, write, writers)
     pin = goal.pins.codec
     measures = _candidates(profile, pin, delta_steps)
     best = _best_of_each_class(measures, pipe)
@@ -133,7 +142,36 @@ def choose_codec(
         ),
         chain=chain,
         stored_share=_stored_share(profile, taken, chain),
-        crowded=any(not pipe.has_cores_for(m) for m in taken),
+        crowded=any(pipe.felt(m) for m in taken),
+    )
+
+
+def choose_writing(profile: Profile, goal: Goal) -> tuple[WriteChoice, CodecChoice]:
+    """How bytes are written and encoded: with several writers where encoding pays with them."""
+    write = choose_write(profile, goal.pins, encoding=True)
+    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
+    if not codec.codec:
+        write = choose_write(profile, goal.pins)
+        codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
+    return write, codec
+
+
+def _pipe(profile: Profile, write: StorageMeasure | None, writers: int) -> Pipe:
+    """What is uncertain counts against encoding.
+
+    Its speed is the 10th percentile, its slow-down the 90th; more writers than were measured encode
+    no faster, fewer at least their part.
+    """
+    link = write.bytes_per_s.mean / ranks_per_node(profile) if write is not None else 0.0
+    encoders, beside = profile.encoders, profile.under("encode")
+    if encoders is None or beside is None:
+        return Pipe(link_bytes_per_s=link, writers=writers)
+    part = min(1.0, writers / encoders.threads)
+    return Pipe(
+        link_bytes_per_s=link,
+        writers=writers,
+        worth=part * encoders.worth.p10,
+        slowdown=max(0.0, beside.slowdown.p90),
     )
 
 
@@ -197,20 +235,21 @@ def _reason(profile: Profile, goal: Goal, best: list[CodecMeasure], pipe: Pipe) 
         return "storage was not measured, so bytes are written as they are"
     largest = max(best, key=lambda m: _class_bytes(profile, m.tensor_class))
     through, encoding = pipe.bytes_per_s(largest), largest.encode_bytes_per_s
-    limit = (
-        f"a ratio of {largest.ratio:.2f}"
-        if through >= 0.999 * pipe.link_bytes_per_s * largest.ratio
-        else f"{pipe.encoders} of {pipe.writers} writers encoding at {format_rate(encoding)}"
-    )
+    how = "at least" if pipe.slowdown is not None else "unmeasured, assumed to be"
     verdict = (
-        f"{largest.codec} on {largest.tensor_class} would pass {format_rate(through)} ({limit}) "
+        f"{largest.codec} on {largest.tensor_class} would pass {format_rate(through)} (a ratio of "
+        f"{largest.ratio:.2f}, {pipe.writers} writers encoding beside the training at "
+        f"{format_rate(pipe.worth * encoding)}, {how} {pipe.worth:.2g} times what one does alone) "
         f"where the storage takes {format_rate(pipe.link_bytes_per_s)} raw; it must beat that by "
         "5 %"
     )
-    busy = pipe.busy_cores(largest)
-    if pipe.has_cores_for(largest):
-        return f"{verdict}; encoding keeps {busy:.2g} cores busy meanwhile"
-    return f"{verdict}, and keeps {busy:.2g} cores busy of {max(0, pipe.idle_cores)} that are idle"
+    busy = f"{verdict}; encoding keeps {pipe.busy_cores(largest):.2g} cores busy meanwhile"
+    if not pipe.felt(largest):
+        return busy
+    if pipe.slowdown is None:
+        return f"{busy}, and what that does to the training was not measured"
+    felt = pipe.slowdown * pipe.busy_cores(largest) / pipe.worth
+    return f"{busy} and slows iterations down by up to {format_fraction(felt)}, above 3 %"
 
 
 def _encoding(profile: Profile, taken: list[CodecMeasure], pipe: Pipe) -> Encoding:
@@ -218,11 +257,12 @@ def _encoding(profile: Profile, taken: list[CodecMeasure], pipe: Pipe) -> Encodi
     if not taken or link == 0.0:
         return Encoding()
     raw_s = profile.state.total_bytes / link
+    readers = max(1, min(pipe.writers, profile.fingerprint.cores // ranks_per_node(profile)))
     saved_s = decode_s = 0.0
     for measure in taken:
         count = _class_bytes(profile, measure.tensor_class)
         saved_s += count / link - count / pipe.bytes_per_s(measure)
-        decode_s += count / (measure.decode_bytes_per_s * pipe.encoders)
+        decode_s += count / (measure.decode_bytes_per_s * readers)
     return Encoding(write_factor=max(0.0, raw_s - saved_s) / raw_s, decode_s=decode_s)
 
 
@@ -231,7 +271,9 @@ def _class_bytes(profile: Profile, name: str) -> int:
 
 
 def _numbers(best: list[CodecMeasure], pipe: Pipe) -> dict[str, float]:
-    numbers = {"link_bytes_per_s": pipe.link_bytes_per_s}
+    numbers = {"link_bytes_per_s": pipe.link_bytes_per_s, "encoders_worth": pipe.worth}
+    if pipe.slowdown is not None:
+        numbers["encoders_slowdown"] = pipe.slowdown
     for m in best:
         numbers[f"{m.tensor_class}_ratio"] = m.ratio
         numbers[f"{m.tensor_class}_encode_bytes_per_s"] = m.encode_bytes_per_s

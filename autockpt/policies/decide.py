@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from autockpt.policies.codec import CodecChoice, choose_codec
+from autockpt.policies.codec import CodecChoice, choose_codec, choose_writing
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.device_clone import CloneChoice, choose_device_clone
 from autockpt.policies.expectation import expected_of, rates_of, todays_habit
@@ -20,7 +20,7 @@ from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
 from autockpt.policies.schedules import choose_schedule
 from autockpt.policies.silent import verification_choice
 from autockpt.policies.slots import SlotChoice, choose_slots
-from autockpt.policies.staging import WriteChoice, choose_path, choose_write
+from autockpt.policies.staging import WriteChoice, choose_path
 from autockpt.policies.storage import Way, choose_room, storage_matters
 from autockpt.policies.waste import ENVELOPE
 from autockpt.values.errors import ConfigError
@@ -42,8 +42,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
 
     Raises ConfigError where limits and pins cannot hold together, naming the nearest way out.
     """
-    write = choose_write(profile, goal.pins)
-    codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
+    write, codec = choose_writing(profile, goal)
     clone = choose_device_clone(profile, goal)
     staging, _, schedule = choose_schedule(profile, goal, _base(goal, write, clone), write.measure)
     costs = profile_costs(profile, staging, write=write.measure, encoding=codec.encoding)

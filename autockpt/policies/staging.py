@@ -35,8 +35,12 @@ class WriteChoice:
     binding: str = ""
 
 
-def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
-    """Writers, chunk and O_DIRECT: the cheapest cell within 5 % of the fastest that pins allow."""
+def choose_write(profile: Profile, pins: Pins, *, encoding: bool = False) -> WriteChoice:
+    """Writers, chunk and O_DIRECT: the cheapest cell within 5 % of the fastest that pins allow.
+
+    `encoding`: of at least two writers where there are such cells, so that one encodes while
+    another writes.
+    """
     count = profile.state.total_bytes * ranks_per_node(profile)
     grid = [m for m in profile.storage if m.operation == "write" and _usable(m)]
     allowed = [m for m in grid if _pinned(m, pins)]
@@ -49,7 +53,8 @@ def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
     seconds = {id(m): write_time_s(m, count) for m in allowed}
     best_s = min(seconds.values())
     near = [m for m in allowed if seconds[id(m)] <= best_s * NEAR_BEST]
-    chosen = min(near, key=lambda m: (m.writers, not m.direct, m.chunk_bytes))
+    several = [m for m in near if m.writers >= WRITERS] if encoding else []
+    chosen = min(several or near, key=lambda m: (m.writers, not m.direct, m.chunk_bytes))
     rest = [m for m in allowed if m is not chosen]
     runner_up = min(rest, key=lambda m: seconds[id(m)], default=None)
     took = seconds[id(chosen)]
@@ -61,7 +66,8 @@ def choose_write(profile: Profile, pins: Pins) -> WriteChoice:
         reason=(
             f"{_cell(chosen)} writes {format_bytes(count)} in {format_duration(took)}, "
             f"{format_fraction(took / best_s - 1)} behind the fastest of {len(allowed)} "
-            f"measured configurations and with the fewest writers within 5 % of it"
+            "measured configurations and with the fewest writers within 5 % of it"
+            f"{' that encode and write in turn' if several else ''}"
         ),
         numbers={"write_s": took, "fastest_write_s": best_s, "bytes": float(count)},
         runner_up=f"{_cell(runner_up)} {format_duration(seconds[id(runner_up)])}"

@@ -163,7 +163,7 @@ def _quota_reason(profile: Profile, goal: Goal, taken: Way, ways: Sequence[Way])
         f"limits.disk of {format_bytes(goal.limits.disk_bytes or 0)} does not hold "
         f"{states(goal, first, keep)} states of {format_bytes(bytes_each(profile, first))}"
     )
-    return [said + (", and encoding takes cores that are not idle" if taken.codec.crowded else "")]
+    return [said + (", and encoding takes cores from the training" if taken.codec.crowded else "")]
 
 
 # --- money ----------------------------------------------------------------------------------------

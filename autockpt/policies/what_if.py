@@ -3,13 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
-from autockpt.policies.codec import choose_codec
+from autockpt.policies.codec import choose_codec, choose_writing
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.expectation import rates_of
 from autockpt.policies.frequency import tiers_of
 from autockpt.policies.nesting import Tiers
 from autockpt.policies.peers import peer_costs
-from autockpt.policies.staging import choose_write
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.profile import Profile
@@ -17,7 +16,7 @@ from autockpt.values.profile import Profile
 
 def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
     """What `decide` reckoned one checkpoint of this plan to cost."""
-    write = choose_write(profile, goal.pins)
+    write, _ = choose_writing(profile, goal)
     disk = plan.tier("disk")
     steps = disk.interval_steps if "delta" in disk.codec.values() else None
     choose = partial(choose_codec, profile, goal, write=write.measure, writers=write.writers)

@@ -22,6 +22,7 @@ from autockpt.profiles.samples import (
 from autockpt.profiles.schedule import SCHEDULE_WORKS
 from autockpt.profiles.windows import window_warnings
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
+from autockpt.values.plan import WRITERS
 from autockpt.values.profile import (
     Bubble,
     Distribution,
@@ -111,6 +112,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         storage=storage,
         interference=estimators.interference(units),
         codecs=estimators.codec_measures(measured.codecs),
+        encoders=estimators.encoders(measured.units, measured.codecs, threads=WRITERS),
         bubbles=tuple(measured.bubbles),
         laps=tuple(measured.laps),
         gpus=facts.gpus,
@@ -299,5 +301,7 @@ def _raw_samples(measured: Measurements) -> dict[str, tuple[float, ...]]:
         grouped.setdefault(f"{apart}stall_s", []).extend(unit.stalls_s)
         grouped.setdefault(f"{apart}snapshot_s", []).extend(unit.copies_s)
         grouped.setdefault("persist_s", []).extend(unit.persists_s)
+        if unit.encoded_bytes_per_s:
+            grouped.setdefault("encoded_bytes_per_s", []).append(unit.encoded_bytes_per_s)
     raw.update({name: tuple(values) for name, values in grouped.items()})
     return raw

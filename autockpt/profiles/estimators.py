@@ -27,6 +27,7 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.profile import (
     CodecMeasure,
     Distribution,
+    EncoderMeasure,
     InterferenceMeasure,
     LinkMeasure,
     StateClass,
@@ -228,6 +229,22 @@ def codec_measures(samples: Sequence[CodecSample]) -> tuple[CodecMeasure, ...]:
             )
         )
     return tuple(measures)
+
+
+def encoders(
+    units: Sequence[UnitSample], samples: Sequence[CodecSample], *, threads: int
+) -> EncoderMeasure | None:
+    """What `threads` encoders got done beside the training, against one alone on the same bytes.
+
+    None where either was not measured.
+    """
+    alone = [s for s in samples if not s.gap_steps]
+    beside = [u.encoded_bytes_per_s for u in units if u.work == "encode"]
+    if not alone or not beside:
+        return None
+    one_bytes_per_s = sum(s.raw_bytes for s in alone) / sum(s.encode_s for s in alone)
+    worth = [min(float(threads), rate / one_bytes_per_s) for rate in beside]
+    return EncoderMeasure(threads=threads, worth=distribution(worth))
 
 
 def phases(samples: Sequence[IterationSample]) -> dict[str, Distribution]:

@@ -84,6 +84,8 @@ class UnitSample:
     """Of each snapshot, from the boundary to the last byte in host memory."""
     persists_s: tuple[float, ...] = ()
     """Of each persist, from the boundary until durable."""
+    encoded_bytes_per_s: float = 0.0
+    """Raw bytes that all encoders together got done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ PEER_WORK = "peer_host"
 """The same where there is another node: its memory is fetched."""
 DEVICE_WORK = "peer_device"
 """The same through the devices."""
+ENCODE_WORK = "encode"
+"""The same where a codec was measured: as many threads encode as a save has writers."""
 QUIET_LIMIT = 60
 """More quiet iterations teach nothing, and a short script may not have them."""
 SNAPSHOTS_PER_UNIT = 20
@@ -64,7 +66,7 @@ class Unit:
     """Iterations in a row with the same background work."""
 
     work: str
-    """One of `WORKS`, `SCHEDULE_WORKS`, `PEER_WORK`, `DEVICE_WORK` or "quiet"."""
+    """One of `WORKS`, `SCHEDULE_WORKS`, `PEER_WORK`, `DEVICE_WORK`, `ENCODE_WORK` or "quiet"."""
     round: int
     iterations: int
 

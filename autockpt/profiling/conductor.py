@@ -23,6 +23,7 @@ from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import Measurements, assemble
 from autockpt.profiles.probes.interference import (
     CopyWork,
+    EncodeWork,
     InterferenceProbe,
     PersistWork,
     Quiet,
@@ -34,6 +35,7 @@ from autockpt.profiles.probes.proof import ChangeProof
 from autockpt.profiles.probes.traffic import TrafficProbe
 from autockpt.profiles.schedule import (
     DEVICE_WORK,
+    ENCODE_WORK,
     PEER_WORK,
     SCHEDULE_WORKS,
     WORKS,
@@ -258,7 +260,7 @@ class Conductor:
         wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
         self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
-        iteration_s, persist_s, no_memory, peers, windows, devices = self._ranks.largest(
+        iteration_s, persist_s, no_memory, peers, windows, devices, encodes = self._ranks.largest(
             [
                 statistics.median(quiet),
                 self._probes.expected_persist_s(),
@@ -266,6 +268,7 @@ class Conductor:
                 float(self._probes.copier() is not None),
                 float(self._windows.idles),
                 float(self._probes.device_copier() is not None),
+                float(self._probes.encodes()),
             ]
         )
         if no_memory:
@@ -282,6 +285,8 @@ class Conductor:
             works = (*works, PEER_WORK)
         if devices:
             works = (*works, DEVICE_WORK)
+        if encodes:
+            works = (*works, ENCODE_WORK)
         if windows:
             works = (*works, *SCHEDULE_WORKS)
         units = interference_units(
@@ -310,6 +315,8 @@ class Conductor:
             stages = self._windows.hold_back(self._ranks.rank, snapshot.device)
             works["snapshot_windows"] = CopyWork(movers.InWindows(snapshot, lambda: stages.gate))
             works["snapshot_blocking"] = CopyWork(movers.AtBoundary(snapshot))
+        if any(unit.work == ENCODE_WORK for unit in units):
+            works[ENCODE_WORK] = EncodeWork(probes.encoders())
         if write is None:
             works["storage_write"] = Quiet()
             works["persist"] = PersistWork(snapshot, lambda: None)

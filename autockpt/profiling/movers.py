@@ -1,8 +1,9 @@
 """The movers of executors/ in the shape that probes time: nothing here moves a byte itself."""
 
 import ctypes
+import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from autockpt.executors.copying import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.device import DeviceCopier, register_with_cuda
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.inventory import local_part
+from autockpt.executors.keeper.encoded import FRAME_SLACK, FrameBuffer
 from autockpt.executors.layout.plan import EXTRA, Layout, TensorSpec, element_kind
 from autockpt.executors.layout.runs import Run
 from autockpt.executors.memory import Arena, headroom, require_headroom
@@ -225,17 +227,19 @@ def write(path: str, image: memoryview) -> None:
 
 
 class ElementCodec:
-    """A codec of runs, for pieces of one dtype."""
+    """A codec of runs, for pieces of one dtype; for one thread, as it keeps a writer's memory."""
 
     def __init__(self, name: str) -> None:
         self._codec = codec(name)
+        self._frames = FrameBuffer()
 
     def encode(self, raw: memoryview, dtype: str, base: memoryview | None, /) -> memoryview | bytes:
-        """The frame of a piece."""
+        """The frame of a piece, until the next call."""
         kind = element_kind(dtype, delta=base is not None)
         whole = len(raw) - len(raw) % kind.width
         runs = [Run(whole, kind), Run(len(raw) - whole)]
-        return self._codec.encode(raw, runs=runs, base=base)
+        into = self._frames.room(len(raw) + FRAME_SLACK)
+        return self._codec.encode(raw, runs=runs, base=base, into=into)
 
     def decode(
         self, frame: memoryview | bytes, raw_bytes: int, base: memoryview | None, /
@@ -252,6 +256,23 @@ def codecs() -> dict[str, Codec]:
 def base_codecs() -> dict[str, Codec]:
     """Those that store differences."""
     return {"delta": ElementCodec("planes")}
+
+
+def encoders(pieces: Sequence[Piece]) -> list[Callable[[], int]]:
+    """One for each writer of a save: encodes the next of the pieces and says how long it was."""
+
+    def encoder(first: int) -> Callable[[], int]:
+        mine = ElementCodec(CODECS[0])
+        turns = itertools.cycle([*pieces[first:], *pieces[:first]])
+
+        def encode() -> int:
+            piece = next(turns)
+            mine.encode(piece.data, piece.dtype, None)
+            return len(piece.data)
+
+        return encode
+
+    return [encoder(i * len(pieces) // WRITERS) for i in range(WRITERS)]
 
 
 def filled_memory(state: LiveState, nbytes: int) -> Arena:

@@ -166,6 +166,15 @@ class NodeProbes:
 
         return persist
 
+    def encodes(self) -> bool:
+        """Whether a codec was measured, so that encoders beside the training are worth a look."""
+        return bool(self.measured.codecs)
+
+    def encoders(self) -> list[Callable[[], int]]:
+        """Those of a save's writers, on samples of the state; none where it is too small."""
+        pieces = self._codec_pieces()
+        return movers.encoders(pieces) if pieces else []
+
     def writes_per_unit(self, units: int) -> int:
         """How many samples one unit may write."""
         sample = min(len(self._image or b"1"), storage.SAMPLE_LIMIT_BYTES)
@@ -276,15 +285,19 @@ class NodeProbes:
     def _codecs(self, budget_s: float) -> None:
         if self.snapshot.arena is None:
             raise GuardError("no memory for a snapshot to take samples from")
+        samples, warnings = codecs.measure_codecs(
+            movers.codecs(), self._codec_pieces(), budget_s=budget_s
+        )
+        self.measured.codecs = samples
+        self.measured.warnings += warnings
+
+    def _codec_pieces(self) -> list[codecs.Piece]:
         pieces = codecs.spread_pieces(
-            self.snapshot.regions(),
+            self.snapshot.regions() if self.snapshot.arena else [],
             piece_bytes=PIECE_BYTES,
             bytes_per_class=CODEC_BYTES_PER_CLASS,
         )
-        pieces = codecs.joined(pieces, piece_bytes=PIECE_BYTES)
-        samples, warnings = codecs.measure_codecs(movers.codecs(), pieces, budget_s=budget_s)
-        self.measured.codecs = samples
-        self.measured.warnings += warnings
+        return codecs.joined(pieces, piece_bytes=PIECE_BYTES)
 
     def remember(self, step: int) -> None:
         """Keeps some bytes of the snapshot as it is: what they become shows what a delta gains."""

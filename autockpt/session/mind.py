@@ -236,9 +236,11 @@ class Mind:
 
 
 def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
-    """An interval or a schedule that was re-tuned, with the reason and numbers of the change."""
+    """What was re-tuned, with the reason and numbers of the change."""
     if choice.name == "staging":
         return _rescheduled(choice, offer)
+    if choice.name == "codec":
+        return _recoded(choice, offer)
     tier = choice.name.removesuffix(".interval")
     steps = offer.plan.tier(tier).interval_steps
     if tier == choice.name or choice.chosen.split(" ", 1)[0] == str(steps):
@@ -272,6 +274,20 @@ def _rescheduled(choice: Choice, offer: PlanProposal) -> Choice:
         reason=offer.reason + (predicted and f"; expected were {predicted}"),
         numbers={**choice.numbers, **offer.numbers},
         runner_up=choice.runner_up if before == schedule else f"{before}, as before",
+    )
+
+
+def _recoded(choice: Choice, offer: PlanProposal) -> Choice:
+    """The codec after a change; what was expected of the codecs stays in the numbers."""
+    if offer.kind != "codec":
+        return choice
+    codec = offer.plan.tier("disk").codec
+    return replace(
+        choice,
+        chosen=", ".join(f"{name}: {kind}" for name, kind in codec.items()) or "none",
+        reason=offer.reason,
+        numbers={**choice.numbers, **offer.numbers},
+        runner_up=f"{choice.chosen}, as before",
     )
 
 

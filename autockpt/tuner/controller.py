@@ -17,7 +17,8 @@ from typing import Literal
 from autockpt.policies.costs import Costs
 from autockpt.policies.frequency import Intervals
 from autockpt.policies.sensitivity import even_failures
-from autockpt.tuner import emergencies, watch
+from autockpt.tuner import codec, emergencies, watch
+from autockpt.tuner.estimates import Window
 from autockpt.tuner.memory import Change, Memory
 from autockpt.tuner.observed import Observed
 from autockpt.tuner.outlook import Outlook
@@ -27,6 +28,7 @@ from autockpt.tuner.proposals import (
     apart,
     intervals_of,
     scaled,
+    with_codec,
     with_intervals,
     with_schedule,
     written,
@@ -147,6 +149,8 @@ class Controller:
         memory.hurried_from = intervals_of(self.plan) if offered.kind == "hurry" else None
         if offered.plan.staging.compare != self.plan.staging.compare:
             self._compared(offered.plan.staging)
+        if offered.kind == "codec":
+            self._recoded(offered.plan)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm"))
 
@@ -160,6 +164,17 @@ class Controller:
             memory.rivals = (staging.schedule, *losers)
             memory.compared_sealed = self.seen.sealed
             memory.compared_quiet_s = self.seen.quiet.mean
+
+    def _recoded(self, then: CheckpointPlan) -> None:
+        """The codec went, or came back; what was durable before says nothing of it."""
+        memory, durable = self.memory, self.seen.persist
+        if memory.trial is not None:
+            memory.trial = replace(memory.trial, over=bool(then.tier("disk").codec))
+        else:
+            memory.trial = codec.CodecTrial(
+                encoded=self.plan.tier("disk"), durable_s=durable.mean, error_s=durable.error
+            )
+        self.seen.persist = Window()
 
     def _dwell(self, event: Event, *, settled: bool = True) -> None:
         """The next change waits; an emergency step leaves a jump to be answered properly."""
@@ -200,6 +215,7 @@ class Controller:
             self._first(step)
             or self._rollback(now_s, step)
             or self._schedule(step)
+            or self._codec(step)
             or (self._retune(now_s, step) if self.seen.jumped else None)
             or self._back_off(step)
             or self._hurry(now_s, step)
@@ -250,6 +266,21 @@ class Controller:
         )
         then = with_schedule(plan, plan.staging.schedule, compare=memory.rivals)
         return self._unmoved(then, "compare", why, {})
+
+    def _codec(self, step: int) -> PlanProposal | None:
+        """Bytes as they are where encoding makes checkpoints late, and back where it did not."""
+        trial, durable = self.memory.trial, self.seen.persist
+        if self.memory.watching or self.memory.hurried_from is not None:
+            return None
+        if trial is None:
+            why = codec.late(self.plan, self.goal, durable, self.seen.prior)
+            then = with_codec(self.plan, {})
+        else:
+            why, disk = codec.undone(trial, durable), trial.encoded
+            then = with_codec(self.plan, disk.codec, chain=disk.chain)
+        if not why:
+            return None
+        return self._unmoved(then, "codec", f"step {step}: {why}", {"durable_s": durable.mean})
 
     def _back_off(self, step: int) -> PlanProposal | None:
         if self.memory.over_budget < emergencies.IN_A_ROW or self.outlook.pinned:
@@ -379,7 +410,7 @@ class Controller:
     def _unmoved(
         self, plan: CheckpointPlan, kind: Kind, why: str, numbers: dict[str, float]
     ) -> PlanProposal:
-        """Another schedule; the intervals stay."""
+        """Another schedule or codec; the intervals stay."""
         expected = self.outlook.promised(intervals_of(plan))
         return PlanProposal(plan=plan, kind=kind, reason=why, numbers=numbers, expected=expected)
 

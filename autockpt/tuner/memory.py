@@ -6,6 +6,7 @@ Everything that decides is in here, in the goal and in the settings; nothing hid
 import math
 from dataclasses import dataclass
 
+from autockpt.tuner.codec import CodecTrial
 from autockpt.tuner.observed import Observed
 from autockpt.tuner.proposals import PlanProposal
 from autockpt.values.plan import CheckpointPlan, Schedule
@@ -52,3 +53,5 @@ class Memory:
     """Quiet iteration then."""
     hurried_from: tuple[int, int] | None = None
     """Intervals before the burst, while it lasts."""
+    trial: CodecTrial | None = None
+    """Bytes as they are were tried."""

@@ -7,7 +7,16 @@ from typing import Literal
 from autockpt.values.plan import CheckpointPlan, Expected, Schedule
 
 Kind = Literal[
-    "first", "retune", "rollback", "back-off", "hurry", "calm", "schedule", "compare", "foreign"
+    "first",
+    "retune",
+    "rollback",
+    "back-off",
+    "hurry",
+    "calm",
+    "schedule",
+    "compare",
+    "codec",
+    "foreign",
 ]
 
 
@@ -49,6 +58,15 @@ def with_schedule(
     """The next version of a plan, with another schedule of copying."""
     staging = replace(plan.staging, schedule=schedule, compare=compare)
     return replace(plan, version=plan.version + 1, staging=staging)
+
+
+def with_codec(plan: CheckpointPlan, codec: dict[str, str], *, chain: int = 0) -> CheckpointPlan:
+    """The next version of a plan, with another codec on disk."""
+    tiers = tuple(
+        replace(tier, codec=codec, chain=chain) if tier.tier == "disk" else tier
+        for tier in plan.tiers
+    )
+    return replace(plan, version=plan.version + 1, tiers=tiers)
 
 
 def intervals_of(plan: CheckpointPlan) -> tuple[int, int]:

@@ -93,8 +93,9 @@ class InterferenceMeasure:
 
     work: str
     """snapshot_copy, snapshot_windows, snapshot_blocking (a snapshot in each iteration, copied
-    lazily, in windows, at the boundary), storage_write, persist (copy and write together),
-    peer_host and peer_device (sending to peers and receiving from them on that path)."""
+    lazily, in windows, at the boundary), storage_write, persist (copy and write together), encode
+    (a codec on as many threads as a save has writers), peer_host and peer_device (sending to peers
+    and receiving from them on that path)."""
     slowdown: Distribution
     """(iteration with the work / quiet iteration) - 1, fraction."""
     busy_s: float
@@ -141,6 +142,17 @@ class CodecMeasure:
     sample_bytes: int
     gap_steps: int = 0
     """Iterations between the samples and their base; more of them shrink less.  0: no base."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderMeasure:
+    """What encoders get done while the job trains."""
+
+    threads: int
+    """So many encoded at once, as a save's writers do."""
+    worth: Distribution
+    """All of them together, in encoders that each have an idle core: at most `threads`, and less
+    where the training leaves them less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +357,8 @@ class Profile:
     storage: tuple[StorageMeasure, ...] = ()
     interference: tuple[InterferenceMeasure, ...] = ()
     codecs: tuple[CodecMeasure, ...] = ()
+    encoders: EncoderMeasure | None = None
+    """Beside the training; its slow-down meanwhile is that under `encode`."""
     bubbles: tuple[Bubble, ...] = ()
     laps: tuple[Lap, ...] = ()
     """One a rank whose bubbles were measured."""

@@ -307,7 +307,7 @@ class PlanChangeWithheld(Event):
 
     step: int
     kind: str
-    """first, retune, rollback, back-off, hurry, calm."""
+    """first, retune, rollback, back-off, hurry, calm, codec."""
     memory_interval_steps: int
     disk_interval_steps: int
     reason: str

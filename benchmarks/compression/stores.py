@@ -1,12 +1,10 @@
 """Time until durable, and to restore, on stores of known speed: as it is, planes, and a delta.
 
-The keeper's own pipeline and reader move an image of the training's tensors; what a store of that
-speed would take longer than the disk is slept.  Which of them `auto` writes is asked of the policy,
-with what a profile measures on the same bytes at the same time.
+The keeper's own pipeline and reader move an image of the training's tensors, while nothing trains;
+what a store of that speed would take longer than the disk is slept.
 """
 
 import shutil
-import statistics
 import tempfile
 import threading
 import time
@@ -24,14 +22,8 @@ from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, Shar
 from autockpt.executors.layout.runs import Kind
 from autockpt.executors.memory import Arena, page_align
 from autockpt.executors.persist import run_parallel
-from autockpt.policies.codec import Pipe
-from autockpt.profiles.estimators import codec_measures
-from autockpt.profiles.probes.codecs import Piece, measure_codecs
-from autockpt.profiling import movers
-from autockpt.profiling.node import PIECE_BYTES
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
-from autockpt.values.profile import CodecMeasure
 from benchmarks.ablation.store import slow_store
 from benchmarks.compression import tensors
 from benchmarks.harness import Row, row
@@ -39,8 +31,6 @@ from benchmarks.harness import Row, row
 RATES = {"50 MB/s": 50e6, "500 MB/s": 500e6, "the disk": 1e15}
 GAP = 10
 """Steps between the image and the base of its delta."""
-NOT_SLOWER = 1.03
-PROFILE_S = 2.0
 PATIENCE_S = 300.0
 Words = np.ndarray[Any, Any]
 
@@ -154,18 +144,9 @@ def write(one: Image, path: str, codec: str, base: tuple[Image, Written] | None 
     return Written(path, index, durable_s, base[1] if base else None)
 
 
-def profiled(one: Image) -> CodecMeasure:
-    """What a profile says of planes on these bytes, on this machine as busy as it is."""
-    starts = range(0, len(one.view), PIECE_BYTES)
-    pieces = [Piece("parameters", one.view[at : at + PIECE_BYTES], "F32") for at in starts]
-    samples, _ = measure_codecs(movers.codecs(), pieces, budget_s=PROFILE_S)
-    return codec_measures(samples)[0]
-
-
-def measure(training: tensors.Training, rounds: int, cores: int) -> list[Row]:
+def measure(training: tensors.Training, rounds: int) -> list[Row]:
     """Rows of every store."""
     now, before = image(training, training.steps), image(training, training.steps - GAP)
-    planes = profiled(now)
     rows: list[Row] = []
     for store, rate in RATES.items():
         folder = tempfile.mkdtemp(prefix="bench-codecs-", dir=Path.cwd())
@@ -176,7 +157,7 @@ def measure(training: tensors.Training, rounds: int, cores: int) -> list[Row]:
                     taken.setdefault(name, []).append((durable_s, restore_s))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        rows += _rows(store, len(now.view), taken, planes, cores)
+        rows += _rows(store, taken)
     return rows
 
 
@@ -193,24 +174,9 @@ def _round(
         return {name: (one.durable_s, one.restore_s()) for name, one in written.items()}
 
 
-def _rows(
-    store: str,
-    nbytes: int,
-    taken: dict[str, list[tuple[float, float]]],
-    planes: CodecMeasure,
-    cores: int,
-) -> list[Row]:
+def _rows(store: str, taken: dict[str, list[tuple[float, float]]]) -> list[Row]:
     rows = []
     for name, pairs in taken.items():
         rows.append(row(name, f"{store}: durable", [a for a, _ in pairs], "s"))
         rows.append(row(name, f"{store}: restore", [b for _, b in pairs], "s"))
-    raw = [a for a, _ in taken["none"]]
-    link = nbytes / statistics.median(raw)
-    pays = Pipe(link_bytes_per_s=link, writers=WRITERS, idle_cores=cores - 1).pays(planes)
-    name = "planes" if pays else "none"
-    ratios = [a / b for (a, _), b in zip(taken[name], raw, strict=True)]
-    said = f"it writes {name}: storage takes {link / 1e6:.0f} MB/s, planes encode "
-    said += f"{planes.encode_bytes_per_s / 1e6:.0f} MB/s at {planes.ratio:.3f}"
-    figure = f"{store}: durable / none"
-    rows.append(row("auto", figure, ratios, "x", at_most=NOT_SLOWER, note=said))
     return rows

@@ -1,4 +1,4 @@
-"""Tensors of a real training at several moments, kept between runs.
+"""Tensors of a real training at several moments, kept between runs in the user's cache.
 
 The example's GPT is trained on the example's text; weights and both moments of AdamW are written at
 the end, 1, 10 and 100 steps before it, and once soon after the warm-up.  Of every class pieces are
@@ -20,7 +20,6 @@ import torch
 
 from benchmarks.job import EXAMPLE
 
-FOLDER = Path(__file__).resolve().parent.parent / ".tensors"
 CLASSES = ("weights", "first moment", "second moment")
 GAPS = (1, 10, 100)
 PIECE_ELEMENTS = 2 * 2**20
@@ -30,8 +29,10 @@ LEARNING_RATE = 6e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What was trained; the cache is named by it."""
+    """What was trained; its folder is named by it, so that no other training is taken for it."""
 
+    kept: Path
+    """Where trainings are kept."""
     size: str = "60m"
     steps: int = 300
     """With a warm-up of a tenth; more than the largest gap."""
@@ -47,9 +48,9 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """Of the cache."""
+        """Of this one."""
         name = f"{self.size}-{self.steps}-{self.sequence}x{self.batch}-{self.pieces}"
-        return FOLDER / name
+        return self.kept / name
 
     def file(self, tensor_class: str, step: int) -> Path:
         """fp32, little-endian."""
@@ -59,6 +60,21 @@ class Training:
     def moments(self) -> tuple[int, ...]:
         """Steps after which tensors are kept."""
         return (self.early_step, *(self.steps - gap for gap in reversed(GAPS)), self.steps)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is trained, and where it is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    kept = Path(cache) / "autockpt" / "tensors"
+    parser.add_argument("--state", default="60m", help="size of the example's model")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--keep", type=Path, default=kept, help="folder of trained tensors")
+
+
+def chosen(args: argparse.Namespace) -> Training:
+    """The training of parsed options."""
+    return Training(kept=args.keep, size=args.state, steps=args.steps, batch=args.batch)
 
 
 def tensors(training: Training) -> str:
@@ -137,11 +153,9 @@ def _example() -> Any:
 def main() -> None:
     """Trains, so that a run of the benchmark need not."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--size", default=Training().size)
-    parser.add_argument("--steps", type=int, default=Training().steps)
-    args = parser.parse_args()
+    add_options(parser)
     torch.set_num_threads(os.cpu_count() or 1)
-    print(tensors(Training(size=args.size, steps=args.steps)))
+    print(tensors(chosen(parser.parse_args())))
 
 
 if __name__ == "__main__":

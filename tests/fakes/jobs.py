@@ -35,6 +35,8 @@ class FakeJob:
     fail_every_s: float | None = None
     stall_of: Callable[[CheckpointPlan], float] | None = None
     """Stall as a function of the plan, for changes that backfire."""
+    persist_of: Callable[[CheckpointPlan], float] | None = None
+    """The same of the time until durable."""
     now_s: float = 0.0
     step: int = 0
     log: list[Event] = field(default_factory=list)
@@ -110,12 +112,13 @@ class FakeJob:
             ),
         )  # fmt: skip
         if durable:
+            persist_s = self.persist_of(plan) if self.persist_of else self.persist_s
             self._tell(
                 controller,
                 PersistCommitted(
                     at_s=self.now_s, rank=-1, generation=name, step=self.step, bytes=10**9,
-                    stored_bytes=10**9, latency_s=self._noisy(self.persist_s, self.noise),
-                    write_s=self.persist_s,
+                    stored_bytes=10**9, latency_s=self._noisy(persist_s, self.noise),
+                    write_s=persist_s,
                 ),
             )  # fmt: skip
 

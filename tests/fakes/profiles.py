@@ -11,6 +11,7 @@ from autockpt.values.profile import (
     Bubble,
     CodecMeasure,
     Distribution,
+    EncoderMeasure,
     Estimate,
     FailureRates,
     Fingerprint,
@@ -178,6 +179,23 @@ def example_codecs() -> tuple[CodecMeasure, ...]:
         )
         for name, (ratio, speed) in figures.items()
     )
+
+
+def beside_training(
+    profile: Profile, *, worth: float | None = 2.0, slowdown: float = 0.0
+) -> Profile:
+    """The profile with two encoders that were measured while the job trained.
+
+    `worth` None: they were not.
+    """
+    rest = tuple(m for m in profile.interference if m.work != "encode")
+    if worth is None:
+        return replace(profile, encoders=None, interference=rest)
+    felt = InterferenceMeasure(
+        work="encode", slowdown=distribution(slowdown, spread=0.0), busy_s=profile.iteration_s.mean
+    )
+    measure = EncoderMeasure(threads=2, worth=distribution(worth, spread=0.0, n=6))
+    return replace(profile, encoders=measure, interference=(*rest, felt))
 
 
 def example_profile(**overrides: Any) -> Profile:

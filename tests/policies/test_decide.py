@@ -11,6 +11,7 @@ from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retenti
 from autockpt.values.profile import LinkMeasure, MemoryHeadroom
 from autockpt.values.record import to_json
 from tests.fakes.profiles import (
+    beside_training,
     example_codecs,
     example_failures,
     example_interference,
@@ -207,13 +208,14 @@ def test_ranks_of_a_node_share_its_memory():
         decide(shared, goal)
 
 
-def test_codec_pays_only_where_storage_is_slow_and_cores_idle():
-    """zstd at 0.5 GB/s a core: off at 2 GB/s, on at 0.2 GB/s, off without cores."""
-    assert decide(example_profile(), Goal()).plan.tier("disk").codec == {}
+def test_codec_pays_only_where_storage_is_slow_and_the_training_leaves_cores():
+    """zstd at 0.5 GB/s a core: off at 2 GB/s, on at 0.2 GB/s, off where the training has them."""
+    assert decide(beside_training(example_profile()), Goal()).plan.tier("disk").codec == {}
     slow = example_profile(storage=example_storage(peak_gb_per_s=0.2), codecs=example_codecs())
-    assert decide(slow, Goal()).plan.tier("disk").codec["moments"] == "zstd"
-    busy = replace(slow, fingerprint=replace(slow.fingerprint, cores=1))
+    idle, busy = beside_training(slow), beside_training(slow, worth=1.0, slowdown=0.5)
+    assert decide(idle, Goal()).plan.tier("disk").codec["moments"] == "zstd"
     assert decide(busy, Goal()).plan.tier("disk").codec == {}
+    assert decide(slow, Goal()).plan.tier("disk").codec == {}
 
 
 def test_pinned_codec_is_obeyed():

@@ -15,7 +15,7 @@ from tests.fakes.profiles import STATE_BYTES
 from tests.policies.test_codec import deltas, disk_only, job, measured
 
 PLANES = {"parameters": "planes", "moments": "planes"}
-FAST = job(2.0, cores=8)
+FAST = job(2.0)
 """Storage that takes bytes as they are sooner than any encoder gives them."""
 
 
@@ -66,9 +66,9 @@ def test_what_does_not_fit_encoded_is_kept_less_often() -> None:
 
 
 def test_encoding_for_room_says_when_it_takes_cores_from_the_training() -> None:
-    """On one core nothing is idle."""
-    reason = chosen(decide(job(2.0, cores=1), quota(4.9)), "codec").reason
-    assert "encoding takes cores that are not idle" in reason
+    """Iterations take twice as long while it encodes."""
+    reason = chosen(decide(job(2.0, worth=0.5, slowdown=1.0), quota(4.9)), "codec").reason
+    assert "encoding takes cores from the training" in reason
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_dear_storage_and_cheap_nodes_are_encoded_for() -> None:
 
 def test_cheap_storage_and_dear_nodes_are_not() -> None:
     """Encoding makes a checkpoint durable later on a fast disk: that time costs more."""
-    slow = job(2.0, cores=8, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
+    slow = job(2.0, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
     cheap = Prices(disk_per_gb_month=1e-4, node_per_h=1000.0, currency="USD")
     decision = decide(slow, Goal(prices=cheap))
     assert not decision.plan.tier("disk").codec
@@ -145,7 +145,7 @@ def test_cheap_storage_and_dear_nodes_are_not() -> None:
 
 def test_the_cheaper_way_is_taken_at_every_price() -> None:
     """Money per month on both sides of the price at which both cost the same."""
-    slow = job(2.0, cores=8, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
+    slow = job(2.0, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
     codecs = []
     for price in (1e-4, 1e-2, 1.0, 100.0, 1e4):
         goal = Goal(prices=Prices(disk_per_gb_month=price, node_per_h=10.0, currency="EUR"))
@@ -165,7 +165,7 @@ def test_the_cheaper_way_is_taken_at_every_price() -> None:
 
 def test_a_price_alone_costs_no_time() -> None:
     """Without the price of a node only what wastes no more is encoded."""
-    slow = job(2.0, cores=8, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
+    slow = job(2.0, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
     goal = Goal(prices=Prices(disk_per_gb_month=100.0, currency="USD"))
     assert not decide(slow, goal).plan.tier("disk").codec
 

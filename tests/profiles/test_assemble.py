@@ -15,6 +15,7 @@ from autockpt.profiles.assemble import (
 from autockpt.profiles.estimators import fit_link, inventory
 from autockpt.profiles.failures import estimate_rates, estimate_recovery
 from autockpt.profiles.samples import (
+    CodecSample,
     IterationSample,
     RunSamples,
     StorageSample,
@@ -81,8 +82,20 @@ def full() -> Measurements:
 
 def test_a_profile_survives_its_file() -> None:
     """What is written is what is read."""
-    profile = assemble(FACTS, full())
+    measured = full()
+    measured.codecs = [
+        CodecSample(
+            codec="planes", tensor_class="moments", raw_bytes=10**6, encoded_bytes=8 * 10**5,
+            encode_s=1e-3, decode_s=1e-3,
+        )
+    ]  # fmt: skip
+    measured.units += [replace(u, work="encode", encoded_bytes_per_s=0.5e9) for u in measured.units
+                       if u.work == "storage_write"]  # fmt: skip
+    profile = assemble(FACTS, measured)
 
+    assert profile.encoders is not None
+    assert profile.encoders.worth.mean == pytest.approx(0.5)
+    assert profile.under("encode") is not None
     assert from_json(Profile, to_json(profile)) == profile
 
 

@@ -168,6 +168,45 @@ def test_interference_compares_within_rounds() -> None:
     assert measure.busy_s == pytest.approx(0.3)
 
 
+def encoded(rate: float, round: int) -> UnitSample:
+    """Two iterations beside which encoders pass raw bytes at this rate."""
+    return UnitSample(
+        work="encode", round=round, iterations=2, total_s=1.0, encoded_bytes_per_s=rate
+    )
+
+
+def alone(encode_s: float, *, gap_steps: int = 0) -> CodecSample:
+    """A megabyte by one encoder that nobody disturbs."""
+    return CodecSample(
+        codec="delta" if gap_steps else "planes", tensor_class="moments", raw_bytes=10**6,
+        encoded_bytes=8 * 10**5, encode_s=encode_s, decode_s=1e-3, gap_steps=gap_steps,
+    )  # fmt: skip
+
+
+def test_encoders_beside_the_training_are_held_against_one_alone() -> None:
+    """Alone at 1 GB/s: 0.8 GB/s together are worth 0.8; deltas are another codec."""
+    units = [encoded(0.8e9, 0), encoded(0.6e9, 1), unit("quiet", 0, 1.0)]
+    found = estimators.encoders(units, [alone(1e-3), alone(9.0, gap_steps=5)], threads=2)
+
+    assert found is not None
+    assert found.threads == 2
+    assert (found.worth.n, found.worth.mean) == (2, pytest.approx(0.7))
+
+
+def test_encoders_are_never_worth_more_than_their_threads() -> None:
+    """One alone may have been measured in a bad moment."""
+    found = estimators.encoders([encoded(9e9, 0)], [alone(1e-3)], threads=2)
+
+    assert found is not None
+    assert found.worth.mean == 2.0
+
+
+def test_encoders_that_were_not_measured_are_no_figure() -> None:
+    """Neither without the training nor without the codec."""
+    assert estimators.encoders([unit("quiet", 0, 1.0)], [alone(1e-3)], threads=2) is None
+    assert estimators.encoders([encoded(1e9, 0)], [], threads=2) is None
+
+
 def storage_sample(seconds: float, *, writers: int = 2, operation: str = "write") -> StorageSample:
     """100 MB."""
     return StorageSample(

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from autockpt.executors.persist import read_image, write_image
 from autockpt.profiles.probes import clean, codecs, gpu, links, storage
 from autockpt.profiles.probes.interference import (
     CopyWork,
+    EncodeWork,
     InterferenceProbe,
     Outcome,
     PersistWork,
@@ -450,6 +453,60 @@ def test_persist_is_one_snapshot_and_one_write() -> None:
     assert len(written) == 1
     assert len(probe.samples[0].persists_s) == 1
     assert probe.samples[0].stalls_s == (3.0,)
+
+
+def test_encoders_run_beside_the_unit_and_stop_with_it() -> None:
+    """Each on a thread of its own; their rates add up."""
+    enough, done = threading.Barrier(3), [0, 0]
+
+    def encoder(which: int) -> Callable[[], int]:
+        def encode() -> int:
+            done[which] += 1
+            if done[which] == 4:  # three pieces were counted before
+                enough.wait(timeout=30)
+            return 1000
+
+        return encode
+
+    work = EncodeWork([encoder(0), encoder(1)])
+    work.begin()
+    work.begin()  # a second boundary of the unit
+    enough.wait(timeout=30)
+    threads = list(work._threads)
+    outcome = work.finish()
+
+    assert outcome.busy_s > 0.0
+    assert outcome.encoded_bytes_per_s >= 6 * 1000 / outcome.busy_s
+    assert len(threads) == 2
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_piece_that_outlives_its_unit_does_not_count() -> None:
+    """The end of it had the cores to itself."""
+    entered = threading.Event()
+
+    def encode() -> int:
+        entered.set()
+        work._stop.wait(timeout=30)
+        return 10**9
+
+    work = EncodeWork([encode])
+    work.begin()
+    assert entered.wait(timeout=30)
+    assert work.finish().encoded_bytes_per_s == 0.0
+
+
+def test_an_encoder_that_fails_is_a_sentence() -> None:
+    """And no measure."""
+
+    def encode() -> int:
+        raise ValueError("not of this dtype")
+
+    clock = Clock()
+    probe = InterferenceProbe(units("encode"), {"encode": EncodeWork([encode])}, clock=clock)
+    drive(probe, clock)
+    assert probe.samples == []
+    assert "not of this dtype" in probe.errors["encode"]
 
 
 def fail() -> None:

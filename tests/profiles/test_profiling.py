@@ -122,7 +122,9 @@ finally:
     assert {link.link for link in profile.links} == {"host_copy", "host_to_peer"}
     assert {m.operation for m in profile.storage} == {"write", "read"}
     works = {m.work for m in profile.interference}
-    assert works == {"snapshot_copy", "storage_write", "persist"}
+    assert works == {"snapshot_copy", "storage_write", "persist", "encode"}
+    assert profile.encoders is not None
+    assert 0 < profile.encoders.worth.mean <= profile.encoders.threads == 2
     assert profile.stall_s
     assert profile.snapshot_s
     assert profile.persist_s

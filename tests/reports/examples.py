@@ -11,6 +11,7 @@ from autockpt.values.plan import CheckpointPlan, Choice, Decision, Expected, Tie
 from autockpt.values.profile import (
     CodecMeasure,
     Distribution,
+    EncoderMeasure,
     Estimate,
     FailureRates,
     Fingerprint,
@@ -214,6 +215,7 @@ def a_profile() -> Profile:
                 sample_bytes=67_108_864,
             ),
         ),
+        encoders=EncoderMeasure(threads=2, worth=dist(0.82, 0.1, 6)),
         stall_s=dist(0.004, 0.2, 12),
         snapshot_s=dist(0.62, 0.1, 12),
         persist_s=dist(9.4, 0.1, 6),

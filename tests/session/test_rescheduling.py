@@ -1,11 +1,11 @@
-"""A decision after its schedules were compared: what was seen beside what was expected."""
+"""A decision after a change in the run: what was seen beside what was expected."""
 
 from dataclasses import replace
 
 from autockpt.policies.decide import decide
 from autockpt.session.mind import _renewed
-from autockpt.tuner.proposals import PlanProposal, with_schedule
-from autockpt.values.goal import Goal
+from autockpt.tuner.proposals import PlanProposal, with_codec, with_schedule
+from autockpt.values.goal import Goal, Pins
 from tests.fakes.profiles import example_profile, example_windows
 
 
@@ -29,4 +29,22 @@ def test_the_staging_names_the_winner_and_keeps_what_was_expected() -> None:
     assert _renewed(staging, replace(offer, kind="retune")) == staging
     for choice in decision.choices:
         if choice.name != "staging":
+            assert _renewed(choice, offer) == choice
+
+
+def test_the_codec_says_why_it_was_given_up() -> None:
+    """What it was chosen for stays in the numbers; nothing else of the decision changes."""
+    decision = decide(example_profile(), Goal(pins=Pins(codec="zstd")))
+    codec = decision.choice("codec")
+    assert codec is not None
+    offer = PlanProposal(
+        plan=with_codec(decision.plan, {}), kind="codec", reason="late", numbers={"durable_s": 6.5}
+    )
+    renewed = _renewed(codec, offer)
+    assert (renewed.chosen, renewed.reason) == ("none", "late")
+    assert renewed.numbers == {**codec.numbers, "durable_s": 6.5}
+    assert renewed.runner_up == f"{codec.chosen}, as before"
+    assert _renewed(codec, replace(offer, kind="retune")) == codec
+    for choice in decision.choices:
+        if choice.name != "codec":
             assert _renewed(choice, offer) == choice

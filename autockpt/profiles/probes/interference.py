@@ -40,6 +40,7 @@ class Outcome:
     stalls_s: list[float] = field(default_factory=list)
     copies_s: list[float] = field(default_factory=list)
     persists_s: list[float] = field(default_factory=list)
+    encoded_bytes_per_s: float = 0.0
 
 
 class Work(Protocol):
@@ -155,6 +156,61 @@ class WriteWork:
         except Exception as error:  # raised again by finish, on the training thread
             self._error = error
         self._busy_s = time.perf_counter() - began
+
+
+class EncodeWork:
+    """Encodes for the length of the unit, each encoder on a thread of its own.
+
+    `encoders`: each encodes what comes next and says how many raw bytes that were.
+    """
+
+    def __init__(self, encoders: Sequence[Callable[[], int]]) -> None:
+        self._encoders = encoders
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self._bytes_per_s: list[float] = []
+        self._error: BaseException | None = None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Starts the threads at the first boundary."""
+        if self._threads:
+            return
+        self._stop.clear()
+        self._bytes_per_s, self._began = [], time.perf_counter()
+        self._threads = [
+            threading.Thread(target=self._loop, args=(encode,), daemon=True)
+            for encode in self._encoders
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def fence(self) -> None:
+        """Encoding disturbs no state."""
+
+    def finish(self) -> Outcome:
+        """Stops after the pieces that are being encoded.  Raises what an encoder raised."""
+        self._stop.set()
+        busy_s = time.perf_counter() - self._began
+        for thread in self._threads:
+            thread.join(timeout=JOIN_S)
+        self._threads = []
+        if self._error is not None:
+            raise self._error
+        return Outcome(busy_s=busy_s, encoded_bytes_per_s=sum(self._bytes_per_s))
+
+    def _loop(self, encode: Callable[[], int]) -> None:
+        """Counts the pieces that ended within the unit: the last one has the cores to itself."""
+        began = ended = time.perf_counter()
+        done = 0
+        try:
+            while not self._stop.is_set():
+                count = encode()
+                if not self._stop.is_set():
+                    done, ended = done + count, time.perf_counter()
+        except Exception as error:  # raised again by finish, on the training thread
+            self._error = error
+        self._bytes_per_s.append(done / max(ended - began, 1e-9))
 
 
 class PersistWork:
@@ -299,5 +355,6 @@ class InterferenceProbe:
                 stalls_s=tuple(outcome.stalls_s),
                 copies_s=tuple(outcome.copies_s),
                 persists_s=tuple(outcome.persists_s),
+                encoded_bytes_per_s=outcome.encoded_bytes_per_s,
             )
         )

@@ -183,7 +183,19 @@ def _codecs(profile: Profile) -> Child:
     return join(tag("h3", "Compression"),
                 table(("codec", "ratio", "encode", "decode"), rows,
                       caption="On samples of this job's own tensors",
-                      numbers=(1, 2, 3)))  # fmt: skip
+                      numbers=(1, 2, 3)),
+                _encoders(profile))  # fmt: skip
+
+
+def _encoders(profile: Profile) -> Child:
+    if profile.encoders is None:
+        return None
+    threads, worth = profile.encoders.threads, profile.encoders.worth
+    return tag(
+        "p",
+        f"Beside the training {threads} encoders get done what {worth.p50:.2g} do with a core "
+        f"each (p10 {worth.p10:.2g}, n {worth.n}).",
+    )
 
 
 def _state(profile: Profile) -> Child:
