@@ -168,6 +168,7 @@ class Session(Ending):
         for module in self._state.models.values():
             self._hooks.guard_module(module)
         self._watch_forward()
+        self._follow_traffic()
         self._mark_step(first=True)
         self._link.running_as(self._epoch, self._plan.version, None)
         if self._job.rank == 0:
@@ -253,6 +254,7 @@ class Session(Ending):
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._state.stepped(optimizer)
         self._windows.boundary()
+        self._traffic.boundary()
         if not self._owns_boundary and not self._closed:
             self._auto_pending = True
             self._auto_rng = rng_state() if self._due(self._step + 1) else None
@@ -328,6 +330,7 @@ class Session(Ending):
         if plan is None:
             return
         self._plan = plan
+        self._follow_traffic()
         memory = self._plan.tier("memory").interval_steps
         disk = self._plan.tier("disk").interval_steps
         reason = self._mind.reason(self._plan.version) if self._mind else "by rank 0"
