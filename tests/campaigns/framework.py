@@ -1,7 +1,8 @@
 """What every campaign shares: numbered cases from a seed, an oracle that raises, a replay line.
 
 A case is (campaign, seed, number) and nothing else: its random numbers come from these three, so
-that one line on a command line plays it again, alone.
+that one line on a command line plays it again, alone.  Counts are of executions: of cases, or of
+the attempts within them where a case is many.
 """
 
 import importlib
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +66,10 @@ class Summary:
     distinct: int | None = None
     executions: int = 0
     """Attempts within the cases, where a case is many."""
+    following: int = 0
+    """Every case below this number has been played."""
+    wanted: int | None = None
+    """Executions that `make test-all` asks for; None: as many as fit."""
     violations: list[str] = field(default_factory=list)
     """The first of them, each with its replay line."""
     violated: int = 0
@@ -73,8 +78,13 @@ class Summary:
     skipped: str = ""
     """Why nothing was run."""
 
+    @property
+    def reached(self) -> bool:
+        """Nothing that was asked for is missing."""
+        return self.wanted is None or self.executions >= self.wanted
+
     def add(self, other: "Summary") -> None:
-        """Another share of the same campaign."""
+        """Another share of the same campaign, at the same time."""
         self.claim, self.distinct = other.claim or self.claim, other.distinct or self.distinct
         self.cases += other.cases
         self.executions += other.executions
@@ -83,6 +93,12 @@ class Summary:
         self.outcomes.update(other.outcomes)
         self.seconds = max(self.seconds, other.seconds)
         self.skipped = other.skipped or self.skipped
+
+    def go_on(self, later: "Summary") -> None:
+        """More cases of the same campaign, after these."""
+        seconds = self.seconds + later.seconds
+        self.add(later)
+        self.seconds, self.following = seconds, later.following
 
     @property
     def line(self) -> str:
@@ -102,6 +118,8 @@ class Skipped(Exception):
 
 
 CAMPAIGNS: dict[str, str] = {
+    "simulation": "tests.campaigns.simulated:Simulated",
+    "mutants": "tests.campaigns.simulated:Mutants",
     "errno": "tests.campaigns.errno_ops:ErrnoEverywhere",
     "corruption": "tests.campaigns.corruption:Corruptions",
     "peers": "tests.campaigns.peers:PeerMemory",
@@ -120,51 +138,14 @@ CAMPAIGNS: dict[str, str] = {
 """name: module:class, imported when it is run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Full:
-    """What `make test-all` plays of a campaign."""
-
-    count: int | None
-    """Cases; None: as many as fit."""
-    share: float
-    """Of the time of all."""
-
-
-FULL: dict[str, Full] = {
-    "errno": Full(26_000, 0.05),
-    "corruption": Full(1_000_000, 0.07),
-    "peers": Full(20_000, 0.06),
-    "fuzz": Full(None, 0.24),
-    "power": Full(5_000, 0.08),
-    "kill": Full(DISTINCT, 0.03),
-    "kill-again": Full(5_000, 0.03),
-    "strace": Full(DISTINCT, 0.03),
-    "fence": Full(10_000, 0.03),
-    "random-kills": Full(3_334, 0.26),
-    "oom": Full(500, 0.02),
-    "keeper-ops": Full(DISTINCT, 0.05),
-    "sigterm": Full(500, 0.01),
-    "exact-ranks": Full(50, 0.04),
-}
-"""Cases of random-kills are of six kills, of fuzz of some two hundred inputs."""
-
-
-def numbers(count: int | None, share: tuple[int, int], only: int | None) -> Iterator[int]:
-    """Numbers of the cases of share (i of n)."""
-    if only is not None:
-        yield only
-        return
-    number = share[0]
-    while count is None or number < count:
-        yield number
-        number += share[1]
-
-
 def run_share(
     name: str, *, seed: int, count: int | None, seconds: float, share: tuple[int, int] = (0, 1),
-    only: int | None = None,
+    first: int = 0, only: int | None = None,
 ) -> Summary:  # fmt: skip
-    """Plays the cases of one share, in this process, until they end or the time does."""
+    """Plays the cases of one share, in this process, until they end or the time does.
+
+    Share (i of n) has the numbers `first` + i, `first` + i + n, ..., and its part of the count.
+    """
     summary = Summary(name=name, seed=seed)
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix=f"autockpt-{name}-", dir=_fast()))
@@ -177,17 +158,21 @@ def run_share(
         return summary
     summary.claim, summary.distinct = campaign.claim, campaign.distinct
     if count == DISTINCT:
-        count = campaign.distinct
+        count = None if campaign.distinct is None else campaign.distinct - first
+    summary.following = first + share[0] if only is None else only
+    goal = None if count is None else (count - share[0] + share[1] - 1) // share[1]
     try:
-        for number in numbers(count, share, only):
-            if summary.cases and only is None and time.monotonic() > began + seconds:
+        while only is None or not summary.cases:
+            late = summary.cases and time.monotonic() > began + seconds
+            if late or (goal is not None and summary.executions >= goal):
                 break  # at least one, however long the preparation took
-            _play(campaign, summary, number)
+            _play(campaign, summary, summary.following)
+            summary.executions = getattr(campaign, "executions", summary.cases)
+            summary.following += share[1]
     finally:
         campaign.close()
         shutil.rmtree(scratch, ignore_errors=True)
     summary.seconds = time.monotonic() - began
-    summary.executions = getattr(campaign, "executions", summary.cases)
     return summary
 
 
@@ -216,7 +201,7 @@ def replay_line(name: str, seed: int, number: int) -> str:
 
 
 def run_parallel_shares(
-    name: str, *, seed: int, count: int | None, seconds: float, workers: int
+    name: str, *, seed: int, count: int | None, seconds: float, workers: int, first: int = 0
 ) -> Summary:
     """Like `run_share`, in so many processes of their own."""
     with tempfile.TemporaryDirectory(prefix="autockpt-shares-") as folder:
@@ -226,6 +211,7 @@ def run_parallel_shares(
             command = [
                 sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed),
                 "--minutes", str(seconds / 60), "--share", f"{i}/{workers}", "--out", str(out),
+                "--first", str(first),
             ]  # fmt: skip
             if count is not None:
                 command += ["--count", "distinct" if count == DISTINCT else str(count)]
@@ -233,13 +219,15 @@ def run_parallel_shares(
                 command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
             )
             started.append((process, out))
-        total = Summary(name=name, seed=seed)
+        total, parts = Summary(name=name, seed=seed), []
         for process, out in started:
             status = process.wait()
             if not out.exists():
                 raise RuntimeError(f"{shlex.join(map(str, process.args))}: ended with {status}")  # type: ignore[arg-type]
-            (part,) = read_summaries(out)
-            total.add(part)
+            parts += read_summaries(out)
+    for part in parts:
+        total.add(part)
+    total.following = min(part.following for part in parts)
     return total
 
 

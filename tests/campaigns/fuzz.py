@@ -1,24 +1,26 @@
 """Mutational fuzzing of every parser: the documented error or a value, in bounded time and memory.
 
-A light form of coverage: an input that ends in a way not seen before in its case (the error's first
-words, or what came out) joins the inputs that later ones are made from.
+A light form of coverage: an input that ends in a way not seen before in its case (the line that
+raised, or what came out) joins the inputs that later ones are made from.  Time and memory are
+looked at once for a batch of inputs, and for each of them alone when a batch is not within the
+bounds of one.
 """
 
 import random
-import re
 import resource
 import signal
 import time
 import warnings
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from tests.campaigns.framework import Violation, require
-from tests.campaigns.mutation import mutated
+from tests.campaigns.mutation import Sample, changed, mutated
 from tests.campaigns.parsers import Parser, parsers
 
-EXECUTIONS = 200
-"""Of one parser, in a case."""
+BATCHES = 10
+"""In a case, all of one parser."""
 PARSE_CPU_S = 1.0
 HANG_CPU_S = 10.0
 MORE_MEMORY_BYTES = 512 * 2**20
@@ -26,14 +28,18 @@ KEPT = 64
 """Inputs in a case that are made from."""
 
 
+class Hangs(BaseException):
+    """No parser may catch it."""
+
+
 class Fuzz:
     """Cases go around the parsers."""
 
     claim = "whatever the bytes, a parser returns or raises what it documents, in 1 s and 64 MiB"
     distinct: int | None = None
-    executions = 0
 
     def __init__(self, scratch: Path) -> None:
+        self.executions = 0
         warnings.simplefilter("ignore")  # torch's, of damaged files
         self._parsers = parsers(scratch)
         for parser in self._parsers:
@@ -46,18 +52,15 @@ class Fuzz:
     def run(self, number: int, rng: random.Random) -> str:
         """One parser, from its good inputs on."""
         parser = self._parsers[number % len(self._parsers)]
-        corpus, seen = [*parser.good], Counter[str]()
-        count = EXECUTIONS // 20 if parser.slow else EXECUTIONS
-        for _ in range(count):
-            data = mutated(rng.choice(corpus), rng.choice(corpus), rng)
-            whole = parser.wrap(data)
-            if rng.random() < 0.2:
-                whole = mutated(whole, whole, rng)
-            ended = execute(parser, whole)
-            seen[ended] += 1
-            if seen[ended] == 1 and len(corpus) < KEPT:
-                corpus.append(data)
-        self.executions += count
+        corpus, seen = [Sample(good) for good in parser.good], set[object]()
+        for _ in range(BATCHES):
+            batch = [_made(parser, corpus, rng) for _ in range(parser.batch)]
+            ends = execute(parser, [whole for _, whole in batch])
+            for (data, _), ended in zip(batch, ends, strict=True):
+                if ended not in seen and len(corpus) < KEPT:
+                    seen.add(ended)
+                    corpus.append(Sample(data))
+            self.executions += len(batch)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         more, self._peak_kib = peak - self._peak_kib, max(peak, self._peak_kib)
         require(more < 64 * 1024, f"{parser.name}: {more} KiB more memory")
@@ -67,25 +70,55 @@ class Fuzz:
         """Nothing stays open."""
 
 
-def execute(parser: Parser, data: bytes) -> str:
-    """Parses; how it ended.  Raises Violation."""
+def _made(parser: Parser, corpus: Sequence[Sample], rng: random.Random) -> tuple[bytes, bytes]:
+    """(input, what is parsed: with lengths and digests that fit, most of the time)."""
+    sample, other = (corpus[int(rng.random() * len(corpus))] for _ in range(2))
+    data = mutated(sample, other.data, rng)
+    whole = parser.wrap(data)
+    return data, changed(whole, whole, rng) if rng.random() < 0.2 else whole
+
+
+def execute(parser: Parser, inputs: Sequence[bytes]) -> list[object]:
+    """Parses; how each ended.  Raises Violation."""
+    ends: list[object] = []
     began = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, HANG_CPU_S)
     try:
-        ended = type(parser.read(data)).__name__
-    except parser.errors as error:
-        ended = re.sub(r"[0-9'\"].*", "", str(error))[:80]
-    except Exception as error:
+        for data in inputs:
+            ends.append(_ended(parser, data))
+    except Hangs:
+        pass
+    finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        raise Violation(f"{parser.name}: {error!r:.300} for {data[:2000]!r}") from error
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     took = time.process_time() - began
-    require(took < PARSE_CPU_S, f"{parser.name}: {took:.1f} s for {data[:2000]!r}")
-    return ended
+    if took < PARSE_CPU_S and len(ends) == len(inputs):
+        return ends
+    if len(inputs) == 1:
+        raise Violation(f"{parser.name}: {took:.1f} s for {inputs[0][:2000]!r}")
+    return [end for data in inputs for end in execute(parser, [data])]
 
 
-def _hangs(*_: object) -> None:
-    raise TimeoutError(f"no end within {HANG_CPU_S:.0f} s")
+def _ended(parser: Parser, data: bytes) -> object:
+    """The type of a value; the line that raised an error, and the one that raised its cause."""
+    try:
+        return type(parser.read(data))
+    except parser.errors as error:
+        return _line(error), _line(error.__cause__ or error.__context__)
+    except Exception as error:
+        raise Violation(f"{parser.name}: {error!r:.300} for {data[:2000]!r}") from error
+
+
+def _line(error: BaseException | None) -> tuple[object, int]:
+    trace = error.__traceback__ if error is not None else None
+    if trace is None:
+        return type(error), 0
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code, trace.tb_lineno
+
+
+def _hangs(number: int, frame: FrameType | None) -> None:
+    raise Hangs
 
 
 def _limit_memory() -> None:

@@ -59,6 +59,8 @@ from tests.fakes.profiles import example_profile
 
 G = Generation(epoch=1, seq=1)
 MAX_IMAGE = 2**20
+FAST, ORDINARY, SLOW = 600, 20, 2
+"""Batches of parsers that take some 20 us, some 100 us, and milliseconds for an input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,8 @@ class Parser:
     """What it may raise."""
     wrap: Callable[[bytes], bytes] = lambda text: text
     """Lengths and digests around a text that was changed: anybody can compute them."""
-    slow: bool = False
-    """Milliseconds an input: fewer of them."""
+    batch: int = ORDINARY
+    """Inputs at a time: more where one takes less."""
 
 
 def parsers(folder: Path) -> list[Parser]:
@@ -111,7 +113,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     raw = image_of(DURABLE, 0, SHAPES[1])
     yield Parser(
         name="zstd frame", good=(codec("zstd").encode(memoryview(raw)),),
-        read=lambda data: codec("zstd").decode(data, len(raw)),
+        read=lambda data: codec("zstd").decode(data, len(raw)), batch=FAST,
     )  # fmt: skip
     yield _claims(folder)
 
@@ -205,7 +207,7 @@ def _on_wires() -> Iterator[Parser]:
     ]  # fmt: skip
     yield Parser(
         name="trainer's frame", good=tuple(_frame_text(message) for message in messages),
-        read=wire.decode, errors=(ProtocolError,),
+        read=wire.decode, errors=(ProtocolError,), batch=FAST,
     )  # fmt: skip
     me = Identity(run_id="r", node=0, incarnation=p.Incarnation(launch_id="l", restart_round=0))
     held = p.HeldShard(rank=0, slot=0, generation=G, step=1, world_size=1, root="ab")
@@ -234,7 +236,9 @@ def _on_wires() -> Iterator[Parser]:
         ("challenge", challenge, caller),
         ("keeper's frame", sealed, known),
     ):
-        yield Parser(name=name, good=(good[4:],), read=read, errors=refused, wrap=_framed)
+        yield Parser(
+            name=name, good=(good[4:],), read=read, errors=refused, wrap=_framed, batch=FAST
+        )
 
 
 def _frame_text(message: Any) -> bytes:
@@ -248,18 +252,18 @@ def _frame_text(message: Any) -> bytes:
 def _records(folder: Path) -> Iterator[Parser]:
     profile = to_json(example_profile()).encode()
     yield Parser(
-        name="profile", slow=True, good=(profile,), read=lambda data: from_json(Profile, data),
+        name="profile", batch=SLOW, good=(profile,), read=lambda data: from_json(Profile, data),
         errors=(ConfigError,),
     )  # fmt: skip
     policy = init_text().encode()
     small = b"version: 1\nextends: builtin:auto\nlimits:\n  stall: 200 ms\nkeep: {every: 6 h}\n"
     yield Parser(
-        name="policy", slow=True, good=(policy, small), errors=(ConfigError,),
+        name="policy", batch=SLOW, good=(policy, small), errors=(ConfigError,),
         read=lambda data: parse_policy(data.decode("utf-8", "replace")),
     )  # fmt: skip
     plan = plan_to_yaml(decide(example_profile(), Goal())).encode()
     yield Parser(
-        name="plan", slow=True, good=(plan,), errors=(ConfigError,),
+        name="plan", batch=SLOW, good=(plan,), errors=(ConfigError,),
         read=lambda data: plan_from_yaml(data.decode("utf-8", "replace")),
     )  # fmt: skip
     run = RunDirectory.create(folder / "run")

@@ -12,15 +12,20 @@ from autockpt.executors.catalogue import list_generations, verify_generation
 from tests.campaigns.framework import ROOT, require
 from tests.conftest import end_keeper
 from tests.fakes import trainings
+from tests.kill.forked_keepers import FORKED_KEEPERS
 from tests.kill.group import Group, undisturbed
 from tests.kill.launched import Launch, bare_digest
-from tests.kill.ordeal import PLANS, SPECS, Kill, Ordeal, draw, read_events
+from tests.kill.ordeal import PLANS, SPAWNED_START_S, SPECS, Kill, Ordeal, draw, read_events
 from tests.kill.zygote import Zygote
 
 KILLS = 6
 """In a case of one rank."""
-LAUNCHED_EVERY = 9
+LAUNCHED_EVERY, LAUNCHED_FROM = 150, 8
 """So often the job is one of two ranks under `autockpt run`, and the launcher among the victims."""
+SPAWNED_EVERY = 20
+"""So often keepers are started as everybody's are; else they are forked, in milliseconds."""
+FORKED_START_S = 0.15
+"""From the start of a trainer to its first step, at most."""
 LAUNCHED_KILLS = 3
 WAIT_S = 60.0
 BUDGET_S = 30.0
@@ -58,17 +63,20 @@ class RandomKills:
 
     def run(self, number: int, rng: random.Random) -> str:
         """One training, killed until it ends."""
-        if number % LAUNCHED_EVERY == LAUNCHED_EVERY - 1:
+        if number % LAUNCHED_EVERY == LAUNCHED_FROM:
             return self._launched(rng)
+        forked = number % SPAWNED_EVERY > 0
         which, left = rng.randrange(len(SPECS)), [KILLS]
         out = self._scratch / "case"
         out.mkdir()
         run_dir = trainings.prepare(out / "run", rng.choice(PLANS))
-        ordeal = Ordeal(self._zygote, SPECS[which], run_dir, out)
+        environment = FORKED_KEEPERS if forked else {}
+        ordeal = Ordeal(self._zygote, SPECS[which], run_dir, out, environment=environment)
+        start_s = FORKED_START_S if forked else SPAWNED_START_S
 
         def next_kill() -> Kill | None:
             left[0] -= 1
-            return draw(rng, SPECS[which].steps) if left[0] >= 0 else None
+            return draw(rng, SPECS[which].steps, start_s=start_s) if left[0] >= 0 else None
 
         try:
             digest = ordeal.go(next_kill)
@@ -77,7 +85,7 @@ class RandomKills:
             ordeal.end()
             self.executions += len(ordeal.done)
             shutil.rmtree(out, ignore_errors=True)
-        return f"{len(ordeal.done)} kills"
+        return f"{'forked' if forked else 'spawned'}, {len(ordeal.done)} kills"
 
     def _launched(self, rng: random.Random) -> str:
         """The launcher dies once at least; a person starts it again in the same run directory."""

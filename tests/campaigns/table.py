@@ -18,16 +18,17 @@ def table(data: dict[str, Any]) -> str:
         f"`{data['command']}`, {data['date']}, commit {data['commit']}, {data['machine']['cores']} "
         f"cores, Python {data['versions']['python']}, torch {data['versions']['torch']}:",
         "",
-        "| campaign | holds | played | of different | violations | minutes |",
-        "|---|---|---|---|---|---|",
+        "| campaign | holds | played | asked for | of different | violations | minutes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in data["campaigns"]:
         played = "skipped: " + row["skipped"] if row["skipped"] else f"{row['executions']:,}"
+        wanted = f"{row['wanted']:,}" if row.get("wanted") else ""
         distinct = f"{row['distinct']:,}" if row["distinct"] else ""
         minutes = f"{row['seconds'] / 60:.1f}"
         lines.append(
-            f"| {row['name']} | {row['claim']} | {played} | {distinct} | {row['violated']} "
-            f"| {minutes} |"
+            f"| {row['name']} | {row['claim']} | {played} | {wanted} | {distinct} "
+            f"| {row['violated']} | {minutes} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from tests.kill.zygote import Zygote
 
 PATIENCE_S = 60.0
 """No trainer of these tests needs more than a second or two; a loaded machine may."""
+SPAWNED_START_S = 0.4
+"""From the start of a trainer to its first step, where it starts a keeper."""
 SPECS = (
     trainings.JobSpec(steps=30, pace_s=0.004, seed=1),
     trainings.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
@@ -55,12 +57,12 @@ class Kill:
         return f"{self.victim} {1000 * self.after_s:.1f} ms after {when}"
 
 
-def draw(rng: random.Random, steps: int) -> Kill:
+def draw(rng: random.Random, steps: int, *, start_s: float = SPAWNED_START_S) -> Kill:
     """A random kill: a fifth while the process starts, the rest while it trains or ends."""
     victim = rng.choices(["trainer", "keeper", "both"], weights=[5, 3, 4])[0]
     first = rng.choice(["keeper", "trainer"])
     if rng.random() < 0.2:
-        return Kill(victim=victim, at_step=None, after_s=rng.uniform(0.0, 0.4), first=first)
+        return Kill(victim=victim, at_step=None, after_s=rng.uniform(0.0, start_s), first=first)
     at_step = rng.randint(1, steps)
     return Kill(victim=victim, at_step=at_step, after_s=rng.uniform(0.0, 0.02), first=first)
 
@@ -83,6 +85,8 @@ class Ordeal:
     _memory_lost_s: float = 0.0
     in_memory: int = 0
     """Newest step known to be memory-committed in memory that is still held."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every trainer, beside the zygote's."""
 
     def go(self, kills: Callable[[], Kill | None]) -> str:
         """Starts, kills, starts again until the training ends by itself; its digest."""
@@ -114,7 +118,7 @@ class Ordeal:
     def start_trainer(self, **environment: str) -> int:
         """A process that trains; its pid."""
         data = trainings.spec_data(self.spec)
-        return self.zygote.start(data, self.run_dir, self.out, **environment)
+        return self.zygote.start(data, self.run_dir, self.out, **self.environment, **environment)
 
     def strike(self, pid: int) -> None:
         """Ends a victim."""

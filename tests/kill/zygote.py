@@ -6,6 +6,8 @@ thread.  One JSON order per line on stdin, one JSON answer per line on stdout:
     {"call": "module:function", "arguments": {...}, "out": ..., "env": {...}}  ->  {"started": pid}
     (later)                                                     {"ended": pid, "status": n}
 
+Keepers of its trainers may be forked as well (`forked_keepers`).
+
 `status` is the exit code, negative for a signal.  It ends, with its children, when stdin does.
 What is imported beforehand are the modules on its command line; `warm()` of each runs once.
 """
@@ -24,8 +26,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.kill.forked_keepers import ROOM, Nursery
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAININGS = "tests.fakes.trainings"
+IMPORTED = (
+    "autockpt.api", "autockpt.executors.keeper.__main__", "autockpt.session.job",
+    "autockpt.session.mind", "autockpt.session.training",
+)  # fmt: skip
 
 
 def environment() -> dict[str, str]:
@@ -43,6 +51,7 @@ class Zygote:
     def __init__(self, *modules: str) -> None:
         """`modules`: what to import once; the trainings of the kill tests if none is named."""
         command = [sys.executable, "-m", "tests.kill.zygote", *(modules or (TRAININGS,))]
+        command.append(" " * ROOM)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT,
             text=True,
@@ -120,37 +129,32 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import autockpt.api
-    import autockpt.session.job
-    import autockpt.session.mind
-    import autockpt.session.training
-
-    for module in (
-        autockpt.api,
-        autockpt.session.job,
-        autockpt.session.mind,
-        autockpt.session.training,
-    ):
-        assert module
-    for name in sys.argv[1:]:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for name in sys.argv[1:-1]:  # the last one is room
         getattr(importlib.import_module(name), "warm", _nothing)()
+    nursery = Nursery()
     children: set[int] = set()
     pending = b""
     while True:
-        if select.select([0], [], [], 0.002)[0]:
+        if 0 in select.select([0, nursery], [], [], 0.002)[0]:
             data = os.read(0, 65536)
             if not data:
                 break
             pending += data
             *lines, pending = pending.split(b"\n")
             for line in lines:
-                pid = _fork(json.loads(line))
+                pid = _fork(json.loads(line), nursery)
                 children.add(pid)
                 _tell(started=pid)
-        while children:
+        ended = []
+        while len(ended) < len(children):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
+            ended.append((pid, status))
+        nursery.serve()  # what the dead have asked for is there when their end is told
+        for pid, status in ended:
             children.discard(pid)
             _tell(ended=pid, status=os.waitstatus_to_exitcode(status))
     for pid in children:
@@ -163,7 +167,7 @@ def _nothing() -> None:
     """For modules without `warm`."""
 
 
-def _fork(order: dict[str, Any]) -> int:
+def _fork(order: dict[str, Any], nursery: Nursery) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -175,6 +179,7 @@ def _fork(order: dict[str, Any]) -> int:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.environ.update(order["env"])
+        nursery.leave()
         sys.argv = ["job.py"]
         module, function = order["call"].split(":")
         getattr(importlib.import_module(module), function)(**order["arguments"])

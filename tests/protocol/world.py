@@ -260,15 +260,18 @@ class World:
     def deliver(self) -> bool:
         """A few messages of one connection, or what trainers of one node said."""
         full: list[Any] = [key for key, queue in self.channels.items() if queue]
-        full += [node.keeper for node in self.nodes if node.keeper and node.keeper.inbox]
+        for node in self.nodes:
+            if (keeper := node.keeper) is not None and keeper.inbox:
+                full.append(keeper)
         if not full:
             return False
-        key = full[int(self.rng.random() * len(full))]
-        if isinstance(key, Keeper):
+        random = self.rng.random
+        key = full[int(random() * len(full))]
+        if type(key) is Keeper:
             self.to_node(key, key.inbox.popleft())
             return True
         queue = self.channels[key]
-        for _ in range(BURSTS[int(self.rng.random() * len(BURSTS))]):
+        for _ in range(BURSTS[int(random() * len(BURSTS))]):
             if not queue:
                 break
             self.receive(key, queue.popleft())

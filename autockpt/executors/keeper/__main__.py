@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 
 from autockpt.executors.keeper.launch import socket_path
 from autockpt.executors.keeper.server import Keeper
@@ -17,13 +18,13 @@ PREDECESSOR_S = 0.9
 """A keeper that has decided to leave is gone within milliseconds."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Daemonises, takes the node's lock and serves until the run is over."""
     parser = argparse.ArgumentParser(prog="autockpt-keeper", allow_abbrev=False)
     parser.add_argument("--run-directory", required=True)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--checkpoints", required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if os.fork():
         os._exit(0)
     os.setsid()

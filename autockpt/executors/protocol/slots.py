@@ -82,5 +82,10 @@ class Slots:
 
     def _find(self, generation: Generation, state: SlotState) -> Slot | None:
         """One of some worth before one without."""
-        found = (s for s in self.slots if s.state == state and s.generation == generation)
-        return min(found, key=lambda slot: slot.worthless, default=None)
+        found = None
+        for slot in self.slots:
+            if slot.state == state and slot.generation == generation:
+                if not slot.worthless:
+                    return slot
+                found = found or slot
+        return found

@@ -1,0 +1,96 @@
+"""What `make test-all` plays of every campaign, and how its minutes are divided.
+
+Each campaign plays until its count, in at most its part of the time that is left; what it does not
+need is everybody's.  Time that is left at the end goes to counts that were not reached, and when
+there is none, to the campaigns that never end.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tests.campaigns.framework import DISTINCT, Summary
+
+LEAST_S = 5.0
+"""A campaign needs about as long before its first case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """One campaign."""
+
+    count: int | None
+    """Executions; None: as many as fit."""
+    share: float
+    """Of the time of all."""
+
+
+FULL: dict[str, Full] = {
+    "mutants": Full(DISTINCT, 0.03),
+    "errno": Full(26_000, 0.05),
+    "kill": Full(DISTINCT, 0.01),
+    "kill-again": Full(5_000, 0.03),
+    "fence": Full(10_000, 0.04),
+    "power": Full(5_000, 0.03),
+    "strace": Full(DISTINCT, 0.03),
+    "keeper-ops": Full(DISTINCT, 0.04),
+    "peers": Full(None, 0.02),
+    "oom": Full(None, 0.01),
+    "sigterm": Full(None, 0.01),
+    "exact-ranks": Full(50, 0.03),
+    "corruption": Full(1_000_000, 0.09),
+    "fuzz": Full(50_000_000, 0.18),
+    "simulation": Full(1_000_000, 0.20),
+    "random-kills": Full(20_000, 0.20),
+}
+"""In the order of play: first those that need a part of their time only."""
+ENDLESS = ("fuzz", "simulation", "random-kills")
+
+Run = Callable[[str, int | None, float, int], Summary]
+"""(campaign, count, seconds, number of the first case)."""
+
+
+def play_all(
+    run: Run, seconds: float, *, clock: Callable[[], float] = time.monotonic
+) -> list[Summary]:
+    """Every campaign, until its count or the end of the time, but one case at least."""
+    ends = clock() + seconds
+    played: dict[str, Summary] = {}
+
+    def play(names: Iterable[str]) -> None:
+        waiting = list(names)
+        while waiting:
+            part = FULL[waiting[0]].share / sum(FULL[name].share for name in waiting)
+            name = waiting.pop(0)
+            _go_on(run, name, played, part * (ends - clock()))
+
+    play(FULL)
+    while ends - clock() > LEAST_S:
+        missing = [n for n, one in played.items() if not one.reached and not one.skipped]
+        play(missing or [name for name in ENDLESS if name in played])
+    return list(played.values())
+
+
+def _go_on(run: Run, name: str, played: dict[str, Summary], seconds: float) -> None:
+    """Plays a campaign, or more of it."""
+    count, before = FULL[name].count, played.get(name)
+    if before is None:
+        summary = played[name] = run(name, count, seconds, 0)
+        summary.wanted = summary.distinct if count == DISTINCT else count
+        return
+    if before.reached:
+        count = None
+    elif count is not None and count != DISTINCT:
+        count -= before.executions
+    before.go_on(run(name, count, seconds, before.following))
+
+
+def counts_reached(summaries: Iterable[Summary]) -> str:
+    """For people: what was asked for and reached, and what not."""
+    asked = [one for one in summaries if one.wanted is not None]
+    lines = []
+    for one in asked:
+        verdict = "reached" if one.reached else "not reached"
+        lines.append(f"{one.name:<12} {one.executions:>11,} of {one.wanted:>11,} {verdict}")
+    reached = sum(one.reached for one in asked)
+    return "\n".join(["counts:", *lines, f"{reached} of {len(asked)} counts reached"])
