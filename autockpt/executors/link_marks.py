@@ -39,7 +39,7 @@ class Mark:
 
 
 class MarkWriter:
-    """The trainer's end; a `ChunkListener`.  From any thread, about a microsecond each."""
+    """The trainer's end; a `ChunkListener`.  From any thread, without a system call."""
 
     def __init__(self, board: memoryview, now_s: Callable[[], float] = time.monotonic) -> None:
         self._cells = board.cast("Q")

@@ -24,6 +24,7 @@ from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
     CELL_COPIED,
+    CELL_MARK,
 )
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.resume import Resumed, resume
@@ -160,7 +161,7 @@ class Session(Ending):
         self._take_progress(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
         self._snapshotter = Snapshotter(
-            self._state, self._link.board.view[8 * CELL_COPIED :],
+            self._state, self._link.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
             place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
         )  # fmt: skip
         optimizers = list(self._state.optimizers.values())
