@@ -1,27 +1,22 @@
 """`make bench-bubbles-network`: replication over a shaped link, gated by idle windows and not.
 
 Two ranks in network namespaces on one machine, joined by a link that `tc` holds to 400 Mbit/s each
-way (needs root).  An iteration is layers of compute (a timed wait: an **emulated accelerator**) and
-an all-reduce over gloo, which together use a known share of the link.  At every boundary rank 0
-sends as many bytes of a checkpoint to rank 1, which drops them: at once, or in chunks that ask a
-`WindowGate` fed by the hooks on collectives.  Blocks of iterations with it alternate with blocks
-without, right before; the cost is the ratio of their times less one.
+way (needs root), and beside each of them the part of a keeper that moves copies, in a process of
+its own.  An iteration is layers of compute (a timed wait: an **emulated accelerator**) and an
+all-reduce over gloo, which together use a known share of the link.  At every boundary node 1
+fetches as many bytes of a checkpoint from node 0: as they come, or in the windows that rank 0 marks
+on the page it shares with its keeper (`keeper/link_windows.py`, as in a run).  Blocks of iterations
+with it alternate with blocks without, right before; the cost is the ratio of their times less one.
 """
 
 import argparse
-import array
-import fcntl
 import json
 import os
-import queue
 import random
-import select
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -32,8 +27,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autockpt.executors.window_gate import WindowGate
+from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.keeper.handshake import Identity
+from autockpt.executors.keeper.link_windows import NodeWindows
+from autockpt.executors.keeper.slots import BOARD_BYTES, RankMemory
+from autockpt.executors.link_marks import MarkWriter
+from autockpt.executors.memory import Arena
+from autockpt.executors.protocol.messages import Incarnation
+from autockpt.executors.transfer.destination import SlotDestination
+from autockpt.executors.transfer.events import FetchEnd, TransferFailed
+from autockpt.executors.transfer.frames import Subject
+from autockpt.executors.transfer.pool import TransferPool
+from autockpt.executors.transfer.session import Loan
+from autockpt.executors.transfer.source import ImageSource
+from autockpt.executors.window_gate import WindowUse
 from autockpt.profiles.probes.collectives import CollectiveHooks, CollectiveRecorder
+from autockpt.values.generation import Generation
 from benchmarks.harness import Row, publish, row
 
 MBIT = 400
@@ -44,89 +53,123 @@ LAYER_BYTES = 2**20 // 2
 """Gradients that a layer's all-reduce exchanges: 10 ms of the link."""
 REPLICA_BYTES = 5 * 2**19
 """Of a checkpoint, sent at every boundary: 52 ms of the link."""
-SEND_BUFFER_BYTES = 64 * 2**10
-"""Little of a chunk waits in the kernel: it would still leave when the window has closed."""
 WAYS = ("ungated", "gated")
-PORT, REPLICA_PORT = 29555, 29556
+PORT = 29555
+HOSTS = ("10.77.0.1", "10.77.0.2")
 WARM = 6
+RUN, SECRET = "0123456789abcdef", bytes(32)
+PATIENCE_S = 60.0
 
 
-class Sender:
-    """A thread that sends replicas, asking a gate before each chunk when it has one."""
+class Replica:
+    """The sealed image that node 0 lends, the same wherever it is made."""
 
-    def __init__(self, address: str, gate: WindowGate) -> None:
-        plain, careful = (
-            socket.create_connection((address, REPLICA_PORT), timeout=30) for _ in range(2)
-        )
-        careful.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._sockets = {False: plain, True: careful}
-        self._gate, self._asked = gate, queue.SimpleQueue[bool | None]()
-        self._idle = threading.Event()
-        self._idle.set()
-        self.shares: list[float] = []
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+    def __init__(self) -> None:
+        self.arena = Arena.create_shared(REPLICA_BYTES, name="bench-replica")
+        self.image = self.arena.view[:REPLICA_BYTES]
+        self.index = ImageIndex(
+            run_id=RUN, generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=2,
+            layout_digest="", image_bytes=REPLICA_BYTES, chunk_bytes=8 * 2**20,
+            digests=(chunk_digest(self.image),),
+        )  # fmt: skip
 
-    def send(self, *, gated: bool) -> None:
+    @property
+    def source(self) -> ImageSource:
+        """To lend it."""
+        assert self.arena.fd is not None
+        return ImageSource(self.arena.fd, self.image, self.index)
+
+
+def identity(node: int) -> Identity:
+    """A keeper of this benchmark."""
+    incarnation = Incarnation(launch_id="bench", restart_round=0)
+    return Identity(run_id=RUN, node=node, incarnation=incarnation)
+
+
+def lender_main(board_fd: int, folder: Path) -> None:
+    """Lends the replica by either way, each at its own port, until it is ended."""
+    memory, source = RankMemory(rank=0, board=Arena.attach(board_fd)), Replica().source
+    uses = (folder / "uses").open("w", buffering=1)
+
+    def told(use: WindowUse, seconds: float) -> None:
+        said = {"share": use.share, "reason": use.reason, "chunk_bytes": use.chunk_bytes}
+        uses.write(json.dumps(said) + "\n")
+
+    windows, ports = NodeWindows(lambda: 0.0, told), {}
+    for way in WAYS:
+        gated = way == "gated"
+        pool = TransferPool(
+            SECRET, identity(0),
+            lambda peer, want, gated=gated: Loan(
+                source=source, deadline_s=PATIENCE_S, windows=windows.of(memory) if gated else None
+            ),
+        )  # fmt: skip
+        ports[way] = pool.listen(HOSTS[0])
+    (folder / "ports.new").write_text(json.dumps(ports))
+    (folder / "ports.new").rename(folder / "ports")
+    threading.Event().wait()
+
+
+def fetcher_main(asked: int, done: int, folder: Path) -> None:
+    """Fetches the replica as often as the pipe says, and says when it is there."""
+    while not (folder / "ports").exists():
+        time.sleep(0.01)
+    ports, replica, into = json.loads((folder / "ports").read_text()), Replica(), Replica()
+    pool = TransferPool(SECRET, identity(1), lambda peer, want: "nothing is lent here")
+    pool.listen(HOSTS[1])
+    subject = Subject.of(replica.index, "image")
+
+    def ended(event: FetchEnd) -> None:
+        os.write(done, b"f" if isinstance(event, TransferFailed) else b".")
+
+    while word := os.read(asked, 1):
+        address = HOSTS[0], ports[next(way for way in WAYS if way[0] == word.decode())]
+        pool.fetch(
+            0, address, subject, replica.index.root, SlotDestination(into.image, subject),
+            ended=ended, deadline_s=PATIENCE_S,
+        )  # fmt: skip
+
+
+class Replication:
+    """Rank 0's word to the fetcher."""
+
+    def __init__(self, asked: int, done: int) -> None:
+        self._asked, self._done, self._busy = asked, done, False
+
+    def begin(self, way: str) -> None:
         """One replica, behind the training; an earlier one is waited for."""
-        self._idle.wait()
-        self._idle.clear()
-        if gated:
-            self._gate.begin(REPLICA_BYTES)
-        self._asked.put(gated)
+        self.rest()
+        os.write(self._asked, way[0].encode())
+        self._busy = True
 
     def rest(self) -> None:
         """Waits until everything is sent."""
-        self._gate.hurry()
-        self._idle.wait()
-
-    def _work(self) -> None:
-        data = memoryview(bytearray(REPLICA_BYTES))
-        while (gated := self._asked.get()) is not None:
-            use = self._gate.use
-            piece = use.chunk_bytes if gated else REPLICA_BYTES
-            for start in range(0, REPLICA_BYTES, piece):
-                part = data[start : start + piece]
-                if gated:
-                    self._gate.wait(len(part))
-                self._sockets[gated].sendall(part)
-                self._drain(self._sockets[gated])
-            if gated:
-                self.shares.append(use.share)
-            self._idle.set()
-
-    def _drain(self, connection: socket.socket) -> None:
-        """Until the other side has acknowledged every byte: what is queued still uses the link."""
-        left = array.array("i", [1])
-        while left[0]:
-            fcntl.ioctl(connection, termios.TIOCOUTQ, left)
-            time.sleep(100e-6)
+        if self._busy and os.read(self._done, 1) != b".":
+            raise SystemExit("a replica was not fetched")
+        self._busy = False
 
 
-def rank_main(rank: int, out: Path, given: dict[str, Any]) -> None:
-    """One rank."""
+def rank_main(rank: int, out: Path, given: dict[str, Any], fds: list[int]) -> None:
+    """One rank; `fds`: of rank 0's board and pipes."""
     torch.set_num_threads(1)
-    if rank == 1:
-        threading.Thread(target=sink, daemon=True).start()
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    gate, recorder = (
-        WindowGate(bytes_per_s=MBIT * 1e6 / 8, longest_wait_s=5.0),
-        CollectiveRecorder(),
-    )
-    hooks = CollectiveHooks(recorder, gate)
+    board = Arena.attach(fds[0]) if fds else Arena.anonymous(BOARD_BYTES)
+    marks, recorder = MarkWriter(board.view), CollectiveRecorder()
+    marks.spread(1)
+    hooks = CollectiveHooks(recorder, marks)
     hooks.attach()
-    sender = Sender("10.77.0.2", gate) if rank == 0 else None
+    replication = Replication(*fds[1:]) if fds else None
     gradients = torch.zeros(LAYER_BYTES // 4)
 
     def iterate(way: str) -> None:
         for _ in range(LAYERS):
             time.sleep(COMPUTE_S)
             dist.all_reduce(gradients)
-        gate.step_began()
-        gate.boundary()
+        marks.step_began()
+        marks.boundary()
         recorder.boundary()
-        if sender is not None and way != "none":
-            sender.send(gated=way == "gated")
+        if replication is not None and way != "none":
+            replication.begin(way)
 
     def block(way: str) -> float:
         iterate(way)
@@ -134,12 +177,15 @@ def rank_main(rank: int, out: Path, given: dict[str, Any]) -> None:
         for _ in range(given["iterations"]):
             iterate(way)
         took = (time.perf_counter() - began) / given["iterations"]
-        if sender is not None:
-            sender.rest()
+        if replication is not None:
+            replication.rest()
         return took
 
-    for _ in range(WARM):
-        iterate("none")
+    for way in ("none", *WAYS, "gated"):  # the windows are learned, then the rate of the link
+        for _ in range(WARM):
+            iterate(way)
+    if replication is not None:
+        replication.rest()
     recorder.samples.clear()
     order, blocks = random.Random(0), []
     for _ in range(given["rounds"]):
@@ -150,22 +196,10 @@ def rank_main(rank: int, out: Path, given: dict[str, Any]) -> None:
         sum(end - begin for begin, end in sample.spans) / sample.lap_s
         for sample in recorder.samples
     ]
-    found = {"blocks": blocks, "busy": statistics.median(busy),
-             "shares": sender.shares if sender else [], "chunk_bytes": gate.use.chunk_bytes,
-             "reason": gate.use.reason}  # fmt: skip
-    out.write_text(json.dumps(found))
+    out.write_text(json.dumps({"blocks": blocks, "busy": statistics.median(busy)}))
     hooks.detach()
     dist.barrier()
     os._exit(0)  # gloo's threads may abort a normal end
-
-
-def sink() -> None:
-    """Takes replicas and drops them."""
-    with socket.create_server(("10.77.0.2", REPLICA_PORT)) as server:
-        connections = [server.accept()[0] for _ in range(2)]
-        while True:
-            for connection in select.select(connections, [], [])[0]:
-                connection.recv(2**20)
 
 
 @contextmanager
@@ -199,67 +233,86 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-def measure(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """What both ranks saw."""
+def measure(given: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What rank 0 saw, and what became of each transfer in windows."""
     with tempfile.TemporaryDirectory(prefix="bench-bubbles-") as folder, link() as names:
-        outs = [Path(folder, f"{rank}.json") for rank in range(2)]
-        environment = {**os.environ, "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(PORT),
+        board = Arena.create_shared(BOARD_BYTES, name="bench-board")
+        assert board.fd is not None
+        (ask, asked), (finish, finished) = os.pipe()[::-1], os.pipe()[::-1]
+        environment = {**os.environ, "MASTER_ADDR": HOSTS[0], "MASTER_PORT": str(PORT),
                        "GLOO_SOCKET_IFNAME": "veth0"}  # fmt: skip
-        ranks = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, "-W", "ignore", "-m",
-                 "benchmarks.bubbles_network", "--rank", str(rank), "--out", str(out),
-                 "--rounds", str(given["rounds"]), "--iterations", str(given["iterations"])],
-                env=environment,
-            )
-            for rank, (name, out) in enumerate(zip(names, outs, strict=True))
-        ]  # fmt: skip
+
+        def start(node: int, role: str, *fds: int) -> "subprocess.Popen[bytes]":
+            return subprocess.Popen(
+                ["ip", "netns", "exec", names[node], sys.executable, "-W", "ignore", "-m",
+                 "benchmarks.bubbles_network", "--role", role, "--node", str(node), "--folder",
+                 folder, "--fds", *map(str, fds), "--rounds", str(given["rounds"]),
+                 "--iterations", str(given["iterations"])],
+                env=environment, pass_fds=fds,
+            )  # fmt: skip
+
+        keepers = [start(0, "lender", board.fd), start(1, "fetcher", asked, finish)]
+        ranks = [start(0, "rank", board.fd, ask, finished), start(1, "rank")]
         try:
             for process in ranks:
                 if process.wait(timeout=400):
                     raise SystemExit(f"a rank ended with {process.returncode}")
         finally:
-            for process in ranks:
+            for process in (*ranks, *keepers):
                 process.kill()
-        return [json.loads(out.read_text()) for out in outs]
+                process.wait()
+            for fd in (ask, asked, finish, finished):
+                os.close(fd)
+        uses = Path(folder, "uses").read_text().splitlines()
+        found: dict[str, Any] = json.loads(Path(folder, "0.json").read_text())
+        return found, [json.loads(line) for line in uses][2 * WARM :]
 
 
-def rows_of(ranks: list[dict[str, Any]]) -> list[Row]:
+def rows_of(seen: dict[str, Any], uses: list[dict[str, Any]]) -> list[Row]:
     """Cost by way, what the link does without, and where the bytes moved."""
     name = "all-reduce and replication"
     costs = {
-        way: [with_ / without - 1 for kind, with_, without in ranks[0]["blocks"] if kind == way]
+        way: [with_ / without - 1 for kind, with_, without in seen["blocks"] if kind == way]
         for way in WAYS
     }
     medians = {way: statistics.median(values) for way, values in costs.items()}
     times = medians["ungated"] / max(1e-4, medians["gated"])
+    reasons = sorted({use["reason"] for use in uses} - {""})
     return [
         row(name, "cost, ungated", costs["ungated"], "fraction"),
         row(name, "cost, gated", costs["gated"], "fraction", at_most=0.01),
         row(name, "ungated over gated", [times], "x", at_least=5,
             note="a gated cost below 0.0001 counts as 0.0001"),
-        row(name, "bytes in windows", ranks[0]["shares"], "fraction", at_least=0.9,
-            statistic=statistics.fmean, note=ranks[0]["reason"]),
-        row(name, "link used by training", [ranks[0]["busy"]], "fraction"),
+        row(name, "bytes in windows", [use["share"] for use in uses], "fraction", at_least=0.9,
+            statistic=statistics.fmean, note="; ".join(reasons)),
+        row(name, "link used by training", [seen["busy"]], "fraction"),
     ]  # fmt: skip
 
 
 def main() -> None:
-    """Measures and publishes; with --rank, is one of the ranks."""
+    """Measures and publishes; with --role, is one of the processes."""
     parser = argparse.ArgumentParser(prog="bench-bubbles-network")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=20, help="of a block")
-    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    parser.add_argument("--node", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fds", type=int, nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
     given = {"rounds": args.rounds, "iterations": args.iterations}
-    if args.rank >= 0:
-        rank_main(args.rank, args.out, given)
-    shape = {"mbit": MBIT, "layers": LAYERS, "compute_s": COMPUTE_S,
-             "all_reduce_bytes": LAYER_BYTES, "replica_bytes": REPLICA_BYTES}  # fmt: skip
-    note = "compute is a timed wait, the link a veth pair under tbf: no device, no NIC"
-    publish("bubbles_network", rows_of(measure(given)), settings={**given, **shape},
-            notes={"all-reduce and replication": note})  # fmt: skip
+    match args.role:
+        case "rank":
+            rank_main(args.node, args.folder / f"{args.node}.json", given, args.fds)
+        case "lender":
+            lender_main(*args.fds, args.folder)
+        case "fetcher":
+            fetcher_main(*args.fds, args.folder)
+        case _:
+            shape = {"mbit": MBIT, "layers": LAYERS, "compute_s": COMPUTE_S,
+                     "all_reduce_bytes": LAYER_BYTES, "replica_bytes": REPLICA_BYTES}  # fmt: skip
+            note = "compute is a timed wait, the link a veth pair under tbf: no device, no NIC"
+            publish("bubbles_network", rows_of(*measure(given)), settings={**given, **shape},
+                    notes={"all-reduce and replication": note})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the gate knows nothing of files.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from autockpt.values.errors import ConfigError
@@ -25,6 +26,23 @@ class Gate(Protocol):
 
     def wait(self, nbytes: int) -> float:
         """Blocks until `nbytes` may move; seconds blocked."""
+
+
+class PieceGate(Protocol):
+    """Lets the bytes of a transfer pass in pieces of the size that suits it; one thread a gate."""
+
+    def take(self, left: int) -> int:
+        """Blocks until some of `left` > 0 bytes may move; how many, 1..`left`.
+
+        What was taken before has reached the other end by then.
+        """
+
+
+class Windows(Protocol):
+    """Opens a gate for each transfer that uses the windows of one link."""
+
+    def begin(self, nbytes: int) -> AbstractContextManager[PieceGate]:
+        """A transfer of `nbytes`; it ends with the context."""
 
 
 class OpenGate:

@@ -81,6 +81,8 @@ _KINDS: tuple[Passed, ...] = ("window", "overlap", "fence")
 class WindowGate:
     """Implements `gate.Gate`; `began`, `ended`, `step_began` and `boundary` are told by the
     training thread (a few microseconds each), all else belongs to whoever moves bytes.
+
+    `at_s`: when that was, for who tells it later; None: now.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class WindowGate:
         `chunks`: the sizes that it may be offered, bytes, the largest first.
         """
         self.longest_wait_s = longest_wait_s
+        self.beside_bytes_per_s = math.inf
+        """Most that moves beside the compute, whatever is late by that."""
         self._chunks = chunks
         self.use = WindowUse(chunk_bytes=chunks[0])
         self._laps = Laps()
@@ -119,26 +123,26 @@ class WindowGate:
 
     # ------------------------------------------------------------------ the training thread
 
-    def began(self, what: str) -> None:
+    def began(self, what: str, at_s: float | None = None) -> None:
         """A chunk of compute, or a collective, begins."""
         with self._changed:
-            self._laps.began(what, self._now_s())
+            self._laps.began(what, self._now_s() if at_s is None else at_s)
 
-    def ended(self, what: str) -> None:
+    def ended(self, what: str, at_s: float | None = None) -> None:
         """It ended."""
         with self._changed:
-            self._laps.ended(self._now_s())
+            self._laps.ended(self._now_s() if at_s is None else at_s)
             self._changed.notify_all()
 
-    def step_began(self) -> None:
+    def step_began(self, at_s: float | None = None) -> None:
         """The optimizer's step begins."""
         with self._changed:
-            self._laps.step_began(self._now_s())
+            self._laps.step_began(self._now_s() if at_s is None else at_s)
 
-    def boundary(self) -> None:
+    def boundary(self, at_s: float | None = None) -> None:
         """The optimizer's step ended."""
         with self._changed:
-            self._laps.boundary(self._now_s())
+            self._laps.boundary(self._now_s() if at_s is None else at_s)
             self._rooms = []
             self._laps_left = max(1, self._laps_left - 1)
             self._changed.notify_all()
@@ -188,6 +192,22 @@ class WindowGate:
             self._hurried = bool(use.reason)
             return use
 
+    def add(self, nbytes: int) -> None:
+        """Another transfer joins the one that began, and shares its time."""
+        with self._changed:
+            self.use.nbytes += nbytes
+            self._left += nbytes
+
+    def moved(self) -> None:
+        """This thread's last chunk is through, and its next one does not follow at once."""
+        with self._changed:
+            self._measure(self._now_s())
+
+    @property
+    def lap_s(self) -> float:
+        """Usual time of an iteration; infinite while none is known."""
+        return self._laps.lap_s
+
     def wait(self, nbytes: int) -> float:
         """Blocks until `nbytes` fit into a window, must move beside compute, or time is up."""
         if nbytes <= 0:
@@ -224,7 +244,8 @@ class WindowGate:
         if excess <= 0:
             return None, self.longest_wait_s
         if now_s >= self._paid_at_s:
-            self._paid_at_s = now_s + nbytes / excess * self._beside_s(now_s)
+            pace_s = max(self._beside_s(now_s) / excess, 1 / self.beside_bytes_per_s)
+            self._paid_at_s = now_s + nbytes * pace_s
             return "overlap", 0.0
         return None, self._paid_at_s - now_s
 

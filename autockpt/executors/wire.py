@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

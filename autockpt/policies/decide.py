@@ -15,6 +15,7 @@ from autockpt.policies.device_clone import CloneChoice, choose_device_clone
 from autockpt.policies.expectation import expected_of, rates_of, todays_habit
 from autockpt.policies.explained import staging_choice
 from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
+from autockpt.policies.peer_windows import scheduled
 from autockpt.policies.preemption import preemption_choice
 from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
 from autockpt.policies.schedules import choose_schedule
@@ -85,6 +86,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
             ways.append(Way(codec=small, costs=other, intervals=solve(other, rates, goal)))
     room = choose_room(profile, goal, ways)
     codec, costs, intervals = room.way.codec, room.way.costs, room.way.intervals
+    shared = scheduled(profile, goal, shared, staging, intervals.memory_steps)
     plan = replace(
         _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen),
         retention=room.retention,

@@ -137,7 +137,7 @@ def served(failures: FailureRates, redundancy: Redundancy, domains: FailureDomai
     kept = failures.classes.get("node", 0.0) + failures.classes.get("nodes", 0.0)
     unserved = failures.classes.get("storage", 0.0) + failures.classes.get("silent", 0.0)
     share = kept / (kept + unserved) if kept > 0 else 1.0
-    scheme = replace(redundancy, path="host", rate_bytes_per_s=0.0, floor=0)
+    scheme = replace(redundancy, path="host", rate_bytes_per_s=0.0, schedule="paced", floor=0)
     together = failures.together or ASSUMED_TOGETHER
     return share * _survived(scheme, failures.nodes, domains, tuple(together))
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from autockpt.policies.codec import LONGEST_CHAIN
 from autockpt.policies.slots import slots_for
-from autockpt.values.goal import Goal, RedundancyWish
+from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
@@ -42,12 +42,14 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         slots=pins.slots or max(plan.slots, slots_for(pins)),
         retune=plan.retune if pins.retune is None else pins.retune,
         overhead_budget=goal.limits.overhead,
-        redundancy=_wished(goal.redundancy),
+        redundancy=_wished(goal),
     )
 
 
-def _wished(wish: RedundancyWish) -> Redundancy:
+def _wished(goal: Goal) -> Redundancy:
     """What was asked for, as small as it may be; nothing by itself, for no link is known."""
+    wish, staged = goal.redundancy, goal.pins.schedule == "windows"
+    schedule = wish.schedule or ("windows" if staged else "paced")
     rate_bytes_per_s = wish.rate_bytes_per_s or 0.0
     path = wish.path or "host"
     if wish.scheme == "replicas":
@@ -57,6 +59,7 @@ def _wished(wish: RedundancyWish) -> Redundancy:
             placement=wish.placement or "mixed",
             path=path,
             rate_bytes_per_s=rate_bytes_per_s,
+            schedule=schedule,
             floor=wish.floor,
         )
     if wish.scheme in ("xor", "rs"):
@@ -67,6 +70,7 @@ def _wished(wish: RedundancyWish) -> Redundancy:
             parity=parity,
             path=path,
             rate_bytes_per_s=rate_bytes_per_s,
+            schedule=schedule,
             floor=wish.floor,
         )
     return NO_REDUNDANCY

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from autockpt.reports.saves import Spread, spread
 from autockpt.values.redundancy import Redundancy, said
 from autockpt.values.telemetry import (
+    CopiesSent,
     Event,
     GenerationProtected,
     MemoryCommitted,
@@ -18,7 +19,18 @@ from autockpt.values.telemetry import (
     RunStarted,
     ShardCopied,
 )
-from autockpt.values.units import format_bytes, format_duration
+from autockpt.values.units import format_bytes, format_duration, format_fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windowed:
+    """What left while the training's own traffic was silent."""
+
+    bytes: int
+    share: float
+    """Of these, in windows."""
+    reason: str
+    """Why the newest did not, or not all; "" if they did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,8 @@ class Protection:
     """Between nodes, to protect."""
     emulated: int
     """Shards of these that went through devices that are emulated: times are figures of gates."""
+    windowed: Windowed | None
+    """How much left in the windows of the network; None where none were waited for."""
     fetched_bytes: int
     """Between nodes, to restore."""
     fetch: Spread | None
@@ -83,6 +97,7 @@ def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | 
         copy=spread(e.copy_s for e in kept),
         copied_bytes=sum(e.bytes for e in kept),
         emulated=sum(e.path == "emulated device" for e in kept),
+        windowed=_windowed([e for e in events if isinstance(e, CopiesSent)]),
         fetched_bytes=sum(e.bytes for e in fetched),
         fetch=spread(e.copy_s for e in fetched),
     )
@@ -108,9 +123,25 @@ def facts(copies: Protection) -> tuple[tuple[str, str], ...]:
     if copies.emulated:
         moved += f"; {copies.emulated} through emulated devices, at the rate of a setting"
     rows.append(("copied", moved))
+    if copies.windowed is not None:
+        rows.append(("left in windows", _windowed_words(copies.windowed)))
     if copies.fetch is not None:
         rows.append(("fetched to restore", _moved(copies.fetched_bytes, copies.fetch)))
     return tuple(rows)
+
+
+def _windowed_words(sent: Windowed) -> str:
+    """The share, and why it is not all."""
+    why = f"; {sent.reason}" if sent.reason else ""
+    return f"{format_fraction(sent.share)} of {format_bytes(sent.bytes)}{why}"
+
+
+def _windowed(sent: Sequence[CopiesSent]) -> Windowed | None:
+    nbytes = sum(e.bytes for e in sent)
+    if not nbytes:
+        return None
+    share = sum(e.window_bytes for e in sent) / nbytes
+    return Windowed(bytes=nbytes, share=share, reason=sent[-1].reason)
 
 
 def _moved(nbytes: int, each: Spread | None) -> str:

@@ -5,6 +5,8 @@ rank          what a session knows of its rank, and how it tells
 saving        one save: asked for, begun, fenced
 ending        the last checkpoint, signals, leaving
 plan_switch   a change of the plan, prepared on the listening thread and applied at one step
+windows       snapshots in the idle windows of an iteration
+traffic       tells the keeper when the training's own network traffic runs
 clock         times iterations in blocks, stalls apart
 job           this process's place in the job, read once from its environment
 mind          rank 0's planner: profile of the first iterations, decision, online control

@@ -98,6 +98,7 @@ class Ending(Saving):
         if self._hooks is not None:
             self._hooks.remove()
         self._windows.close()
+        self._traffic.close()
         self._link.close()
         if self._snapshotter is not None:
             self._snapshotter.close()

@@ -23,6 +23,7 @@ from autockpt.session.clock import IterationClock
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
 from autockpt.session.plan_switch import PlanSwitch
+from autockpt.session.traffic import TrafficMarks
 from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
@@ -85,6 +86,7 @@ class RankState:
             degraded=lambda reason: self._degraded("path of copies", reason),
         )  # fmt: skip
         self._link.on_receive = self._exchanges.receive
+        self._traffic = TrafficMarks(self._link.board.view, state.models.values())
         self._switch = PlanSwitch(job.rank, self._link.send, self._link.wait_until)
         self._link.plan_held = lambda: self._switch.held
 
@@ -95,6 +97,13 @@ class RankState:
             cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now, self._step
         cells[CELL_STEP] = self._step
         cells[CELL_STEP_NS] = now
+
+    def _follow_traffic(self) -> None:
+        """Marks traffic for the keeper, if the plan in force wants that."""
+        refusal = self._traffic.follow(self._plan)
+        if refusal and refusal not in self._warned:
+            self._warned.add(refusal)
+            self._say(f"redundancy.schedule: windows: {refusal}")
 
     def _report_block(self, *, force: bool = False) -> None:
         block = self._clock.block(force=force)

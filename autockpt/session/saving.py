@@ -267,6 +267,7 @@ class Saving(RankState):
         """Makes it safe to change what `optimizer` changes (None: everything); never raises."""
         if optimizer is not None:
             self._windows.step_began()
+            self._traffic.step_began()
         if self._flight is None or self._snapshotter is None:
             return
         snapshot = self._snapshotter.current

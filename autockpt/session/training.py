@@ -24,6 +24,7 @@ from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
     CELL_COPIED,
+    CELL_MARK,
 )
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.resume import Resumed, resume
@@ -160,7 +161,7 @@ class Session(Ending):
         self._take_progress(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
         self._snapshotter = Snapshotter(
-            self._state, self._link.board.view[8 * CELL_COPIED :],
+            self._state, self._link.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
             place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
         )  # fmt: skip
         optimizers = list(self._state.optimizers.values())
@@ -168,6 +169,7 @@ class Session(Ending):
         for module in self._state.models.values():
             self._hooks.guard_module(module)
         self._watch_forward()
+        self._follow_traffic()
         self._mark_step(first=True)
         self._link.running_as(self._epoch, self._plan.version, None)
         if self._job.rank == 0:
@@ -253,6 +255,7 @@ class Session(Ending):
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._state.stepped(optimizer)
         self._windows.boundary()
+        self._traffic.boundary()
         if not self._owns_boundary and not self._closed:
             self._auto_pending = True
             self._auto_rng = rng_state() if self._due(self._step + 1) else None
@@ -328,6 +331,7 @@ class Session(Ending):
         if plan is None:
             return
         self._plan = plan
+        self._follow_traffic()
         memory = self._plan.tier("memory").interval_steps
         disk = self._plan.tier("disk").interval_steps
         reason = self._mind.reason(self._plan.version) if self._mind else "by rank 0"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autockpt.values.redundancy import Arrangement, PeerPath, Scheme
+from autockpt.values.redundancy import Arrangement, PeerPath, PeerSchedule, Scheme
 
 Retune = bool | Literal["observe"]
 """Whether the plan may change during a run; observe: what would change is only written down."""
@@ -72,6 +72,7 @@ class RedundancyWish:
     path: PeerPath | None = None
     rate_bytes_per_s: float | None = None
     """Most that a node sends."""
+    schedule: PeerSchedule | None = None
     floor: int = 0
     """Simultaneous node losses that memory must survive; a plan without that is refused."""
 

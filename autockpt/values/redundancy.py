@@ -20,6 +20,8 @@ from autockpt.values.errors import ConfigError
 Scheme = Literal["none", "replicas", "xor", "rs"]
 Arrangement = Literal["group", "mixed", "ring"]
 PeerPath = Literal["host", "device"]
+PeerSchedule = Literal["paced", "windows"]
+"""When copies leave."""
 
 GENERATIONS = 2
 """Kept of what is held for others: the newest complete one, and the one that is arriving."""
@@ -43,6 +45,9 @@ class Redundancy:
     """host: host -> peer host; device: device -> peer device -> peer host."""
     rate_bytes_per_s: float = 0.0
     """Most that a node sends, so that training is not slowed too much; 0: no limit."""
+    schedule: PeerSchedule = "paced"
+    """paced: at that rate; windows: while the training's own traffic is silent, as far as that
+    takes them.  Of copies from host memory."""
     floor: int = 0
     """Simultaneous node losses that the user wants survived whatever happens; a guard holds it."""
 
@@ -89,6 +94,14 @@ class Redundancy:
 
 
 NO_REDUNDANCY = Redundancy()
+
+
+def copy_laps(interval_steps: int) -> int:
+    """Iterations over which copies may be spread: half of those between two checkpoints in memory.
+
+    The other half is for what comes late, and the state that is not protected yet gets older.
+    """
+    return max(1, interval_steps // 2)
 
 
 def arrangement(copies: int, nodes: int) -> Arrangement:

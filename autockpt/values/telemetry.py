@@ -204,6 +204,24 @@ class ShardCopied(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesSent(Event):
+    """Shards left for other nodes, those at one time together, where the network's windows count
+    (`redundancy.schedule: windows`)."""
+
+    from_node: int
+    bytes: int
+    window_bytes: int
+    """While the training's own traffic was silent."""
+    chunk_bytes: int
+    held_s: float
+    """How long pieces waited for windows, together."""
+    send_s: float
+    """From the first byte until the last one was acknowledged."""
+    reason: str = ""
+    """Why windows were not used, or not to the end; "" if they were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersistCommitted(Event):
     """The generation is durable on disk."""
 
@@ -346,6 +364,7 @@ EVENTS: dict[str, type[Event]] = {
         GenerationProtected,
         ProtectionLost,
         ShardCopied,
+        CopiesSent,
         PersistCommitted,
         PersistFailed,
         Scrubbed,

@@ -51,7 +51,9 @@ def test_bytes_beside_compute_are_found_by_the_clock() -> None:
 def test_ungated_is_held_against_gated() -> None:
     """10 % against half a percent is 20 times."""
     blocks = [["ungated", 1.1, 1.0], ["gated", 1.005, 1.0]]
-    rank = {"blocks": blocks, "shares": [1.0], "reason": "", "busy": 0.3}
-    rows = {one.figure: one for one in rows_of([rank, rank])}
+    uses = [{"share": 1.0, "reason": ""}, {"share": 0.9, "reason": "the training stands still"}]
+    rows = {one.figure: one for one in rows_of({"blocks": blocks, "busy": 0.3}, uses)}
     assert rows["ungated over gated"].value == pytest.approx(20.0)
     assert rows["cost, gated"].met
+    assert rows["bytes in windows"].value == pytest.approx(0.95)
+    assert rows["bytes in windows"].note == "the training stands still"

@@ -20,6 +20,7 @@ from autockpt.executors.copying import (
 from autockpt.executors.keeper.slots import (
     BOARD_BYTES,
     CELL_COPIED,
+    CELL_MARK,
     CELL_STEP,
     MAX_SLOTS,
     MemoryTable,
@@ -262,7 +263,7 @@ def test_a_counter_that_is_not_there_is_an_error_and_touches_nothing() -> None:
 def test_a_board_has_a_cell_for_every_slot_that_is_allowed_and_for_no_more() -> None:
     """The last counter is the last cell, and none of them is one of the session's cells."""
     board = Arena.anonymous(BOARD_BYTES)
-    counter = ProgressCounter(board.view[8 * CELL_COPIED :])
+    counter = ProgressCounter(board.view[8 * CELL_COPIED : 8 * CELL_MARK])
     for slot in range(MAX_SLOTS):
         counter.of(slot).set(slot + 1)
     with pytest.raises(IndexError, match="out of bounds"):

@@ -19,13 +19,14 @@ from autockpt.values.goal import Goal, Limits, Pins, RedundancyWish
 from autockpt.values.placement import FailureDomains
 from autockpt.values.plan import Decision
 from autockpt.values.profile import (
+    Bubble,
     Estimate,
     InterferenceMeasure,
     LinkMeasure,
     LinkTraffic,
     Profile,
 )
-from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy, copy_laps
 from tests.fakes.profiles import (
     distribution,
     example_failures,
@@ -249,6 +250,52 @@ def test_a_rate_that_is_cut_leaves_the_training_what_it_uses_of_the_network():
     assert chosen(counted, wanted)[1].rate_bytes_per_s == pytest.approx(0.1 * 2e9)
     quiet = replace(cluster(slowdown=0.04), traffic=(traffic,))
     assert chosen(quiet, wanted)[1].rate_bytes_per_s == 0.0
+
+
+def idle_between_collectives(profile: Profile, gap_s: float, count: int = 4) -> Profile:
+    """Windows of the network on every rank, and no device."""
+    gap = Bubble(rank=0, offset_s=distribution(0.0), length_s=distribution(gap_s), what="network")
+    return replace(
+        profile,
+        fingerprint=replace(profile.fingerprint, gpus=()),
+        bubbles=tuple(replace(gap, rank=n % 2) for n in range(2 * count)),
+    )
+
+
+def test_copies_wait_for_windows_where_the_rate_is_cut_and_windows_take_a_tenth():
+    """Pinned, because snapshots do, or by need and room; never without copies."""
+    slow = idle_between_collectives(cluster(slowdown=0.4), 0.02)
+    two = {"scheme": "replicas", "copies": 2}
+    decision, redundancy = chosen(slow, wish(**two))
+    choice = decision.choice("redundancy")
+    assert choice is not None
+    assert redundancy.schedule == "windows", choice.reason
+    assert "windows take" in choice.reason
+    steps = copy_laps(decision.plan.tier("memory").interval_steps)
+    room = 2e9 / 1.1 * 4 * (0.02 - 1e-4) * steps
+    assert choice.numbers["peer_window_share"] == pytest.approx(min(1.0, room / 0.72e9), rel=0.1)
+    assert chosen(cluster(slowdown=0.4), wish(**two))[1].schedule == "paced"  # none were measured
+    small = idle_between_collectives(cluster(slowdown=0.4), 2e-4, count=1)
+    assert chosen(small, wish(**two))[1].schedule == "paced"
+    harmless = idle_between_collectives(cluster(slowdown=0.02), 0.02)
+    assert chosen(harmless, wish(**two))[1].schedule == "paced"
+    for schedule in ("paced", "windows"):
+        assert chosen(slow, wish(**two, schedule=schedule))[1].schedule == schedule
+        assert chosen(harmless, wish(**two, schedule=schedule))[1].schedule == schedule
+    snapshots = replace(wish(**two), pins=Pins(schedule="windows"))
+    assert chosen(harmless, snapshots)[1].schedule == "windows"
+    assert chosen(slow, wish(scheme="none", schedule="windows"))[1] == NO_REDUNDANCY
+
+
+def test_copies_of_a_device_s_training_are_paced_unless_asked_otherwise():
+    """When its collectives end is not known while it runs."""
+    slow = idle_between_collectives(cluster(slowdown=0.4), 0.02)
+    gpu = replace(slow, fingerprint=replace(slow.fingerprint, gpus=("H200",)))
+    decision, redundancy = chosen(gpu, wish(scheme="replicas", copies=2))
+    assert redundancy.schedule == "paced"
+    choice = decision.choice("redundancy")
+    assert choice is not None
+    assert "collectives of a device" in choice.reason
 
 
 def test_a_snapshot_is_not_taken_before_peers_hold_the_one_before():

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from autockpt.reports import html, model, prometheus, text
 from autockpt.reports.data import RunData
-from autockpt.reports.protection import Protection, protection
+from autockpt.reports.protection import Protection, facts, protection
 from autockpt.reports.restarts import restarts
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from autockpt.values.telemetry import (
+    CopiesSent,
     Event,
     FailureObserved,
     FirstIterated,
@@ -88,6 +89,23 @@ def test_the_newest_protected_generation_has_an_age_and_its_copies() -> None:
     assert found.protected == 2
     assert found.degraded == ""
     assert found.copied_bytes == 4 * MEGABYTE
+
+
+def sent(window_bytes: int, reason: str = "") -> CopiesSent:
+    """A megabyte left node 0."""
+    return CopiesSent(
+        at_s=2.0, rank=-1, from_node=0, bytes=MEGABYTE, window_bytes=window_bytes,
+        chunk_bytes=2**18, held_s=0.1, send_s=0.2, reason=reason,
+    )  # fmt: skip
+
+
+def test_the_share_that_left_in_windows_is_shown() -> None:
+    """Of all bytes, with the newest reason; nothing where no windows were waited for."""
+    assert of(RUN).windowed is None
+    whole = of([*RUN, sent(0, "no windows known yet"), sent(MEGABYTE), sent(MEGABYTE)])
+    assert dict(facts(whole))["left in windows"] == "66.7 % of 3 MB"
+    given_up = of([*RUN, sent(MEGABYTE), sent(0, "the training stands still")])
+    assert dict(facts(given_up))["left in windows"] == "50 % of 2 MB; the training stands still"
 
 
 def test_a_parity_is_one_a_rank_and_comes_from_several_nodes() -> None:

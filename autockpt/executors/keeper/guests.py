@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from autockpt.executors.gate import Gate, OpenGate, PacedGate
+from autockpt.executors.gate import Gate, OpenGate, PacedGate, Windows
 from autockpt.executors.image import ImageIndex, clear_trailer, read_trailer
 from autockpt.executors.keeper.bringing import DEADLINE_S, Bringing
 from autockpt.executors.keeper.exchanges import KeeperExchanges
@@ -81,17 +81,20 @@ class Guests:
         receiver: Callable[[int], int | None],
         exchanges: KeeperExchanges,
         log: Callable[[str], None],
+        windows: Callable[[], Windows | None] = lambda: None,
     ) -> None:
         """`address(node)`: where that keeper serves transfers, None while it has not said; called
         on other threads, as `restoring()` is.  `rate()`: bytes per second that others may take
         now, 0: no limit.  `copied(shard, from_node, bytes, seconds, restoring,
         by_device)` is told of everything that came.  `receiver(rank)`: whose trainer takes a copy
-        of `rank` through the devices, None where that is not asked for."""
+        of `rank` through the devices, None where that is not asked for.  `windows()`: in which
+        shards leave, None where nobody waits for them."""
         self._run_id, self._memory = run_id, memory
         self._post, self._tell, self._log = post, tell, log
         self._tell_copied, self._receiver = copied, receiver
         self._exchanges = exchanges
         self._address, self._rate, self._restoring = address, rate, restoring
+        self._windows = windows
         self._copied = 0
         self._pool: TransferPool | None = None
         self._guests: dict[Key, Guest] = {}
@@ -396,6 +399,7 @@ class Guests:
                     self._sources[home] = source
                 return Loan(
                     source=source, deadline_s=DEADLINE_S, gate=self._gate(),
+                    windows=self._windows(),
                     carry=None if home[1] else self._carry(home[3], index),
                 )  # fmt: skip
         kind = "parity" if want.what == "parity" else "shard"

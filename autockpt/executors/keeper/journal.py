@@ -15,6 +15,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.protocol.messages import HeldShard
 from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.executors.window_gate import WindowUse
 from autockpt.executors.wire import TrainerResumed
 from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
@@ -132,6 +133,16 @@ class Journal:
                 copy_s=copy_s,
                 purpose="restore" if restoring else "protect",
                 path="emulated device" if by_device else "host",
+            )
+        )  # fmt: skip
+
+    def sent(self, use: WindowUse, send_s: float) -> None:
+        """Copies left for other nodes, in windows as far as these took them; from any thread."""
+        self._writer.emit(
+            t.CopiesSent(
+                at_s=_now(), rank=KEEPER, from_node=self._node, bytes=use.nbytes,
+                window_bytes=use.passed["window"], chunk_bytes=use.chunk_bytes,
+                held_s=use.blocked_s, send_s=send_s, reason=use.reason,
             )
         )  # fmt: skip
 

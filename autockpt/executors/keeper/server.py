@@ -25,6 +25,7 @@ from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.gathering import Gathering
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.journal import Journal
+from autockpt.executors.keeper.link_windows import LinkWindows, NodeWindows
 from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.shards import Shards
 from autockpt.executors.keeper.slots import MemoryTable
@@ -109,11 +110,13 @@ class Keeper:
             opened=lambda secret, me, host: self._guests.open(secret, me, host),
         )
         self._exchanges = KeeperExchanges(self._tell_trainer)
+        self._windows = NodeWindows(self._copy_rate, self._journal.sent)
         self._guests = Guests(
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
             address=self._peers.transfer_address, rate=self._copy_rate,
             restoring=lambda: self._protocol.phase == "restoring", log=self._log,
             copied=self._journal.copied, receiver=self._receiver, exchanges=self._exchanges,
+            windows=self._link_windows,
         )  # fmt: skip
         self._shards = Shards(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
@@ -545,6 +548,11 @@ class Keeper:
         if not attaches or self._protocol.phase != "open":
             return 0.0
         return attaches[0].redundancy.rate_bytes_per_s
+
+    def _link_windows(self) -> LinkWindows | None:
+        """Of the first rank here, where copies wait for them: a restore waits for nothing."""
+        ranks = sorted(self._s.trainers) if self._protocol.phase == "open" else []
+        return self._windows.of(self._memory.of(ranks[0]) if ranks else None)
 
     def _receiver(self, rank: int) -> int | None:
         """Whose trainer takes copies of `rank` through the devices, None where that is not asked

@@ -22,9 +22,15 @@ BOARD_BYTES = 4096
 CELL_STEP, CELL_STEP_NS, CELL_STARTED_NS, CELL_STARTED_STEP = 2, 3, 4, 5
 """Cells of the board, 64 bits each: step of the newest boundary, its CLOCK_MONOTONIC in ns, and
 when and at which step this process began."""
+CELL_SPREAD, CELL_MARKED = 6, 7
+"""Iterations that copies to other nodes may take, 0 where nobody marks; and how many marks were
+made."""
 CELL_COPIED = 64
 """From here on one cell a slot: the copied prefix of its image."""
-MAX_SLOTS = BOARD_BYTES // 8 - CELL_COPIED
+MAX_SLOTS = 64
+CELL_MARK = CELL_COPIED + MAX_SLOTS
+"""From here on the newest marks of the rank's traffic, in turn."""
+MARKS = BOARD_BYTES // 8 - CELL_MARK
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ receive on.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
-from autockpt.executors.gate import Gate, OpenGate
+from autockpt.executors.gate import Gate, OpenGate, Windows
 from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.transfer.destination import Destination
 from autockpt.executors.transfer.events import Fetched, Served
@@ -50,6 +51,8 @@ class Loan:
     deadline_s: float
     """For the whole transfer, however lively the other end is."""
     gate: Gate = field(default_factory=OpenGate)
+    windows: Windows | None = None
+    """In which the chunks leave, in place of the gate."""
     carry: Callable[[Want, Transfer], None] | None = None
     """Sends the image to the listener of a want, and returns when it has left; None: no way."""
 
@@ -207,7 +210,7 @@ class Fetch:
 def serve(transfer: Transfer, stream: Stream, want: Want, loan: Loan) -> None:
     """The end that lends, for one stream of a fetch: chunks from the slot's own pages."""
     source, gate = loan.source, loan.gate
-    root, subject, nbytes = source.index.root, source.subject, 0
+    root, subject = source.index.root, source.subject
     if (root, subject.what, subject.generation, subject.rank) != (
         want.root, want.what, want.generation, want.rank,
     ):  # fmt: skip
@@ -226,18 +229,53 @@ def serve(transfer: Transfer, stream: Stream, want: Want, loan: Loan) -> None:
     with _last_words(stream):
         if want.listener is not None:
             nbytes = _carry(transfer, want, loan)
-        for number in numbers_of(() if want.listener else want.chunks):
-            start, stop = subject.chunk_range(number)
-            gate.wait(stop - start)
-            with transfer.lease.use():
-                stream.send_chunk(number, source.fd, source.image, start, stop)
-            nbytes += stop - start
+        elif loan.windows is not None:
+            nbytes = _send_in_windows(transfer, stream, want, source, loan.windows)
+        else:
+            nbytes = _send(transfer, stream, want, source, gate)
         verified = expect(Verified, stream.hear())
     if verified.root != root:
         raise ProtocolError(f"verified as {verified.root[:16]}, lent was {root[:16]}")
     transfer.outcome = Served(
         node=transfer.node, root=root, nbytes=nbytes, seconds=transfer.seconds
     )
+
+
+def _send(transfer: Transfer, stream: Stream, want: Want, source: ImageSource, gate: Gate) -> int:
+    """Whole chunks, when the gate lets them; bytes sent."""
+    nbytes = 0
+    for number in numbers_of(want.chunks):
+        start, stop = source.subject.chunk_range(number)
+        gate.wait(stop - start)
+        with transfer.lease.use():
+            stream.send_chunk(number, source.fd, source.image, start, stop)
+        nbytes += stop - start
+    return nbytes
+
+
+def _send_in_windows(
+    transfer: Transfer, stream: Stream, want: Want, source: ImageSource, windows: Windows
+) -> int:
+    """Pieces of chunks, each acknowledged before the next is asked for; bytes sent.
+
+    A chunk that windows have held back for half of the time that the other end grants it goes on
+    without them.
+    """
+    ranges = [(n, *source.subject.chunk_range(n)) for n in numbers_of(want.chunks)]
+    total = sum(stop - start for _, start, stop in ranges)
+    with windows.begin(total) as gate:
+        for number, start, stop in ranges:
+            at, hurried_s = start, time.monotonic() + stream.silence_s / 2
+            while at < stop:
+                late = time.monotonic() > hurried_s
+                end = stop if late else at + gate.take(stop - at)
+                with transfer.lease.use():
+                    if at == start:
+                        stream.begin_chunk(number, stop - start)
+                    stream.send_piece(source.fd, source.image, at, end)
+                stream.drain()
+                at = end
+    return total
 
 
 def _carry(transfer: Transfer, want: Want, loan: Loan) -> int:

@@ -8,14 +8,17 @@ chunk (MSG_WAITALL): a poll whenever some bytes are there took a tenth more CPU 
 encrypt, so it copies and polls: that is what it costs.
 """
 
+import array
 import contextlib
 import errno
+import fcntl
 import math
 import os
 import select
 import socket
 import ssl
 import struct
+import termios
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +39,8 @@ from autockpt.values.errors import AutockptError, ProtocolError
 
 TLS_PIECE_BYTES = 256 * 2**10
 LAST_WORDS_S = 1.0
+DRAIN_S = 100e-6
+"""Between two looks at what is not acknowledged: the time of some KB on a fast link."""
 LONGEST_WAIT_S = 3600.0
 _TIMEVAL = struct.Struct("@ll")
 
@@ -103,8 +108,34 @@ class Stream:
 
     def send_chunk(self, number: int, fd: int, image: memoryview, start: int, stop: int) -> None:
         """Sends image[start:stop], which stands at `start` in `fd`, as chunk `number`."""
-        self.write(Header(kind=CHUNK, number=number, length=stop - start).pack(), more=True)
+        self.begin_chunk(number, stop - start)
+        self.send_piece(fd, image, start, stop)
+
+    def begin_chunk(self, number: int, nbytes: int) -> None:
+        """Announces chunk `number`, whose bytes follow in pieces."""
+        self.write(Header(kind=CHUNK, number=number, length=nbytes).pack(), more=True)
+
+    def send_piece(self, fd: int, image: memoryview, start: int, stop: int) -> None:
+        """Sends image[start:stop], which stands at `start` in `fd`."""
         self._send_file(fd, image, start, stop)
+
+    def drain(self) -> None:
+        """Waits until the other end has every byte that was sent.  Raises Silent, OSError.
+
+        What is queued still uses the link.
+        """
+        deadline, left = self._deadline(), array.array("i", [1])
+        ended = select.poll()
+        ended.register(self._sock.fileno(), 0)
+        while True:
+            fcntl.ioctl(self._sock, termios.TIOCOUTQ, left)
+            if not left[0]:
+                return
+            if ended.poll(0):
+                raise OSError(errno.ECONNRESET, f"closed with {left[0]} bytes on their way")
+            if time.monotonic() > deadline:
+                raise Silent(f"{left[0]} bytes were not acknowledged for {self.silence_s:g} s")
+            time.sleep(DRAIN_S)
 
     def refuse(self, reason: str) -> None:
         """Says why, if it can be said at once; never raises."""

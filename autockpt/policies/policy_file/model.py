@@ -22,7 +22,7 @@ from autockpt.values.goal import (
     Retention,
     Retune,
 )
-from autockpt.values.redundancy import Arrangement, PeerPath, Scheme
+from autockpt.values.redundancy import Arrangement, PeerPath, PeerSchedule, Scheme
 
 VERSION = 1
 
@@ -99,6 +99,11 @@ PeerPathWord = Annotated[
     PeerPath | None,
     _reader(fields.word_reader("host", "device")),
     _words("host", "device"),
+]
+PeerScheduleWord = Annotated[
+    PeerSchedule | None,
+    _reader(fields.word_reader("paced", "windows")),
+    _words("paced", "windows"),
 ]
 Schedule = Annotated[
     Literal["lazy", "blocking", "windows"] | None,
@@ -210,6 +215,7 @@ class RedundancySection(Section):
     parity: Parity = None
     path: PeerPathWord = None
     rate: Rate = None
+    schedule: PeerScheduleWord = None
     floor: Floor = None
 
 
@@ -394,6 +400,7 @@ def _wish(section: RedundancySection) -> RedundancyWish:
         parity=section.parity,
         path=section.path,
         rate_bytes_per_s=section.rate,
+        schedule=section.schedule,
         floor=section.floor or 0,
     )
 

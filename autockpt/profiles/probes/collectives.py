@@ -73,13 +73,15 @@ class CollectiveRecorder:
 class CollectiveHooks:
     """Tells a recorder of collectives while attached, and a listener as they happen."""
 
-    def __init__(self, recorder: CollectiveRecorder, listener: ChunkListener | None = None) -> None:
+    def __init__(
+        self, recorder: CollectiveRecorder | None, listener: ChunkListener | None = None
+    ) -> None:
         """`listener` hears ends on threads of the back end."""
         self._recorder, self._listener = recorder, listener
         self._originals: dict[str, Callable[..., Any]] = {}
 
     def attach(self) -> None:
-        """Wraps the functions of `torch.distributed`."""
+        """Wraps the functions of `torch.distributed`; a compiled graph has the original ones."""
         for name in NAMES:
             self._wrap(name)
 
@@ -103,14 +105,17 @@ class CollectiveHooks:
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
             began_s = self._began(name)
             work = original(*args, **kwargs)
             called_s = time.perf_counter()
-            if work is None:  # it was waited for
-                self._ended(name, began_s)
-            else:
+            try:
                 work.get_future().add_done_callback(lambda _: self._ended(name, began_s))
-            self._recorder.took(time.perf_counter() - called_s)
+            except (AttributeError, RuntimeError):  # it was waited for, or tells nobody
+                self._ended(name, began_s)
+            if self._recorder is not None:
+                self._recorder.took(time.perf_counter() - called_s)
             return work
 
         setattr(dist, name, collective)
@@ -123,7 +128,8 @@ class CollectiveHooks:
     def _ended(self, name: str, began_s: float) -> None:
         if not self._originals:
             return  # detached, and DDP keeps its hook
-        self._recorder.span(name, began_s, time.perf_counter())
+        if self._recorder is not None:
+            self._recorder.span(name, began_s, time.perf_counter())
         if self._listener is not None:
             self._listener.ended(name)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from autockpt.executors.gate import Gate, OpenGate
+from autockpt.executors.gate import Gate, OpenGate, Windows
 from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.memory import Arena
@@ -104,6 +104,7 @@ class End:
         self.refusal = ""
         self.lent: dict[str, Image] = {}
         self.gate: Gate = OpenGate()
+        self.windows: Windows | None = None
         self.deadline_s = PATIENCE_S
         """For everybody who fetches from here."""
         self.placing: Callable[[int], object] = lambda number: None
@@ -138,7 +139,9 @@ class End:
         image = self.lent.get(want.root)
         if self.refusal or image is None:
             return self.refusal or "no such image"
-        return Loan(source=image.source, deadline_s=self.deadline_s, gate=self.gate)
+        return Loan(
+            source=image.source, deadline_s=self.deadline_s, gate=self.gate, windows=self.windows
+        )
 
     def _note(self, event: Event) -> None:
         with self._news:

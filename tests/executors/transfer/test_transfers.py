@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -67,6 +69,71 @@ def test_the_gate_paces_all_streams_together(start: Start, image: Make) -> None:
     lender.gate = PacedGate(100 * CHUNK)
     lost.fetch(lender, made, streams=3)
     assert lost.told(Fetched).seconds > 0.15
+
+
+class Pieces:
+    """Windows that let so many bytes pass at a time, after a pause; records what was asked."""
+
+    def __init__(self, piece: int, pause_s: float = 0.0) -> None:
+        self.piece, self.pause_s = piece, pause_s
+        self.begun: list[int] = []
+        self.asked: list[int] = []
+
+    @contextmanager
+    def begin(self, nbytes: int) -> Iterator["Pieces"]:
+        """A transfer."""
+        self.begun.append(nbytes)
+        yield self
+
+    def take(self, left: int) -> int:
+        """A piece."""
+        time.sleep(self.pause_s)
+        self.asked.append(left)
+        return min(self.piece, left)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_chunks_leave_in_pieces_in_windows(start: Start, image: Make, streams: int) -> None:
+    """To the bit, every byte asked for once, by each stream for its part."""
+    lender, lost, made = start(0), start(1), image(6 * CHUNK + 17)
+    lender.windows = windows = Pieces(CHUNK // 4 + 1)
+    lender.lend(made)
+    lost.fetch(lender, made, streams=streams)
+    assert lost.told(Fetched).nbytes == 6 * CHUNK + 17
+    assert lost.received == made.view
+    assert (len(windows.begun), sum(windows.begun)) == (streams, 6 * CHUNK + 17)
+    assert len(windows.asked) == 6 * 4 + 1
+    assert max(windows.asked) == CHUNK
+
+
+def test_windows_hold_no_chunk_back_until_it_looks_like_silence(start: Start, image: Make) -> None:
+    """Pieces that would take 6 s: after half of what the other end grants a chunk goes on whole."""
+    lender, lost, made = start(0, silence_s=1.0), start(1, silence_s=1.0), image(CHUNK)
+    lender.windows = windows = Pieces(CHUNK // 64, pause_s=0.1)
+    lender.lend(made)
+    lost.fetch(lender, made)
+    assert 0.4 < lost.told(Fetched).seconds < 1.0
+    assert lost.received == made.view
+    assert 3 <= len(windows.asked) <= 6
+
+
+def test_a_piece_that_is_not_acknowledged_ends_with_the_transfer(start: Start, image: Make) -> None:
+    """The other end takes nothing; when the slot is needed nobody is inside it."""
+    lender, lost, made = start(0), start(1), image(2**26)
+    go_on = threading.Event()
+    lost.placing = lambda number: go_on.wait(PATIENCE_S)
+    lender.windows = Pieces(2**26)
+    lender.lend(made)
+    lost.fetch(lender, made)
+    deadline = time.monotonic() + PATIENCE_S
+    while not made.source._leases and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.2)
+    began = time.monotonic()
+    made.source.revoke("the slot is needed")
+    assert time.monotonic() - began < 1.0
+    assert lender.told(TransferFailed).fault == "aborted"
+    go_on.set()
 
 
 def test_a_gate_that_looks_like_silence_is_refused(start: Start, image: Make) -> None:
