@@ -7,6 +7,7 @@ in memory: it stays one contiguous range of bytes and needs no communication.
 Source: ByteCheckpoint (NSDI 2025), decomposition of irregular tensors.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,10 @@ def contains(shape: Sequence[int], box: Box) -> bool:
     """`box` is a part of a tensor of `shape`."""
     if not len(shape) == len(box.offset) == len(box.shape):
         return False
-    parts = zip(box.offset, box.shape, shape, strict=True)
-    return all(start >= 0 and size >= 0 and start + size <= total for start, size, total in parts)
+    for start, size, total in zip(box.offset, box.shape, shape, strict=True):
+        if start < 0 or size < 0 or start + size > total:  # hundreds of tensors: no generator
+            return False
+    return True
 
 
 def intersect(a: Box, b: Box) -> Box | None:
@@ -151,3 +154,31 @@ def overlaps(boxes: Sequence[Box], start: int, stop: int) -> Iterator[Overlap]:
                 yield Overlap(box=part.moved(box.offset), start=at)
                 at += part.count
         base += box.count
+
+
+def common_runs(part: Box, one: Box, other: Box, *, most: int) -> list[tuple[int, int, int]] | None:
+    """What of `part` stands in one piece in the memory of both boxes, which contain it.
+
+    Rows (first element in the memory of one, in that of the other, elements); None when there are
+    more than `most`.
+    """
+    inner, count = len(part.shape), 1
+    while inner:
+        inner -= 1
+        count *= part.shape[inner]
+        if not part.shape[inner] == one.shape[inner] == other.shape[inner]:
+            break
+    if math.prod(part.shape[:inner]) > most:
+        return None
+    rows = zip(part.offset[:inner], part.shape[:inner], strict=True)
+    outer = (range(first, first + size) for first, size in rows)
+    places = (row + part.offset[inner:] for row in itertools.product(*outer))
+    return [(flat_index(place, one), flat_index(place, other), count) for place in places]
+
+
+def flat_index(place: Sequence[int], box: Box) -> int:
+    """Number of an element of a box in row-major order."""
+    number = 0
+    for at, base, size in zip(place, box.offset, box.shape, strict=True):
+        number = number * size + at - base
+    return number

@@ -14,10 +14,20 @@ from dataclasses import dataclass, field
 import torch
 
 from autockpt.executors.image import ImageIndex
-from autockpt.executors.layout.boxes import Box, intersect, overlaps, without
+from autockpt.executors.layout.boxes import (
+    Box,
+    common_runs,
+    flat_index,
+    intersect,
+    overlaps,
+    without,
+)
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.pieces import Piece
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
+
+MOST_RUNS = 64
+"""Of bytes that one piece gives to one tensor; what is cut finer is copied box by box."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,18 +60,23 @@ class Move:
     elements: int
     start: int = field(init=False)
     stop: int = field(init=False)
+    runs: list[tuple[int, int, int]] | None = field(init=False)
+    """Rows (first byte in the image, address it goes to, bytes); None: too many."""
 
     def __post_init__(self) -> None:
         self.start = self.piece.start
         self.stop = self.piece.start + self.piece.nbytes
+        if self.regions is None:
+            whole = (self.start, self.want.memory.data_ptr(), self.piece.nbytes)
+            self.runs = [whole]
+        else:
+            self.runs = _runs_of(self.piece, self.regions)
 
     def put(self, low: int, high: int, address: int) -> int:
         """The bytes [low, high) of the image stand at `address`; elements written."""
-        if self.regions is None:
-            target = self.want.memory.data_ptr() + low - self.start
-            ctypes.memmove(target, address, high - low)
-            return (high - low) // self.piece.dtype.itemsize
         size = self.piece.dtype.itemsize
+        if self.runs is not None:
+            return _copy_runs(self.runs, low, high, address) // size
         raw = (ctypes.c_char * (high - low)).from_address(address)
         source = torch.frombuffer(raw, dtype=self.piece.dtype)
         first, count = (low - self.start) // size, 0
@@ -79,6 +94,36 @@ class Move:
                 memory[both.slices_in(base)].copy_(held[both.slices_in(box)])
                 count += both.count
         return count
+
+
+def _copy_runs(runs: list[tuple[int, int, int]], low: int, high: int, address: int) -> int:
+    """What the bytes [low, high) of the image at `address` hold of them; bytes copied."""
+    copied = 0
+    for start, target, nbytes in runs:
+        first, last = max(low, start), min(high, start + nbytes)
+        if last > first:
+            ctypes.memmove(target + first - start, address + first - low, last - first)
+            copied += last - first
+    return copied
+
+
+def _runs_of(
+    piece: Piece, regions: Sequence[tuple[Box, Box, torch.Tensor]]
+) -> list[tuple[int, int, int]] | None:
+    size, base = piece.dtype.itemsize, piece.start
+    found: list[tuple[int, int, int]] = []
+    for box in piece.boxes:
+        for region, outer, memory in regions:
+            both = intersect(box, region)
+            if both is None:
+                continue
+            runs = common_runs(both, box, outer, most=MOST_RUNS - len(found))
+            if runs is None:
+                return None
+            target = memory.data_ptr()
+            found += [(base + a * size, target + b * size, n * size) for a, b, n in runs]
+        base += box.count * size
+    return found
 
 
 def lacking(holding: Holding, pieces: Iterable[Piece]) -> list[Box]:
@@ -225,26 +270,18 @@ class Loading:
 
 def _ranges(move: Move) -> list[tuple[int, int]]:
     """Byte ranges of the image that hold what a move takes."""
-    if move.regions is None:
-        return [(move.start, move.stop)]
+    if move.runs is not None:
+        return [(start, start + nbytes) for start, _, nbytes in move.runs]
     size, base, found = move.piece.dtype.itemsize, 0, []
     for box in move.piece.boxes:
-        for region, _, _ in move.regions:
+        for region, _, _ in move.regions or ():
             both = intersect(box, region)
             if both is not None:
                 last_of = [o + n - 1 for o, n in zip(both.offset, both.shape, strict=True)]
-                first, last = base + _flat(both.offset, box), base + _flat(last_of, box)
+                first, last = base + flat_index(both.offset, box), base + flat_index(last_of, box)
                 found.append((move.start + first * size, move.start + (last + 1) * size))
         base += box.count
     return found
-
-
-def _flat(place: Sequence[int], box: Box) -> int:
-    """Number of an element of a box in row-major order."""
-    number = 0
-    for at, base, size in zip(place, box.offset, box.shape, strict=True):
-        number = number * size + at - base
-    return number
 
 
 def address_of(data: memoryview) -> int:

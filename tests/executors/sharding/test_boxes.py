@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autockpt.executors.layout.boxes import (
     Box,
+    common_runs,
     contains,
     flat_range_boxes,
     intersect,
@@ -47,6 +48,28 @@ def two_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box, Box]:
     """A tensor and two parts of it."""
     shape = draw(shapes())
     return shape, draw(box_in(shape)), draw(box_in(shape))
+
+
+@given(two_boxes(), st.integers(1, 20))
+def test_runs_are_the_common_elements_in_the_memory_of_both(
+    case: tuple[tuple[int, ...], Box, Box], most: int
+) -> None:
+    """In order, each once; None when there are more than may be."""
+    shape, a, b = case
+    both = intersect(a, b)
+    if both is None:
+        return
+    runs = common_runs(both, a, b, most=10**6)
+    assert runs is not None
+    in_a, in_b = elements(a, shape), elements(b, shape)
+    for first, second, count in runs:
+        assert in_a[first : first + count] == in_b[second : second + count]
+    found = [n for first, _, count in runs for n in in_a[first : first + count]]
+    assert found == elements(both, shape)
+    if common_runs(both, a, b, most=most) is None:
+        assert len(runs) > most
+    else:
+        assert len(runs) <= most
 
 
 @given(two_boxes())
