@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class Wanted:
         placed = {n: t for n, t in self._live.items() if self._state.is_placed(t)}
         for name, parameter in placed.items():
             self._adopt(name, parameter, self._holding(parameter))
-        for prefix, name, parameter in self._owned():
+        for prefix, name, parameter in self._owned:
             if name in placed:
                 own = self._holding(parameter)
                 held = held_state(self._state.optimizers[prefix], parameter, own)
@@ -129,10 +130,10 @@ class Wanted:
         live = ((name, self._holding(tensor)) for name, tensor in self._live.items())
         if not all(self._stands(name, holding) for name, holding in live):
             return False
-        for prefix, parameters in self._parameters():
+        for prefix, parameters in self._parameters:
             if not all(self.optimizers[prefix].knows(name) for name in parameters):
                 return False
-        return all(self._state_stands(*owned) for owned in self._owned())
+        return all(self._state_stands(*owned) for owned in self._owned)
 
     def _state_stands(self, prefix: str, name: str, parameter: torch.Tensor) -> bool:
         saved = self.optimizers[prefix]
@@ -152,20 +153,25 @@ class Wanted:
         pieces = self._stored.pieces(name)
         return bool(pieces) and pieces[0].boxes == holding.boxes
 
-    def _parameters(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    @cached_property
+    def _parameters(self) -> list[tuple[str, dict[str, torch.Tensor]]]:
         """(prefix, parameters by name) of every optimizer."""
+        found = []
         for prefix in self.optimizers:
             groups = self._state.optimizers[prefix].param_groups
             named = {self._state.name_of(p): p for group in groups for p in group["params"]}
-            yield prefix, named
+            found.append((prefix, named))
+        return found
 
-    def _owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    @cached_property
+    def _owned(self) -> list[tuple[str, str, torch.Tensor]]:
         """(prefix, name, parameter) of those whose optimizer state this rank has."""
-        for prefix, parameters in self._parameters():
-            optimizer = self._state.optimizers[prefix]
-            for name, parameter in parameters.items():
-                if self._state.has_state(optimizer, parameter):
-                    yield prefix, name, parameter
+        return [
+            (prefix, name, parameter)
+            for prefix, parameters in self._parameters
+            for name, parameter in parameters.items()
+            if self._state.has_state(self._state.optimizers[prefix], parameter)
+        ]
 
     def _state_holding(
         self, prefix: str, parameter: torch.Tensor, piece: Piece
@@ -187,7 +193,7 @@ class Wanted:
     def complete(self, skeleton_of: Callable[[int], Any]) -> None:
         """Reads the skeletons of other shards for what the home shard does not know."""
         self._covered = []
-        for prefix, parameters in self._parameters():
+        for prefix, parameters in self._parameters:
             saved, optimizer = self.optimizers[prefix], self._state.optimizers[prefix]
             for name, parameter in parameters.items():
                 found = any(True for _ in saved.tensors_of(prefix, name))
@@ -218,7 +224,7 @@ class Wanted:
         another can know more of an optimizer, or hold a copy that belongs to a mean."""
         if self._drift:
             return False
-        for prefix, parameters in self._parameters():
+        for prefix, parameters in self._parameters:
             saved = self.optimizers[prefix]
             if not all(saved.knows(name) for name in parameters):
                 return False
@@ -267,7 +273,7 @@ class Wanted:
         """By name (parameter whose state it is, or itself; ranks that stored it as their own)."""
         buffers = self._state.buffers()
         of = {name: name for name in self._live if name not in buffers}
-        for prefix, name, _ in self._owned():
+        for prefix, name, _ in self._owned:
             of |= dict.fromkeys(self.optimizers[prefix].tensors_of(prefix, name), name)
         pieces = {name: self._stored.pieces(name) for name in of}
         return {n: (of[n], sum(not p.declared for p in found)) for n, found in pieces.items()}
@@ -298,7 +304,7 @@ class Wanted:
                 yield _Wish(name, part, None, pieces[0].shape, pieces[0].dtype)
 
     def _optimizer_wishes(self) -> Iterator[_Wish]:
-        for prefix, name, parameter in self._owned():
+        for prefix, name, parameter in self._owned:
             for tensor in self.optimizers[prefix].tensors_of(prefix, name):
                 copies = self._drift.copies_of_state(prefix, name, tensor)
                 pieces = self._stored.pieces(copies[0] if copies else tensor)
