@@ -30,7 +30,7 @@ from autockpt.executors.applying import apply_state
 from autockpt.executors.catalogue import READERS, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.fresh import FreshMemory
-from autockpt.executors.memory import Arena, reading_bytes
+from autockpt.executors.memory import Arena, memory_to_read_in
 from autockpt.executors.persist import ImageReader, read_image
 from autockpt.executors.restore import restore_shards
 from autockpt.executors.shards import DiskShards, Together
@@ -232,7 +232,7 @@ class RankOfJob:
         """What a keeper does while the trainers import."""
         where: list[Any] = [None]
         if self.rank == 0:
-            self.ring = Arena.create_shared(reading_bytes(self.ranks), name="autockpt-bench")
+            self.ring = memory_to_read_in(self.ranks)
             where = [f"/proc/{os.getpid()}/fd/{self.ring.fd}"]
         dist.broadcast_object_list(where, src=0)
         if self.rank:

@@ -98,17 +98,18 @@ def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
     """What the index and the header of one shard say; both are checked against the commit."""
     from autockpt.executors.catalogue import open_shard
     from autockpt.executors.image import header_bytes, read_header
+    from autockpt.executors.memory import Arena
 
     record = commit.records[rank]
     source = open_shard(folder, record, commit)
     index = source.index
-    buffer = source.buffer()
+    buffer = Arena.anonymous(source.room_bytes)
     try:
-        head = bytes(source.read(0, buffer))
+        head = bytes(source.read(0, buffer.view))
         wanted = header_bytes(memoryview(head), index.image_bytes)
         chunk = 1
         while len(head) < wanted:
-            head += bytes(source.read(chunk, buffer))
+            head += bytes(source.read(chunk, buffer.view))
             chunk += 1
         header = read_header(head[:wanted], index.image_bytes)
     finally:

@@ -14,7 +14,7 @@ from autockpt.executors.directory import CommitFile, lossy_mark, read_commit, re
 from autockpt.executors.gate import Gate, OpenGate
 from autockpt.executors.health import NanScan
 from autockpt.executors.image import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
-from autockpt.executors.memory import PAGE_BYTES, Arena, page_align
+from autockpt.executors.memory import Arena, page_align
 from autockpt.executors.persist import ImageReader
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
@@ -188,14 +188,15 @@ class ChunkSource:
         index.check_head(data, source=self.path)
         return data
 
-    def buffer(self) -> Arena:
-        """Memory for one chunk, and for the same of every base."""
-        return Arena.anonymous(self._levels * self._room)
+    @property
+    def room_bytes(self) -> int:
+        """Memory for one chunk, and for the same of every base, page-aligned."""
+        return self._levels * self._room
 
     @property
     def _room(self) -> int:
-        """For a chunk as it is stored, page-aligned."""
-        return page_align(min(self.index.chunk_bytes, self.index.image_bytes)) + PAGE_BYTES
+        """For a chunk as it is stored."""
+        return page_align(min(self.index.chunk_bytes, self.index.image_bytes))
 
     @property
     def _levels(self) -> int:
@@ -204,20 +205,15 @@ class ChunkSource:
     def expect(self, chunks: Sequence[int]) -> None:
         """Nothing: whoever reads has threads enough."""
 
-    def read(self, chunk: int, buffer: Arena) -> memoryview:
-        """The raw bytes of a chunk, verified.  Raises CorruptCheckpointError or StorageError."""
-        return self._read(chunk, buffer.view)
-
-    def inspect(
-        self, chunk: int, buffer: Arena, look: Callable[[int, memoryview], None]
-    ) -> memoryview:
-        """As `read`; `look(offset, piece)` sees the bytes before they are verified."""
-        return self._read(chunk, buffer.view, look)
-
-    def _read(
+    def read(
         self, chunk: int, memory: memoryview,
         look: Callable[[int, memoryview], None] | None = None,
     ) -> memoryview:  # fmt: skip
+        """The raw bytes of a chunk, verified, in page-aligned memory of `room_bytes`.
+
+        `look(offset, piece)` sees the bytes before they are verified.  Raises
+        CorruptCheckpointError or StorageError.
+        """
         start, stop = self.index.chunk_range(chunk)
         if not self.index.stored:
             data = memory[: stop - start]
@@ -255,7 +251,7 @@ class ChunkSource:
             raise CorruptCheckpointError(
                 f"{self.path}: chunk {chunk} needs the base of digest {digest}, {got}"
             )
-        return base._read(chunk, memory)
+        return base.read(chunk, memory)
 
     def close(self) -> None:
         """Closes the file, and those of its bases."""
@@ -353,7 +349,8 @@ class _Reading:
     def shard(self, rank: int, source: ChunkSource) -> None:
         """All chunks; a bad one does not end it."""
         index = source.index
-        scan, buffer = NanScan(index.image_bytes, beyond=index.head_bytes), source.buffer()
+        scan = NanScan(index.image_bytes, beyond=index.head_bytes)
+        buffer = Arena.anonymous(source.room_bytes)
         for chunk in range(len(index.digests)):
             start, stop = index.chunk_range(chunk)
             self._gate.wait(stop - start)
@@ -362,7 +359,7 @@ class _Reading:
                 scan.take(start + offset, piece)
 
             try:
-                self.bytes += len(source.inspect(chunk, buffer, look))
+                self.bytes += len(source.read(chunk, buffer.view, look))
             except AutockptError as error:
                 self.failed(rank, error)
         buffer.close()

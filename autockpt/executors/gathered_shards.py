@@ -34,7 +34,7 @@ class Keeper(Protocol):
 class LentChunks:
     """A shard in memory that the keeper lends; chunks are brought when they are asked for."""
 
-    workers = FETCHED
+    workers, room_bytes = FETCHED, 0
 
     def __init__(self, keeper: Keeper, shard: int, generation: Generation) -> None:
         """Raises CorruptCheckpointError when no memory gives it."""
@@ -79,7 +79,7 @@ class LentChunks:
                 number = self._keeper.want(self._shard, tuple(missing), elsewhere=False)
                 self._requests |= dict.fromkeys(missing, number)
 
-    def read(self, chunk: int, buffer: Arena) -> memoryview:
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
         """A view, verified; from another memory when this one is damaged."""
         try:
             return self._checked(chunk, self._bring(chunk))
@@ -112,10 +112,6 @@ class LentChunks:
         data = arena.view[start:stop]
         self.index.check(chunk, data, source="memory")
         return data
-
-    def buffer(self) -> Arena:
-        """Not used: chunks are read in place."""
-        return Arena.anonymous(1)
 
     def close(self) -> None:
         """Lets the memory go."""

@@ -53,11 +53,8 @@ def page_align(count: int) -> int:
 
 READING_TABLE_BYTES = 4 * 2**20
 """Of the memory in which ranks of a node read together: who needs and has which chunk."""
-
-
-def reading_bytes(ranks: int) -> int:
-    """Size of that memory: the table, and at least two usual chunks for every rank."""
-    return READING_TABLE_BYTES + max(64, 16 * ranks) * 2**20
+READING_HUGE_MARK = PAGE_BYTES - 1
+"""Byte of that table which is 1 when all that stands behind the table is in huge pages."""
 
 
 class Arena:
@@ -148,9 +145,12 @@ class Arena:
         if self._advise(_MADV_POPULATE_WRITE, start, count):
             os.posix_fallocate(self.fd, start, count)  # an old kernel, or the reason why not
 
-    def make_huge(self, start: int, count: int) -> None:
-        """Gathers a part into huge pages where the system finds them; bytes stay what they are."""
-        self._advise(_MADV_COLLAPSE, start, count // HUGE_BYTES * HUGE_BYTES)
+    def make_huge(self, start: int, count: int) -> bool:
+        """Gathers a part into huge pages where the system finds them; bytes stay what they are.
+
+        True when all whole ones in it are.
+        """
+        return not self._advise(_MADV_COLLAPSE, start, count // HUGE_BYTES * HUGE_BYTES)
 
     def _advise(self, advice: int, start: int, count: int) -> bool:
         """True where the kernel says no.  Through ctypes because that releases the GIL."""
@@ -171,6 +171,19 @@ class Arena:
         with contextlib.suppress(BufferError):
             self.view.release()
         self.let_go()
+
+
+def memory_to_read_in(ranks: int) -> Arena:
+    """Where so many ranks read together: a table, and at least two usual chunks for each.
+
+    In huge pages where the system gives them, which takes a while: a direct read into small ones
+    ran at a third of the speed (measured: 0.9 against 2.8 GB/s, virtio disk, 8 MiB).
+    Raises GuardError or OSError when the memory is not there.
+    """
+    nbytes = max(64, 16 * ranks) * 2**20
+    arena = Arena.create_shared(READING_TABLE_BYTES + nbytes, name="autockpt-reading")
+    arena.view[READING_HUGE_MARK] = arena.make_huge(READING_TABLE_BYTES, nbytes)
+    return arena
 
 
 def gather_pages(arenas: Sequence[Arena]) -> None:

@@ -29,6 +29,8 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 HEADER_READERS = 8
 """Threads that open shards to learn what they hold: each waits for storage twice a shard."""
+AHEAD = 4
+"""Chunks that a rank reads while it plans what to take: about as many as it has time for."""
 KEPT_OPEN = 64
 """Shards whose headers are read at once and stay open; before it looks at more it closes them, and
 opens again what it needs."""
@@ -69,11 +71,14 @@ class _Restore:
         self._stored = Stored()
         self._mine = threading.local()
         self._buffers: list[Arena] = []
+        self._planned = threading.Event()
+        self._ahead: threading.Thread | None = None
 
     def run(self) -> RestoredState:
         """All of it."""
         home = self._open(self._shards.home)
         skeleton = home.skeleton()
+        self._begin_to_read(home)
         same_mesh = skeleton["progress"].get("mesh", "") == self._state.mesh()
         wanted = Wanted(
             self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh,
@@ -91,6 +96,7 @@ class _Restore:
         else:
             moves = self._from_several(wanted, exact=exact, as_it_was=as_it_was)
         loading = Loading(moves)
+        self._end_reading_ahead()
         self._read(loading)
         loading.finish()
         return RestoredState(
@@ -100,6 +106,38 @@ class _Restore:
             by_rank=self._by_rank(same_mesh=same_mesh),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
+
+    def _begin_to_read(self, home: OpenedShard) -> None:
+        """The first chunks of the home shard, which are most likely needed, by another thread."""
+        shards, group, first = self._shards, self._shards.together, 0
+        if not home.chunks.room_bytes or shards.home not in shards.within_reach:
+            return  # all of it is here, or somebody else's replica is taken
+        if group is not None:
+            first = shards.first_chunks[shards.home]
+
+        def read(chunk: int) -> None:
+            if group is None:
+                home.held(chunk)
+            else:
+                group.read_ahead(
+                    first + chunk,
+                    lambda _, place: self._verified(shards.home, chunk, place),
+                )
+
+        def work() -> None:
+            # Whatever is wrong is met again by whoever needs the chunk.
+            with contextlib.suppress(Exception):
+                for chunk in range(min(AHEAD, len(home.chunks.index.digests))):
+                    if not self._planned.is_set():
+                        read(chunk)
+
+        self._ahead = threading.Thread(target=work, name="autockpt-first-chunks", daemon=True)
+        self._ahead.start()
+
+    def _end_reading_ahead(self) -> None:
+        self._planned.set()
+        if self._ahead is not None:
+            self._ahead.join()
 
     def _from_several(self, wanted: Wanted, *, exact: bool, as_it_was: bool) -> list[Move]:
         """From those in memory if ranks and mesh are what they were, else from all there are."""
@@ -214,35 +252,39 @@ class _Restore:
 
         def work(_: int) -> None:
             group.run(
-                lambda number: self._verified(*numbers[number]),
+                lambda number, place: self._verified(*numbers[number], place),
                 lambda number, data: self._put(loading, *numbers[number], data),
             )
 
         threads = group.threads(workers)
         run_parallel(range(threads), work, workers=threads)
 
-    def _verified(self, shard: int, chunk: int) -> memoryview:
-        """A chunk, from what was read before or from its source."""
+    def _verified(self, shard: int, chunk: int, place: memoryview | None = None) -> memoryview:
+        """A chunk, from what was read before or from its source, by way of `place` if it fits."""
         opened = self._opened[shard]
         data = opened.take(chunk)
         if data is None:
-            data = opened.chunks.read(chunk, self._buffer(opened.chunks))
+            room = opened.chunks.room_bytes
+            if place is None or len(place) < room:
+                place = self._buffer(room)
+            data = opened.chunks.read(chunk, place)
         return data
 
     def _put(self, loading: Loading, shard: int, chunk: int, data: memoryview) -> None:
         start, stop = self._opened[shard].chunks.index.chunk_range(chunk)
         loading.put(shard, start, data[: stop - start])
 
-    def _buffer(self, chunks: Chunks) -> Arena:
+    def _buffer(self, nbytes: int) -> memoryview:
         """Memory of this thread, enough for a chunk of any shard so far."""
-        size = min(chunks.index.chunk_bytes, chunks.index.image_bytes)
-        if getattr(self._mine, "size", 0) < size:
-            self._mine.size, self._mine.buffer = size, chunks.buffer()
-            self._buffers.append(self._mine.buffer)
-        return self._mine.buffer  # type: ignore[no-any-return]
+        buffer: Arena | None = getattr(self._mine, "buffer", None)
+        if buffer is None or buffer.nbytes < nbytes:
+            self._mine.buffer = buffer = Arena.anonymous(nbytes)
+            self._buffers.append(buffer)
+        return buffer.view
 
     def close(self) -> None:
         """Lets the buffers go, the shards that were opened here, and those who read with us."""
+        self._end_reading_ahead()
         if self._shards.together is not None:
             self._shards.together.leave()
         for arena in self._buffers:

@@ -41,17 +41,21 @@ class Chunks(Protocol):
     workers: int
     """Threads that should read at the same time."""
 
+    @property
+    def room_bytes(self) -> int:
+        """Memory that `read` needs, page-aligned; 0: none, it shows what is there."""
+
     def head(self) -> memoryview | None:
         """Header and boundary group, verified; None when only whole chunks can be verified."""
 
     def expect(self, chunks: Sequence[int]) -> None:
         """These will be read; what has to come from afar may begin to."""
 
-    def read(self, chunk: int, buffer: Arena) -> memoryview:
-        """The raw bytes of a chunk.  Raises CorruptCheckpointError when they do not match."""
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
+        """The raw bytes of a chunk, in `memory` or elsewhere; one memory per thread.
 
-    def buffer(self) -> Arena:
-        """Memory that `read` may use; one per thread."""
+        Raises CorruptCheckpointError when they do not match.
+        """
 
     def close(self) -> None:
         """Lets go."""
@@ -60,7 +64,7 @@ class Chunks(Protocol):
 class SlotChunks:
     """The image in a slot, checked against its trailer's digests."""
 
-    workers = COPIERS
+    workers, room_bytes = COPIERS, 0
 
     def __init__(self, arena: Arena, index: ImageIndex) -> None:
         self._arena = arena
@@ -77,16 +81,12 @@ class SlotChunks:
     def expect(self, chunks: Sequence[int]) -> None:
         """All of them are here."""
 
-    def read(self, chunk: int, buffer: Arena) -> memoryview:
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
         """A view of the slot, verified."""
         start, stop = self.index.chunk_range(chunk)
         data = self._arena.view[start:stop]
         self.index.check(chunk, data, source="memory")
         return data
-
-    def buffer(self) -> Arena:
-        """Not used: chunks are read in place."""
-        return Arena.anonymous(1)
 
     def close(self) -> None:
         """The slot stays."""
@@ -294,8 +294,8 @@ class OpenedShard:
     def held(self, chunk: int) -> memoryview:
         """A verified chunk in a buffer of its own."""
         if chunk not in self._held:
-            buffer = self.chunks.buffer()
-            self._held[chunk] = self.chunks.read(chunk, buffer), buffer
+            buffer = Arena.anonymous(self.chunks.room_bytes)
+            self._held[chunk] = self.chunks.read(chunk, buffer.view), buffer
         return self._held[chunk][0]
 
     def take(self, chunk: int) -> memoryview | None:

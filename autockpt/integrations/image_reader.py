@@ -149,9 +149,9 @@ class Images:
             return self._held[key][1]
         while len(self._held) >= self._room:
             self._let_go()
-        buffer = self._sources[rank].buffer()
+        buffer = Arena.anonymous(self._sources[rank].room_bytes)
         try:
-            self._held[key] = buffer, self._sources[rank].read(number, buffer)
+            self._held[key] = buffer, self._sources[rank].read(number, buffer.view)
         except BaseException:
             buffer.close()
             raise

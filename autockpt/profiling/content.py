@@ -71,11 +71,11 @@ def _read(folder: str, arena: Arena) -> None:
     record = commit.records[0]
     source = open_shard(folder, record, commit)
     try:
-        buffer, done, count = source.buffer(), 0, len(source.index.digests)
+        buffer, done, count = Arena.anonymous(source.room_bytes), 0, len(source.index.digests)
         wanted = -(-arena.nbytes // source.index.chunk_bytes)
         step = max(1, count // wanted)
         for turn in range(10**9):
-            data = source.read(turn * step % count, buffer)
+            data = source.read(turn * step % count, buffer.view)
             part = min(len(data), arena.nbytes - done)
             arena.view[done : done + part] = data[:part]
             done += part

@@ -211,11 +211,11 @@ def serial_load(job: Job, source: Callable[[], ChunkSource], store: SlowStore) -
     _forget(job)
     before_s, began = store.busy_s, time.perf_counter()
     chunks = source()
-    index, buffer = chunks.index, chunks.buffer()
+    index, buffer = chunks.index, Arena.anonymous(chunks.room_bytes)
     live = sum(parameter.nbytes for parameter in job.model.parameters())
     place = torch.empty(index.image_bytes - live, dtype=torch.uint8).numpy()
     for chunk in range(len(index.digests)):
-        data = chunks.read(chunk, buffer)
+        data = chunks.read(chunk, buffer.view)
         start = index.chunk_range(chunk)[0] % max(1, len(place) - len(data))
         place[start : start + len(data)] = numpy.frombuffer(data, dtype=numpy.uint8)
     buffer.close()

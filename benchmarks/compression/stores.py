@@ -82,11 +82,11 @@ class Written:
     def restore_s(self) -> float:
         """Every chunk read, verified and decoded by the readers of a restore."""
         source, began = self.open(), time.monotonic()
-        free = [source.buffer() for _ in range(source.workers)]
+        free = [Arena.anonymous(source.room_bytes) for _ in range(source.workers)]
 
         def read(chunk: int) -> None:
             buffer = free.pop()
-            source.read(chunk, buffer)
+            source.read(chunk, buffer.view)
             free.append(buffer)
 
         run_parallel(range(len(self.index.digests)), read, workers=source.workers)

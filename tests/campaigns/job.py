@@ -235,9 +235,9 @@ def read_shard(folder: str, rank: int) -> bytes:
     record = commit.records[rank]
     index = load_index(folder, record, commit)
     source = ChunkSource(shard_path(folder, record), index)
-    buffer = source.buffer()
+    buffer = Arena.anonymous(source.room_bytes)
     try:
-        return b"".join(bytes(source.read(c, buffer)) for c in range(len(index.digests)))
+        return b"".join(bytes(source.read(c, buffer.view)) for c in range(len(index.digests)))
     finally:
         source.close()
         buffer.close()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import autockpt
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.layout.boxes import Box, flat_range_boxes, whole
-from autockpt.executors.memory import Arena
 from autockpt.integrations.committing import GenerationsOf
 from autockpt.integrations.export import export
 from autockpt.integrations.image_reader import Images, commit_of
@@ -139,9 +138,9 @@ def test_an_export_reads_every_chunk_once(tmp_path: Path, monkeypatch: pytest.Mo
     read: list[tuple[str, int]] = []
     plain = ChunkSource.read
 
-    def noted(self: ChunkSource, chunk: int, buffer: Arena) -> memoryview:
+    def noted(self: ChunkSource, chunk: int, memory: memoryview) -> memoryview:
         read.append((self.path, chunk))
-        return plain(self, chunk, buffer)
+        return plain(self, chunk, memory)
 
     monkeypatch.setattr(ChunkSource, "read", noted)
     export(folder, str(tmp_path / "out"), "safetensors")

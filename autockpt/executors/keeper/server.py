@@ -27,9 +27,10 @@ from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.link_windows import LinkWindows, NodeWindows
 from autockpt.executors.keeper.peers import Peers
+from autockpt.executors.keeper.reading import ReadingMemory
 from autockpt.executors.keeper.shards import Shards
 from autockpt.executors.keeper.slots import MemoryTable
-from autockpt.executors.memory import Arena, reading_bytes
+from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.node import NodeProtocol
@@ -132,8 +133,7 @@ class Keeper:
         """The last trainer ended by itself: nobody will come back."""
         self._local: deque[p.WireMessage] = deque()
         self._gathering: Gathering | None = None
-        self._reading: tuple[int, int, Arena] | None = None
-        """Epoch, attempt and memory of a restore from storage."""
+        self._reading = ReadingMemory(self._log)
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
     # ------------------------------------------------------------------ loop
@@ -165,6 +165,7 @@ class Keeper:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
         self._end_gathering()
+        self._reading.close()
         self._guests.close()
         self._peers.close()
         self._directory.spares.clear()
@@ -309,8 +310,19 @@ class Keeper:
             self._journal.trainers_live()
         slots = len(self._memory.of(trainer.rank).slots)
         self._node_event(replace(attach, slots=slots))
-        if control_host and self._protocol.incarnation == attach.incarnation:
+        if self._protocol.incarnation != attach.incarnation:
+            return
+        if control_host:
             self._peers.expect(attach.incarnation, attach.nodes, control_host)
+        if attach.epoch is None and not slots:
+            self._expect_to_read(attach)
+
+    def _expect_to_read(self, attach: p.TrainerAttached) -> None:
+        """What is not in the memory of this node its ranks will read from storage."""
+        here = attach.nodes.count(self._node)
+        with contextlib.suppress(AutockptError):
+            if here > 1 and not attach.fresh and self._directory.ever_committed():
+                self._reading.prepare(here)
 
     def _refuse_second(self, trainer: Trainer, former: Trainer, control_host: str) -> None:
         """Two live processes claim one rank: the older incarnation is fenced or the new refused."""
@@ -592,11 +604,9 @@ class Keeper:
                 self._send(trainer, self._gathering.began(trainer.rank))
             elif len(instruction.readers) > 1:
                 self._lend_reading_memory(trainer, instruction)
-        elif isinstance(instruction, p.Resume):  # all have read
+        elif isinstance(instruction, p.Resume | p.StartFresh):  # all have read
             self._end_gathering()
-            if self._reading is not None:
-                self._reading[2].close()
-                self._reading = None
+            self._reading.close()
         self._send(trainer, instruction)
 
     def _end_gathering(self) -> None:
@@ -620,21 +630,10 @@ class Keeper:
 
     def _lend_reading_memory(self, trainer: Trainer, order: p.RestoreShard) -> None:
         """What several ranks of the node need is read from storage once."""
-        attempt = (order.epoch, order.attempt)
-        if self._reading is None or self._reading[:2] != attempt:
-            if self._reading is not None:
-                self._reading[2].close()
-                self._reading = None
-            size = reading_bytes(len(order.readers))
-            try:
-                self._reading = (*attempt, Arena.create_shared(size, name="autockpt-reading"))
-            except (AutockptError, OSError) as error:
-                self._log(f"every rank reads alone: {error}")
-                return
-        fd = self._reading[2].fd
-        assert fd is not None
-        lent = wire.ReadingMemory(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt)
-        self._send(trainer, lent, (fd,))
+        fd = self._reading.lend(order)
+        if fd is not None:
+            lent = wire.ReadingMemory(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt)
+            self._send(trainer, lent, (fd,))
 
     def _lend_neighbours(self, trainer: Trainer, order: p.RestoreShard) -> None:
         """What ranks of a node share is stored by one of them: each needs the slots of all.

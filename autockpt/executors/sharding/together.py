@@ -2,8 +2,8 @@
 
 They share a piece of memory that their keeper made: a table of who needs which chunk, and a ring of
 buffers that belong to one rank each.  Whoever has nothing to take reads a chunk that nobody reads
-yet, checks it, takes its own part and leaves the chunk in a buffer of its own until all that need
-it have taken theirs.  Taking never waits, so nobody waits in a circle.
+yet into a buffer of its own, checks it, tells the others, takes its own part and leaves the chunk
+there until all that need it have taken theirs.  Taking never waits, so nobody waits in a circle.
 
 A chunk is claimed by a lock on one byte of the memory's descriptor, which the kernel opens when a
 process dies; everything else in the table is written by one rank only.  As long as it lives a rank
@@ -21,7 +21,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autockpt.executors.memory import PAGE_BYTES, READING_TABLE_BYTES, Arena, page_align
+from autockpt.executors.memory import (
+    PAGE_BYTES,
+    READING_HUGE_MARK,
+    READING_TABLE_BYTES,
+    Arena,
+    page_align,
+)
 from autockpt.values.errors import StorageError
 
 PATIENCE_S = 120.0
@@ -58,6 +64,8 @@ class ReadTogether:
         if PAGE_BYTES + chunks * (2 * count + 2) > READING_TABLE_BYTES or self._per_member < 1:
             raise StorageError(f"{chunks} chunks of {chunk_bytes} bytes are too many to share")
         table = np.frombuffer(arena.view, dtype=np.uint8, count=READING_TABLE_BYTES)
+        self._direct = bool(table[READING_HUGE_MARK])
+        """A chunk is read into its buffer; else it is copied there."""
         self._marks = table[:count]
         """By member: 0 not here yet, 1 its needs are known, 2 takes nothing more."""
         start = PAGE_BYTES
@@ -80,6 +88,21 @@ class ReadTogether:
         self._moved = time.monotonic()
 
     # ------------------------------------------------------------------ coming and going
+
+    def read_ahead(self, chunk: int, read: Callable[[int, memoryview | None], memoryview]) -> None:
+        """Before `join`: a chunk that will most likely be needed, if a buffer is free for it.
+
+        `read` as in `run`; what it raises is raised.  From one thread, which `join` comes after.
+        """
+        with self._lock:
+            buffer = self._me * self._per_member + len(self._mine)
+            if len(self._mine) == self._per_member or not self._claim(chunk):
+                return
+            self._mine[chunk] = buffer
+        try:
+            self._fetch(chunk, read)
+        finally:
+            self._unlock(chunk)
 
     def join(self, needed: Sequence[int]) -> None:
         """Says what this rank needs, and waits until all have said so or will not come."""
@@ -106,13 +129,14 @@ class ReadTogether:
 
     def run(
         self,
-        read: Callable[[int], memoryview],
+        read: Callable[[int, memoryview | None], memoryview],
         put: Callable[[int, memoryview], None],
     ) -> None:
         """One thread of this rank: reads and takes until nothing is left that it needs.
 
-        `read(chunk)` gives its verified bytes, valid until the next call of this thread; `put` may
-        be given more than those.  What either raises ends all threads of this rank.
+        `read(chunk, place)` gives its verified bytes, valid until the next call of this thread, in
+        `place` if it likes; `put` may be given more than those.  What either raises ends all
+        threads of this rank.
         """
         try:
             self._run(read, put)
@@ -121,7 +145,9 @@ class ReadTogether:
             raise
 
     def _run(
-        self, read: Callable[[int], memoryview], put: Callable[[int, memoryview], None]
+        self,
+        read: Callable[[int, memoryview | None], memoryview],
+        put: Callable[[int, memoryview], None],
     ) -> None:
         while not self._failed:
             chunk, ready = self._next()
@@ -139,16 +165,27 @@ class ReadTogether:
     def _read(
         self,
         chunk: int,
-        read: Callable[[int], memoryview],
+        read: Callable[[int, memoryview | None], memoryview],
         put: Callable[[int, memoryview], None],
     ) -> None:
         try:
-            data = read(chunk)
-            self._keep(chunk, data)
-            put(chunk, data)
+            put(chunk, self._fetch(chunk, read))
             self._took(chunk)
         finally:
             self._unlock(chunk)
+
+    def _fetch(
+        self, chunk: int, read: Callable[[int, memoryview | None], memoryview]
+    ) -> memoryview:
+        """A chunk, verified; the others find it in the buffer that was set aside for it."""
+        number = self._mine.get(chunk)
+        if number is None:
+            return read(chunk, None)
+        buffer = self._buffer(number)
+        data = read(chunk, buffer if self._direct else None)
+        _fill(buffer, data)
+        self._places[chunk] = number + 1
+        return data
 
     def _next(self) -> tuple[int | None, bool]:
         """(chunk to take or to read, it is there already); None: nothing to do now."""
@@ -183,21 +220,12 @@ class ReadTogether:
         return np.asarray(found.any(axis=0))
 
     def _free_buffer(self, shared: NDArray[np.bool_]) -> int | None:
-        """A buffer of ours that holds nothing which somebody still has to take."""
-        held = {c: b for c, b in self._mine.items() if shared[c] or not self._places[c]}
+        """A buffer of ours that holds nothing which somebody still has to take, we included."""
+        ours = (self._needs[self._me] == 1) & (self._taken[self._me] == 0)
+        held = {c: b for c, b in self._mine.items() if shared[c] or ours[c]}
         self._mine = held
-        used = set(held.values())
-        return next((b for b in range(self._per_member) if b not in used), None)
-
-    def _keep(self, chunk: int, data: memoryview) -> None:
-        """Into the buffer that was set aside for it, for the others."""
-        buffer = self._mine.get(chunk)
-        if buffer is None:
-            return
-        number = self._me * self._per_member + buffer
-        target = np.frombuffer(self._buffer(number), dtype=np.uint8, count=len(data))
-        np.copyto(target, np.frombuffer(data, dtype=np.uint8))  # without the interpreter's lock
-        self._places[chunk] = number + 1
+        used, first = set(held.values()), self._me * self._per_member
+        return next((b for b in range(first, first + self._per_member) if b not in used), None)
 
     def _buffer(self, number: int) -> memoryview:
         start = READING_TABLE_BYTES + number * self._size
@@ -245,3 +273,11 @@ class ReadTogether:
                 self._unlock(byte)
                 self._marks[member] = _LEFT
         self._alone |= idle > self._patience_s
+
+
+def _fill(buffer: memoryview, data: memoryview) -> None:
+    """`data` stands at the start of a buffer, where it may stand already."""
+    source = np.frombuffer(data, dtype=np.uint8)
+    target = np.frombuffer(buffer, dtype=np.uint8, count=len(data))
+    if source.ctypes.data != target.ctypes.data:
+        np.copyto(target, source)  # without the interpreter's lock

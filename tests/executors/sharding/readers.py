@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from autockpt.executors.memory import READING_TABLE_BYTES, Arena
+from autockpt.executors.memory import READING_HUGE_MARK, READING_TABLE_BYTES, Arena
 from autockpt.executors.persist import run_parallel
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.values.errors import CorruptCheckpointError
@@ -41,6 +41,10 @@ class Scene:
     buffers: int = 8
     """Of every member in the ring; as many 8 KiB as that takes."""
     threads: int = 2
+    direct: bool = False
+    """Chunks are read into the buffers of the ring."""
+    ahead: int = 0
+    """Chunks that every member reads before it joins, from its part of all on."""
     patience_s: float = 30.0
     faults: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """By member (as text) a fault and at which read: kill, stop, fail; late, absent: at join."""
@@ -103,6 +107,7 @@ class Member:
             time.sleep(self.at)
         needed = self.scene.needs[self.me]
         try:
+            self.read_ahead()
             self.group.join(needed)
             run_parallel(
                 range(self.scene.threads), lambda _: self.group.run(self.read, self.put),
@@ -111,7 +116,14 @@ class Member:
         finally:
             self.group.leave()
 
-    def read(self, chunk: int) -> memoryview:
+    def read_ahead(self) -> None:
+        """Whatever goes wrong is met again."""
+        first = self.scene.chunks * self.me // len(self.scene.needs)
+        for chunk in range(first, first + self.scene.ahead):
+            with contextlib.suppress(CorruptCheckpointError):
+                self.group.read_ahead(chunk, self.read)
+
+    def read(self, chunk: int, place: memoryview | None) -> memoryview:
         """From the source."""
         self.reads[chunk] += 1
         if self.reads.sum() == self.at:
@@ -120,10 +132,17 @@ class Member:
             if self.fault == "fail":
                 raise CorruptCheckpointError(f"chunk {chunk} does not match")
         time.sleep(0.001)
-        return memoryview(content(chunk, self.scene.chunk_bytes))
+        data = memoryview(content(chunk, self.scene.chunk_bytes))
+        assert place is None or self.scene.direct
+        if place is None:
+            return data
+        place[: len(data)] = data
+        return place[: len(data)]
 
     def put(self, chunk: int, data: memoryview) -> None:
         """Where it belongs."""
+        if self.scene.direct and self.reads[chunk]:
+            time.sleep(0.01)  # the others take it before
         assert bytes(data[: self.scene.chunk_bytes]) == content(chunk, self.scene.chunk_bytes)
         self.takes[chunk] += 1
 
@@ -142,6 +161,7 @@ def main(scene: Scene) -> Outcome:
     arena = Arena.create_shared(
         READING_TABLE_BYTES + 8192 * scene.buffers * members, name="autockpt-test-reading"
     )
+    arena.view[READING_HUGE_MARK] = scene.direct
     shared = mmap.mmap(-1, 8 * 2 * members * scene.chunks)
     counts = np.frombuffer(shared, dtype=np.int64).reshape(2, members, scene.chunks)
     began = time.monotonic()

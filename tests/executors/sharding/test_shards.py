@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from autockpt.executors import restore
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.directory import read_commit
-from autockpt.executors.memory import PAGE_BYTES, Arena
+from autockpt.executors.memory import PAGE_BYTES
+from autockpt.executors.sharding.loading import Move
 from autockpt.executors.shards import Chunks, DiskShards
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
@@ -27,9 +29,9 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
     plain = ChunkSource.read
 
-    def read(self: ChunkSource, chunk: int, buffer: Arena) -> memoryview:
+    def read(self: ChunkSource, chunk: int, memory: memoryview) -> memoryview:
         seen.append((os.path.basename(self.path), chunk))
-        return plain(self, chunk, buffer)
+        return plain(self, chunk, memory)
 
     monkeypatch.setattr(ChunkSource, "read", read)
     return seen
@@ -48,6 +50,28 @@ def test_any_number_of_ranks_comes_back_as_any_other(
         new.restore(DiskShards(folder, r, after))
         twin = ranks[r] if r < before else ranks[0]
         assert new.contents() == twin.contents()
+
+
+def test_the_first_chunks_are_read_while_it_is_planned_and_no_chunk_twice(
+    tmp_path: Path, chunks_read: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage is not idle meanwhile; what came is not asked for again."""
+    (rank,) = ranks = [Rank(0, (0,), width=4000)]
+    folder = save(str(tmp_path), ranks)
+    plain = restore.Wanted.moves
+
+    def moves(self: restore.Wanted, *, exact: bool) -> list[Move]:
+        deadline = time.monotonic() + 10
+        while len(chunks_read) < restore.AHEAD and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(chunks_read) == restore.AHEAD
+        return plain(self, exact=exact)
+
+    monkeypatch.setattr(restore.Wanted, "moves", moves)
+    new = Rank(0, (0,), seed=99, width=4000)
+    new.restore(DiskShards(folder, 0, 1))
+    assert new.contents() == rank.contents()
+    assert len(chunks_read) == len(set(chunks_read)) > 2 * restore.AHEAD
 
 
 def test_replicas_of_other_nodes_are_neither_opened_nor_read(

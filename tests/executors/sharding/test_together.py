@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from autockpt.executors.memory import READING_TABLE_BYTES, Arena
+from autockpt.executors.memory import (
+    READING_HUGE_MARK,
+    READING_TABLE_BYTES,
+    Arena,
+    memory_to_read_in,
+)
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.values.errors import StorageError
 from tests.executors.sharding.readers import Scene, play
@@ -25,6 +30,57 @@ def test_what_all_need_is_read_once_and_taken_by_all(members: int, threads: int)
     assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
     assert seen.takes == [[1] * len(ALL)] * members
     assert all(sum(row) for row in seen.reads), "the work was divided"
+
+
+@pytest.mark.parametrize("buffers", [1, 8])
+def test_chunks_are_read_into_buffers_that_nobody_needs(buffers: int) -> None:
+    """In huge pages: a buffer is used again when all have taken, its own rank too."""
+    seen = play(
+        Scene(needs=everything(3), chunks=len(ALL), buffers=buffers, threads=2, direct=True)
+    )
+    assert seen.ended == [0] * 3
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
+    assert seen.takes == [[1] * len(ALL)] * 3
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_read_ahead_is_read_once_and_taken_by_all(direct: bool) -> None:
+    """As many chunks as a rank has buffers for; nobody reads them again."""
+    seen = play(
+        Scene(needs=everything(3), chunks=len(ALL), buffers=2, ahead=4, direct=direct, threads=1)
+    )
+    assert seen.ended == [0] * 3
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [1] * len(ALL)
+    assert seen.takes == [[1] * len(ALL)] * 3
+    firsts = [0, 13, 26]
+    assert [row[at : at + 2] for row, at in zip(seen.reads, firsts, strict=True)] == [[1, 1]] * 3
+
+
+def test_what_was_read_ahead_and_nobody_needs_frees_its_buffer() -> None:
+    """A guess that was wrong costs one read."""
+    needs = [list(range(20, 40))] * 2
+    seen = play(Scene(needs=needs, chunks=len(ALL), buffers=1, ahead=1))
+    assert (seen.ended, seen.reads[0][0]) == ([0, 0], 1)
+    assert [seen.read_in_all(chunk) for chunk in needs[0]] == [1] * 20
+    assert [sum(row) for row in seen.takes] == [20, 20]
+
+
+def test_a_read_ahead_that_fails_is_made_again() -> None:
+    """By whoever needs the chunk, who meets the same error if it stands."""
+    seen = play(Scene(needs=everything(2), chunks=len(ALL), ahead=2, faults={"0": ("fail", 1)}))
+    assert seen.ended == [0, 0]
+    assert [seen.read_in_all(chunk) for chunk in ALL] == [2] + [1] * (len(ALL) - 1)
+    assert seen.takes == [[1] * len(ALL)] * 2
+
+
+def test_memory_to_read_in_holds_chunks_for_all_ranks() -> None:
+    """Two usual ones each; whether they are in huge pages stands in it."""
+    for ranks in (2, 8):
+        arena = memory_to_read_in(ranks)
+        assert arena.nbytes >= READING_TABLE_BYTES + 2 * ranks * 8 * 2**20
+        huge = arena.make_huge(READING_TABLE_BYTES, arena.nbytes - READING_TABLE_BYTES)
+        assert arena.view[READING_HUGE_MARK] == huge
+        arena.close()
 
 
 @pytest.mark.parametrize("threads", [1, 4])
