@@ -23,7 +23,7 @@ def table(data: dict[str, Any]) -> str:
     ]
     for row in data["campaigns"]:
         played = "skipped: " + row["skipped"] if row["skipped"] else f"{row['executions']:,}"
-        wanted = f"{row['wanted']:,}" if row.get("wanted") else ""
+        wanted = f"{row['wanted']:,}" if row["wanted"] else ""
         distinct = f"{row['distinct']:,}" if row["distinct"] else ""
         minutes = f"{row['seconds'] / 60:.1f}"
         lines.append(
