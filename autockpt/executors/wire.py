@@ -158,11 +158,24 @@ class SnapshotBegan:
     direct_io: bool
     streaming: bool
     codec: str
-    class_ranges: tuple[tuple[int, ...], ...] = ()
-    """(start, stop, kind code, group) of what the codec applies to; empty: everything."""
+    class_ranges: str = "[]"
+    """[[start, stop, kind code, group], ...] of what the codec applies to; empty: everything.
+    As text: hundreds of them are the same at every boundary, where the training waits."""
     chain: int = 0
     """Generations that a reader may need beside this one; 0: the save stands alone."""
     at_s: float = 0.0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, ...], ...]:
+        """`class_ranges` as numbers.  Raises ValueError; a received message has sound ones."""
+        rows = parse_json(self.class_ranges)
+        if not isinstance(rows, list) or not all(_is_range(row) for row in rows):
+            raise ValueError(f"class_ranges: expected rows of four counts, got {rows!r:.100}")
+        return tuple(tuple(row) for row in rows)
+
+
+def _is_range(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 4 and all(type(n) is int and n >= 0 for n in row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +418,10 @@ def _decode(text: bytes) -> tuple[Any, int]:
         count = data.get("descriptors", 0)
         if type(count) is not int or not 0 <= count <= MAX_DESCRIPTORS:
             raise ValueError(f"{count!r} descriptors")
-        return from_data(kind, data["body"], where=data["type"]), count
+        message: Any = from_data(kind, data["body"], where=data["type"])
+        if isinstance(message, SnapshotBegan):
+            _ = message.ranges
+        return message, count
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ProtocolError(f"malformed message: {error!r}") from None
 

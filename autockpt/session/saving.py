@@ -4,6 +4,7 @@ A slot is asked for before the boundary that needs it; whatever is not there in 
 with its reason, and the training goes on.
 """
 
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from autockpt.executors import wire
 from autockpt.executors.device import register_with_cuda
+from autockpt.executors.layout.plan import Layout
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.snapshot import Snapshot
 from autockpt.session.rank import RankState
@@ -45,6 +47,8 @@ class Saving(RankState):
 
     _trial: Trial | None = None
     """The newest snapshot of a comparison, until its cost is known."""
+    _encoding: tuple[Layout, dict[str, str], str, str] | None = None
+    """The newest layout and codecs by class, and what they make together."""
 
     def _due(self, step: int) -> bool:
         interval = self._plan.tier("memory").interval_steps
@@ -213,7 +217,7 @@ class Saving(RankState):
         )
 
     def _tell_began(
-        self, generation: Generation, step: int, slot: int, disk: bool, layout: Any
+        self, generation: Generation, step: int, slot: int, disk: bool, layout: Layout
     ) -> None:
         staging, tier = self._plan.staging, self._plan.tier("disk")
         now = time.monotonic()
@@ -223,7 +227,7 @@ class Saving(RankState):
                 tiers="memory+disk" if disk else "memory",
             )
         )  # fmt: skip
-        codec, ranges = layout.codec_ranges(tier.codec)
+        codec, ranges = self._codec_of(layout, tier.codec)
         self._link.send(
             wire.SnapshotBegan(
                 rank=self._job.rank, generation=generation, step=step, slot=slot,
@@ -234,6 +238,14 @@ class Saving(RankState):
                 chain=tier.chain, at_s=now,
             )
         )  # fmt: skip
+
+    def _codec_of(self, layout: Layout, by_class: dict[str, str]) -> tuple[str, str]:
+        """(codec, its ranges as text), worked out once for a layout and a plan."""
+        kept = self._encoding
+        if kept is None or kept[0] is not layout or kept[1] != by_class:
+            codec, ranges = layout.codec_ranges(by_class)
+            kept = self._encoding = (layout, by_class, codec, json.dumps(ranges))
+        return kept[2], kept[3]
 
     def _progress(self) -> dict[str, Any]:
         data = None if self._data is None else self._data.state()

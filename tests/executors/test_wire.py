@@ -23,12 +23,14 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.wire import MAX_DESCRIPTORS, MAX_FRAME_BYTES, Connection
 from autockpt.values.errors import ProtocolError
 from autockpt.values.generation import Generation
-from autockpt.values.record import to_json
+from autockpt.values.record import to_data, to_json
 from tests.contracts.faults import open_descriptors
 from tests.contracts.records import VALIDATED, WHOLE, of_type
 
 QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 STATUS = wire.StatusWanted(leave_when_drained=True)
+COUNTS = st.lists(st.integers(0, 2**40), min_size=4, max_size=4)
+RANGES = {"class_ranges": st.lists(COUNTS, max_size=3).map(json.dumps)}
 
 
 @pytest.fixture
@@ -82,10 +84,8 @@ def test_every_message_arrives_as_it_was_sent(kind: type) -> None:
 def message(kind: type) -> "st.SearchStrategy[Any]":
     """Any message of a kind; opaque parts are small JSON."""
     hints = typing.get_type_hints(kind)
-    fields = {
-        f.name: VALIDATED.get(kind, {}).get(f.name, _strategy(hints[f.name]))
-        for f in dataclasses.fields(kind)
-    }
+    own = RANGES if kind is wire.SnapshotBegan else VALIDATED.get(kind, {})
+    fields = {f.name: own.get(f.name, _strategy(hints[f.name])) for f in dataclasses.fields(kind)}
     return st.builds(kind, **fields)
 
 
@@ -181,6 +181,25 @@ def test_a_malformed_message_is_a_protocol_error(
     sender.sock.sendall(frame(body))
     with pytest.raises(ProtocolError, match="malformed message"):
         receive_all(receiver)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1]", "[[1,2,3]]", "[[1,2,3,-1]]", "[[1,2,3,true]]", "[[1,2,3,0.5]]", "[" * 9000],
+)
+def test_ranges_of_a_codec_are_four_counts_each(text: str) -> None:
+    """Or the message is refused."""
+    began = wire.SnapshotBegan(
+        rank=0, generation=Generation(epoch=1, seq=2), step=1, slot=0, image_bytes=1,
+        boundary_end=1, layout_digest="", writers=1, chunk_bytes=1, direct_io=True, streaming=True,
+        codec="planes",
+        class_ranges="[[0,4096,2,0],[4096,8192,2,1]]",
+    )  # fmt: skip
+    assert began.ranges == ((0, 4096, 2, 0), (4096, 8192, 2, 1))
+    bad = dataclasses.replace(began, class_ranges=text)
+    body = json.dumps({"type": "SnapshotBegan", "body": to_data(bad)}).encode()
+    with pytest.raises(ProtocolError, match="malformed message"):
+        wire.decode(body)
 
 
 @pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 2**31, 2**32 - 1])

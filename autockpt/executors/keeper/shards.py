@@ -198,7 +198,7 @@ class Shards:
             writers=began.writers if began else 2,
             direct_io=began.direct_io if began else True,
             codec=began.codec if began else "none",
-            codec_ranges=began.class_ranges if began else (),
+            codec_ranges=began.ranges if began else (),
             base=self._base(began) if began else None,
         )
 
