@@ -65,7 +65,7 @@ def read_file(path: str) -> Tree:
     Raises CorruptCheckpointError for damage and for classes that only an unsafe reader would load.
     """
     try:
-        with open(path, "rb") as file:
+        with _Bounded(io.FileIO(path)) as file:
             state = _load(file, path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -84,6 +84,15 @@ def read_file(path: str) -> Tree:
         raise ConfigError(f"{path}: holds a {type(tree).__qualname__}, expected a dict of tensors")
     bare = tree and all(isinstance(value, torch.Tensor) for value in state.values())
     return {"model": tree} if bare else tree
+
+
+class _Bounded(io.BufferedReader):
+    """A file that makes no buffer for more bytes than it has, however many a pickle asks for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file."""
+        left = os.fstat(self.fileno()).st_size - self.tell()
+        return super().read(size if size is not None and 0 <= size < left else max(left, 0))
 
 
 def _load(file: Any, where: str) -> Any:

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,19 @@ def test_a_generation_comes_back_as_state_dicts(tmp_path: Path) -> None:
     assert state["model"]["head.weight"] is state["model"]["embed.weight"]
     again = autockpt.load(str(tmp_path / "checkpoints"), generation=Path(folder).name)
     assert same(again, state)
+
+
+def test_a_length_in_a_pickle_asks_for_no_more_than_the_file_has(tmp_path: Path) -> None:
+    """2 GiB of text in a file of eight bytes: found by `fuzz`."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"X" + struct.pack("<I", 2**31 - 17) + b"K\x03\x04")
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptCheckpointError, match=r"model\.pt: .*refuses it"):
+            autockpt.load(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_others_files_are_read(tmp_path: Path) -> None:
