@@ -24,6 +24,7 @@ long as a restore may take for it.
 Source: docs/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
 """
 
+import math
 from dataclasses import dataclass
 
 from autockpt.policies.costs import Encoding, ranks_per_node
@@ -82,6 +83,8 @@ class Pipe:
         share, waiting = 1.0, 1.0  # of the link that is taken: G(n - 1) / G(n) in its units
         for encoding in range(1, self.writers + 1):
             waiting *= share * link / (codec * min(encoding, self.worth))
+            if not math.isfinite(waiting):  # encoders that get nothing done
+                return 0.0
             share = 1.0 / (1.0 + waiting)
         return link * share
 

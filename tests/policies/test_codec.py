@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autockpt.policies.codec import ADVANTAGE, FELT, Pipe
@@ -186,6 +186,7 @@ def test_a_chain_is_no_longer_than_a_recovery_can_bear() -> None:
 
 
 @given(RATES, RATES, RATIOS, st.integers(1, 8), st.floats(0.0, 8.0), st.floats(0.0, 2.0))
+@example(link=1e6, encode=1e6, ratio=1.0, writers=2, worth=2.225e-311, slowdown=0.0)
 def test_what_is_chosen_never_makes_the_write_or_the_training_slower(
     link: float, encode: float, ratio: float, writers: int, worth: float, slowdown: float
 ) -> None:
