@@ -1,13 +1,9 @@
 """The protocol in its simulated world (`tests.protocol.simulation`), with and without its rules."""
 
-import dataclasses
 import gc
 import random
 from pathlib import Path
-from typing import Any
 
-from autockpt.executors.protocol import messages
-from autockpt.values.generation import Generation
 from tests.campaigns.framework import require
 from tests.protocol.mutants import MUTANTS, first_seed
 from tests.protocol.simulation import replay_line, run_seed
@@ -24,7 +20,6 @@ class Simulated:
 
     def __init__(self, scratch: Path) -> None:
         gc.set_threshold(COLLECT_AFTER)
-        thaw()
 
     def run(self, number: int, rng: random.Random) -> str:
         """One seed: its number."""
@@ -43,7 +38,6 @@ class Mutants:
 
     def __init__(self, scratch: Path) -> None:
         gc.set_threshold(COLLECT_AFTER)
-        thaw()
         self._names = sorted(MUTANTS)
         self.distinct: int | None = len(self._names)
 
@@ -56,31 +50,3 @@ class Mutants:
 
     def close(self) -> None:
         """Nothing stays open."""
-
-
-def thaw() -> None:
-    """Lets constructors of messages assign, as those of dataclasses do that are not frozen.
-
-    A fifth of the time of a seed went into `object.__setattr__`.  That no machine changes a message
-    is seen by the seeds of `make test`, where they stay frozen.
-    """
-    there = (kind for kind in vars(messages).values() if dataclasses.is_dataclass(kind))
-    own = [kind for kind in there if kind.__module__ == messages.__name__]
-    for kind in (*own, Generation):
-        if "__setattr__" in vars(kind):
-            _thaw(kind)
-
-
-def _thaw(kind: Any) -> None:
-    fields = dataclasses.fields(kind)
-    assert all(one.kw_only and one.default_factory is dataclasses.MISSING for one in fields), kind
-    defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
-    names = [one.name for one in fields]
-    arguments = (f"{name}=_[{name!r}]" if name in defaults else name for name in names)
-    lines = [f"def __init__(self, *, {', '.join(arguments)}):"]
-    lines += [f" self.{name} = {name}" for name in names]
-    lines += [" self.__post_init__()"] if hasattr(kind, "__post_init__") else []
-    made: dict[str, Any] = {"_": defaults}
-    exec("\n".join(lines), made)
-    kind.__init__ = made["__init__"]
-    del kind.__setattr__, kind.__delattr__

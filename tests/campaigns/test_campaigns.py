@@ -20,15 +20,15 @@ COUNTS = {
     "kill-again": 200,
     "power": 60,
     "fence": 200,
-    "strace": 4,
+    "strace": 8,
     "random-kills": 200,
     "oom": 1,
-    "keeper-ops": 3,
-    "sigterm": 2,
+    "keeper-ops": 6,
+    "sigterm": 4,
     "exact-ranks": 3,
     "corruption": 20_000,
-    "peers": 20,
-    "fuzz": 100_000,
+    "peers": 30,
+    "fuzz": 200_000,
 }
 """Executions in `make test`; None: all that are different."""
 

@@ -2,13 +2,14 @@
 
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autockpt.values.redundancy import Redundancy
+from benchmarks.cluster import Cluster, cluster
 from benchmarks.namespaces import network
 from tests.kill.zygote import Zygote
 from tests.nodes.network_job import NetworkJob
@@ -17,6 +18,19 @@ BITS_PER_S = 1_000_000_000
 """A slow network of today for the tiny states of tests."""
 
 MakeJob = Callable[..., NetworkJob]
+
+
+@contextmanager
+def launched(nodes: int, bits_per_s: int, folder: Path, **more: Any) -> Iterator[Cluster]:
+    """A job under `autockpt` on all of its nodes (`cluster`); skips where there are none."""
+    with ExitStack() as stack:
+        try:
+            job = stack.enter_context(cluster(nodes, bits_per_s, folder, **more))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        for node in range(nodes):
+            job.launch(node)
+        yield job
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
 """Copies through emulated devices, between network namespaces whose hosts have slow lines."""
 
 import statistics
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from autockpt.values.goal import Goal, RedundancyWish
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import Redundancy
 from autockpt.values.telemetry import ShardCopied
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster
 from benchmarks.namespaces import DEVICE_INTERFACE
-from tests.nodes.conftest import MakeJob
+from tests.nodes.conftest import MakeJob, launched
 
 BY_DEVICE = Redundancy(scheme="replicas", copies=2, placement="mixed", path="device")
 STEPS = 120
@@ -61,7 +60,7 @@ class Speeds:
     wins: str
 
 
-SCRIPT = ("tests/nodes/steady.py",)
+SCRIPT = ("tests/nodes/paced.py",)
 SETTINGS = ("redundancy.scheme=replicas", "redundancy.copies=2", "redundancy.rate=100 GB/s",
             "disk.chunk=1 MiB", "memory.interval=40 steps", "disk.interval=4000 steps")  # fmt: skip
 
@@ -122,18 +121,10 @@ def copied(folder: Path, speeds: Speeds, path: str) -> list[ShardCopied]:
 def two_nodes(
     folder: Path, speeds: Speeds, mode: str, script: tuple[str, ...], *, settings: tuple[str, ...]
 ) -> Iterator[Cluster]:
-    """A job that is launched; skips where there are no namespaces."""
+    """A job that is launched, on nodes whose devices have a network of their own."""
     folder.mkdir()
-    environment = {SETTING: f"{DEVICE_INTERFACE}={speeds.device}"}
-    with ExitStack() as stack:
-        try:
-            made = cluster(
-                2, speeds.host_bits_per_s, folder, settings=settings, script=(*SCRIPT, *script),
-                environment=environment, mode=mode, devices=True,
-            )  # fmt: skip
-            job = stack.enter_context(made)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        for node in range(2):
-            job.launch(node)
+    with launched(
+        2, speeds.host_bits_per_s, folder, settings=settings, script=(*SCRIPT, *script),
+        environment={SETTING: f"{DEVICE_INTERFACE}={speeds.device}"}, mode=mode, devices=True,
+    ) as job:  # fmt: skip
         yield job

@@ -1,15 +1,13 @@
 """Machines come and go: a spare one, one that comes back with what it knew, ranks that move."""
 
-import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from autockpt.values import telemetry as t
 from autockpt.values.redundancy import Redundancy
-from benchmarks.cluster import Cluster, ClusterError, cluster
-from tests.nodes.conftest import BITS_PER_S, MakeJob
+from benchmarks.cluster import ClusterError
+from tests.nodes.conftest import BITS_PER_S, MakeJob, launched
 from tests.nodes.network_job import NetworkJob
 
 COPIES = Redundancy(scheme="replicas", copies=2)
@@ -82,15 +80,7 @@ def test_survivors_keep_their_places_when_a_machine_of_another_name_replaces_one
 ) -> None:
     """Machine 0 is lost and one whose address sorts last comes: the rendezvous would number all
     nodes anew, and every checkpoint in memory would be looked for on the wrong machine."""
-    with ExitStack() as stack:
-        try:
-            job: Cluster = stack.enter_context(
-                cluster(3, BITS_PER_S, tmp_path, settings=SETTINGS, script=SCRIPT, spare=1)
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        for node in range(3):
-            job.launch(node)
+    with launched(3, BITS_PER_S, tmp_path, settings=SETTINGS, script=SCRIPT, spare=1) as job:
         job.wait_for("protection", lambda: job.events(t.GenerationProtected) or None, 90.0)
         promised = max(event.step for event in job.events(t.GenerationProtected))
         lost_s = job.lose(0)
@@ -116,15 +106,7 @@ def test_two_launchers_go_on_without_the_third_from_memory(tmp_path: Path) -> No
     """Machine 0 is lost, the coordinator with it, and nobody comes: the two others keep their
     numbers, and with these the memory of the newest protected checkpoint."""
     settings = (*SETTINGS[:-1], "redundancy.copies=3")  # any two may be lost
-    with ExitStack() as stack:
-        try:
-            job: Cluster = stack.enter_context(
-                cluster(3, BITS_PER_S, tmp_path, settings=settings, script=SCRIPT, least=2)
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        for node in range(3):
-            job.launch(node)
+    with launched(3, BITS_PER_S, tmp_path, settings=settings, script=SCRIPT, least=2) as job:
         job.wait_for("protection", lambda: job.events(t.GenerationProtected) or None, 90.0)
         promised = max(event.step for event in job.events(t.GenerationProtected))
         lost_s = job.lose(0)

@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from autockpt.run_directory import RunDirectory
-from benchmarks.cluster import cluster
+from tests.nodes.conftest import launched
 from tests.nodes.nodes_job import ROOT
 
 BITS_PER_S = 400_000_000
@@ -21,14 +20,7 @@ SCRIPT = ("examples/gpt/train.py", "--size", "tiny", "--steps", "400", "--thread
 @pytest.mark.timeout(280)
 def test_the_link_to_a_peer_is_measured_between_nodes(tmp_path: Path) -> None:
     """Within 20 % of the line's rate, with its slow-down; the policy takes it as measured."""
-    with ExitStack() as stack:
-        try:
-            made = cluster(2, BITS_PER_S, tmp_path, settings=(), script=SCRIPT, mode="profile")
-            job = stack.enter_context(made)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        for node in range(2):
-            job.launch(node)
+    with launched(2, BITS_PER_S, tmp_path, settings=(), script=SCRIPT, mode="profile") as job:
         job.finish(within_s=240.0)
         profile = RunDirectory(job.files.path).read_profile()
     assert profile is not None

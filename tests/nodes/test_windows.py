@@ -1,7 +1,5 @@
 """Copies of a real run leave while the network of its training idles: two nodes, shaped lines."""
 
-import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,11 +7,13 @@ import pytest
 from autockpt.reports.protection import facts, protection
 from autockpt.values.redundancy import Redundancy
 from autockpt.values.telemetry import CopiesSent, GenerationProtected, ShardCopied
-from benchmarks.cluster import cluster
+from tests.nodes.conftest import launched
 
 BITS_PER_S = 400_000_000
 SETTINGS = ("redundancy.scheme=replicas", "redundancy.copies=2", "redundancy.schedule=windows",
             "memory.interval=20 steps", "disk.interval=2000 steps", "retune=false")  # fmt: skip
+SCRIPT = ("tests/nodes/paced.py", "--steps", "100000",
+          "--layers", "6", "--wait-ms", "20", "--kib", "512")  # fmt: skip
 ROUNDS = 4
 
 
@@ -22,17 +22,7 @@ ROUNDS = 4
 @pytest.mark.timeout(170)
 def test_copies_leave_in_the_windows_between_collectives(tmp_path: Path) -> None:
     """Once windows and the line's rate are known, nearly all bytes; the report says how many."""
-    with ExitStack() as stack:
-        try:
-            made = cluster(
-                2, BITS_PER_S, tmp_path, settings=SETTINGS,
-                script=("tests/nodes/busy.py", "--steps", "100000"),
-            )  # fmt: skip
-            job = stack.enter_context(made)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        for node in range(2):
-            job.launch(node)
+    with launched(2, BITS_PER_S, tmp_path, settings=SETTINGS, script=SCRIPT) as job:
         job.wait_for(
             "copies in windows",
             lambda: True if len(job.events(CopiesSent)) >= 2 * ROUNDS else None, 140.0,

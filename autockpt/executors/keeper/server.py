@@ -320,9 +320,18 @@ class Keeper:
     def _expect_to_read(self, attach: p.TrainerAttached) -> None:
         """What is not in the memory of this node its ranks will read from storage."""
         here = attach.nodes.count(self._node)
-        with contextlib.suppress(AutockptError):
-            if here > 1 and not attach.fresh and self._directory.ever_committed():
+
+        def prepare() -> None:
+            if self._protocol.phase != "open":  # else it was decided meanwhile
                 self._reading.prepare(here)
+
+        def look() -> None:
+            with contextlib.suppress(AutockptError):
+                if self._directory.ever_committed():
+                    self.post(prepare)
+
+        if here > 1 and not attach.fresh:
+            self._disk.submit(look)
 
     def _refuse_second(self, trainer: Trainer, former: Trainer, control_host: str) -> None:
         """Two live processes claim one rank: the older incarnation is fenced or the new refused."""

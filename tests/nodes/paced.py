@@ -1,6 +1,6 @@
-"""A training whose network idles between collectives: layers of a timed wait and an all-reduce.
+"""A training of timed waits, an all-reduce after each: 12 MB of state a rank, and a known traffic.
 
-12 MB of state a rank; the all-reduces use about a third of a line of 400 Mbit/s.
+As it stands its network idles; `--layers 6 --wait-ms 20 --kib 512` uses a third of 400 Mbit/s.
 """
 
 import argparse
@@ -11,26 +11,27 @@ import torch.distributed as dist
 
 import autockpt
 
-LAYERS, LAYER_S, LAYER_BYTES = 6, 0.02, 2**19
-
 
 def main() -> None:
     """Trains under whatever launched it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=400)
-    steps = parser.parse_args().steps
+    parser.add_argument("--layers", type=int, default=1, help="waits in an iteration")
+    parser.add_argument("--wait-ms", type=float, default=50.0)
+    parser.add_argument("--kib", type=int, default=0, help="of each all-reduce; 0: a scalar")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = torch.nn.Linear(1024, 1024)
     optimizer = torch.optim.Adam(model.parameters())
-    gradients, batch = torch.zeros(LAYER_BYTES // 4), torch.randn(8, 1024)
+    gradients, batch = torch.zeros(max(1, given.kib * 256)), torch.randn(8, 1024)
     ckpt = autockpt.attach(model=model, optimizer=optimizer)
-    for _ in ckpt.steps(steps):
+    for _ in ckpt.steps(given.steps):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
-        for _ in range(LAYERS):
-            time.sleep(LAYER_S)
+        for _ in range(given.layers):
+            time.sleep(given.wait_ms / 1e3)
             dist.all_reduce(gradients)
         optimizer.step()
     dist.destroy_process_group()
