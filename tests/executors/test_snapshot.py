@@ -162,7 +162,9 @@ CHANGES: dict[str, Callable[[Life], object]] = {
     ),
     "an average of its own": lambda life: life.others.state.update(best=life.square + 1),
     "two names for one tensor": lambda life: life.others.state.update(again=torch.randn(4)),
-    "a longer text": lambda life: life.others.state.update(text=life.others.state["text"] * 50),
+    "a longer text": lambda life: life.others.state.update(
+        text=(life.others.state["text"] * 50)[:100_000]
+    ),
     "a tensor kept at the boundary": lambda life: life.state.not_lazy.add("model.0.weight"),
     "a moment kept at the boundary": lambda life: life.state.not_lazy.add(
         "optimizer.model.0.weight.exp_avg"
