@@ -97,6 +97,11 @@ def granted(session: Session) -> None:
             lambda: link.memory_committed == former or former in {*link.refused, *link.dropped},
             PATIENCE_S,
         )
+        if session._asked_disk:  # busy storage keeps its slot
+            link.wait_until(
+                lambda: link.is_durable(former) or former in {*link.refused, *link.dropped},
+                PATIENCE_S,
+            )
     if not session._due(step) or link.slots_refused:
         return
     generation = session._generation(step)
