@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from autockpt.executors.keeper import launch
+from autockpt.session import saving
 from autockpt.values.goal import Goal, Limits
 from tests.conftest import keeper_pids
 from tests.fakes import trainings
@@ -71,9 +72,10 @@ def test_while_it_writes(attach: Callable[..., Any], new_run: Callable[..., str]
 
 
 def test_of_a_trainer_that_was_restarted(
-    attach: Callable[..., Any], new_run: Callable[..., str]
+    attach: Callable[..., Any], new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never asked for slots, it got those of its predecessor, and hands them on."""
+    monkeypatch.setattr(saving, "GRANT_WAIT_S", 1.0)  # a save under a dying keeper may be skipped
     run_dir = prepared(new_run)
     loop = Loop(attach, run_dir, 2**16)
     loop.warm_up()
