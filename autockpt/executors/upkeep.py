@@ -11,7 +11,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from autockpt.executors.directory import (
     read_commit,
     read_small,
 )
+from autockpt.executors.wire import keepers_directory
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
@@ -195,8 +195,7 @@ def _leftover(path: str, kind: str) -> Leftover:
 
 def dead_keepers() -> list[Leftover]:
     """Folders of keepers of this user whose lock is free: their process is gone."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    parent = os.path.join(base, f"autockpt-{os.getuid()}")
+    parent = keepers_directory()
     found = []
     for name in _listed(parent):
         folder = os.path.join(parent, name)

@@ -432,14 +432,25 @@ def describe(message: Any) -> str:
     return f"{type(message).__name__}({', '.join(f'{k}={v}' for k, v in fields.items())[:300]})"
 
 
+def keepers_directory() -> str:
+    """Where this user's keepers have their directories; it may be missing.
+
+    In XDG_RUNTIME_DIR, unless that is of another machine or user: `sudo` and batch systems hand
+    it on.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.isdir(base) or not os.access(base, os.W_OK | os.X_OK):
+        base = tempfile.gettempdir()
+    return os.path.join(base, f"autockpt-{os.getuid()}")
+
+
 def keeper_directory(run_directory: str, node: int) -> str:
     """The 0700 directory of a keeper's socket and lock; created if missing.
 
-    Not inside the run directory, which may be on a network file system or have a path longer than
-    a socket's 107 bytes.  Raises ProtocolError when somebody else made the parent.
+    Not inside the run directory, which may be on a network file system.  Raises ProtocolError when
+    somebody else made the parent.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    parent = os.path.join(base, f"autockpt-{os.getuid()}")
+    parent = keepers_directory()
     with contextlib.suppress(FileExistsError):
         os.mkdir(parent, 0o700)
     stat = os.lstat(parent)

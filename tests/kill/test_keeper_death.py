@@ -114,6 +114,37 @@ def test_while_it_starts(
     assert time.monotonic() - began < launch.START_TIMEOUT_S
 
 
+def test_whose_folder_has_a_path_longer_than_an_address(
+    attach: Callable[..., Any], new_run: Callable[..., str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It is found, found again, and followed by another one."""
+    folder = tmp_path / ("far" * 40)
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    run_dir = prepared(new_run)
+    assert len(launch.socket_path(run_dir, 0)) > launch.MAX_ADDRESS_BYTES
+    loop = Loop(attach, run_dir, 2**12)
+    assert launch.keepers_here(run_dir) == (0,)
+    kill_keeper(run_dir)
+    loop.warm_up()
+    loop.train()
+    loop.ckpt.step()
+    loop.durable()
+
+
+def test_whose_folder_was_to_be_in_a_place_that_is_not_there(
+    attach: Callable[..., Any], new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node of a batch system that hands on the environment of a login."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/of-another-machine")
+    loop = Loop(attach, prepared(new_run), 2**12)
+    loop.warm_up()
+    loop.train()
+    loop.ckpt.step()
+    loop.durable()
+
+
 @pytest.mark.parametrize("limit_bytes", [None, 2 * 2**20], ids=["room", "no-room"])
 def test_a_state_that_outgrows_its_slots_ends_nothing(
     limit_bytes: int | None, attach: Callable[..., Any], new_run: Callable[..., str]

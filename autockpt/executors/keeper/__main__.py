@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from autockpt.executors.keeper.launch import socket_path
+from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
 
 PREDECESSOR_S = 0.9
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            listener.bind(path)
+            with socket_address(path) as address:
+                listener.bind(address)
             os.chmod(path, 0o600)
             listener.listen(64)
             keeper.serve(listener)

@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 from autockpt.executors.wire import Connection, Status, StatusWanted, keeper_directory
 from autockpt.values.errors import AutockptError, ProtocolError
 
 START_TIMEOUT_S = 20.0
+MAX_ADDRESS_BYTES = 107
 RESPAWN_S = 1.0
 """A keeper answers 10 ms after its fork; one that does not by then died on the way.  A second one
 that was not needed finds the lock taken and leaves."""
@@ -26,12 +28,26 @@ def socket_path(run_directory: str, node: int) -> str:
     return os.path.join(keeper_directory(run_directory, node), "socket")
 
 
+@contextlib.contextmanager
+def socket_address(path: str) -> Iterator[str]:
+    """What to bind or connect to for a path: an address ends after 107 bytes, a path need not."""
+    if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
+        yield path
+        return
+    fd = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{os.path.basename(path)}"
+    finally:
+        os.close(fd)
+
+
 def connect(run_directory: str, node: int, *, timeout_s: float = 5.0) -> Connection:
     """A connection to the keeper.  Raises OSError when there is none."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(timeout_s)
-        sock.connect(socket_path(run_directory, node))
+        with socket_address(socket_path(run_directory, node)) as address:
+            sock.connect(address)
         sock.settimeout(None)
     except OSError:
         sock.close()
