@@ -1,7 +1,9 @@
-"""`make bench-idle`: what an attached session costs an iteration in which nothing is due.
+"""`make bench-idle`: what an attached session costs the thread that trains, apart from copies.
 
-Two figures: microseconds of an iteration boundary by itself, and the ratio of a training loop with
-a session to the same loop without one, in alternating segments of one process.
+Where nothing is due: microseconds of an iteration boundary by itself, and the ratio of a training
+loop with a session to the same loop without one, in alternating segments of one process.  Where a
+snapshot begins at every iteration: CPU of its boundary and its fence on the thread that trains,
+after a wait of 4 ms and an optimizer's step, so with cold caches.
 """
 
 import argparse
@@ -14,6 +16,9 @@ from pathlib import Path
 
 import torch
 
+from autockpt.executors.memory import Arena
+from autockpt.executors.snapshot import Snapshotter
+from autockpt.executors.state import LiveState
 from benchmarks.harness import publish, row
 from benchmarks.job import Job
 
@@ -35,6 +40,16 @@ def main() -> None:
         [
             row("autockpt", "boundary", boundary_us, "us", at_most=50.0),
             row("autockpt", "iteration with/without", ratios, "x", at_most=1.01),
+            *(
+                row(
+                    "autockpt",
+                    f"snapshot of {4 * layers} tensors",
+                    snapshots(layers),
+                    "us",
+                    at_most=at_most,
+                )
+                for layers, at_most in ((12, 300.0), (55, 800.0))
+            ),
         ],
         settings={"segments": args.segments, "iterations": args.iterations},
     )
@@ -76,6 +91,32 @@ def measure(segments: int, iterations: int, folder: Path) -> tuple[list[float], 
         boundaries.append((time.perf_counter() - began) / 10 * 1e6)
     session.close(final_checkpoint=False)
     return [statistics.median(boundaries)], ratios
+
+
+def snapshots(layers: int, count: int = 300) -> list[float]:
+    """CPU of boundary and fence on this thread, us, of each snapshot; four tensors a layer."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(96, 96, bias=False) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = LiveState.of(model=model, optimizer=optimizer)
+    snapshotter = Snapshotter(state, memoryview(bytearray(16)))
+    layout = snapshotter.plan({"step": 0})
+    slots = [Arena.anonymous(layout.image_bytes + 2**16) for _ in range(2)]
+    took = []
+    for step in range(count):
+        began = time.thread_time()
+        snapshotter.begin(slots[step % 2], {"step": step}, lazy=True)
+        boundary = time.thread_time() - began
+        time.sleep(0.004)
+        began = time.thread_time()
+        changed = snapshotter.fence(optimizer)
+        took.append((boundary + time.thread_time() - began) * 1e6)
+        assert not changed, changed
+        optimizer.step()
+    snapshotter.close()
+    return took[count // 10 :]
 
 
 if __name__ == "__main__":

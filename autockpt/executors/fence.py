@@ -6,6 +6,7 @@ comparing, at the fence, version, pointer and identity of every tensor and four 
 each with those taken at the boundary, and the bytes of a rotating sample with the slot.
 """
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from autockpt.executors.device import DeviceRead, device_of
+from autockpt.executors.inventory import addresses
 from autockpt.executors.sharding.optimizers import steps_as
 
 CANARIES = 4
@@ -36,31 +38,48 @@ class CanaryGroup:
 
     names: list[str]
     views: list[torch.Tensor]
+    memory: list[memoryview]
+    """Of the views, where this process can read it."""
 
-    def take(self) -> torch.Tensor:
-        """Their bytes as of now."""
+    def take(self, *, moved: bool = False) -> bytes:
+        """Their bytes as of now; waits for a device.
+
+        `moved`: a tensor left its place, and its memory may be elsewhere by now.
+        """
+        if self.memory and not moved:
+            return b"".join(self.memory)  # 20 times faster than a call of torch
+        return host_bytes(self.gather())
+
+    def gather(self) -> torch.Tensor:
+        """Their bytes where they are."""
         with torch.no_grad():
             return torch.cat(self.views).view(torch.uint8)
 
-    def differing(self, before: torch.Tensor, after: torch.Tensor) -> list[str]:
+    def differing(self, before: bytes, after: bytes) -> list[str]:
         """Names whose canaries differ; one comparison for all of them as long as none does."""
-        if torch.equal(before, after):
+        if before == after:
             return []
         names = []
         start = 0
         for name, view in zip(self.names, self.views, strict=True):
             stop = start + view.nbytes
-            if not torch.equal(before[start:stop], after[start:stop]):
+            if before[start:stop] != after[start:stop]:
                 names.append(name)
             start = stop
         return names
 
 
+def host_bytes(values: torch.Tensor) -> bytes:
+    """The bytes of a tensor of bytes; waits for a device."""
+    return values.cpu().numpy().tobytes()
+
+
 class StateProof:
     """What some tensors looked like at the boundary.
 
-    `groups` are their canaries, where they are known already.  With a `reader` the canaries of a
-    device are compared by `late_changes`, once the device has come so far.
+    `groups` are their canaries and `places` their addresses, where those are known already.  With
+    a `reader` the canaries of a device are compared by `late_changes`, once the device has come so
+    far.
     """
 
     def __init__(
@@ -68,15 +87,17 @@ class StateProof:
         tensors: dict[str, torch.Tensor],
         *,
         groups: list[CanaryGroup] | None = None,
+        places: list[int] | None = None,
         reader: Reader | None = None,
     ) -> None:
         self._tensors = tensors
-        self._versions, self._places = _marks(tensors)
+        self._versions = _versions(tensors)
+        self._places = addresses(tensors.values()) if places is None else places
         groups = canary_groups(tensors) if groups is None else groups
         self._reader = reader
-        on_device = [reader is not None and device_of(g.views[0]) is not None for g in groups]
-        self._groups = [g for g, device in zip(groups, on_device, strict=True) if not device]
-        self._device_groups = [g for g, device in zip(groups, on_device, strict=True) if device]
+        late = [reader is not None and device_of(group.views[0]) is not None for group in groups]
+        self._groups = [g for g, on_device in zip(groups, late, strict=True) if not on_device]
+        self._device_groups = [g for g, on_device in zip(groups, late, strict=True) if on_device]
         self._before = [group.take() for group in self._groups]
         self._reads_before = self._read()
         self._reads_after: list[DeviceRead] = []
@@ -99,12 +120,15 @@ class StateProof:
             tensors = self._tensors
         elif list(tensors) != names:
             return sorted(set(tensors) ^ set(names)) or ["(order of the parameters)"], []
-        versions, places = _marks(tensors)
-        differing = _where(names, self._versions, versions)
-        groups = zip(self._groups, self._before, strict=True)
+        places = addresses(tensors.values())
+        moved = _where(names, self._places, places)
+        gone = {name for name in moved if not places[names.index(name)]}
+        differing = _where(names, self._versions, _versions(tensors))
         # Both: of what a fused step changed only the step counts have another version.
-        differing += [n for group, before in groups for n in group.differing(before, group.take())]
-        return differing, _where(names, self._places, places)
+        for group, before in zip(self._groups, self._before, strict=True):
+            if gone.isdisjoint(group.names):
+                differing += group.differing(before, group.take(moved=bool(moved)))
+        return differing, moved
 
     def late_changes(self) -> list[str]:
         """As `changed`, for canaries of a device; waits for it, so never on the training thread."""
@@ -112,18 +136,17 @@ class StateProof:
         return [
             name
             for group, before, after in reads
-            for name in group.differing(before.wait(), after.wait())
+            for name in group.differing(host_bytes(before.wait()), host_bytes(after.wait()))
         ]
 
     def _read(self) -> list[DeviceRead]:
         if self._reader is None:
             return []
-        return [self._reader.read(group.take()) for group in self._device_groups]
+        return [self._reader.read(group.gather()) for group in self._device_groups]
 
 
-def _marks(tensors: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
-    values = tensors.values()
-    return [tensor._version for tensor in values], [tensor.data_ptr() for tensor in values]
+def _versions(tensors: dict[str, torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors.values()]
 
 
 def _where(names: list[str], before: list[int], now: list[int]) -> list[str]:
@@ -151,9 +174,12 @@ def canary_groups(tensors: dict[str, torch.Tensor]) -> list[CanaryGroup]:
                 view = flat.narrow(0, middle, min(CANARIES, count - middle))
             else:
                 view = tensor[(0,) * tensor.dim()].view(1)
-            group = groups.setdefault((tensor.dtype, *place), CanaryGroup([], []))
+            group = groups.setdefault((tensor.dtype, *place), CanaryGroup([], [], []))
             group.names.append(name)
             group.views.append(view)
+            if tensor.device.type == "cpu" and place[1] is None:
+                block = (ctypes.c_char * view.nbytes).from_address(view.data_ptr())
+                group.memory.append(memoryview(block))
     return list(groups.values())
 
 

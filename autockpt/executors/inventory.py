@@ -7,7 +7,7 @@ What cannot be anchored (optimizer state of numbers, which are new objects at ev
 every time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_, methodcaller
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autockpt.executors import statetree
+from autockpt.executors.sharding.gathered import gathering_units
 from autockpt.executors.sharding.holdings import Declared, Holding, holding_of
 from autockpt.executors.sharding.local import own_elements
 from autockpt.executors.sharding.names import plain_fqn
@@ -59,6 +60,8 @@ class OptimizerParts:
     """State of the other parameters by name: encoded anew at every checkpoint."""
     names: list[str | list[str]]
     """Names of the parameters of each group, one per line; a list where a name has line breaks."""
+    loose: list[Any]
+    """Keys of its state that are no parameters."""
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class Inventory:
     """Of those in `lazy` that are a part of something, or that other ranks hold as well."""
     distributed: tuple[str, ...]
     """Tensors whose local part is asked for anew every time."""
+    units: list[Any]
+    """Modules that may hold gathered parameters after an evaluation."""
     cacheable: bool
     """False: something in it cannot be anchored."""
 
@@ -117,10 +122,15 @@ def _same_roots(
 Geometry = tuple[list[int], list[torch.Size], list[tuple[int, ...]], list[torch.dtype]]
 
 
-def geometry(tensors: Sequence[torch.Tensor]) -> Geometry:
+def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Where each begins."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def geometry(tensors: Collection[torch.Tensor]) -> Geometry:
     """Addresses, shapes, strides, dtypes: `p.data = other` changes them and no anchor."""
     return (
-        [tensor.data_ptr() for tensor in tensors],
+        addresses(tensors),
         [tensor.shape for tensor in tensors],
         [tensor.stride() for tensor in tensors],
         [tensor.dtype for tensor in tensors],
@@ -172,9 +182,11 @@ class _Walk:
         self._dicts: list[Mapping[Any, Any]] = []
         self._lists: list[Sequence[Any]] = []
         self._roots: list[tuple[torch.optim.Optimizer, Any, Any, list[Any]]] = []
+        self._units: list[Any] = []
         self._cacheable = True
 
     def module(self, prefix: str, module: torch.nn.Module) -> None:
+        self._units += gathering_units(module)
         for name, child in module.named_modules():
             self._dicts += [child._parameters, child._buffers, child._modules]
             if type(child).get_extra_state is not torch.nn.Module.get_extra_state:
@@ -196,7 +208,7 @@ class _Walk:
         self._roots.append((optimizer, states, groups, [group["params"] for group in groups]))
         self._lists.append(groups)
         self._dicts.append(states)
-        parts = OptimizerParts(regular={}, irregular={}, names=[])
+        parts = OptimizerParts(regular={}, irregular={}, names=[], loose=[])
         self._needs[prefix] = {prefix: None}
         part = self._parts.setdefault(prefix, {})
         for g, group in enumerate(groups):
@@ -218,6 +230,8 @@ class _Walk:
                     holding = state_holding(optimizer, parameter, tensor, known)
                     if holding is not None:
                         self._holdings[name] = holding
+            else:
+                parts.loose.append(parameter)
         self._optimizers[prefix] = parts
 
     def _own(self, prefix: str, parameter: torch.Tensor, part: dict[str, torch.Tensor]) -> str:
@@ -272,6 +286,7 @@ class _Walk:
             optimizers=self._optimizers,
             anchors=Anchors(self._dicts, self._lists),
             roots=self._roots,
+            units=self._units,
             holdings=held,
             distributed=tuple(n for n, t in lazy.items() if local[n] is not t),
             cacheable=self._cacheable,

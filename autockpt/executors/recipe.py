@@ -14,8 +14,8 @@ from autockpt.executors.copying import CopyJob
 from autockpt.executors.device import device_of
 from autockpt.executors.dtypes import true_dtype, true_shape
 from autockpt.executors.fence import CanaryGroup, canary_groups
-from autockpt.executors.inventory import Geometry, Inventory, local_part
-from autockpt.executors.layout.plan import PAGE_BYTES, Entry, Layout
+from autockpt.executors.inventory import Geometry, Inventory, addresses, local_part
+from autockpt.executors.layout.plan import EXTRA, PAGE_BYTES, Entry, Layout
 from autockpt.executors.memory import Arena
 from autockpt.executors.sharding.sharing import Place, Shares
 
@@ -24,7 +24,9 @@ from autockpt.executors.sharding.sharing import Place, Shares
 class Part:
     """What one optimizer changes."""
 
-    names: tuple[str, ...]
+    tensors: dict[str, torch.Tensor]
+    places: list[int]
+    """Their addresses."""
     end: int
     """Prefix of the image that holds it."""
     canaries: list[CanaryGroup]
@@ -41,10 +43,16 @@ class Recipe:
     layout: Layout
     boundary: Any
     """Fingerprint of the boundary tensors."""
+    extra: Entry
+    """Where the rest of the state stands, as text."""
+    at_once: list[tuple[Entry, int]]
+    """Places and bytes of the boundary tensors."""
     held: frozenset[str]
     """Parameters and optimizer state that are copied at the boundary all the same."""
     tensors: dict[str, torch.Tensor]
     """Lazy tensors of which this rank stores something, local parts."""
+    lazy_places: dict[int, None]
+    """Addresses of all lazy tensors."""
     shares: Shares
     sources: dict[str, torch.Tensor]
     """What is copied of each: the tensor itself, or the range of it that this rank stores."""
@@ -86,18 +94,22 @@ def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]
 
 
 def parts_of(
-    inventory: Inventory, layout: Layout, tensors: dict[str, torch.Tensor]
+    inventory: Inventory,
+    layout: Layout,
+    tensors: dict[str, torch.Tensor],
+    sources: dict[str, torch.Tensor],
 ) -> dict[str, Part]:
-    """By optimizer what it changes; `tensors`: what is stored of each lazy tensor."""
+    """By optimizer what it changes; `sources`: what is stored of each of the lazy `tensors`."""
     ends = {entry.spec.name: entry.end for entry in layout.entries}
     ends |= {alias: ends[name] for alias, name in layout.aliases if name in ends}
     parts = {}
     for part, all_names in inventory.parts.items():
-        names = tuple(name for name in all_names if name in tensors)
+        own = {name: tensors[name] for name in all_names if name in tensors}
         parts[part] = Part(
-            names=names,
-            end=max((ends[name] for name in names), default=0),
-            canaries=canary_groups({name: tensors[name] for name in names}),
+            tensors=own,
+            places=addresses(own.values()),
+            end=max((ends[name] for name in own), default=0),
+            canaries=canary_groups({name: sources[name] for name in own}),
         )
     return parts
 
@@ -109,11 +121,17 @@ def tensors_now(recipe: Recipe, name: str, inventory: Inventory) -> dict[str, to
     """
     if inventory is recipe.inventory:
         return None
-    names = recipe.parts[name].names
+    names = recipe.parts[name].tensors
     others = recipe.held | elsewhere(recipe.shares)
     now = [n for n in inventory.parts.get(name, ()) if n not in others]
-    order = names if set(now) == set(names) else now  # or: what came and what went
+    order = names if set(now) == names.keys() else now  # or: what came and what went
     return {n: inventory.locals[n] for n in order}
+
+
+def copied_at_once(layout: Layout) -> list[tuple[Entry, int]]:
+    """Places and bytes of the boundary tensors; what is written as text is none of them."""
+    entries = [entry for entry in layout.entries if not entry.spec.lazy]
+    return [(e, e.spec.nbytes) for e in entries if e.spec.nbytes and e.spec.name != EXTRA]
 
 
 def copy_jobs(layout: Layout, tensors: dict[str, torch.Tensor], arena: Arena) -> list[CopyJob]:
@@ -157,6 +175,16 @@ def is_device(job: CopyJob) -> bool:
 def is_host(tensor: torch.Tensor) -> bool:
     """The copy thread copies it."""
     return tensor.device.type == "cpu" and device_of(tensor) is None
+
+
+def is_plain(tensor: torch.Tensor, nbytes: int) -> bool:
+    """It is so many bytes of host memory, as they stand there."""
+    return (
+        is_host(tensor)
+        and tensor.nbytes == nbytes
+        and tensor.is_contiguous()
+        and not (tensor.is_neg() or tensor.is_conj())
+    )
 
 
 def slot_tensor(arena: Arena, entry: Entry) -> torch.Tensor:

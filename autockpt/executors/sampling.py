@@ -68,6 +68,8 @@ _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _same_bytes(arena: Arena, entry: Entry, source: torch.Tensor, limit: int | None) -> bool:
+    if not source.data_ptr():
+        return False  # its memory was given back
     if source.device.type != "cpu" or not source.is_contiguous():
         return torch.equal(
             slot_tensor(arena, entry).contiguous().view(-1).view(torch.uint8),

@@ -6,7 +6,7 @@ boundary and a start of the copy thread.  The state is copied part by part in th
 optimizers step, so that each step waits only for what it is about to change.
 """
 
-import json
+import ctypes
 import math
 import threading
 import time
@@ -34,9 +34,11 @@ from autockpt.executors.recipe import (
     Part,
     Recipe,
     boundary_key,
+    copied_at_once,
     copy_jobs,
     elsewhere,
     is_device,
+    is_plain,
     parts_of,
     slot_tensor,
     stored_of,
@@ -44,6 +46,7 @@ from autockpt.executors.recipe import (
 )
 from autockpt.executors.sampling import Sampler, part_differs, sample_differs
 from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
+from autockpt.executors.skeleton import SkeletonText
 from autockpt.executors.specs import describe
 from autockpt.executors.state import LiveState, local_part
 from autockpt.executors.window_gate import WindowGate, WindowUse
@@ -51,6 +54,11 @@ from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
 """The skeleton of the state may grow to this multiple before the layout is planned again."""
+
+# Not through CDLL: who gives the interpreter's lock away for a few bytes may wait 5 ms for it.
+_memmove = ctypes.PyDLL(None).memmove
+_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove.restype = None
 
 
 @dataclass(slots=True)
@@ -66,8 +74,8 @@ class Snapshot:
     """(views of the slot, tensors) of the boundary group on a device, still to be copied."""
     proofs: dict[str, StateProof] = field(default_factory=dict)
     """By part, those not yet fenced."""
-    sample: dict[str, list[Entry]] = field(default_factory=dict)
-    """By part, tensors whose bytes are compared with the slot at its fence."""
+    sample: dict[str, list[Entry]] | None = None
+    """By part, tensors whose bytes are compared with the slot; chosen with its first proof."""
     events: list[tuple[int, Any]] = field(default_factory=list)
     """(end in the image, event behind it or `GatedCopy`) of what a device copies out of the live
     tensors."""
@@ -116,6 +124,7 @@ class Snapshotter:
         self.layout: Layout | None = None
         self._recipe: Recipe | None = None
         self._extra_bytes = 0
+        self._text = SkeletonText()
         self._sampler = Sampler()
         self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
         """The header that stands in each slot; by object, because ids and digests recur."""
@@ -140,8 +149,7 @@ class Snapshotter:
 
     def plan(self, progress: dict[str, Any]) -> Layout:
         """The layout of the state as it is at this boundary, kept until its structure changes."""
-        self.state.at_boundary()
-        inventory = self.state.inventory()
+        inventory = self.state.at_boundary()
         boundary, text, held = self._gather(inventory, progress, None)
         return self._planned(inventory, boundary, text, held).layout
 
@@ -154,9 +162,9 @@ class Snapshotter:
         lazy here and not there would be in no image at all.
         """
         skeleton, boundary = self.state.extra(progress, rng=rng, inventory=inventory)
-        held = frozenset(self.state.not_lazy) & inventory.lazy.keys()
+        held = frozenset(name for name in self.state.not_lazy if name in inventory.lazy)
         boundary |= {name: inventory.locals[name] for name in sorted(held)}
-        return boundary, json.dumps(skeleton, separators=(",", ":")).encode(), held
+        return boundary, self._text.of(skeleton), held
 
     def _planned(
         self,
@@ -166,12 +174,13 @@ class Snapshotter:
         held: frozenset[str],
     ) -> Recipe:
         kept = self._recipe
-        places = geometry(list(inventory.locals.values()))
-        shape = boundary_key(boundary, dict.fromkeys(places[0]))
+        places = geometry(inventory.locals.values())
+        same = kept is not None and kept.inventory is inventory and kept.places == places
+        lazy_places = kept.lazy_places if kept is not None and same else dict.fromkeys(places[0])
+        shape = boundary_key(boundary, lazy_places)
         if (
             kept is not None
-            and kept.inventory is inventory
-            and kept.places == places
+            and same
             and kept.place is self.place
             and kept.boundary == shape
             and len(text) <= kept.layout.extra_bytes
@@ -185,9 +194,10 @@ class Snapshotter:
         sources = {n: stored_of(n, t, shares) for n, t in tensors.items()}
         self._recipe = Recipe(
             inventory=inventory, places=places, place=place, layout=layout, boundary=shape,
-            held=held, tensors=tensors, shares=shares, sources=sources,
+            extra=layout.entry(EXTRA), at_once=copied_at_once(layout),
+            held=held, tensors=tensors, lazy_places=lazy_places, shares=shares, sources=sources,
             entries=[e for e in layout.entries if e.spec.lazy and e.spec.nbytes],
-            parts=parts_of(inventory, layout, sources),
+            parts=parts_of(inventory, layout, tensors, sources),
             on_device=any(t.numel() and device_of(t) is not None for t in tensors.values()),
         )  # fmt: skip
         return self._recipe
@@ -244,8 +254,7 @@ class Snapshotter:
         if former is not None and former.copied != math.inf:
             self.engine.wait()  # withdrawn, and a device still copies into this slot
         counter.set(0)
-        self.state.at_boundary()
-        inventory = self.state.inventory()
+        inventory = self.state.at_boundary()
         boundary, text, held = self._gather(inventory, progress, rng)
         recipe = self._planned(inventory, boundary, text, held)
         layout = recipe.layout
@@ -256,7 +265,7 @@ class Snapshotter:
                 "new slots are being allocated"
             )
         began(layout)
-        late = self._write_boundary(arena, layout, boundary, text, wait=not recipe.on_device)
+        late = self._write_boundary(arena, recipe, boundary, text, wait=not recipe.on_device)
         if not late[0]:  # else when the device is done with them
             counter.set(layout.boundary_end)
         snapshot = Snapshot(
@@ -272,14 +281,14 @@ class Snapshotter:
         snapshot.boundary_stall_s = time.monotonic() - start
         return snapshot
 
-    def _noted(self, group: CanaryGroup) -> torch.Tensor | DeviceRead:
+    def _noted(self, group: CanaryGroup) -> bytes | DeviceRead:
         """Canaries as of now, on the host or on their way to it."""
-        values, device = group.take(), device_of(group.views[0])
+        device = device_of(group.views[0])
         if device is None:
-            return values
+            return group.take()
         if self._device is None:
             self._device = DeviceCopier(device)
-        return self._device.read(values)
+        return self._device.read(group.gather())
 
     def _start(self, snapshot: Snapshot, *, lazy: bool) -> None:
         """Hands the copies out, and remembers what the tensors look like if they may change."""
@@ -303,11 +312,11 @@ class Snapshotter:
         if recipe.on_device:
             lazy &= self._issue(snapshot)
         if lazy:
-            snapshot.sample = {} if recipe.on_device else self._sampler.next(recipe.entries)
             for name, part in recipe.parts.items():
-                tensors = {n: recipe.tensors[n] for n in part.names}
                 groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
-                snapshot.proofs[name] = StateProof(tensors, groups=groups, reader=self._device)
+                snapshot.proofs[name] = StateProof(
+                    part.tensors, groups=groups, places=part.places, reader=self._device
+                )
         return lazy
 
     def _hold_back(self, task: CopyTask, *, on_device: bool) -> None:
@@ -328,7 +337,7 @@ class Snapshotter:
     def _write_boundary(
         self,
         arena: Arena,
-        layout: Layout,
+        recipe: Recipe,
         boundary: dict[str, torch.Tensor],
         text: bytes,
         *,
@@ -338,23 +347,23 @@ class Snapshotter:
 
         `wait`: that too, now.  To read a device is to wait for all that it has been given.
         """
+        layout = recipe.layout
         there = arena.view[:8] == layout.header[:8]  # or zeros: its pages were given back
         if not there or self._headers.get(arena) != layout.header:
             arena.view[: len(layout.header)] = layout.header
             self._headers[arena] = layout.header
         now: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         late: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for entry in layout.entries:
-            if entry.spec.lazy:
-                break
-            if entry.spec.name == EXTRA:
-                padded = text + b" " * (layout.extra_bytes - len(text))
-                arena.view[entry.offset : entry.end] = padded
-            elif entry.spec.nbytes:
-                source = local_part(boundary[entry.spec.name]).detach()
-                targets, sources = now if wait or device_of(source) is None else late
-                targets.append(slot_tensor(arena, entry))
-                sources.append(source)
+        extra = recipe.extra
+        arena.view[extra.offset : extra.end] = text.ljust(layout.extra_bytes)
+        for entry, nbytes in recipe.at_once:
+            source = local_part(boundary[entry.spec.name])
+            if is_plain(source, nbytes):
+                _memmove(arena.address + entry.offset, source.data_ptr(), nbytes)
+                continue
+            targets, sources = now if wait or device_of(source) is None else late
+            targets.append(slot_tensor(arena, entry))
+            sources.append(source.detach())
         if now[0]:
             copy_tensors(*now)
         return late
@@ -556,6 +565,8 @@ class Snapshotter:
                 changed = [n for n in changed if n in kept and snapshot.may_tear(kept[n])]
             if not recipe.on_device and snapshot.task.error is None:
                 # Before its own step: what an earlier optimizer changed since is no news.
+                if snapshot.sample is None:
+                    snapshot.sample = self._sampler.next(recipe.entries)
                 changed = changed or sample_differs(
                     recipe, snapshot.arena, snapshot.sample.get(name, ())
                 )

@@ -6,20 +6,19 @@ Names come from our own walk of named parameters; optimizer state is joined to t
 next and may be copied under compute; everything else is small and copied at the boundary.
 """
 
-import random
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.dtypes import stored_form
-from autockpt.executors.inventory import Inventory, OptimizerParts, take_inventory
+from autockpt.executors.inventory import Inventory, take_inventory
 from autockpt.executors.inventory import local_part as local_part
+from autockpt.executors.random_state import rng_state
 from autockpt.executors.sharding.collectors import declared
 from autockpt.executors.sharding.deepspeed import is_zero
-from autockpt.executors.sharding.gathered import shard_again
+from autockpt.executors.sharding.gathered import gathering_units, shard_again
 from autockpt.executors.sharding.holdings import (
     Holding,
     holding_of,
@@ -27,7 +26,7 @@ from autockpt.executors.sharding.holdings import (
     whole_of,
 )
 from autockpt.executors.sharding.names import plain_fqn
-from autockpt.executors.sharding.optimizers import is_divided, owns_state, state_of
+from autockpt.executors.sharding.optimizers import owns_state
 from autockpt.executors.sharding.placing import (
     RankRules,
     placed_parameters,
@@ -36,6 +35,7 @@ from autockpt.executors.sharding.placing import (
 )
 from autockpt.executors.sharding.rules import Placed
 from autockpt.executors.sharding.zero_view import ZeroView
+from autockpt.executors.skeleton import KeptOptimizers, KeptRandomState
 from autockpt.values.errors import ConfigError
 
 
@@ -76,6 +76,7 @@ class LiveState:
         self._renamed = renamed(models, self._placed)
         self._axes = axes
         self._inventory: Inventory | None = None
+        self._random, self._groups = KeptRandomState(), KeptOptimizers()
         self._names = self._parameter_names()
 
     @classmethod
@@ -90,7 +91,7 @@ class LiveState:
         """The state of a job as `attach` receives it.  Raises ConfigError naming a bad entry."""
         attached = _named(model, "model", torch.nn.Module)
         for module in attached.values():
-            shard_again(module)  # else its parameters are not those that the optimizer has
+            shard_again(gathering_units(module))  # else its parameters are not the optimizer's
         # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
         models = {name: unwrapped(module) for name, module in attached.items()}
         optimizers = _named(_viewed(optimizer), "optimizer", torch.optim.Optimizer)
@@ -166,10 +167,17 @@ class LiveState:
                     names.setdefault(id(parameter), f"{prefix}.group{g}.param{i}")
         return names
 
-    def at_boundary(self) -> None:
-        """Makes every module hold what its optimizer steps, also after an evaluation."""
+    def at_boundary(self) -> Inventory:
+        """What there is, once every module holds what its optimizer steps: not so after an
+        evaluation."""
+        kept = self._inventory
+        if kept is not None:
+            shard_again(kept.units)
+            if self._confirmed(kept):
+                return kept
         for module in self.models.values():
-            shard_again(module)
+            shard_again(gathering_units(module))
+        return self._walked()
 
     def refresh(self) -> None:
         """After a restore: what wrappers derive from parameters.  All ranks call it."""
@@ -183,16 +191,23 @@ class LiveState:
         Raises ConfigError for optimizer state that cannot be saved or named.
         """
         kept = self._inventory
-        if kept is None or not kept.holds():
-            self._names = self._parameter_names()
-            order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
-            kept = self._inventory = take_inventory(
-                self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
-                self._path, self._declared,
-            )  # fmt: skip
-        elif kept.distributed:
+        return kept if kept is not None and self._confirmed(kept) else self._walked()
+
+    def _confirmed(self, kept: Inventory) -> bool:
+        """Nothing came, went or was replaced since that walk; its local parts are up to date."""
+        holds = kept.holds()
+        if holds and kept.distributed:
             kept.renew_locals()
-        return kept
+        return holds
+
+    def _walked(self) -> Inventory:
+        self._names = self._parameter_names()
+        order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
+        self._inventory = take_inventory(
+            self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
+            self._path, self._declared,
+        )  # fmt: skip
+        return self._inventory
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -270,13 +285,8 @@ class LiveState:
         inventory = inventory or self.inventory()
         skeleton = {
             "progress": statetree.encode(progress, "progress", tensors),
-            "rng": statetree.encode(rng or rng_state(), "rng", tensors),
-            "optimizers": {
-                prefix: _optimizer_skeleton(
-                    prefix, optimizer, inventory.optimizers[prefix], tensors
-                )
-                for prefix, optimizer in self.optimizers.items()
-            },
+            "rng": self._random.encode(rng or rng_state(), tensors),
+            "optimizers": self._groups.encode(self.optimizers, inventory.optimizers, tensors),
             "modules": {
                 path: statetree.encode(module.get_extra_state(), path, tensors)
                 for path, module in inventory.extras
@@ -299,37 +309,6 @@ class LiveState:
                 raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
 
 
-def _optimizer_skeleton(
-    prefix: str,
-    optimizer: torch.optim.Optimizer,
-    parts: OptimizerParts,
-    tensors: dict[str, torch.Tensor],
-) -> Any:
-    """Which state belongs to which parameter (its tensors are lazy), and the groups' values.
-
-    Parameters with the same keys are listed together as [group, index]: a few kilobytes for any
-    model, written in well under a millisecond.
-    """
-    irregular = {
-        name: statetree.encode(values, f"{prefix}.{name}", {})
-        for name, values in parts.irregular.items()
-    }
-    groups = []
-    for g, group in enumerate(optimizer.param_groups):
-        plain = {key: value for key, value in group.items() if key != "params"}
-        encoded = statetree.encode(plain, f"{prefix}.group{g}", tensors)
-        groups.append({"params": parts.names[g], "values": encoded})
-    # Under keys that are no parameters: small, and the optimizer's own.
-    loose = {k: v for k, v in state_of(optimizer).items() if not isinstance(k, torch.Tensor)}
-    return {
-        "regular": parts.regular,
-        "irregular": irregular,
-        "groups": groups,
-        "loose": statetree.encode(loose, f"{prefix}.state", tensors),
-        "divided": is_divided(optimizer),
-    }
-
-
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module inside DDP; everything else as it is."""
     from torch.nn.parallel import DistributedDataParallel
@@ -337,32 +316,6 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     while isinstance(module, DistributedDataParallel):
         module = module.module
     return module
-
-
-def rng_state() -> dict[str, Any]:
-    """Random state of Python, numpy, torch CPU and every GPU."""
-    version, internal, gauss = random.getstate()
-    state: dict[str, Any] = {
-        # As an array: 625 numbers are 10 times faster to encode this way.
-        "python": [version, np.array(internal, dtype=np.uint32), gauss],
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(legacy=False),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Puts back what `rng_state` gave."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
-    torch.set_rng_state(state["torch"].cpu())
-    np.random.set_state(state["numpy"])
-    if "cuda" in state and torch.cuda.is_available():
-        # The machine may have another number of GPUs than the one that saved.
-        for device, part in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
-            torch.cuda.set_rng_state(part.cpu(), device)
 
 
 def _viewed(optimizer: Any) -> Any:

@@ -32,23 +32,24 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     """
     if depth > MAX_DEPTH:
         raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH}; flatten this state")
-    if value is None or (isinstance(value, bool | str) and type(value) in (bool, str)):
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
         return value
-    if type(value) is int:
+    if kind is int:
         return value if abs(value) < _EXACT_INT else {"$int": hex(value)}  # no limit of digits
-    if type(value) is float:
+    if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, path, tensors)
     if isinstance(value, dict):
         return _encode_dict(value, path, tensors, depth)
-    if type(value) in (list, tuple):
+    if kind is list or kind is tuple:
         items = [encode(v, f"{path}.{i}", tensors, depth + 1) for i, v in enumerate(value)]
-        return items if type(value) is list else {"$tuple": items}
+        return items if kind is list else {"$tuple": items}
     scalar = _encode_scalar(value)
     if scalar is not None:
         return scalar
-    if type(value) is np.ndarray and value.dtype.kind in "biufc":
+    if kind is np.ndarray and value.dtype.kind in "biufc":
         return {"$array": _encode_array(value, path, tensors)}
     raise ConfigError(
         f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved safely; "

@@ -27,10 +27,11 @@ from autockpt.executors.keeper.slots import (
     CELL_MARK,
 )
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
-from autockpt.executors.state import LiveState, rng_state, set_rng_state
+from autockpt.executors.state import LiveState
 from autockpt.session.ending import Ending
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind

@@ -144,6 +144,29 @@ def test_what_changes_nothing_is_not_reported(job: Job, name: str) -> None:
     assert proof.changed(state.lazy_tensors()) == []
 
 
+def test_memory_that_was_given_back_is_not_read() -> None:
+    """FSDP frees and fills the storage of a tensor in place; reading it would end the process."""
+    weight, other = torch.zeros(1000, 1000), torch.zeros(9)
+    tensors = {"w": weight, "other": other}
+    proof = StateProof(tensors)
+    weight.untyped_storage().resize_(0)
+    assert proof.changed(tensors) == ["w"]
+
+
+def test_memory_that_went_elsewhere_is_read_there() -> None:
+    """As long as something of it is there, what changed beside it is seen as well."""
+    weight, other = torch.zeros(1000, 1000), torch.zeros(9)
+    tensors = {"w": weight, "other": other}
+    proof = StateProof(tensors)
+    weight.untyped_storage().resize_(0)
+    elsewhere = torch.ones(1000, 1000)  # where it may have been
+    weight.untyped_storage().resize_(4 * weight.numel())
+    weight.data.fill_(1.0)
+    other.data.fill_(1.0)
+    assert set(proof.changed(tensors)) == {"w", "other"}
+    assert elsewhere.sum() == elsewhere.numel()
+
+
 @pytest.mark.parametrize("set_to", [float("nan"), -0.0])
 def test_canaries_compare_bits(set_to: float) -> None:
     """NaN equals itself, and -0.0 is not 0.0."""

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from autockpt.executors.loaders import DataPosition
-from autockpt.executors.state import rng_state, set_rng_state
+from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError
 
 ITEMS = 23

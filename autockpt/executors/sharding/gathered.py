@@ -5,17 +5,24 @@ module then has plain tensors under their names, and not the DTensors that the o
 """
 
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 
-def shard_again(module: torch.nn.Module) -> None:
+def gathering_units(module: torch.nn.Module) -> list[Any]:
+    """The units of a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    return [unit for unit in module.modules() if isinstance(unit, fsdp.FSDPModule)]
+
+
+def shard_again(units: Iterable[Any]) -> None:
     """Makes every unit hold its DTensors again; nothing is computed or sent.
 
     Between forward and backward it costs a second gathering, so it belongs to boundaries.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        for unit in module.modules():
-            if isinstance(unit, fsdp.FSDPModule):
-                unit.reshard()
+    for unit in units:
+        unit.reshard()

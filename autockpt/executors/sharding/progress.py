@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from autockpt.executors.random_state import rng_state
 from autockpt.executors.sharding.samples import place_in
-from autockpt.executors.state import rng_state
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 GENERATORS = {"python": "Python", "numpy": "numpy", "torch": "torch", "cuda": "GPU"}

@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from autockpt.executors.device import DeviceRead
-from autockpt.executors.fence import CanaryGroup, canary_groups
+from autockpt.executors.fence import CanaryGroup, canary_groups, host_bytes
 from autockpt.executors.layout.shares import Item, Range, divide
 from autockpt.executors.sharding.holdings import Holding
 
@@ -43,7 +43,7 @@ class ReplicaGroup:
     """Names, shapes and types, as text."""
     canaries: list[CanaryGroup]
 
-    def take(self, noted: Callable[[CanaryGroup], "torch.Tensor | DeviceRead"]) -> "Agreement":
+    def take(self, noted: Callable[[CanaryGroup], bytes | DeviceRead]) -> "Agreement":
         """What this rank says of the group as of now; `noted` brings canaries to the host."""
         return Agreement(self.members, self.form, [noted(group) for group in self.canaries])
 
@@ -54,14 +54,13 @@ class Agreement:
 
     members: Members
     form: bytes
-    values: "list[torch.Tensor | DeviceRead]"
+    values: list[bytes | DeviceRead]
 
     def digest(self) -> str:
         """Of names, forms and canaries; waits for a device, so never on the training thread."""
         digest = xxhash.xxh3_128(self.form)
         for value in self.values:
-            part = value.wait() if isinstance(value, DeviceRead) else value
-            digest.update(part.numpy().tobytes())
+            digest.update(host_bytes(value.wait()) if isinstance(value, DeviceRead) else value)
         return digest.hexdigest()
 
 

@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from autockpt.executors.sharding.collectors import declared
-from autockpt.executors.sharding.gathered import shard_again
+from autockpt.executors.sharding.gathered import gathering_units, shard_again
 from autockpt.executors.sharding.holdings import Holding, follow, holding_of, whole_of
 from autockpt.executors.sharding.names import Assembled, plain_fqn
 from autockpt.executors.sharding.optimizers import held_state, owns_state, state_of
@@ -115,7 +115,7 @@ def fsdp2_after_evaluation() -> Tensors:
     with torch.no_grad():
         wrapped(torch.arange(4))
     assert not any(hasattr(parameter, "to_local") for parameter in wrapped.parameters())
-    shard_again(wrapped)
+    shard_again(gathering_units(wrapped))
     assert all(hasattr(parameter, "to_local") for parameter in wrapped.parameters())
     yield from parameters(wrapped, bare)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from autockpt.executors.loaders import DataPosition
+from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.executors.sharding.progress import merge_positions
-from autockpt.executors.state import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError
 from tests.executors.sharding.jobs import Job, Make, position_batches, shared, stored
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from autockpt.executors.loaders import DataPosition
+from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.executors.sharding.progress import GENERATORS, Merged, merge_progress, rng_for
-from autockpt.executors.state import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from tests.executors.sharding.jobs import Job, shared
 

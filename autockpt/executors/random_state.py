@@ -1,0 +1,99 @@
+"""Random state of Python, numpy, torch and every GPU: read at each boundary, put back once.
+
+Reading Python's and numpy's generators takes 75 us, because both walk 624 numbers.  That nobody
+drew from them since is seen in 2 us: the memory of their objects is the same.
+"""
+
+import ctypes
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def rng_state() -> dict[str, Any]:
+    """Random state of Python, numpy, torch CPU and every GPU; its arrays are read-only."""
+    state: dict[str, Any] = {
+        "python": _python.read(),
+        "torch": torch.get_rng_state(),
+        "numpy": _numpy.read(),
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Puts back what `rng_state` gave."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+    torch.set_rng_state(state["torch"].cpu())
+    np.random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        # The machine may have another number of GPUs than the one that saved.
+        for device, part in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(part.cpu(), device)
+
+
+class _Python:
+    """Python's generator: an object of C, and a number that is left over of a pair."""
+
+    def __init__(self) -> None:
+        self._generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
+        self._memory = _memory_of(self._generator)
+        self._mark: Any = None
+        self._state: list[Any] = []
+
+    def read(self) -> list[Any]:
+        """[version, words and position, number left over]; not to be changed."""
+        mark = (bytes(self._memory), self._generator.gauss_next)
+        if mark != self._mark:
+            version, internal, gauss = random.getstate()
+            # As an array: 625 numbers are 10 times faster to encode this way.
+            words = np.array(internal, dtype=np.uint32)
+            words.setflags(write=False)
+            self._state, self._mark = [version, words, gauss], mark
+        return self._state
+
+
+class _Numpy:
+    """numpy's: an object that draws, with a number left over, and one with the bits."""
+
+    def __init__(self) -> None:
+        self._memory = _memory_of(np.random.get_state.__self__)  # type: ignore[attr-defined]
+        self._bits: Any = None
+        self._words = memoryview(b"")
+        self._mark: Any = None
+        self._state: Any = None
+
+    def read(self) -> Any:
+        """As `np.random.get_state`; not to be changed."""
+        bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if type(bits) is not np.random.MT19937:
+            return np.random.get_state(legacy=False)
+        if bits is not self._bits:
+            self._bits, self._mark = bits, None
+            self._words = _view(bits.ctypes.state_address, _MT19937_BYTES)
+        mark = (bytes(self._words), bytes(self._memory))
+        if mark != self._mark:
+            self._state, self._mark = np.random.get_state(legacy=False), mark
+            self._state["state"]["key"].setflags(write=False)
+        return self._state
+
+
+_MT19937_BYTES = 625 * 4
+"""624 words and the position among them."""
+
+
+def _memory_of(thing: Any) -> memoryview:
+    """What an object of C that never goes holds itself, behind the header that all objects have."""
+    header = object.__basicsize__
+    return _view(id(thing) + header, type(thing).__basicsize__ - header)
+
+
+def _view(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+_python, _numpy = _Python(), _Numpy()
