@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Mapping
 
 import torch
@@ -32,6 +33,9 @@ from autockpt.executors.state import LiveState, local_part
 
 TOUCHERS = 2
 """Threads: 0.63 GB/s of a hypervisor's pages, where one got 0.36."""
+STEP_S = 0.002
+"""Of a thread's own time; between two steps it waits for the interpreter, for longer than that
+while the rank plans."""
 SLACK = 4
 """A guess may be too small by this part of it; the rest is address space and no memory."""
 
@@ -46,6 +50,8 @@ class PagesAhead:
         self._checkpoints, self._rank, self._ranks = checkpoints, rank, ranks
         self._address = self._room = 0
         self._over = False
+        self._handed_out = 0
+        """Bytes that a thread has touched or will."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="autockpt-ahead", daemon=True)
         self._thread.start()
@@ -85,12 +91,21 @@ class PagesAhead:
             self._room = page_align(nbytes + nbytes // SLACK)
             self._address = address = map_memory(self._room)
 
-        def touch(start: int) -> None:
-            if not self._over:
-                # A write and not madvise, beside which nobody else could map memory.
-                ctypes.memset(address + start, 0, min(HUGE_BYTES, nbytes - start))
+        run_parallel(range(TOUCHERS), lambda _: self._walk(address, nbytes), workers=TOUCHERS)
 
-        run_parallel(range(0, nbytes, HUGE_BYTES), touch, workers=TOUCHERS)
+    def _walk(self, address: int, nbytes: int) -> None:
+        """One thread, in steps that grow as long as they are short."""
+        count = HUGE_BYTES
+        while not self._over:
+            with self._lock:
+                start = self._handed_out
+                self._handed_out += count
+            if start >= nbytes:
+                return
+            began = time.thread_time()
+            # A write and not madvise, beside which nobody else could map memory.
+            ctypes.memset(address + start, 0, min(count, nbytes - start))
+            count = 2 * count if time.thread_time() - began < STEP_S else HUGE_BYTES
 
 
 def new_bytes(checkpoints: str, rank: int, live: Mapping[str, torch.Tensor]) -> int:

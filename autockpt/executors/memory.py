@@ -23,7 +23,7 @@ from autockpt.values.units import format_bytes
 PAGE_BYTES = 4096
 HUGE_BYTES = 2 * 2**20
 
-_MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 9, 14, 23, 25
+_MADV_FREE, _MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 8, 9, 14, 23, 25
 _MAP_FIXED = 0x10
 _F_ADD_SEALS = 1033
 _SEALS = 0x0001 | 0x0002 | 0x0004  # SEAL, SHRINK, GROW: nobody can truncate a mapped slot (SIGBUS)
@@ -151,6 +151,12 @@ class Arena:
         True when all whole ones in it are.
         """
         return not self._advise(_MADV_COLLAPSE, start, count // HUGE_BYTES * HUGE_BYTES)
+
+    def touch_spare(self, start: int, count: int) -> None:
+        """New pages for a part of private memory, which the kernel may take back when it likes."""
+        # A write and not madvise, beside which nobody else could map memory.
+        ctypes.memset(self.address + start, 0, count)
+        self._advise(_MADV_FREE, start, count)
 
     def _advise(self, advice: int, start: int, count: int) -> bool:
         """True where the kernel says no.  Through ctypes because that releases the GIL."""

@@ -28,6 +28,7 @@ from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.link_windows import LinkWindows, NodeWindows
 from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.reading import ReadingMemory
+from autockpt.executors.keeper.returning import KeptPages
 from autockpt.executors.keeper.shards import Shards
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena
@@ -134,6 +135,7 @@ class Keeper:
         self._local: deque[p.WireMessage] = deque()
         self._gathering: Gathering | None = None
         self._reading = ReadingMemory(self._log)
+        self._kept = KeptPages()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
     # ------------------------------------------------------------------ loop
@@ -166,6 +168,7 @@ class Keeper:
                 self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
         self._end_gathering()
         self._reading.close()
+        self._kept.close()
         self._guests.close()
         self._peers.close()
         self._directory.spares.clear()
@@ -274,6 +277,7 @@ class Keeper:
             )
             connection.send(refusal)
             return
+        self._kept.give_back(hello.rank)
         former = self._s.trainers.get(hello.rank)
         if former is not None and former.pid == hello.pid:
             self._closed(former.connection)
@@ -395,6 +399,8 @@ class Keeper:
     def _trainer_gone(self, trainer: Trainer) -> None:
         if self._s.trainers.get(trainer.rank) is trainer:
             del self._s.trainers[trainer.rank]
+            if trainer.leaving != "finished":
+                self._kept.keep(trainer.rank, self._memory.of(trainer.rank).image_capacity)
         self._all_finished = trainer.leaving == "finished"
         if not trainer.leaving:
             self._journal.trainer_lost(
