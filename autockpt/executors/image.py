@@ -262,28 +262,37 @@ def read_header(data: bytes, image_bytes: int) -> ImageHeader:
         if stray or set(aliases) & set(tensors):
             raise ValueError(f"aliases do not fit the tensors, first {stray[:1]}")
         named = {key[5:]: text for key, text in meta.items() if key.startswith("part:")}
-        parts = {name: _stored_part(name, tensors[name], text) for name, text in named.items()}
+        # Layers repeat, and moments are divided as parameters are: hundreds of texts, few kinds.
+        kinds = {text: _stored_part(text) for text in set(named.values())}
+        parts = {name: kinds[text] for name, text in named.items()}
+        for name, part in parts.items():
+            _require_elements(name, tensors[name], part)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"image header is malformed: {error!r:.200}") from None
     views = {key[5:]: value for key, value in meta.items() if key.startswith("view:")}
     return ImageHeader(tensors=tensors, aliases=aliases, true_dtypes=views, parts=parts)
 
 
-def _stored_part(name: str, place: TensorPlace, text: str) -> StoredPart:
+def _stored_part(text: str) -> StoredPart:
     data = parse_json(text)
     of, rows = data["of"], data["at"]
     numbers = [*of, *(n for offset, shape in rows for n in (*offset, *shape))]
     if any(type(n) is not int or not 0 <= n < 2**63 for n in numbers) or len(of) > MAX_DIMENSIONS:
-        raise ValueError(f"{name}: no part of a tensor")
+        raise ValueError(f"{text:.200}: no part of a tensor")
     boxes = tuple(Box(offset=tuple(offset), shape=tuple(shape)) for offset, shape in rows)
-    # A stored shape may have one dimension more than the true one (complex numbers as pairs).
-    elements = sum(box.count for box in boxes)
-    stored = math.prod(place.shape)
-    if not all(contains(of, box) for box in boxes) or stored not in (elements, 2 * elements):
-        raise ValueError(f"{name}: its boxes do not fit {tuple(of)} or its {stored} elements")
+    if not all(contains(of, box) for box in boxes):
+        raise ValueError(f"{text:.200}: its boxes do not fit {tuple(of)}")
     if len(boxes) > MAX_BOXES or any(intersect(a, b) for a, b in combinations(boxes, 2)):
-        raise ValueError(f"{name}: its boxes overlap, or are more than {MAX_BOXES}")
+        raise ValueError(f"{text:.200}: its boxes overlap, or are more than {MAX_BOXES}")
     return StoredPart(global_shape=tuple(of), boxes=boxes)
+
+
+def _require_elements(name: str, place: TensorPlace, part: StoredPart) -> None:
+    # A stored shape may have one dimension more than the true one (complex numbers as pairs).
+    elements = sum(box.count for box in part.boxes)
+    stored = math.prod(place.shape)
+    if stored not in (elements, 2 * elements):
+        raise ValueError(f"{name}: its boxes do not fit its {stored} elements")
 
 
 def _place(name: str, row: dict[str, Any], base: int, image_bytes: int) -> TensorPlace:

@@ -51,11 +51,8 @@ def restore_shards(
     Raises ConfigError when the state changed shape since the checkpoint (nothing is written then),
     CorruptCheckpointError when a chunk does not match.
     """
-    restore = _Restore(shards, state, ready)
-    try:
+    with torch.no_grad(), contextlib.closing(_Restore(shards, state, ready)) as restore:
         return restore.run()
-    finally:
-        restore.close()
 
 
 class _Restore:

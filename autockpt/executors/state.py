@@ -240,7 +240,11 @@ class LiveState:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Module buffers (running statistics change in the forward)."""
-        return dict(self.inventory().buffers)
+        return {
+            f"{prefix}.{plain_fqn(name)}": buffer
+            for prefix, module in self.models.items()
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+        }
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Notes the order in which optimizers step: what changes first is copied first."""

@@ -2,8 +2,9 @@
 
 A guest that tells its host which pages are free loses them within seconds, sooner than a restarted
 script has made its imports, and gets them again page by page: new memory was then first touched at
-0.3-0.7 GB/s, and at 7-13 where the guest still had the pages (measured, KVM).  So the keeper takes as
-much as a restore may need as soon as a trainer is lost, and frees it when the next one says hello.
+0.3-0.7 GB/s, and at 7-13 where the guest still had the pages (measured, KVM).  So the keeper takes
+as much as a restore may need as soon as a trainer is lost, and frees it when the next one says
+hello.
 
 Nobody goes short of it: what was touched is marked as free at once (MADV_FREE), and the kernel
 takes it where memory is scarce.

@@ -64,11 +64,11 @@ class Move:
     """Rows (first byte in the image, address it goes to, bytes); None: too many."""
 
     def __post_init__(self) -> None:
+        nbytes = self.piece.nbytes
         self.start = self.piece.start
-        self.stop = self.piece.start + self.piece.nbytes
+        self.stop = self.start + nbytes
         if self.regions is None:
-            whole = (self.start, self.want.memory.data_ptr(), self.piece.nbytes)
-            self.runs = [whole]
+            self.runs = [(self.start, self.want.memory.data_ptr(), nbytes)]
         else:
             self.runs = _runs_of(self.piece, self.regions)
 
@@ -131,6 +131,8 @@ def lacking(holding: Holding, pieces: Iterable[Piece]) -> list[Box]:
     missing = [box for box in holding.boxes if box.count]
     for piece in pieces:
         if piece.global_shape == holding.global_shape and missing:
+            if piece.boxes == holding.boxes:
+                return []
             for box in piece.boxes:
                 missing = without(missing, box)
     return missing

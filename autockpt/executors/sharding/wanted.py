@@ -76,6 +76,8 @@ class Wanted:
         self._home = home
         self._skeleton = skeleton
         self._holdings: dict[int, Holding] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}
+        """By id of a parameter, of what this rank has of it, with its padding."""
         self.optimizers: dict[str, SavedOptimizer] = {}
         """Of the attached optimizers, by prefix."""
         self.placed: set[str] = set()
@@ -185,8 +187,11 @@ class Wanted:
         holding = held_state(optimizer, parameter, own)
         if isinstance(optimizer, ZeroView):
             return holding, (holding.count,)
-        # With its padding.  Of nothing, too: no rows of 6 elements are no row of no elements.
-        return holding, tuple(local_part(parameter).shape)
+        # Of nothing, too: no rows of 6 elements are no row of no elements.
+        local = self._shapes.get(id(parameter))
+        if local is None:
+            local = self._shapes[id(parameter)] = tuple(local_part(parameter).shape)
+        return holding, local
 
     # ------------------------------------------------------------------ other shards
 
