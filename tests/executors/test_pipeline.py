@@ -3,7 +3,9 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from safetensors import safe_open
 
 from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.keeper import pipeline as pipelines
 from autockpt.executors.memory import Arena
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import CorruptCheckpointError, StorageError
@@ -263,6 +266,53 @@ def test_a_cancelled_shard_leaves_no_file_and_says_nothing(
     middle.join()
     assert list(tmp_path.iterdir()) == []
     assert (result.digests, result.outcome, result.error) == ((), None, None)
+
+
+def test_cancelling_does_not_wait_for_a_store_that_hangs(
+    image: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper's loop cancels: it stood still with the store, and its node counted as lost."""
+    hung, writing, real = threading.Event(), threading.Event(), os.pwrite
+
+    def pwrite(fd: int, data: memoryview, at: int) -> int:
+        writing.set()
+        hung.wait(PATIENCE_S)
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    result, path = Persisted(), tmp_path / "shard"
+    one = pipeline(image, target(str(path)), result)
+    one.sealed()
+    one.start()
+    assert writing.wait(PATIENCE_S)
+    one.cancel()
+    assert path.exists(), "still being written"
+    hung.set()
+    one.join()
+    assert not path.exists()
+    assert (result.outcome, result.error) == (None, None)
+
+
+def test_cancelling_waits_for_the_encoding(
+    image: memoryview, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder reads its chunk twice: the slot must not be filled anew in between."""
+    real, encoding, ended = pipelines.encode_chunk, threading.Event(), threading.Event()
+
+    def encode_chunk(*what: Any, **how: Any) -> Any:
+        encoding.set()
+        time.sleep(0.05)
+        frame = real(*what, **how)
+        ended.set()
+        return frame
+
+    monkeypatch.setattr(pipelines, "encode_chunk", encode_chunk)
+    one = pipeline(image, target(str(tmp_path / "shard"), "zstd", writers=1), Persisted())
+    one.start()
+    assert encoding.wait(PATIENCE_S)
+    one.cancel()
+    assert ended.is_set()
+    one.join()
 
 
 def test_digests_alone_need_no_target(image: memoryview) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from autockpt.executors.codecs import codec as codec_of
@@ -79,7 +79,7 @@ class ShardPipeline:
     `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
     before; not at all for an image whose digests are `known`, which waits for nobody;
     `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
-    returns no thread touches the slot and nothing more is called.
+    returns the slot may be written over, and nothing more is called.
     """
 
     def __init__(
@@ -111,8 +111,10 @@ class ShardPipeline:
         self._digests: list[str] = [""] * self._chunks
         self._ready: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         """Chunks for the writers."""
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._cancelled = False
+        self._encoding = 0
+        """Writers that read the slot to encode it."""
         self._sealed = threading.Event()
         self.settled = threading.Event()
         """The digests were announced, or never will be."""
@@ -122,8 +124,6 @@ class ShardPipeline:
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
         self._failure: Exception | None = None
-        self._apart = True
-        """The persisting thread does not read the slot: it creates the file, or waits for fsync."""
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -143,16 +143,17 @@ class ShardPipeline:
         self._sealed.set()
 
     def cancel(self) -> None:
-        """Stops reading the slot; returns when that is true.
+        """Stops the digests and the encoding; returns when they have.
 
-        Never waits for the file system where that does not read the slot (creating, fsync): the
-        keeper's loop calls this.  A half-written file is removed by the thread that writes it.
+        Never waits for the file system: the keeper's loop calls this, and a storage that hangs
+        would hang the whole node.  A write under way may read what the slot is filled with next;
+        its file is removed by the thread that writes it.
         """
         with self._lock:
             self._cancelled = True
             self._sealed.set()
-            reading = self._threads[: 1 if self._apart else None]
-        for thread in reading:
+            self._lock.wait_for(lambda: not self._encoding)
+        for thread in self._threads[:1]:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
         self.settled.set()
@@ -227,8 +228,6 @@ class ShardPipeline:
             self._open(self._target)
         except Exception as error:
             self._fail(error)
-        if self._leave_or_return(apart=False):
-            return
         writers = [
             threading.Thread(target=self._write, name=f"autockpt-write-{i}", daemon=True)
             for i in range(self._writers - 1)
@@ -280,7 +279,7 @@ class ShardPipeline:
         assert self._file is not None
         base = self._target.base
         data, target = self._image[start:stop], self._target
-        with base.chunk(index) if base is not None else contextlib.nullcontext() as old:
+        with self._reading(), base.chunk(index) if base else contextlib.nullcontext() as old:
             against = base.index.digests[index] if base is not None and old is not None else ""
             ranges = target.codec_ranges
             frame, place = encode_chunk(
@@ -295,6 +294,20 @@ class ShardPipeline:
         if place.length:
             self._file.write_at(offset, frames.aligned(frame) if frame else data)
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """The slot keeps what it holds while this lasts.  Raises AutockptError once cancelled."""
+        with self._lock:
+            if self._cancelled:
+                raise AutockptError("cancelled")
+            self._encoding += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._encoding -= 1
+                self._lock.notify_all()
+
     def _fail(self, error: Exception) -> None:
         with self._lock:
             if self._failure is None:
@@ -308,21 +321,15 @@ class ShardPipeline:
                 outcome = self._make_durable()
             except Exception as error:
                 self._failure = error
-        if self._leave_or_return(apart=True):
-            return
-        if outcome is not None:
-            self._on_persisted(outcome)
-            return
-        self._discard()
-        self._on_failed(self._failure or AutockptError("the shard was not written"))
-
-    def _leave_or_return(self, *, apart: bool) -> bool:
-        """Says whether the slot is read from now on; True when there is nothing to go on with."""
-        with self._lock:
-            self._apart = apart
-        if self._is_cancelled():
+        if outcome is None:
             self._discard()
-        return self._is_cancelled()
+        with self._lock:  # nothing is called once `cancel` has returned
+            if self._cancelled:
+                return
+            if outcome is not None:
+                self._on_persisted(outcome)
+            else:
+                self._on_failed(self._failure or AutockptError("the shard was not written"))
 
     def _discard(self) -> None:
         file, self._file = self._file, None
@@ -344,7 +351,7 @@ class ShardPipeline:
             self._file.write_at(0, FrameBuffer().aligned(header))
         else:
             self._file.write_at(0, self._image[:PAGE_BYTES])
-        if self._leave_or_return(apart=True):
+        if self._is_cancelled():
             raise AutockptError("cancelled")
         file, self._file = self._file, None
         file.finish(length)

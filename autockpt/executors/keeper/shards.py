@@ -176,10 +176,10 @@ class Shards:
                 lambda: self._digested(rank, generation, shard, digests)
             ),
             on_persisted=lambda outcome: self._post(
-                lambda: self._persisted(rank, generation, shard, outcome)
+                lambda: self._persisted(rank, generation, shard, target, outcome)
             ),
             on_failed=lambda error: self._post(
-                lambda: self._persist_failed(rank, generation, shard, error)
+                lambda: self._persist_failed(rank, generation, shard, target, error)
             ),
         )
         if index is None:
@@ -267,16 +267,27 @@ class Shards:
         if shard.persist_attempt and not shard.writing:
             self._start_pipeline(rank, generation, shard)
 
+    def _is_written(
+        self, rank: int, generation: Generation, shard: Shard, target: PersistTarget | None
+    ) -> bool:
+        """Still, to that file: what came of it may have waited behind an abort."""
+        return self._all.get((rank, generation)) is shard and shard.target is target
+
     def _persisted(
-        self, rank: int, generation: Generation, shard: Shard, outcome: ShardOutcome
+        self,
+        rank: int,
+        generation: Generation,
+        shard: Shard,
+        target: PersistTarget | None,
+        outcome: ShardOutcome,
     ) -> None:
-        if self._all.get((rank, generation)) is not shard or shard.index is None:
+        if shard.index is None or not self._is_written(rank, generation, shard, target):
             return
         shard.pipeline, shard.writing = None, False
         attempt = shard.persist_attempt
         shard.persist_attempt = 0
         codec = shard.began.codec if shard.began and outcome.stored else "none"
-        base = shard.target.base if shard.target is not None and outcome.needs_base else None
+        base = target.base if target is not None and outcome.needs_base else None
         shard.bases = 0 if base is None else base.bases + 1
         named = None if base is None else base.index.generation
         index = replace(shard.index, stored=outcome.stored, codec=codec, base=named)
@@ -313,9 +324,14 @@ class Shards:
         self._submit(write)
 
     def _persist_failed(
-        self, rank: int, generation: Generation, shard: Shard, error: Exception
+        self,
+        rank: int,
+        generation: Generation,
+        shard: Shard,
+        target: PersistTarget | None,
+        error: Exception,
     ) -> None:
-        if self._all.get((rank, generation)) is not shard:
+        if not self._is_written(rank, generation, shard, target):
             return
         shard.pipeline, shard.writing = None, False
         attempt, shard.persist_attempt = shard.persist_attempt, 0
@@ -346,7 +362,7 @@ class Shards:
         shard.persist_attempt = 0
         if shard.writing and shard.pipeline is not None:
             shard.pipeline.cancel()
-            shard.pipeline, shard.writing = None, False
+            shard.pipeline, shard.target, shard.writing = None, None, False
             if shard.index is None and shard.began is not None:
                 self._start_pipeline(order.rank, order.generation, shard)
 
