@@ -111,8 +111,8 @@ class KeeperLink:
         self.durable_s = 0.0
         """When `durable` was announced, CLOCK_MONOTONIC."""
         self.dropped: dict[Generation, str] = {}
-        self._persisting: Generation | None = None
-        """The newest generation begun for disk."""
+        self._writing: set[Generation] = set()
+        """On their way to storage: as this rank asked, or because others had begun to."""
         self.news = threading.Condition()
         """Notified after every message."""
         self.restore_orders: queue.Queue[Any] = queue.Queue()
@@ -257,9 +257,14 @@ class KeeperLink:
         """
         with self.news:
             slot = self.grants.pop(generation, None)
-            if slot is not None and disk:
-                self._persisting = generation
+            if slot is not None and disk and generation not in self.dropped:
+                self._writing.add(generation)
         return slot
+
+    def writing(self) -> frozenset[Generation]:
+        """Generations on their way to storage, neither durable nor dropped as far as is known."""
+        with self.news:
+            return frozenset(self._writing)
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for news until `done()`; its last value."""
@@ -304,8 +309,8 @@ class KeeperLink:
                 refused = wire.ChunksLent(rank=self.rank, number=number, refusal="its keeper died")
                 self._chunks_lent[number] = refused, None
             self.grants.clear()
-            if self._persisting is not None and not self.is_durable(self._persisting):
-                self.dropped[self._persisting] = "its keeper died"
+            while self._writing:
+                self.dropped[self._writing.pop()] = "its keeper died"
             self.news.notify_all()
         if self.fenced:
             return
@@ -412,8 +417,13 @@ class KeeperLink:
                 if self.durable is None or generation > self.durable:  # commits may overtake
                     self.durable, self.durable_s = generation, time.monotonic()
                 self.dropped.pop(generation, None)
+                self._writing -= {other for other in self._writing if other <= generation}
             case p.AnnounceDropped(generation=generation, reason=reason):
                 self.dropped[generation] = reason
+                self._writing.discard(generation)
+            case p.StartPersist(generation=generation):
+                if generation not in self.dropped and not self.is_durable(generation):
+                    self._writing.add(generation)
             case wire.SlotsRefused(reason=reason):
                 self.slots_refused = reason
                 self.slots = []  # what there was did not fit, and the keeper has let it go

@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ _OWN = (
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,
     protocol.BreakpointRequested, protocol.PlanPrepared, protocol.PlanLate, protocol.PlanProposed,
-    protocol.GrantSlot, protocol.SkipSave, protocol.DiscardSnapshot,
+    protocol.GrantSlot, protocol.StartPersist, protocol.SkipSave, protocol.DiscardSnapshot,
     protocol.AnnounceMemoryCommitted, protocol.AnnounceDurable, protocol.AnnounceDropped,
     protocol.AttachRefused, protocol.FenceTrainer, protocol.RestoreShard, protocol.RestoreRefused,
     protocol.StartFresh, protocol.Resume, protocol.PreparePlan, protocol.ApplyPlan,

@@ -53,7 +53,7 @@ class Ending(Saving):
             self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")
             return
         generation = self._generation(self._step)
-        attempt = 0 if self._disk_busy == generation or link.is_durable(generation) else 1
+        attempt = 0 if generation in link.writing() or link.is_durable(generation) else 1
         if attempt and self._asked == self._generation(self._step, attempt):
             # Asked for ahead, of a step that will not come.
             self._withdraw(self._asked, "the training ended before it")

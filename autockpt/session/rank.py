@@ -61,10 +61,7 @@ class RankState:
         self._auto_pending = False
         self._auto_rng: Any = None
         self._clock = IterationClock()
-        self._disk_busy: Generation | None = None
         self._disk_newest: Generation | None = None
-        self._persisting: set[Generation] = set()
-        """Begun for disk and not known to be there, or dropped."""
         self._fence_stall_s = 0.0
         self._windows = IdleWindows(job.rank, job.profile, self._say)
         self._asked_slots = 0

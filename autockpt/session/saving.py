@@ -68,21 +68,14 @@ class Saving(RankState):
         limit = self._plan.staging.in_flight
         if not self._disk_due(step) or not limit or step in (self._wanted, self._total):
             return self._disk_due(step)
-        link = self._link
-        for generation in list(self._persisting):  # also asked on the listening thread
-            if generation in link.dropped or link.is_durable(generation):
-                self._persisting.discard(generation)
-        return len(self._persisting) < limit
+        return len(self._link.writing() - {self._generation(step)}) < limit
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
         """Named alike on all ranks without talking; attempts are of the last step only."""
         return Generation(epoch=self._epoch, seq=step - self._start_step + attempt)
 
     def _background(self) -> bool:
-        busy = self._disk_busy
-        if busy is not None and (self._link.is_durable(busy) or busy in self._link.dropped):
-            self._disk_busy = busy = None
-        return busy is not None or self._flight is not None
+        return bool(self._link.writing()) or self._flight is not None
 
     def _ask_ahead(self, step: int) -> None:
         """Asks for the slot of the next boundary if it is due, and for slots at first."""
@@ -171,9 +164,7 @@ class Saving(RankState):
         if staging.compare and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
-            self._disk_busy = self._disk_newest = generation
-            if staging.in_flight:
-                self._persisting.add(generation)
+            self._disk_newest = generation
         if not lazy or staging.persist == "sync":
             self._fence()
         if staging.persist == "sync" and disk:

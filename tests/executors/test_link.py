@@ -77,6 +77,23 @@ def test_memory_that_no_order_followed_is_given_back(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= fds + 2  # the descriptor, and mmap's own
 
 
+def test_what_is_written_counts_whoever_began_it(tmp_path: Path) -> None:
+    """The limit of checkpoints in flight holds for those that other ranks had written, too."""
+    one = link(tmp_path)
+    first, second, third = (Generation(epoch=1, seq=seq) for seq in (1, 2, 3))
+    one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
+    assert one.take_grant(first, disk=True) == 0
+    one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
+    for generation in (second, third):
+        one._received(p.StartPersist(rank=0, generation=generation, slot=1, attempt=1), [])
+    assert one.writing() == {first, second, third}
+    one._received(p.AnnounceDropped(generation=third, reason="torn"), [])
+    one._received(p.AnnounceDurable(generation=first), [])
+    assert one.writing() == {second}
+    one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=2), [])
+    assert one.writing() == {second}, "it is durable"
+
+
 def page_table_bytes(link: KeeperLink) -> int:
     """Of the mapping of its slot what this process has in its page table, from the kernel."""
     found, inside = 0, False

@@ -68,6 +68,8 @@ class Trainer:
     writing: list[tuple[Generation, int]] = field(default_factory=list)
     """(generation, slot) of the snapshots in flight."""
     told_discard: set[Generation] = field(default_factory=set)
+    persisting: set[Generation] = field(default_factory=set)
+    """On their way to storage, as far as it was told."""
     held: int = 0
     """Plan version prepared and without a verdict."""
     hold_step: int = 0

@@ -35,6 +35,7 @@ class Faults(Storage):
         for trainer in self.trainers:
             if trainer.node == node.index:
                 trainer.writing, trainer.order = [], None
+                trainer.persisting.clear()
         for content in node.slots.values():
             if content is not None:
                 content.writer = None

@@ -388,14 +388,6 @@ class ProtectWithOneMissing(CoordinatorProtocol):
         return len(copies.sealed) >= len(wanted) + self.world_size - 1
 
 
-class ProtectWithoutOriginals(CoordinatorProtocol):
-    """Copies are enough, whether their originals are still there or not."""
-
-    def all_copied(self, copies: Round) -> bool:
-        own = set(enumerate(self.nodes))
-        return super().all_copied(replace(copies, sealed=copies.sealed | own))
-
-
 class OverwriteWhileCopied(NodeProtocol):
     """A slot that others are still copying is as free as anything older."""
 
@@ -541,6 +533,17 @@ class PlanWithoutMargin(CoordinatorProtocol):
         self._set_plan(proposal.version, min(proposal.prepared.values()))
 
 
+class WriteAlone(CoordinatorProtocol):
+    """Ranks that began a generation for memory alone are not asked to write it, too."""
+
+    def join_writers(self, save: Save) -> None:
+        return
+
+    def want_persisted(self, save: Save) -> None:
+        if self.breakpoint:
+            super().want_persisted(save)
+
+
 # --------------------------------------------------------------------------- catalogue of mutants
 
 
@@ -563,6 +566,7 @@ class Mutant:
 
 
 MUTANTS: dict[str, Mutant] = {
+    "write-alone": Mutant(WriteAlone, "18", 1000),
     "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
@@ -600,7 +604,6 @@ MUTANTS: dict[str, Mutant] = {
     "mix-worlds": Mutant(MixWorlds, "6", 1000),
     "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
     "admit-older-epoch": Mutant(AdmitOlderEpoch, "9", 4000),
-    "protect-without-originals": Mutant(ProtectWithoutOriginals, "14", 1000),
     "overwrite-while-copied": Mutant(OverwriteWhileCopied, "14", 2000),
     "hide-copies": Mutant(HideCopies, "14", 4000),
     "hide-parities": Mutant(HideParities, "15", 2000),
@@ -611,7 +614,7 @@ MUTANTS: dict[str, Mutant] = {
     "trust-any-copy": Mutant(TrustAnyCopy, "14", 2000),
     "copy-of-another-round": Mutant(CopyOfAnotherRound, "14", 2000),
     "protect-without-parity": Mutant(ProtectWithoutParity, "15", 100),
-    "overwrite-parity": Mutant(OverwriteParity, "15", 5000),
+    "overwrite-parity": Mutant(OverwriteParity, "15", 8000),
     "mix-parity": Mutant(MixParity, "15", 2000),
     "rebuild-from-fewer": Mutant(RebuildFromFewer, "15", 4000),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),

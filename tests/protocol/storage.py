@@ -5,7 +5,7 @@ from typing import Any
 
 from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
-from tests.protocol.actors import Commit, Content, Keeper
+from tests.protocol.actors import Commit, Content, Keeper, Trainer
 from tests.protocol.trainers import Trainers
 
 LONGEST = 3
@@ -22,6 +22,9 @@ class Storage(Trainers):
             self.oracle.fail(f"shard file name {name} used twice")
         keeper.names.add(name)
         keeper.jobs.append(["persist", 0, do, base])
+        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        if trainer is not None:
+            trainer.persisting.add(do.generation)
 
     def _base(self, keeper: Keeper, do: m.StartPersist) -> Generation | None:
         """The newest durable shard of the rank, while it is still in its slot."""
@@ -147,12 +150,22 @@ class Storage(Trainers):
         )
 
     def do_AnnounceDurable(self, keeper: Keeper, do: m.AnnounceDurable) -> None:
+        for trainer in self.trainers_of(keeper):
+            trainer.persisting -= {g for g in trainer.persisting if g <= do.generation}
         commit = self.disk.commits.get(do.generation)
         if commit is None and do.generation in self.oracle.durable:
             self.oracle.fail(f"{do.generation} called durable, no COMMIT on disk")
         chains = [] if commit is None else [self.files_for(r, (c,)) for r, c in self._own(commit)]
         if commit is not None and max(map(len, chains), default=LONGEST) < LONGEST:
             keeper.bases.update({rank: do.generation for rank, _ in self._own(commit)})
+
+    def do_AnnounceDropped(self, keeper: Keeper, do: m.AnnounceDropped) -> None:
+        for trainer in self.trainers_of(keeper):
+            trainer.persisting.discard(do.generation)
+
+    def trainers_of(self, keeper: Keeper) -> list[Trainer]:
+        """Who hears what it announces."""
+        return [trainer for trainer in self.trainers if trainer.node == keeper.node]
 
     def _own(self, commit: Commit) -> list[tuple[int, m.Record]]:
         """The files of a commit, by rank, where the world is as large as today."""

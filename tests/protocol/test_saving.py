@@ -1,6 +1,9 @@
 """Saves, step by step: slots, seals, votes, commits, drops, breakpoints."""
 
+import pytest
+
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.values.generation import Generation
 from tests.protocol.cluster import LAUNCH, Cluster, gen
@@ -96,6 +99,60 @@ def test_a_file_before_the_seal_is_no_vote() -> None:
     assert cluster.take(m.WriteCommit) == []
     cluster.seal(1, gen(1, 1))
     assert len(cluster.take(m.WriteCommit)) == 1
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_what_one_rank_writes_all_write(writer: int) -> None:
+    """One had not heard that an older one is durable, and begins for memory alone; first or last.
+
+    Without it each wrote a generation of its own, and none became durable until the deadline.
+    """
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=rank == writer)
+    starts = cluster.take(m.StartPersist)
+    assert sorted(start.rank for start in starts) == [0, 1]
+    for rank in (0, 1):
+        cluster.seal(rank, gen(1, 1))
+        cluster.persisted(rank, gen(1, 1))
+    assert len(cluster.take(m.WriteCommit)) == 1
+
+
+def test_a_rank_that_is_asked_to_write_what_it_is_asked_for_begins_once() -> None:
+    """Its trainer asks for the disk as well, a moment after the others' word has come."""
+    cluster = running()
+    for rank, disk in ((0, True), (1, False), (1, True)):
+        cluster.request(rank, gen(1, 1), disk=disk)
+    assert sorted(start.rank for start in cluster.take(m.StartPersist)) == [0, 1]
+    assert cluster.take(m.SkipSave) == []
+
+
+def test_a_lost_request_to_write_is_repeated() -> None:
+    """The message to the other node is lost: it comes again once all ranks hold the generation."""
+    cluster = running()
+    cluster.request(1, gen(1, 1))
+    cluster.cut = {1}
+    cluster.request(0, gen(1, 1), disk=True)
+    cluster.cut = set()
+    for rank in (0, 1):
+        cluster.seal(rank, gen(1, 1))
+    assert [start.rank for start in cluster.take(m.StartPersist)] == [0]
+    cluster.tick(Deadlines().resend_s)
+    assert [start.rank for start in cluster.take(m.StartPersist)] == [1]
+
+
+def test_a_rank_that_holds_it_no_more_gives_it_up_for_all() -> None:
+    """What is asked for too late is not waited for: nothing is on its way for nothing."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=rank == 0)
+        cluster.seal(rank, gen(1, 1))
+    cluster.done = []
+    cluster.nodes[1].ranks[1].slots.sealed(gen(1, 1)).clear()  # type: ignore[union-attr]
+    cluster.nodes[1].persists.clear()
+    cluster.tick(Deadlines().resend_s)
+    assert [d.rank for d in cluster.done if isinstance(d, m.AbortPersist)] == [0]
+    assert {d.generation for d in cluster.take(m.AnnounceDropped)} == {gen(1, 1)}
 
 
 def test_a_failed_file_is_tried_again_under_a_new_name_and_then_given_up() -> None:
@@ -234,7 +291,7 @@ def test_a_shard_written_twice_stops_when_it_is_durable() -> None:
     cluster.tell_node(1, m.SlotsAdopted(rank=1, slots=2, held=(shard,)))
     cluster.attach(1, epoch=1)
     cluster.tell_node(
-        1, m.MessageReceived(from_node=0, message=m.PersistWanted(generation=gen(1, 1)))
+        1, m.MessageReceived(from_node=0, message=m.PersistWanted(generation=gen(1, 1), ranks=(1,)))
     )
     cluster.done = []
     cluster.persisted(0, gen(1, 1))

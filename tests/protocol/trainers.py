@@ -92,6 +92,8 @@ class Trainers(World):
         if trainer.seq % self.interval or keeper is None:
             return
         disk = (trainer.seq // self.interval) % self.disk_every == 0
+        if self.in_flight and len(trainer.persisting - {generation}) >= self.in_flight:
+            disk = False
         request = m.SaveRequested(
             rank=trainer.rank, generation=generation, step=trainer.step, disk=disk
         )

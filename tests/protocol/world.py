@@ -64,6 +64,8 @@ class World:
         self.elastic = late.choice((0.0, 0.0, 0.5))
         """Chance of a launch with another number of ranks."""
         slow_to_verify = late.random() < 0.2
+        self.in_flight = Random(f"in flight {seed}").choice((0, 0, 0, 1))
+        """Generations that trainers have on their way to storage at once; 0: any number."""
         self.shapes: dict[int, tuple[int, ...]] = {}
         """Node of every rank, by epoch."""
         self.retention = retention(rng)

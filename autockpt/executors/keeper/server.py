@@ -500,6 +500,7 @@ class Keeper:
                 self._grant(instruction)
             case p.StartPersist():
                 self._shards.start_persist(instruction)
+                self._to_trainer(instruction)
             case p.AbortPersist():
                 self._shards.abort_persist(instruction)
             case (

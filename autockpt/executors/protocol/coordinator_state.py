@@ -44,6 +44,8 @@ class Save:
     """By rank."""
     votes: dict[int, Record] = field(default_factory=dict)
     """By rank: sealed and persisted."""
+    memory_only: set[int] = field(default_factory=set)
+    """Ranks that began it for memory alone, and have not written it since."""
 
     def go_memory(self, state: MemoryState) -> None:
         """Change the state in memory, if the table has it."""

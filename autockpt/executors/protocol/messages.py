@@ -1147,9 +1147,13 @@ class GenerationDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistWanted:
-    """Breakpoint save: persist your sealed shards of `generation`; repeated until a verdict."""
+    """Persist the shards of `ranks`; repeated until a verdict.
+
+    Of those that began it for memory alone while others write it, of all in a breakpoint save.
+    """
 
     generation: Generation
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,9 @@ class NodeSaving(NodeProtecting):
         if slot is None or slot.doomed or not self.is_current(event.generation):
             return False
         rank, generation = event.rank, event.generation
-        if event.disk and (rank, generation) not in self.persists:
+        if (rank, generation) in self.persists:
+            return event.disk
+        if event.disk:
             self._persist(local, slot, sealed=False)
             self.tell(
                 RankBegan(
@@ -304,20 +306,21 @@ class NodeSaving(NodeProtecting):
         return found
 
     def persist_wanted(self, message: PersistWanted) -> None:
-        """Breakpoint save: write every sealed shard of this generation, trainers or not."""
+        """Write what this node has of these shards, sealed or under way, trainers or not."""
         settled = self.durable is not None and message.generation <= self.durable
         if settled or not self.is_current(message.generation):
             self.stale(message)
             return
         for local in self.ranks.values():
             key = (local.rank, message.generation)
-            if local.attach is None or key in self.persists or key in self.drops:
+            known = key in self.persists or key in self.drops
+            if local.attach is None or known or local.rank not in message.ranks:
                 continue
-            slot = local.slots.sealed(message.generation)
-            if slot is None:
+            slot = local.slots.sealed(message.generation) or local.slots.writing(message.generation)
+            if slot is None or slot.doomed:
                 self._drop(*key, "not in memory any more", memory=False)
             else:
-                self._persist(local, slot, sealed=True)
+                self._persist(local, slot, sealed=slot.state == "sealed")
 
     # ------------------------------------------------------------------ helpers
 

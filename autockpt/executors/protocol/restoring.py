@@ -54,6 +54,9 @@ class Restoring(Saving):
     def rank_attached(self, from_node: int, message: RankAttached) -> None:
         """Admit, refuse, or tell again what a repeated question wants to know."""
         attach = message.attach
+        if attach.epoch is not None and self.phase == "running" and from_node in self.nodes:
+            # Whoever comes back comes to a new keeper, also one that is denied here.
+            self.copies_lost(f"the keeper of node {from_node} restarted")
         self._vacate(from_node, attach)
         refusal = self.admission.refusal(attach, self.reachable())
         if refusal is not None:
@@ -126,7 +129,6 @@ class Restoring(Saving):
         self.alive.add(attach.rank)
         if attach.epoch is not None:
             self.rank_interrupted(attach.rank)
-            self.copies_lost(f"the keeper of node {node} restarted")
         self.send(node, self._opened(node))
         self.begin_round()
 

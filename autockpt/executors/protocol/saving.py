@@ -86,8 +86,13 @@ class Saving(Protecting):
     def rank_began(self, from_node: int, message: RankBegan) -> None:
         """A slot was granted: the save exists, and of older ones this rank seals the named only."""
         save = self._save(from_node, message.generation, message.step)
-        if save is not None and message.disk:
-            self._open_disk(save)
+        if save is not None:
+            if message.disk:
+                save.memory_only.discard(message.rank)
+                self._open_disk(save)
+            elif message.rank not in save.votes:
+                save.memory_only.add(message.rank)
+            self.join_writers(save)
         if self.accepts(message.generation):
             newest = self.begun.get(message.rank)
             if newest is None or message.generation > newest.generation:
@@ -131,6 +136,8 @@ class Saving(Protecting):
         else:
             self._open_disk(save)
             save.votes[message.rank] = message.record
+            save.memory_only.discard(message.rank)
+            self.join_writers(save)
             self._complete_disk(save)
 
     def rank_dropped(self, from_node: int, message: RankDropped) -> None:
@@ -234,6 +241,16 @@ class Saving(Protecting):
         if save.disk == "none":
             save.go_disk("open")
             save.disk_began_s = self.now_s
+
+    def join_writers(self, save: Save) -> None:
+        """Rule 18: what one rank writes, all write.
+
+        Ranks hear at different moments that an older one is durable, and with a limit on how many
+        are under way they would begin different ones for ever.
+        """
+        if save.disk == "open" and save.memory_only:
+            ranks = tuple(sorted(save.memory_only))
+            self.broadcast(PersistWanted(generation=save.generation, ranks=ranks))
 
     def _complete_disk(self, save: Save) -> None:
         if save.disk != "open" or not self.disk_complete(save):
@@ -380,7 +397,12 @@ class Saving(Protecting):
         save = self.saves.get(self.memory_committed) if self.memory_committed else None
         if save is not None and save.disk == "none" and save.generation not in self.catalogue:
             self._open_disk(save)
-            self.broadcast(PersistWanted(generation=save.generation))
+            self.want_persisted(save)
+
+    def want_persisted(self, save: Save) -> None:
+        """Ask all ranks without a vote; who writes already has nothing to do."""
+        missing = tuple(rank for rank in range(self.world_size) if rank not in save.votes)
+        self.broadcast(PersistWanted(generation=save.generation, ranks=missing))
 
     def fence(self, reason: str) -> None:
         """A newer epoch owns the directory."""
@@ -403,13 +425,13 @@ class Saving(Protecting):
         self._forget()
 
     def repeat_saves(self) -> None:
-        """A late verdict or a breakpoint request may have been lost."""
+        """A late verdict or a request to write may have been lost, with a keeper as well."""
         for save in self.saves.values():
             newest = self.memory_committed is None or save.generation > self.memory_committed
             if newest and save.memory == "committed" and save.generation in self.suspect:
                 self.broadcast(MemoryCommitted(generation=save.generation, health="suspect"))
-            if self.breakpoint and save.disk == "open" and save.memory == "committed":
-                self.broadcast(PersistWanted(generation=save.generation))
+            if save.disk == "open" and save.memory == "committed":
+                self.want_persisted(save)
 
     def _forget(self) -> None:
         """Bound the records: settled saves are forgotten, except the one that protects slots."""

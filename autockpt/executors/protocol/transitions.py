@@ -147,7 +147,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "none",
         "open",
         "RankBegan with disk, RankPrepared, breakpoint",
-        "PersistWanted (breakpoint)",
+        "PersistWanted (breakpoint, or to ranks that began it for memory alone)",
     ),
     _row(
         "save on disk",
