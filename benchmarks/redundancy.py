@@ -5,7 +5,8 @@ Transfer: an image of one rank comes from the slot of one process into that of a
 `os.sendfile` into `recv_into` of the same bytes; in turn, ratios within a round.  Over loopback,
 and as root between two network namespaces whose link tc holds to a rate.
 
-Product: the example job on four nodes, with copies and with storage (`redundancy_job`).
+Product: the example job on four nodes, with copies, with parity and with storage; three of its
+nodes killed, one after the other (`redundancy_job`).
 
 Parity: the rate at which a holder takes the chunks of the other members of its set into its parity,
 against a plain copy of the same bytes, for one loss and for two, and beside them pyeclib where it
@@ -40,7 +41,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--size", default="1m", help="of the example job")
-    parser.add_argument("--steps", type=int, default=80, help="iterations of the example job")
+    parser.add_argument(
+        "--steps", type=int, default=80, help="iterations of the example job, by parts twice"
+    )
     parser.add_argument("--only", choices=["transfer", "job"], help="one part, for a quick look")
     parser.add_argument("--mbit", type=int, default=2000, help="rate of the shaped link")
     args = parser.parse_args()
