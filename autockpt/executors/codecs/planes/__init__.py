@@ -39,8 +39,9 @@ from autockpt.executors.codecs.planes.packing import Nibbles, unpack, unpack_sev
 from autockpt.executors.codecs.zstd import pieces
 from autockpt.executors.layout.runs import Kind, Run
 
-SAMPLES, SAMPLE_ELEMENTS = 4, 2048
-"""Of a group: this many contiguous pieces, spread evenly; 0.1 ms a chunk."""
+SAMPLE_ELEMENTS = (2**11, 2**13)
+"""Of a piece of a sample, at least and at most: a matrix of some thousand columns looks alike one
+row on.  Between them a sample is a sixteenth of its group."""
 PIECE_BYTES = 2**16
 """Of a coded plane that are decoded at a time: they stay in cache until they are joined."""
 
@@ -134,11 +135,13 @@ def _sample(group: Group, raw: memoryview, base: memoryview | None) -> list[Byte
 
 def _spread(words: Words, of: int) -> list[Words]:
     """Of one run its part of the sample of a group of `of` elements: at least a little."""
-    wanted = SAMPLES * SAMPLE_ELEMENTS
+    least, most = SAMPLE_ELEMENTS
+    piece = max(least, min(most, of // (16 * entropy.SAMPLES)))
+    wanted = entropy.SAMPLES * piece
     if of <= wanted or len(words) <= 64:
         return [words]
-    count = max(1, round(SAMPLES * len(words) / of))
-    size = min(SAMPLE_ELEMENTS, max(64, wanted * len(words) // of))
+    count = max(1, round(entropy.SAMPLES * len(words) / of))
+    size = min(piece, max(64, wanted * len(words) // of))
     step = len(words) // count
     first = (step - min(step, size)) // 2
     return [words[i * step + first :][:size] for i in range(count)]

@@ -1,10 +1,10 @@
 """Entropy coding of one plane of bytes: left alone, Huffman, or zstd, by a look at a sample.
 
 Mantissas are noise: a histogram of a few thousand bytes says so, and they are copied.  Exponents
-have few values in no order: Huffman alone is 3-4 times as fast as zstd 1 and smaller, because no
-match that zstd finds in them pays for its offset.  Differences to a base and small integers are
-mostly zeros in runs: there matches pay.  Either is a zstd frame (RFC 8878), of nibbles where few
-values are beyond them: half as many bytes to code.
+have few values in little order: Huffman alone is 3-4 times as fast as zstd 1 and mostly smaller,
+because few matches that zstd finds in them pay for their offsets.  Differences to a base and small
+integers are mostly zeros in runs, and rows of second moments look alike: there matches pay.  Either
+is a zstd frame (RFC 8878), of nibbles where few values are beyond them: half as many bytes to code.
 """
 
 import math
@@ -27,31 +27,44 @@ from autockpt.executors.codecs.planes.packing import (
 )
 from autockpt.executors.codecs.zstd import zstd
 
+SAMPLES = 4
+"""Contiguous pieces that a sample is made of."""
 NOISE_BITS = 7.8
 """Bits a byte above which a plane is stored as it is: Huffman would save less than 2.5 % of it."""
-WORTH = 0.03
-"""What zstd must save beyond Huffman, as a part of the plane, to be used: it takes 3-4 times as
-long (docs/compression.md)."""
-ESCAPES, ESCAPES_OF_MATCHES = 0.02, 0.15
+HISTOGRAM_BYTES = 2**13
+"""Of a sample, spread evenly, that are counted; matches are looked for in all of it."""
+WORTH, WORTH_OF_NIBBLES = 0.005, 0.0025
+"""What matches must save beyond Huffman on a sample, as a part of it, to be looked for: among bytes
+that takes 3 times as long, among nibbles up to twice.  A plane has several times more of them to
+offer than its sample, whose pieces are shorter than a window."""
+ESCAPES = 0.02
 """Of a sample, at most, beyond the 15 values that nibbles hold: taking one out costs as much as
-Huffman saves on 50, and as matches save on 7."""
-
-_LITERAL_COMPRESSION = 1002
-"""ZSTD_c_literalCompressionMode.  zstd leaves literals raw when it is told to skip ahead as fast as
-below; 1 makes it code them.  Not in the stable interface: what refuses it gets `PLAIN`."""
+Huffman saves on 50."""
+ROWS_BITS = (1.0, 5.5)
+"""Bits a byte between which a plane is taken for exponents: they lie at other places in every row
+of a matrix, and short blocks follow them."""
+_BLOCK_LOG, _WINDOW_LOG = 15, 17
+"""log2 of the bytes of a short block, which has a code of its own, and of the window, which is how
+far matches look back and as long as other blocks are.  The library copies its input through a
+buffer of that size: a small one stays in cache."""
+_LITERAL_COMPRESSION, _MAX_BLOCK_SIZE = 1002, 1015
+"""ZSTD_c_literalCompressionMode, 1 because zstd leaves literals raw when it is told to skip ahead
+as fast as below, and ZSTD_c_maxBlockSize.  Not in the stable interface: done without if refused."""
 _P = zstd.CompressionParameter
-_SMALL: dict[int, int] = {_P.compression_level: 1, _P.window_log: 17}
-"""The library copies its input through a buffer of a window's size: a small one stays in cache."""
 PLAIN: dict[int, int] = {
-    **_SMALL, _P.strategy: zstd.Strategy.fast, _P.hash_log: 6, _P.min_match: 7,
+    _P.compression_level: 1, _P.strategy: zstd.Strategy.fast, _P.hash_log: 6, _P.min_match: 7,
 }  # fmt: skip
 _HUFFMAN: dict[int, int] = {**PLAIN, _P.target_length: 2**17, _LITERAL_COMPRESSION: 1}
-_MATCHES: dict[int, int] = dict(_SMALL)
 
 
 def bits_per_byte(sample: Bytes) -> float:
     """Order-0 entropy of a sample, in bits a byte; 0 for no bytes."""
-    return _entropy(np.bincount(sample, minlength=256))
+    return _entropy(_histogram(sample))
+
+
+def _histogram(sample: Bytes) -> NDArray[np.int64]:
+    step = max(1, len(sample) // HISTOGRAM_BYTES)
+    return np.bincount(sample[::step], minlength=256)
 
 
 def _entropy(counts: NDArray[np.int64]) -> float:
@@ -72,28 +85,28 @@ class Coding:
 
 def coding_of(sample: Bytes) -> Coding | None:
     """How the plane of this sample is coded; None: not at all."""
-    counts = np.bincount(sample, minlength=256)
+    counts = _histogram(sample)
     bits = _entropy(counts)
     if bits > NOISE_BITS:
         return None
     if bits > NOISE_BITS * 7 / 8 and not (sample & 1).any():
-        return Coding(huffman_only(), sevens=True)
+        return Coding(huffman_only(short_blocks=False), sevens=True)
+    short = ROWS_BITS[0] < bits < ROWS_BITS[1]
     lowest, held = window_of(counts)
-    escapes = 1.0 - held / len(sample)
-    packed = pack(sample, lowest) if escapes <= ESCAPES_OF_MATCHES else None
-    if packed is not None:
-        options = _options_of(packed[0], bits_per_byte(packed[0]))
-        if escapes <= ESCAPES or options is _MATCHES:
-            return Coding(options, lowest)
-    return Coding(_options_of(sample, bits))
+    few = held >= (1.0 - ESCAPES) * int(counts.sum())
+    packed = pack(sample, lowest) if few else None
+    form, worth = (sample, WORTH) if packed is None else (packed[0], WORTH_OF_NIBBLES)
+    huffman, matched = huffman_only(short_blocks=short), matches(short_blocks=short)
+    # Huffman needs a bit for every byte, whatever a sample of nothing but zeros says.
+    pays = bits_per_byte(form) < 1.0 or (
+        _trial(form, huffman) - _trial(form, matched) > worth * len(sample)
+    )
+    return Coding(matched if pays else huffman, None if packed is None else lowest)
 
 
-def _options_of(sample: Bytes, bits: float) -> dict[int, int]:
-    if bits < 1.0:  # Huffman needs a bit for every byte
-        return _MATCHES
-    huffman = len(compress(sample, huffman_only()))
-    matched = len(compress(sample, _MATCHES))
-    return _MATCHES if huffman - matched > WORTH * len(sample) else huffman_only()
+def _trial(sample: Bytes, options: dict[int, int]) -> int:
+    """Bytes of its pieces, each alone: what follows one in the sample does not in the plane."""
+    return sum(len(compress(piece, options)) for piece in np.array_split(sample, SAMPLES))
 
 
 def encoded(plane: Bytes | Nibbles, count: int, coding: Coding) -> tuple[int, list[bytes | Bytes]]:
@@ -108,14 +121,27 @@ def encoded(plane: Bytes | Nibbles, count: int, coding: Coding) -> tuple[int, li
     return (CODED, [compress(plane, coding.options)]) if sevens is None else (SEVENS, [sevens])
 
 
-@cache
-def huffman_only() -> dict[int, int]:
+def huffman_only(*, short_blocks: bool) -> dict[int, int]:
     """Parameters under which this zstd codes literals and looks for next to no matches."""
+    options = _HUFFMAN if _is_known(_LITERAL_COMPRESSION, 1) else PLAIN
+    return {**options, _P.window_log: _BLOCK_LOG if short_blocks else _WINDOW_LOG}
+
+
+def matches(*, short_blocks: bool) -> dict[int, int]:
+    """Parameters under which this zstd looks for matches."""
+    options: dict[int, int] = {_P.compression_level: 1, _P.window_log: _WINDOW_LOG}
+    short = short_blocks and _is_known(_MAX_BLOCK_SIZE, 2**_BLOCK_LOG)
+    return {**options, _MAX_BLOCK_SIZE: 2**_BLOCK_LOG} if short else options
+
+
+@cache
+def _is_known(option: int, value: int) -> bool:
+    """Whether this zstd takes it."""
     try:
-        zstd.compress(bytes(64), options=_HUFFMAN)
+        zstd.compress(bytes(64), options={option: value})
     except (ValueError, zstd.ZstdError):
-        return PLAIN
-    return _HUFFMAN
+        return False
+    return True
 
 
 def compress(plane: Bytes, options: dict[int, int]) -> bytes:

@@ -164,9 +164,9 @@ def unpack_sevens(data: Bytes, count: int) -> Bytes:
     last, bits = plane[7 * each : 8 * each], np.empty(each, np.uint8)
     last[:] = 0
     np.bitwise_and(data[: 7 * each], 0xFE, out=plane[: 7 * each])
-    for k in range(7):
+    for k in reversed(range(7)):
         np.bitwise_and(data[k * each : (k + 1) * each], 1, out=bits)
-        np.left_shift(bits, k + 1, out=bits)
         np.bitwise_or(last, bits, out=last)
+        np.add(last, last, out=last)
     plane[8 * each :] = data[7 * each :]
     return plane
