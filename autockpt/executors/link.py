@@ -262,9 +262,12 @@ class KeeperLink:
         return slot
 
     def writing(self) -> frozenset[Generation]:
-        """Generations on their way to storage, neither durable nor dropped as far as is known."""
+        """Generations on their way to storage, neither durable nor dropped as far as is known.
+
+        One that was asked for ahead and not begun is not among them.
+        """
         with self.news:
-            return frozenset(self._writing)
+            return frozenset(self._writing - self.grants.keys())
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for news until `done()`; its last value."""

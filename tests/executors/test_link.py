@@ -94,6 +94,17 @@ def test_what_is_written_counts_whoever_began_it(tmp_path: Path) -> None:
     assert one.writing() == {second}, "it is durable"
 
 
+def test_what_was_asked_for_ahead_is_not_written_yet(tmp_path: Path) -> None:
+    """The keeper gets ready for it at once; the iteration until it begins is a quiet one."""
+    one = link(tmp_path)
+    first = Generation(epoch=1, seq=1)
+    one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
+    one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
+    assert one.writing() == frozenset()
+    assert one.take_grant(first, disk=False) == 0
+    assert one.writing() == {first}
+
+
 def page_table_bytes(link: KeeperLink) -> int:
     """Of the mapping of its slot what this process has in its page table, from the kernel."""
     found, inside = 0, False
