@@ -6,6 +6,7 @@ with `make -n`.
 """
 
 import inspect
+import json
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from autockpt.cli import app
 from autockpt.policies.policy_file.model import keys
 from autockpt.policies.registry import presets
 from autockpt.run_directory import RunDirectory
+from benchmarks.compression.table import table
 from tests.cli.test_simulate import shown
 from tests.fakes.profiles import example_profile
 from tests.integrations.trained import saved, trained_job
@@ -300,3 +302,10 @@ def tracked_files() -> list[Path]:
 def machine_paths() -> set[str]:
     """This checkout and this user's home, where they are more than a top-level directory."""
     return {f"{place}/" for place in (ROOT, Path.home()) if str(place).count("/") > 1}
+
+
+@pytest.mark.parametrize("results", ["codecs", "codecs_125m"])
+def test_the_tables_of_codecs_are_those_of_the_results(results: str) -> None:
+    """Made by benchmarks/compression/table.py from the files that stand beside them."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / f"{results}.json").read_text())["rows"]
+    assert table(rows) in (ROOT / "docs" / "compression.md").read_text("utf-8")
