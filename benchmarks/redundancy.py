@@ -55,7 +55,8 @@ def main() -> None:
         rows += parity_rows(args.mib, args.rounds)
     if args.only != "transfer":
         rows += product(args.size, args.steps)
-    publish("redundancy", rows, settings=vars(args))
+    variant = f"_{args.only}" if args.only else ""
+    publish("redundancy", rows, settings=vars(args), variant=variant)
 
 
 def transfers(lender: Node, lost: Node, nbytes: int, streams: int, rounds: int) -> Samples:

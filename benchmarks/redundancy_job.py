@@ -30,6 +30,7 @@ from autockpt.values import telemetry as t
 from autockpt.values.goal import Goal, RedundancyWish
 from benchmarks.cluster import ROOT, Cluster, ClusterError, cluster
 from benchmarks.harness import Row, row
+from benchmarks.namespaces import network
 
 NODES = 4
 BITS_PER_S = 1_000_000_000
@@ -156,14 +157,16 @@ def cost(lines: Sequence[str]) -> Cost:
 
 def product(size: str, steps: int) -> list[Row]:
     """All rows; none where namespaces are not to be had.  What failed keeps its folder."""
+    try:
+        with network(1, BITS_PER_S):
+            pass
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"{CONTESTANT}: not measured, needs root, ip and tc: {error}")
+        return []
     runs = ROOT / "runs"
     runs.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-nodes-", dir=runs))
-    try:
-        found = rows(_measured(folder, (*SCRIPT, "--size", size), steps))
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"{CONTESTANT}: not measured, needs root, ip and tc: {error}")
-        found = []
+    found = rows(_measured(folder, (*SCRIPT, "--size", size), steps))
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
@@ -176,7 +179,7 @@ def _measured(folder: Path, script: Sequence[str], steps: int) -> Measured:
         storage=storage,
         recoveries=recoveries,
         costs={
-            name: _paced(folder / name.replace(" ", "-"), script, 2 * steps + WARM_UP, settings)
+            name: _paced(folder / f"cost of {name}", script, 2 * steps + WARM_UP, settings)
             for name, settings in PROTECTIONS.items()
         },
         planned_steps=_planned(folder / "profile", script),
