@@ -107,7 +107,9 @@ class WindowGate:
         self._laps = Laps()
         self._margin = margin
         self._now_s = now_s
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: a Condition does that in Python
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._sleep = sleep or self._changed.wait
         self._rates: deque[float] = deque([bytes_per_s], maxlen=MEMORY_RATES)
         self._moving: dict[int, Move] = {}
@@ -125,23 +127,24 @@ class WindowGate:
 
     def began(self, what: str, at_s: float | None = None) -> None:
         """A chunk of compute, or a collective, begins."""
-        with self._changed:
+        with self._lock:
             self._laps.began(what, self._now_s() if at_s is None else at_s)
 
     def ended(self, what: str, at_s: float | None = None) -> None:
         """It ended."""
-        with self._changed:
+        with self._lock:
             self._laps.ended(self._now_s() if at_s is None else at_s)
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def step_began(self, at_s: float | None = None) -> None:
         """The optimizer's step begins."""
-        with self._changed:
+        with self._lock:
             self._laps.step_began(self._now_s() if at_s is None else at_s)
 
     def boundary(self, at_s: float | None = None) -> None:
         """The optimizer's step ended."""
-        with self._changed:
+        with self._lock:
             self._laps.boundary(self._now_s() if at_s is None else at_s)
             self._rooms = []
             self._laps_left = max(1, self._laps_left - 1)
@@ -149,7 +152,7 @@ class WindowGate:
 
     def hurry(self) -> None:
         """Somebody waits for the result: everything passes until the next `begin`."""
-        with self._changed:
+        with self._lock:
             self._hurried = True
             self._changed.notify_all()
 
@@ -157,7 +160,7 @@ class WindowGate:
 
     def hand_in(self, lengths_s: Mapping[int, float], fingerprint: str) -> None:
         """Lengths by window from a profile; refused by the first lap of another order."""
-        with self._changed:
+        with self._lock:
             self._laps.hand_in(lengths_s, fingerprint)
 
     @property
@@ -172,7 +175,7 @@ class WindowGate:
 
     def lap(self) -> tuple[float, list[tuple[float, float]]]:
         """(begin of this iteration, its windows that have closed), seconds of the clock."""
-        with self._changed:
+        with self._lock:
             now = self._laps.now
             pairs = zip(now.opened_s, now.lengths_s, strict=True)
             return now.began_s, [(at_s, at_s + length_s) for at_s, length_s in pairs]
@@ -182,7 +185,7 @@ class WindowGate:
 
         Chooses the chunk size and whether to use windows at all; returns what becomes of it.
         """
-        with self._changed:
+        with self._lock:
             self._moving = {}
             self.use = use = WindowUse(nbytes=nbytes)
             self._left, self._laps_left = nbytes, laps
@@ -194,13 +197,13 @@ class WindowGate:
 
     def add(self, nbytes: int) -> None:
         """Another transfer joins the one that began, and shares its time."""
-        with self._changed:
+        with self._lock:
             self.use.nbytes += nbytes
             self._left += nbytes
 
     def moved(self) -> None:
         """This thread's last chunk is through, and its next one does not follow at once."""
-        with self._changed:
+        with self._lock:
             self._measure(self._now_s())
 
     @property
@@ -212,7 +215,7 @@ class WindowGate:
         """Blocks until `nbytes` fit into a window, must move beside compute, or time is up."""
         if nbytes <= 0:
             return 0.0
-        with self._changed:
+        with self._lock:
             start_s = now_s = self._now_s()
             self._measure(now_s)
             until_s = start_s + self.longest_wait_s
@@ -220,7 +223,9 @@ class WindowGate:
                 how, wait_s = self._judge(nbytes, now_s)
                 if how is not None or now_s >= until_s:
                     break
+                self._waiting += 1
                 self._sleep(min(wait_s, until_s - now_s))
+                self._waiting -= 1
                 now_s = self._now_s()
             self._pass(nbytes, now_s, how or "overlap")
             # A wake-up is never on time to the microsecond; the contract is what was asked for.
