@@ -6,8 +6,10 @@ timed wait, as a host sees a GPU, so those figures hold for the host's side of a
 cores, the interpreter's lock) and say nothing of a device's copy engine or bus.
 
 **Gaps**: of iterations without a checkpoint, measured by the bubble probe against the list
-scheduler's from the same iterations' chunk times, the latency of a message and what a host needs
-between two chunks. **Cost**: a whole checkpoint of every rank into host memory at every
+scheduler's, which is given what each chunk, each optimizer's step and each host between two chunks
+took in these iterations, and the latency of a message. A gap is what the host does in it and what
+the rank then waits for others; **waits** are the second part alone, which only the scheduler knows.
+**Cost**: a whole checkpoint of every rank into host memory at every
 iteration, copied and proven; blocks of iterations with it against blocks without, right before,
 in an order drawn anew each round; medians of iterations, the mean over ranks, the median over
 rounds. `blocking` copies at the boundary, `async` in a plain thread with torch's own copies,
@@ -30,6 +32,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autockpt.profiles import windows
+from autockpt.profiles.pipeline import STEADY_AFTER, RankWork, replayed
+from autockpt.profiles.samples import LapSample
+from autockpt.values.pipeline import parse_order
 from benchmarks.harness import Row, publish, row
 from benchmarks.pipeline_job import Shape
 
@@ -49,6 +55,8 @@ SHAPES = {
 }  # fmt: skip
 LONG = 0.25
 """Gaps of at least this fraction of a rank's longest are compared one by one."""
+NO_GAPS = 0.02
+"""Ranks whose gaps are less than this fraction of an iteration have none: it would be noise."""
 WAYS = ("blocking", "async", "lazy", "windows")
 
 
@@ -142,21 +150,89 @@ def _reason(ranks: list[dict[str, Any]]) -> str:
 
 def _gap_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     """How far the measured gaps are from the scheduler's: together, and the long ones each."""
-    totals, longs = [], []
-    for rank in ranks:
-        gaps = list(rank["gaps"].values())
-        planned = sum(plan for _, plan in gaps)
-        if planned < 0.02 * rank["lap_s"]:
-            continue  # a schedule without gaps: what is measured is noise
-        totals.append(abs(sum(real for real, _ in gaps) / planned - 1))
-        longest = max(plan for _, plan in gaps)
-        longs += [abs(real / plan - 1) for real, plan in gaps if plan >= LONG * longest]
+    totals, longs, waits = [], [], []
+    for rank, (measured, planned) in zip(ranks, laps_of(ranks), strict=True):
+        real, plan = gaps_s(measured), gaps_s(planned)
+        if sum(plan.values()) < NO_GAPS * rank["lap_s"]:
+            continue
+        totals.append(_off(sum(real.values()), sum(plan.values())))
+        longs += [
+            _off(real.get(after, 0.0), length_s)
+            for after, length_s in plan.items()
+            if length_s >= LONG * max(plan.values())
+        ]
+        pauses_s = [sum(lap) for block in rank["pauses_s"] for lap in block[STEADY_AFTER:]]
+        if _wait_s(planned, pauses_s) >= NO_GAPS * rank["lap_s"]:
+            waits.append(_off(_wait_s(measured, pauses_s), _wait_s(planned, pauses_s)))
     if not totals:
         return []
+    note = "" if waits else "nobody waits"
     return [
         row(name, "gaps of a rank off by", totals, "fraction", at_most=0.15),
         row(name, "long gaps off by", longs, "fraction", at_most=0.15),
+        row(name, "waits of a rank off by", waits, "fraction", note=note),
     ]
+
+
+def _off(real_s: float, planned_s: float) -> float:
+    return abs(real_s / planned_s - 1)
+
+
+def _wait_s(laps: list[LapSample], pauses_s: list[float]) -> float:
+    """Median over iterations of what a rank waited: its gaps without what its host did in them."""
+    idle_s = [lap.step_s - sum(end - begin for begin, end in lap.spans) for lap in laps]
+    return statistics.median(idle - own for idle, own in zip(idle_s, pauses_s, strict=True))
+
+
+def laps_of(ranks: list[dict[str, Any]]) -> list[tuple[list[LapSample], list[LapSample]]]:
+    """Of each rank the iterations without a checkpoint, as recorded and as the scheduler has them.
+
+    The scheduler is given what in these iterations each chunk, each optimizer's step and each host
+    between two chunks took, and the latency of a message.  All ranks begin a block together, and
+    its first iterations fill the pipeline.
+    """
+    orders = [parse_order(rank["order"]) for rank in ranks]
+    latency_s = message_s(ranks)
+    found: list[tuple[list[LapSample], list[LapSample]]] = [([], []) for _ in ranks]
+    for number in range(len(ranks[0]["quiet"])):
+        recorded = [[_lap(saved) for saved in rank["quiet"][number]] for rank in ranks]
+        pauses = [rank["pauses_s"][number] for rank in ranks]
+        work = [
+            [_work(*each) for each in zip(laps, pauses_s, strict=True)]
+            for laps, pauses_s in zip(recorded, pauses, strict=True)
+        ]
+        planned = replayed(orders, list(zip(*work, strict=True)), transfer_s=latency_s)
+        for (real, plan), ran, laid_out in zip(found, recorded, planned, strict=True):
+            real += ran[STEADY_AFTER:]
+            plan += laid_out[STEADY_AFTER:]
+    return found
+
+
+def message_s(ranks: list[dict[str, Any]]) -> float:
+    """From the end of a chunk to the begin of one that waits for it: handing over, and the link.
+
+    Means, because the messages of a chain add up.
+    """
+    hand_over_s = statistics.fmean(s for rank in ranks for s in rank["hand_overs_s"])
+    return hand_over_s + float(ranks[0]["transfer_s"])
+
+
+def _lap(saved: dict[str, Any]) -> LapSample:
+    spans = tuple((begin, end) for begin, end in saved["spans"])
+    return LapSample(**{**saved, "marks": tuple(saved["marks"]), "spans": spans})
+
+
+def _work(lap: LapSample, pauses_s: list[float]) -> RankWork:
+    return RankWork(
+        chunks_s=tuple(end - begin for begin, end in lap.spans),
+        between_s=tuple(pauses_s),
+        step_s=lap.lap_s - lap.step_s,
+    )
+
+
+def gaps_s(laps: list[LapSample]) -> dict[int, float]:
+    """Median seconds of each gap that counts as one, by the chunks that ended before it."""
+    return {gap.after: gap.length_s.p50 for gap in windows.device_bubbles(laps, rank=0)}
 
 
 def _cost_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:

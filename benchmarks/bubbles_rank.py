@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import schedules
 
 from autockpt.executors.memory import Arena
 from autockpt.executors.recipe import slot_tensor
@@ -27,13 +28,12 @@ from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState, local_part
 from autockpt.executors.window_gate import WindowGate, WindowUse
 from autockpt.profiles import windows
-from autockpt.profiles.pipeline import ChunkTimes, SteadyGap, steady_gaps
+from autockpt.profiles.pipeline import STEADY_AFTER
 from autockpt.profiles.probes.laps import LapRecorder
 from autockpt.profiles.probes.pipeline import orders_of
 from autockpt.profiles.probes.stages import StageHooks
 from autockpt.profiles.samples import LapSample
-from autockpt.values.profile import Bubble, Lap
-from benchmarks.pipeline_job import BATCH, EMULATED_WIDTH, PipelineJob, Shape, transfer_s
+from benchmarks.pipeline_job import PipelineJob, Shape, transfer_s
 
 WAYS = ("blocking", "async", "lazy", "windows")
 WARM = 8
@@ -41,31 +41,79 @@ WARM = 8
 SLOTS = 2
 
 
+class Pauses:
+    """What a rank's host does between its chunks: the time that passes, less waits for messages."""
+
+    def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._now_s = now_s
+        self.laps: list[tuple[float, ...]] = []
+        """Of each iteration, seconds before each chunk and before the optimizer's step."""
+        self.hand_overs_s: list[float] = []
+        """From the end of a chunk until its message was on its way."""
+        self._lap: list[float] = []
+        self._since_s, self._waited_s = now_s(), 0.0
+
+    def hear_messages(self) -> None:
+        """Wraps the two functions of torch's schedules that post messages and wait for them."""
+        post, wait = schedules._batch_p2p, schedules._wait_batch_p2p
+
+        def posted(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[dist.Work]:
+            work = post(p2p_ops, desc)
+            if any(op.op is dist.isend for op in p2p_ops):
+                self.hand_overs_s.append(self._now_s() - self._since_s)
+            return work
+
+        def waited(work: list[dist.Work]) -> None:
+            began_s = self._now_s()
+            wait(work)
+            self._waited_s += self._now_s() - began_s
+
+        schedules._batch_p2p, schedules._wait_batch_p2p = posted, waited
+
+    def computes(self) -> None:
+        """A chunk begins, or the optimizer's step."""
+        self._lap.append(self._now_s() - self._since_s - self._waited_s)
+
+    def goes_on(self) -> None:
+        """It ended."""
+        self._since_s, self._waited_s = self._now_s(), 0.0
+
+    def boundary(self) -> None:
+        """The iteration ended."""
+        self.laps.append(tuple(self._lap))
+        self._lap = []
+        self.goes_on()
+
+
 class Marks:
     """Hands every chunk to the recorder and to the gate."""
 
     def __init__(self) -> None:
-        self.recorder, self.gate = LapRecorder(), WindowGate()
+        self.recorder, self.gate, self.pauses = LapRecorder(), WindowGate(), Pauses()
         self.mark_s: list[float] = []
         """What each mark took the training thread, the gate's part."""
 
     def began(self, what: str) -> None:
         """A chunk begins."""
+        self.pauses.computes()
         self.recorder.began(what)
         self._timed(lambda: self.gate.began(what))
 
     def ended(self, what: str) -> None:
         """It ended."""
         self.recorder.ended(what)
+        self.pauses.goes_on()
         self._timed(lambda: self.gate.ended(what))
 
     def step_began(self) -> None:
         """The optimizer's step begins."""
+        self.pauses.computes()
         self.recorder.step_began()
         self.gate.step_began()
 
     def boundary(self) -> None:
         """It ended."""
+        self.pauses.boundary()
         self.recorder.boundary()
         self._timed(self.gate.boundary)
 
@@ -83,6 +131,7 @@ class Rank:
         self.job, self.marks = PipelineJob(shape, rank), Marks()
         self.hooks = StageHooks(self.marks)
         self.hooks.attach()
+        self.marks.pauses.hear_messages()
         self.state = LiveState.of(model=self.job.model, optimizer=self.job.optimizer)
         self.snapshotter = Snapshotter(self.state, memoryview(bytearray(8 * SLOTS)))
         self.slots: list[Arena] = []
@@ -139,6 +188,7 @@ class Rank:
         what is measured; a checkpoint is in every iteration.
         """
         dist.barrier()
+        self.marks.pauses.goes_on()
         self.iterate(way)
         took = []
         for _ in range(iterations):
@@ -180,27 +230,6 @@ def outside_compute(use: WindowUse, laps: list[LapSample], began_s: list[float])
     return free / max(1, sum(move.nbytes for move in use.moves))
 
 
-def predicted(orders: Any, known: list[tuple[Lap, float, float]], transfer: float) -> Any:
-    """The scheduler's gaps from each rank's chunks (medians), optimizer's step and own work."""
-    laps, steps_s, between_s = zip(*known, strict=True)
-    chunk = windows.chunk_times(laps)
-    times = [
-        ChunkTimes(
-            forward_s=chunk.get(f"{n}F", 0.0), backward_s=chunk.get(f"{n}B", 0.0),
-            inputs_s=chunk.get(f"{n}I", 0.0), weights_s=chunk.get(f"{n}W", 0.0),
-        )
-        for n in range(1 + max(int(kind[:-1]) for kind in chunk))
-    ]  # fmt: skip
-    return steady_gaps(orders, times, transfer_s=transfer, step_s=max(steps_s), between_s=between_s)
-
-
-def gap_lengths(measured: tuple[Bubble, ...], planned: tuple[SteadyGap, ...]) -> dict[str, Any]:
-    """Measured (p50) and predicted seconds by window."""
-    real = {bubble.after: bubble.length_s.p50 for bubble in measured}
-    plan = {gap.after: gap.length_s for gap in planned}
-    return {str(n): [real.get(n, 0.0), plan.get(n, 0.0)] for n in sorted(real.keys() | plan.keys())}
-
-
 def main() -> None:
     """Trains and writes the result."""
     rank, out, given = (
@@ -228,17 +257,22 @@ def measure(me: Rank, rounds: int, iterations: int) -> dict[str, Any]:
         me.iterate("none")
     for way in WAYS:
         me.block(way, 1)
-    width = EMULATED_WIDTH if me.shape.forward_s else me.shape.width
-    transfer = transfer_s(me.rank, me.shape.ranks, 4 * BATCH * width)
-    quiet: list[LapSample] = []
+    transfer = transfer_s(me.rank, me.shape.ranks, me.job.message_bytes)
+    quiet: list[list[LapSample]] = []
     blocks: list[tuple[str, float, float]] = []
+    pauses_s: list[list[tuple[float, ...]]] = []
+    hand_overs_s: list[float] = []
     shares: list[float] = []
     order = random.Random(0)
     for _ in range(rounds):
         for way in order.sample(WAYS, len(WAYS)):
             recorder.samples.clear()
+            me.marks.pauses.laps.clear()
+            me.marks.pauses.hand_overs_s.clear()
             without = me.block("none", iterations)
-            quiet += recorder.samples[2:]
+            quiet.append(list(recorder.samples))
+            pauses_s.append(list(me.marks.pauses.laps))
+            hand_overs_s += me.marks.pauses.hand_overs_s
             recorder.samples.clear()
             me.uses.clear()
             began = time.perf_counter()
@@ -246,7 +280,16 @@ def measure(me: Rank, rounds: int, iterations: int) -> dict[str, Any]:
             if way == "windows":
                 starts = _lap_starts(recorder, began)
                 shares += [outside_compute(u, recorder.samples, starts) for u in me.uses[1:-1]]
-    return _summary(me, quiet, blocks, shares, transfer)
+    return {
+        **_summary(me, [lap for block in quiet for lap in block[STEADY_AFTER:]]),
+        "transfer_s": transfer,
+        "quiet": [[asdict(lap) for lap in block] for block in quiet],
+        "pauses_s": pauses_s,
+        "hand_overs_s": hand_overs_s,
+        "blocks": blocks,
+        "shares": shares,
+        "proven": me.proven(),
+    }
 
 
 def _lap_starts(recorder: LapRecorder, began_s: float) -> list[float]:
@@ -259,32 +302,16 @@ def _lap_starts(recorder: LapRecorder, began_s: float) -> list[float]:
     return starts[::-1]
 
 
-def _summary(
-    me: Rank, quiet: list[LapSample], blocks: list[Any], shares: list[float], transfer: float
-) -> dict[str, Any]:
+def _summary(me: Rank, quiet: list[LapSample]) -> dict[str, Any]:
     lap = windows.lap(quiet, rank=me.rank, schedule=me.shape.schedule)
-    bubbles = windows.device_bubbles(quiet, rank=me.rank)
-    steps = sorted(sample.lap_s - sample.step_s for sample in quiet)
-    known: list[Any] = [None] * me.shape.ranks
-    dist.all_gather_object(known, (lap, steps[len(steps) // 2], windows.between_s(quiet)))
-    plan = predicted(orders_of(me.hooks.schedule), known, transfer)
     marks = sorted(me.marks.mark_s)
     return {
         "rank": me.rank,
-        "shape": asdict(me.shape),
+        "order": [str(action) for action in orders_of(me.hooks.schedule)[me.rank]],
         "lap_s": lap.lap_s.p50,
-        "image_bytes": me.snapshotter.layout.image_bytes if me.snapshotter.layout else 0,
-        "transfer_s": transfer,
-        "between_s": windows.between_s(quiet),
-        "gaps": gap_lengths(bubbles, plan[me.rank]),
         "probe_overhead": lap.overhead,
         "mark_us_p50": marks[len(marks) // 2] * 1e6,
-        "mark_us_p99": marks[len(marks) * 99 // 100] * 1e6,
-        "blocks": blocks,
-        "shares": shares,
-        "gate_share": [use.share for use in me.uses],
         "reason": me.marks.gate.use.reason,
-        "proven": me.proven(),
     }
 
 

@@ -100,6 +100,8 @@ class PipelineJob:
         width = EMULATED_WIDTH if shape.forward_s else shape.width
         rows = BATCH * shape.microbatches * (1 if shape.forward_s else 16)
         self.batch = torch.randn(rows, width)
+        self.message_bytes = self.batch.nbytes // shape.microbatches
+        """What one stage sends to the next."""
 
     def _own_stages(self) -> list[int]:
         kind = self.shape.schedule
@@ -133,7 +135,7 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).mean()
 
 
-def transfer_s(rank: int, ranks: int, nbytes: int, rounds: int = 30) -> float:
+def transfer_s(rank: int, ranks: int, nbytes: int, rounds: int = 200) -> float:
     """Median seconds of a message to the next rank and back, halved; ranks 0 and 1 measure."""
     message, times = torch.zeros(nbytes // 4), []
     for _ in range(rounds):

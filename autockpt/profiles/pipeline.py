@@ -6,17 +6,21 @@ Each rank runs its chunks in its order, each as soon as what it needs is there:
     backward(stage s)  needs backward(s + 1) likewise; on the last stage its own forward
     weights(stage s)   needs inputs(s)
 
-Between two chunks a rank's host sends, receives and goes on, which takes `between_s` of its own
-and overlaps with waiting. An optimizer's step of `step_s` ends the iteration of a rank, and the
-next begins at once: no rank waits for another between iterations.  So the gap at the end of one
-iteration goes on at the beginning of the next, and a steady iteration is read off after the first
-ones.
+Between two chunks a rank's host sends, receives and goes on, which takes time of its own and
+overlaps with waiting.  The optimizer's step ends the iteration of a rank, and the next begins at
+once: no rank waits for another between iterations.  So the gap at the end of one iteration goes on
+at the beginning of the next, and a steady iteration is read off after the first ones.
+
+Times of a stage (`timetable`, `steady_gaps`) are the same in every iteration.  Measured ones are
+not, and a rank that waits for the later of two waits longer than for the later of two medians:
+`replayed` takes what every chunk of every iteration took.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autockpt.profiles.samples import LapSample
 from autockpt.values.errors import ConfigError
 from autockpt.values.pipeline import Action, Order
 
@@ -43,6 +47,18 @@ class ChunkTimes:
         return {
             "F": self.forward_s, "B": self.backward_s, "I": self.inputs_s, "W": self.weights_s
         }[action.kind]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """What one rank has to do in an iteration, whatever it waits for; seconds."""
+
+    chunks_s: tuple[float, ...]
+    """Of each chunk, in its order."""
+    between_s: tuple[float, ...]
+    """Of its host before each chunk and before the optimizer's step; [chunks + 1]."""
+    step_s: float
+    """The optimizer's step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +103,66 @@ def timetable(
     *,
     transfer_s: float = 0.0,
     step_s: float = 0.0,
-    between_s: Sequence[float] = (),
     iterations: int = 1,
 ) -> Timetable:
-    """Runs `orders` (one a rank) with `times` (one a stage); `between_s` one a rank, or nothing.
+    """Runs `orders` (one a rank) with `times` (one a stage).
 
     Raises ConfigError when an order waits for ever, or names a stage without times.
     """
+    work = [_constant(orders, times, step_s)] * iterations
+    spans = _spans(orders, work, transfer_s)
+    return Timetable(spans=tuple(tuple(s) for s in spans))
+
+
+def replayed(
+    orders: Sequence[Order], work: Sequence[Sequence[RankWork]], *, transfer_s: float = 0.0
+) -> tuple[tuple[LapSample, ...], ...]:
+    """Iterations of `work[iteration][rank]` as each rank's probe would record them; [ranks].
+
+    All ranks begin at once.  Raises ConfigError when an order waits for ever.
+    """
+    recorded = []
+    for rank, (order, spans) in enumerate(
+        zip(orders, _spans(orders, work, transfer_s), strict=True)
+    ):
+        laps, began_s = [], 0.0
+        marks = tuple(str(action) for action in order)
+        for lap, at in zip(work, range(0, len(spans), len(order)), strict=True):
+            own = spans[at : at + len(order)]
+            step_s = own[-1][1] + lap[rank].between_s[-1] - began_s
+            laps.append(
+                LapSample(
+                    marks=marks, spans=tuple((a - began_s, b - began_s) for a, b in own),
+                    step_s=step_s, lap_s=step_s + lap[rank].step_s,
+                )
+            )  # fmt: skip
+            began_s += laps[-1].lap_s
+        recorded.append(tuple(laps))
+    return tuple(recorded)
+
+
+def _constant(
+    orders: Sequence[Order], times: Sequence[ChunkTimes], step_s: float
+) -> list[RankWork]:
+    """Every rank's work where chunks of a stage and kind always take the same."""
+    named = {action.stage for order in orders for action in order}
+    if not named or max(named) >= len(times):
+        raise ConfigError(f"pipeline: {len(times)} stages with times, orders name {sorted(named)}")
+    return [
+        RankWork(
+            chunks_s=tuple(times[action.stage].of(action) for action in order),
+            between_s=(0.0,) * (len(order) + 1), step_s=step_s,
+        )
+        for order in orders
+    ]  # fmt: skip
+
+
+def _spans(
+    orders: Sequence[Order], work: Sequence[Sequence[RankWork]], transfer_s: float
+) -> list[list[Span]]:
+    """When each rank computes, iteration after iteration."""
     owner = {action.stage: rank for rank, order in enumerate(orders) for action in order}
-    if not owner or max(owner) >= len(times):
-        raise ConfigError(f"pipeline: {len(times)} stages with times, orders name {sorted(owner)}")
+    stages = 1 + max(owner)
     done: _Done = {}
     spans: list[list[Span]] = [[] for _ in orders]
     free_s, place = [0.0] * len(orders), [0] * len(orders)
@@ -104,24 +170,25 @@ def timetable(
     while moved:
         moved = False
         for rank, order in enumerate(orders):
-            while place[rank] < len(order) * iterations:
+            while place[rank] < len(order) * len(work):
                 lap, at = divmod(place[rank], len(order))
-                action = order[at]
-                ready_s = _ready(action, lap, done, owner, len(times), transfer_s)
+                ready_s = _ready(order[at], lap, done, owner, stages, transfer_s)
                 if ready_s is None:
                     break
-                pause_s = between_s[rank] if between_s else 0.0
-                pause_s += step_s if lap and not at else 0.0
-                begin_s = max(free_s[rank] + pause_s, ready_s)
-                free_s[rank] = begin_s + times[action.stage].of(action)
-                spans[rank].append((begin_s, free_s[rank]))
-                done[action.stage, action.kind, action.microbatch, lap] = free_s[rank]
+                own = work[lap][rank]
+                begin_s = max(free_s[rank] + own.between_s[at], ready_s)
+                end_s = begin_s + own.chunks_s[at]
+                spans[rank].append((begin_s, end_s))
+                done[order[at].stage, order[at].kind, order[at].microbatch, lap] = end_s
+                free_s[rank] = end_s
                 place[rank], moved = place[rank] + 1, True
+                if at + 1 == len(order):
+                    free_s[rank] += own.between_s[-1] + own.step_s
     stuck = [f"rank {r} at {orders[r][n % len(orders[r])]}" for r, n in enumerate(place)
-             if n < len(orders[r]) * iterations]  # fmt: skip
+             if n < len(orders[r]) * len(work)]  # fmt: skip
     if stuck:
         raise ConfigError(f"pipeline: the orders wait for each other: {', '.join(stuck)}")
-    return Timetable(spans=tuple(tuple(s) for s in spans))
+    return spans
 
 
 def _ready(
@@ -149,23 +216,17 @@ def steady_gaps(
     *,
     transfer_s: float = 0.0,
     step_s: float = 0.0,
-    between_s: Sequence[float] = (),
     shortest_s: float = 0.0,
 ) -> tuple[tuple[SteadyGap, ...], ...]:
     """Gaps longer than `shortest_s` of each rank in an iteration that repeats itself."""
-    table = timetable(
-        orders, times, transfer_s=transfer_s, step_s=step_s, between_s=between_s,
-        iterations=STEADY_AFTER + 1,
-    )  # fmt: skip
+    work = [_constant(orders, times, step_s)] * (STEADY_AFTER + 1)
     found = []
-    for order, spans in zip(orders, table.spans, strict=True):
-        lap = spans[STEADY_AFTER * len(order) :]
-        began_s = spans[STEADY_AFTER * len(order) - 1][1] + step_s
-        ends = [began_s, *(end for _, end in lap)]
+    for laps in replayed(orders, work, transfer_s=transfer_s):
+        ends = [0.0, *(end for _, end in laps[-1].spans)]
         gaps = [
-            SteadyGap(after=n, offset_s=end - began_s, length_s=begin - end)
-            for n, (end, (begin, _)) in enumerate(zip(ends, lap, strict=False))
+            SteadyGap(after=n, offset_s=end, length_s=begin - end)
+            for n, (end, (begin, _)) in enumerate(zip(ends, laps[-1].spans, strict=False))
         ]
-        longest_s = max(1e-9 * (ends[-1] - began_s), shortest_s)
+        longest_s = max(1e-9 * ends[-1], shortest_s)
         found.append(tuple(gap for gap in gaps if gap.length_s > longest_s))
     return tuple(found)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import median
 
 from autockpt.profiles.estimators import distribution
 from autockpt.profiles.samples import LapSample
@@ -60,17 +59,6 @@ def device_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, 
                 Bubble(rank=rank, offset_s=distribution(begins), length_s=length, after=after)
             )
     return tuple(gaps)
-
-
-def between_s(samples: Sequence[LapSample]) -> float:
-    """What the host itself needs between two chunks of a pipeline, seconds.
-
-    The lower quartile over places of the median gap: every place has it, and few have a bubble.
-    """
-    kept = [sample.spans for sample in usual(samples)]
-    places = range(1, len(kept[0]))
-    gaps = sorted(median(max(0.0, s[n][0] - s[n - 1][1]) for s in kept) for n in places)
-    return gaps[len(gaps) // 4] if gaps else 0.0
 
 
 def network_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, ...]:

@@ -1,42 +1,92 @@
 """The judgement of bench-bubbles: gaps against the scheduler's, blocks against those without."""
 
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.pipelining import schedules
 
 from autockpt.executors.window_gate import Move, WindowUse
+from autockpt.profiles.pipeline import RankWork, replayed
 from autockpt.profiles.samples import LapSample
+from autockpt.values.pipeline import one_f_one_b_orders
 from benchmarks.bubbles import shape_rows
 from benchmarks.bubbles_network import rows_of
-from benchmarks.bubbles_rank import outside_compute
+from benchmarks.bubbles_rank import Pauses, outside_compute
+
+MESSAGE_S = 0.3
+"""Latency of a message in the pipeline that `saw` tells of."""
 
 
-def saw(**changed: Any) -> dict[str, Any]:
-    """What a rank of two reports."""
+def saw(rank: int, **changed: Any) -> dict[str, Any]:
+    """What a rank of two reports: 1F1B of two micro-batches, F = 1 s and B = 2 s."""
     blocks = [[way, 1.1 if way == "blocking" else 1.0, 1.0]
               for way in ("blocking", "async", "lazy", "windows")]  # fmt: skip
+    orders = one_f_one_b_orders(2, 2)
+    took = {"F": 1.0, "B": 2.0}
+    work = [
+        RankWork(chunks_s=tuple(took[a.kind] for a in order), between_s=(0.0,) * 5, step_s=0.5)
+        for order in orders
+    ]
+    laps = replayed(orders, [work] * 4, transfer_s=MESSAGE_S)[rank]
     return {
-        "gaps": {"0": [0.11, 0.1], "3": [0.3, 0.3]}, "lap_s": 1.0, "blocks": blocks,
-        "shares": [0.95], "reason": "", "proven": True, "probe_overhead": 0.001, "mark_us_p50": 3.0,
-        **changed,
+        "order": [str(action) for action in orders[rank]], "transfer_s": 0.1,
+        "hand_overs_s": [0.1, 0.3], "pauses_s": [[[0.0] * 5] * 4] * 2,
+        "quiet": [[asdict(lap) for lap in laps]] * 2,
+        "lap_s": laps[-1].lap_s, "blocks": blocks, "shares": [0.95], "reason": "", "proven": True,
+        "probe_overhead": 0.001, "mark_us_p50": 3.0, **changed,
     }  # fmt: skip
 
 
 def test_gaps_costs_and_shares_are_judged() -> None:
-    """2.5 % off in all, 10 % for a long one; blocking costs 10 %."""
-    rows = {one.figure: one for one in shape_rows("job", [saw(), saw()])}
-    assert rows["gaps of a rank off by"].value == pytest.approx(0.025)
+    """What the scheduler lays out is what was seen; blocking costs 10 %."""
+    rows = {one.figure: one for one in shape_rows("job", [saw(0), saw(1)])}
+    assert rows["gaps of a rank off by"].value == pytest.approx(0.0)
+    assert rows["waits of a rank off by"].value == pytest.approx(0.0)
+    assert rows["long gaps off by"].n == 3
     assert rows["cost, blocking"].value == pytest.approx(0.1)
     assert rows["cost, windows"].met
     assert rows["inside windows"].met
 
 
+def test_what_the_scheduler_does_not_know_shows() -> None:
+    """Gaps are 3 s and two messages on either rank: a fifth longer than without messages."""
+    ranks = [saw(rank, transfer_s=0.0, hand_overs_s=[0.0]) for rank in range(2)]
+    off = {one.figure: one for one in shape_rows("job", ranks)}["gaps of a rank off by"]
+    assert off.spread == pytest.approx((2 * MESSAGE_S / 3,) * 2)
+    assert off.met is False
+
+
+def test_waits_are_no_part_of_what_a_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 s, a send posted in 0.25 s, a wait of 4 s, a receive in 0.25 s, another wait, 0.5 s."""
+    now_s = [10.0]
+
+    def passes(seconds: float) -> list[Any]:
+        now_s[0] += seconds
+        return []
+
+    monkeypatch.setattr(schedules, "_batch_p2p", lambda ops, desc: passes(0.25))
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", lambda work: passes(4.0))
+    pauses = Pauses(lambda: now_s[0])
+    pauses.hear_messages()
+    passes(1.0)
+    for op in (torch.distributed.isend, torch.distributed.irecv):
+        schedules._wait_batch_p2p(schedules._batch_p2p([SimpleNamespace(op=op)]))
+    passes(0.5)
+    pauses.computes()
+    pauses.boundary()
+    assert pauses.laps == [(2.0,)]
+    assert pauses.hand_overs_s == [1.25]
+
+
 def test_a_fall_back_is_said_and_a_torn_checkpoint_ends_the_benchmark() -> None:
     """Ranks that copied beside the compute do not count as windows."""
-    rows = {one.figure: one for one in shape_rows("job", [saw(reason="too small"), saw()])}
+    rows = {one.figure: one for one in shape_rows("job", [saw(0, reason="too small"), saw(1)])}
     assert "1 of 2 ranks copied beside the compute; too small" in rows["inside windows"].note
     with pytest.raises(SystemExit, match="not equal to the state"):
-        shape_rows("job", [saw(proven=False)])
+        shape_rows("job", [saw(0, proven=False), saw(1)])
 
 
 def test_bytes_beside_compute_are_found_by_the_clock() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autockpt.profiles.pipeline import ChunkTimes, steady_gaps, timetable
+from autockpt.profiles.pipeline import ChunkTimes, RankWork, replayed, steady_gaps, timetable
 from autockpt.profiles.probes.pipeline import planned_orders
 from autockpt.values.errors import ConfigError
 from autockpt.values.pipeline import (
@@ -21,6 +21,10 @@ from autockpt.values.pipeline import (
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8, 16) for m in (1, 2, 4, 8, 16, 32, 64) if m >= p]
 LOOPED = [(p, m) for p in (2, 4, 8, 16) for m in (4, 8, 16, 32, 64) if m >= p and m % p == 0]
 V_SHAPED = [(p, m) for p, m in LOOPED if m >= 2 * p]
+ORDERS = st.tuples(st.integers(1, 6), st.integers(1, 12)).flatmap(
+    lambda pm: st.sampled_from([gpipe_orders(*pm), one_f_one_b_orders(*pm)])
+)
+SECONDS = st.floats(0.01, 10.0)
 
 
 def halves(forward_s: float, backward_s: float) -> ChunkTimes:
@@ -91,12 +95,48 @@ def test_the_last_rank_of_a_repeating_1f1b_idles_before_its_first_forward() -> N
     assert gaps[0][0].after == 4
 
 
+def work(chunks_s: tuple[float, ...], *, between_s: float = 0.0, step_s: float = 0.0) -> RankWork:
+    """An iteration of a rank; its host needs the same between any two chunks."""
+    pauses = (between_s,) * (len(chunks_s) + 1)
+    return RankWork(chunks_s=chunks_s, between_s=pauses, step_s=step_s)
+
+
 def test_what_a_host_needs_between_chunks_is_hidden_by_longer_waits() -> None:
     """A rank that waits is ready when its input is; one that does not goes on that much later."""
-    orders, times = gpipe_orders(2, 2), [halves(1.0, 2.0)] * 2
-    table = timetable(orders, times, between_s=(0.25, 0.5))
-    assert [b for b, _ in table.spans[0]] == [0.25, 1.5, 6.25, 8.75]
-    assert [b for b, _ in table.spans[1]] == [1.25, 2.75, 4.25, 6.75]
+    times = (1.0, 1.0, 2.0, 2.0)
+    ranks = [work(times, between_s=0.25), work(times, between_s=0.5)]
+    laid = replayed(gpipe_orders(2, 2), [ranks])
+    assert [b for b, _ in laid[0][0].spans] == [0.25, 1.5, 6.25, 8.75]
+    assert [b for b, _ in laid[1][0].spans] == [1.25, 2.75, 4.25, 6.75]
+    assert [lap[0].step_s for lap in laid] == [11.0, 9.25]
+
+
+def test_each_iteration_has_its_own_times() -> None:
+    """A slow forward delays the other rank in its iteration only; steps differ by rank."""
+    usual, slow = (1.0, 2.0), (4.0, 2.0)
+    iterations = [
+        [work(first, step_s=0.5), work(usual, step_s=1.5)] for first in (usual, slow, usual)
+    ]
+    ahead, behind = replayed(one_f_one_b_orders(2, 1), iterations, transfer_s=0.25)
+    assert [lap.lap_s for lap in ahead] == [7.0, 10.0, 7.0]
+    assert [lap.marks for lap in behind] == [("1F0", "1B0")] * 3
+    assert [lap.spans[0][0] for lap in behind] == [1.25, 5.5, 2.5]
+    assert behind[2].lap_s == 7.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(orders=ORDERS, data=st.data(), step_s=st.floats(0.0, 3.0))
+def test_equal_iterations_replayed_are_those_of_the_timetable(
+    orders: tuple[Order, ...], data: st.DataObject, step_s: float
+) -> None:
+    """One scheduler, whether times are told by stage or by chunk."""
+    times = [halves(data.draw(SECONDS), data.draw(SECONDS)) for _ in orders]
+    ranks = [work(tuple(times[a.stage].of(a) for a in order), step_s=step_s) for order in orders]
+    table = timetable(orders, times, step_s=step_s, iterations=3)
+    for laps, spans in zip(replayed(orders, [ranks] * 3), table.spans, strict=True):
+        ends = itertools.accumulate((lap.lap_s for lap in laps), initial=0.0)
+        begins = [at + b for at, lap in zip(ends, laps, strict=False) for b, _ in lap.spans]
+        assert begins == pytest.approx([b for b, _ in spans])
 
 
 @pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B", "LoopedBFS", "DualPipeV"])
@@ -109,12 +149,6 @@ def test_torch_runs_every_chunk_once(name: str) -> None:
     for kinds in ("F", "BI"):
         ran = {(a.stage, a.microbatch) for a in actions if a.kind in kinds}
         assert ran == {(s, i) for s in range(stages) for i in range(8)}
-
-
-ORDERS = st.tuples(st.integers(1, 6), st.integers(1, 12)).flatmap(
-    lambda pm: st.sampled_from([gpipe_orders(*pm), one_f_one_b_orders(*pm)])
-)
-SECONDS = st.floats(0.01, 10.0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,6 @@ from autockpt.profiles.probes.pipeline import orders_of, planned_orders, schedul
 from autockpt.profiles.probes.stages import StageHooks
 from autockpt.profiles.samples import LapSample
 from autockpt.profiles.windows import (
-    between_s,
     chunk_times,
     device_bubbles,
     lap,
@@ -179,12 +178,6 @@ def test_gaps_lie_between_chunks_and_before_the_step() -> None:
     assert found[0].length_s.p50 == pytest.approx(0.225)
     assert found[1].offset_s.p50 == pytest.approx(0.5)
     assert 0 < found[0].stability < 1
-
-
-def test_the_host_needs_what_stands_between_most_chunks() -> None:
-    """Bubbles are few; what stands before the first chunk and behind the last is none."""
-    spans = [(0.5, 0.6), (0.61, 0.7), (0.72, 0.8), (0.81, 0.9), (1.5, 1.6)]
-    assert between_s([sample(*spans)] * 3) == pytest.approx(0.01)
 
 
 def test_iterations_of_another_order_are_left_out_and_counted() -> None:
