@@ -82,9 +82,8 @@ def run(
         shutil.rmtree(folder, ignore_errors=True)
     shown = {one.contestant for one in rows}
     notes = {entry.name: entry.note for entry in ENTRIES if entry.note and entry.name in shown}
-    variant = ("_quick" if args.quick else "") + (
-        f"_threads{args.threads}" if args.threads > 1 else ""
-    )
+    variant = "_quick" if args.quick else f"_{args.state}" if args.state != "60m" else ""
+    variant += f"_threads{args.threads}" if args.threads > 1 else ""
     publish(name, rows, settings=settings, notes=notes, variant=variant)
 
 

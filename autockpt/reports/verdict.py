@@ -125,7 +125,8 @@ def run_verdict(
         f"down time {format_fraction(_share(accounting, 'down'))}."
     ]
     if data.decision is not None:
-        parts.append(f"The plan expected {format_fraction(data.decision.expected.waste)} in all.")
+        waste = format_fraction(data.decision.expected.waste)
+        parts.append(f"The plan expected the three to take {waste}.")
     if ages:
         at_stake = " and ".join(f"{format_duration(a.worst_s)} from {a.tier}" for a in ages)
         parts.append(f"Work not yet recoverable was at most {at_stake}.")
