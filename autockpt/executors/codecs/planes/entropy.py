@@ -37,9 +37,9 @@ WORTH, WORTH_OF_NIBBLES = 0.005, 0.0025
 """What matches must save beyond Huffman on a sample, as a part of it, to be looked for: among bytes
 that takes 3 times as long, among nibbles up to twice.  A plane has several times more of them to
 offer than its sample, whose pieces are shorter than a window."""
-ESCAPES = 0.02
-"""Of a sample, at most, beyond the 15 values that nibbles hold: taking one out costs as much as
-Huffman saves on 50."""
+ESCAPES, MATCHED_ESCAPES = 0.02, 0.1
+"""Of a sample, at most, beyond the 15 values that nibbles hold.  Taking one out costs as much as
+Huffman saves on 50.  Matches take so much longer among bytes that for them more are taken out."""
 ROWS_BITS = (1.0, 5.5)
 """Bits a byte between which a plane is taken for exponents: they lie at other places in every row
 of a matrix, and short blocks follow them."""
@@ -91,17 +91,39 @@ def coding_of(sample: Bytes) -> Coding | None:
         return None
     if bits > NOISE_BITS * 7 / 8 and not (sample & 1).any():
         return Coding(huffman_only(short_blocks=False), sevens=True)
-    short = ROWS_BITS[0] < bits < ROWS_BITS[1]
+    return _least(_forms(sample, counts), short_blocks=ROWS_BITS[0] < bits < ROWS_BITS[1])
+
+
+_Form = tuple[Bytes, int | None, float]
+"""(what is coded, lowest of nibbles, bytes that matches must save in it)."""
+
+
+def _forms(sample: Bytes, counts: NDArray[np.int64]) -> list[_Form]:
+    """The one for Huffman, then what else matches are looked for in."""
     lowest, held = window_of(counts)
-    few = held >= (1.0 - ESCAPES) * int(counts.sum())
-    packed = pack(sample, lowest) if few else None
-    form, worth = (sample, WORTH) if packed is None else (packed[0], WORTH_OF_NIBBLES)
-    huffman, matched = huffman_only(short_blocks=short), matches(short_blocks=short)
+    few, some = (held >= (1.0 - part) * int(counts.sum()) for part in (ESCAPES, MATCHED_ESCAPES))
+    whole: _Form = (sample, None, WORTH * len(sample))
+    packed = pack(sample, lowest) if some else None
+    if packed is None:
+        return [whole]
+    nibbles: _Form = (packed[0], lowest, WORTH_OF_NIBBLES * len(sample))
+    return [nibbles] if few else [whole, nibbles]
+
+
+def _least(forms: list[_Form], *, short_blocks: bool) -> Coding:
+    """Huffman, or matches in the form where they save most beyond what they must."""
+    plain, lowest, _ = forms[0]
+    matched = matches(short_blocks=short_blocks)
     # Huffman needs a bit for every byte, whatever a sample of nothing but zeros says.
-    pays = bits_per_byte(form) < 1.0 or (
-        _trial(form, huffman) - _trial(form, matched) > worth * len(sample)
-    )
-    return Coding(matched if pays else huffman, None if packed is None else lowest)
+    if bits_per_byte(plain) < 1.0:
+        return Coding(matched, lowest)
+    best = Coding(huffman_only(short_blocks=short_blocks), lowest)
+    least: float = _trial(plain, best.options)
+    for form, lowest, worth in forms:
+        size = _trial(form, matched) + worth
+        if size < least:
+            least, best = size, Coding(matched, lowest)
+    return best
 
 
 def _trial(sample: Bytes, options: dict[int, int]) -> int:

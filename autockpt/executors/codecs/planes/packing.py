@@ -80,10 +80,8 @@ class Nibbles:
         found = np.flatnonzero(high.view(bool))
         if len(found):
             self._escapes.append(block[found])
-            np.negative(high, out=high)
-            np.bitwise_or(values, high, out=values)
+            values[found] = VALUES
         two, both = values.view("<u2"), high.view("<u2")
-        np.bitwise_and(two, 0x0F0F, out=two)
         np.right_shift(two, 4, out=both)
         np.bitwise_or(both, two, out=both)
         np.copyto(self._into[self._at : self._at + len(both)], both, casting="unsafe")
