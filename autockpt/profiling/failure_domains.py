@@ -67,7 +67,7 @@ def read_table(path: str) -> domains.Table:
     if path.endswith((".yaml", ".yml")):
         try:
             data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not valid YAML: {error}") from None
         return domains.from_data(data, where=path)
     if path.endswith(".conf"):

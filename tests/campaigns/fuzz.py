@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from tests.campaigns.frame_parsers import frame_parsers
 from tests.campaigns.framework import Violation, require
 from tests.campaigns.mutation import Sample, changed, mutated
 from tests.campaigns.parsers import Parser, parsers
@@ -41,7 +42,7 @@ class Fuzz:
     def __init__(self, scratch: Path) -> None:
         self.executions = 0
         warnings.simplefilter("ignore")  # torch's, of damaged files
-        self._parsers = parsers(scratch)
+        self._parsers = [*parsers(scratch), *frame_parsers(scratch)]
         for parser in self._parsers:
             for good in parser.good:
                 parser.read(parser.wrap(good))  # a good input that is refused would prove nothing

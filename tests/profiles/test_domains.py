@@ -91,6 +91,8 @@ def test_nodes_that_know_nothing_have_unknown_domains() -> None:
         ("d.csv", "node,rack\nn01,a\n", "no failure domain of n02, n03, n04; the file names 1"),
         ("d.yaml", "n01: a\n", "expected nodes with their domains"),
         ("d.yaml", "{", "not valid YAML"),
+        ("d.yaml", "n01: {rack: 2024-13-99}", "not valid YAML: month must be in 1..12"),
+        ("d.yaml", "n01: " + "[" * 3000, "not valid YAML: maximum recursion"),
         ("t.conf", "# nothing\n", "no line SwitchName="),
         ("t.conf", "SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n01\n", "above itself"),
     ],

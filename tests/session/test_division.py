@@ -60,11 +60,15 @@ def test_what_cannot_be_meant_is_refused(rules: Any, axes: Any, message: str) ->
         rank_rules(rules, axes, rank=0, world_size=4)
 
 
-def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
-    """And where in it the reader stumbled."""
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("rules: [", ".*line"), ("a: 2024-13-99", "month must be"), ("[" * 3000, "maximum recursion")],
+)
+def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, text: str, message: str) -> None:
+    """And what the reader stumbled over."""
     file = tmp_path / "rules.yaml"
-    file.write_text("rules: [")
-    with pytest.raises(ConfigError, match=r"(?s)rules\.yaml: is no YAML: .*line"):
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"(?s)rules\.yaml: is no YAML: {message}"):
         rank_rules(file, AXES, rank=0, world_size=4)
 
 
