@@ -1,7 +1,10 @@
 """A restore under an audit hook; in a process of its own, because a hook is never taken off."""
 
 import json
+import pickle
 import sys
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -9,20 +12,24 @@ import torch
 from autockpt.executors.applying import apply_state
 from autockpt.executors.directory import CheckpointDirectory, read_commit
 from autockpt.executors.restore import restore_tensors
-from autockpt.executors.shards import open_disk
+from autockpt.executors.shards import Chunks, open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.generation import Generation
 from tests.executors.checkpoints import commit_state
 from tests.executors.states import Holder, trained
+from tests.executors.test_restore import in_memory
 
 FORBIDDEN = (
-    "pickle.find_class", "exec", "compile", "os.system", "os.exec", "os.posix_spawn",
-    "subprocess.Popen", "code.__new__", "marshal.loads",
+    "pickle.find_class", "exec", "compile", "os.system", "os.exec", "os.fork", "os.forkpty",
+    "os.posix_spawn", "os.spawn", "subprocess.Popen", "code.__new__", "marshal.loads",
 )  # fmt: skip
 
 
 def restore(out: str) -> None:
-    """Saves a state and restores it twice, the second time watched; what was seen to `out`/seen."""
+    """Saves a state and restores it from disk and memory, twice, the second time watched.
+
+    What was seen goes to `out`/seen, and what is seen of things that a restore must not do.
+    """
     model, optimizer = trained()
     holder = Holder({"best": torch.ones(3), "names": ("a", {1: 2.5}), "big": 2**70, "raw": b"x"})
     state = LiveState.of(model=model, optimizer=optimizer, other=holder)
@@ -30,7 +37,15 @@ def restore(out: str) -> None:
     run_id = directory.open()
     directory.claim(run_id, "launch", 0, force=False)
     folder = commit_state(directory, run_id, Generation(epoch=1, seq=1), state)
-    _once(folder)  # modules that are imported late are executed once
+
+    def disk() -> Chunks:
+        return open_disk(folder, read_commit(f"{folder}/COMMIT").records[0])
+
+    def memory() -> Chunks:
+        return in_memory(state)
+
+    for source in (disk, memory):
+        _once(source)  # modules that are imported late are executed once
     seen: list[str] = []
     everything: list[str] = []
 
@@ -39,14 +54,18 @@ def restore(out: str) -> None:
         if event in FORBIDDEN:
             seen.append(f"{event} {str(arguments)[:200]}")
 
+    stored = pickle.dumps(Fraction(1, 2))
     sys.addaudithook(hook)
-    _once(folder)
-    found = {"forbidden": seen, "events": sorted(set(everything))}
+    for source in (disk, memory):
+        _once(source)
+    found = {"forbidden": list(seen), "events": sorted(set(everything))}
+    pickle.loads(stored)
+    exec("stored")
+    found["noticed"] = [event.split()[0] for event in seen]
     (Path(out) / "seen").write_text(json.dumps(found))
 
 
-def _once(folder: str) -> None:
+def _once(source: Callable[[], Chunks]) -> None:
     model, optimizer = trained()
     fresh = LiveState.of(model=model, optimizer=optimizer, other=Holder(None))
-    record = read_commit(f"{folder}/COMMIT").records[0]
-    apply_state(restore_tensors(open_disk(folder, record), fresh), fresh)
+    apply_state(restore_tensors(source(), fresh), fresh)

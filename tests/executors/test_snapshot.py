@@ -17,7 +17,9 @@ from autockpt.executors.copying import PIECE_BYTES
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.state import LiveState
+from autockpt.values.errors import ConfigError
 from tests.executors.shots import (
+    SLACK_BYTES,
     assert_image,
     held,
     saved,
@@ -254,6 +256,23 @@ def test_a_slot_that_is_gone_is_not_kept_for_its_jobs() -> None:
         assert len(recipe.jobs) == 1
         del slot
         assert len(recipe.jobs) == 0
+
+
+def test_an_image_fills_its_slot_to_the_last_byte_or_is_refused() -> None:
+    """Nothing behind its end is touched; with one byte less there is no snapshot at all."""
+    state = LiveState.of(model=Module([("a", random_tensor("float32", (3001,), 1))]))
+    with snapshotter(state) as shooter:
+        size = shooter.plan({"step": 0}).image_bytes
+        arena = Arena.anonymous(size + SLACK_BYTES)
+        arena.view[size:] = b"\xaa" * (arena.nbytes - size)
+        shooter.begin(arena, {"step": 0}, lazy=True, capacity=size)
+        assert shooter.fence() == []
+        assert_image(arena, state_bytes(state))
+        held_before = bytes(arena.view)
+        assert set(held_before[size:]) == {0xAA}
+        with pytest.raises(ConfigError, match=f"grew to {size} bytes, the slot has {size - 1}"):
+            shooter.begin(arena, {"step": 0}, lazy=True, capacity=size - 1)
+        assert bytes(arena.view) == held_before
 
 
 def test_pages_that_were_given_back_get_their_header_again() -> None:

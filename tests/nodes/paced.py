@@ -1,6 +1,7 @@
 """A training of timed waits, with or without an all-reduce after each: 12 MB of state a rank.
 
-As it stands it leaves its network alone; `--layers 6 --wait-ms 20 --kib 512` uses a third of 400 Mbit/s.
+As it stands it leaves its network alone; `--layers 6 --wait-ms 20 --kib 512` uses a third of 400
+Mbit/s.
 """
 
 import argparse
