@@ -66,6 +66,7 @@ class RunInfo:
     """Absolute path of the script, or the name of a module."""
     module: bool = False
     args: tuple[str, ...] = ()
+    """Of the script, without what looks like a secret."""
     launch_id: str = ""
     """Of the newest launch; "" where none of ours started it."""
     cwd: str = ""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autockpt.cli.options import Script
 from autockpt.run_directory import RUNS, RunDirectory
+from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
@@ -96,14 +97,14 @@ def find_profile(script: Script, scale: Scale) -> tuple[Profile, str] | None:
     parent = Path(RUNS)
     if not parent.is_dir():
         return None
-    found = []
+    found, args = [], without_secrets(script.args)
     for path in parent.glob("*/profile.json"):
         run = RunDirectory(path.parent)
         try:
             info, profile = run.read_info(), run.read_profile()
         except AutockptError:
             continue
-        same = info is not None and (info.script, info.args) == (script.target, script.args)
+        same = info is not None and (info.script, info.args) == (script.target, args)
         if same and profile is not None and not machine_mismatches(profile.fingerprint, scale):
             found.append((profile.created, str(path), profile))
     if not found:

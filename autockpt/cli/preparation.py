@@ -13,6 +13,7 @@ from autockpt.cli.decisions import Scale
 from autockpt.cli.options import Script
 from autockpt.cli.outcome import shown
 from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
+from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
@@ -150,7 +151,7 @@ def prepare(
             created=before.created if before else utc_now(),
             script=script.target,
             module=script.module,
-            args=script.args,
+            args=without_secrets(script.args),
             launch_id=launch_id,
             cwd=os.getcwd(),
             mode=mode,

@@ -18,6 +18,7 @@ import click
 
 from autockpt.cli.console import Console
 from autockpt.cli.options import WRAPPING, Command, common
+from autockpt.values.arguments import without_secrets
 
 if TYPE_CHECKING:
     from autockpt.integrations.archive.reading import Archive
@@ -77,7 +78,7 @@ def quality(
         found = Quality(
             generation=name, codec=opened.open(name).member.codec, steps=steps,
             lossless=tuple(map(statistics.fmean, lossless)), seed=seed,
-            lossy=statistics.fmean(lossy), command=shlex.join(job.words),
+            lossy=statistics.fmean(lossy), command=shlex.join(without_secrets(job.words)),
         )  # fmt: skip
         store_quality(opened, found)
     console.object("quality", {**to_data(found), "inside": found.inside})

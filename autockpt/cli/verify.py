@@ -71,7 +71,10 @@ def verify(
         },
     )  # fmt: skip
     if not ok:
-        console.say(f"{len(bad)} of {len(results)} damaged; a restore skips them by itself")
+        beside = f" and {len(damages)} records" if damages else ""
+        console.say(
+            f"{len(bad)} of {len(results)} checkpoints{beside} damaged; a restore passes over them"
+        )
         return CorruptCheckpointError.exit_code
     return 0
 

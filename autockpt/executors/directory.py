@@ -116,7 +116,7 @@ class CheckpointDirectory:
         """Creates the directory if needed; the run id.  Raises StorageError."""
         try:
             for name in ("", "epochs", "decisions", "trash"):
-                os.makedirs(os.path.join(self.path, name), mode=0o755, exist_ok=True)
+                _make_directory(os.path.join(self.path, name))
             path = os.path.join(self.path, "RUN")
             if not os.path.exists(path):
                 run = RunFile(
@@ -332,14 +332,15 @@ class CheckpointDirectory:
     def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
         """Every valid COMMIT of this run, oldest first.
 
-        One that cannot be read is left out, as a shard that cannot be read is passed over.  Raises
-        StorageError when the directory itself cannot be: nothing there would mean from scratch.
+        One that cannot be read, twice, is left out, as a shard that cannot be read is passed over.
+        Raises StorageError when the directory itself cannot be: nothing there would mean from
+        scratch.
         """
         entries = []
         for name in sorted(_names(self.path)):
             with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
                 generation = Generation.from_name(name)
-                commit = read_commit(os.path.join(self.path, name, "COMMIT"))
+                commit = _read_twice(os.path.join(self.path, name, "COMMIT"))
                 if commit.run_id == run_id and commit.generation == generation:
                     entries.append(self._entry(commit))
         return tuple(sorted(entries, key=lambda entry: entry.generation))
@@ -446,6 +447,18 @@ class CheckpointDirectory:
         self.spares.clear()
 
 
+def _make_directory(path: str) -> None:
+    """`os.makedirs`, which says "File exists" when it could not look whether that is a directory.
+
+    Raises OSError.
+    """
+    try:
+        os.makedirs(path, mode=0o755)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise
+
+
 def publish(path: str, text: bytes, *, replace: bool) -> bool:
     """Durable, whole, at once; False when it exists and may not be replaced."""
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
@@ -470,6 +483,17 @@ def publish(path: str, text: bytes, *, replace: bool) -> bool:
             os.unlink(temporary)
     _fsync_directory(os.path.dirname(path))
     return True
+
+
+def _read_twice(path: str) -> CommitFile:
+    """A COMMIT; a storage that fails for a moment must not cost a generation, which is abandoned
+    for ever when an older one is resumed.  Raises like `read_commit`."""
+    try:
+        return read_commit(path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return read_commit(path)
 
 
 def read_commit(path: str) -> CommitFile:

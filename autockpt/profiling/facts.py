@@ -20,6 +20,7 @@ from autockpt.profiling.history import failure_history
 from autockpt.profiling.movers import tensor_facts
 from autockpt.profiling.ranks import Ranks
 from autockpt.run_directory import RunDirectory, utc_now
+from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError
 from autockpt.values.profile import Fingerprint, StateInventory
 
@@ -114,4 +115,4 @@ def _command(run_dir: str) -> str:
         info = RunDirectory(run_dir).read_info()
         if info is not None:
             return info.command
-    return " ".join(sys.argv)
+    return " ".join(without_secrets(sys.argv))

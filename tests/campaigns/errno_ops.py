@@ -1,6 +1,7 @@
 """An error number at every operation of save, commit, restore, scrub and retention."""
 
 import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,7 @@ class ErrnoEverywhere:
             f"{act} of {scene.shape}, operation {operation}, {errno.errorcode.get(code, 'short')}"
         )
         with no_leak():
-            outcome = attack(job, act, rule, what)
+            outcome = attack(job, act, rule, what, cause=os.strerror(code) if code else "")
         require(code or outcome == "done", f"{what}: a short count is no failure")
         try:
             require_recovery(job, max(promised))
@@ -52,14 +53,15 @@ class ErrnoEverywhere:
         """Nothing stays open."""
 
 
-def attack(job: Job, act: str, rule: Rule, what: str) -> str:
-    """Carries an act out under a rule; what became of it."""
+def attack(job: Job, act: str, rule: Rule, what: str, *, cause: str) -> str:
+    """Carries an act out under a rule; what became of it.  Errors say the file and the cause."""
     layer = Layer(rule)
     try:
         with layer.armed():
             ACTS[act](job)
     except AutockptError as error:
         require(job.path in str(error), f"{what}: the error does not name the file: {error}")
+        require(cause in str(error), f"{what}: the error does not name the cause: {error}")
         return "refused"
     except OSError as error:
         raise AssertionError(f"{what}: a bare {error!r}") from error

@@ -259,6 +259,41 @@ class DirectoryContract:
         assert directory.catalogue("another run") == ()
         assert self.listed(directory, run_id) == [G1]
 
+    @pytest.mark.parametrize(("failures", "found"), [(1, (G1, G2)), (99, (G1,))])
+    def test_a_commit_that_cannot_be_read_for_a_moment_is_not_passed_over(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, found: tuple[Generation]
+    ) -> None:
+        """Resuming the older one would abandon it for ever; one that never can be is left out."""
+        directory, run_id = self.opened(path)
+        for generation in (G1, G2):
+            self.commit(directory, run_id, generation)
+        left, real = [None] * failures, os.open
+
+        def opened(name: Any, *more: Any, **how: Any) -> int:
+            if str(name).endswith(f"{G2.name}/COMMIT") and left:
+                left.pop()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(name, *more, **how)
+
+        monkeypatch.setattr(os, "open", opened)
+        assert tuple(entry.generation for entry in directory.catalogue(run_id)) == found
+
+    def test_an_error_of_the_storage_is_told_as_what_it_is(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not as "File exists", which says nothing of a disk that is ill."""
+        directory, _ = self.opened(path)
+        real = os.stat
+
+        def looked(name: Any, *more: Any, **how: Any) -> os.stat_result:
+            if str(name).endswith("epochs"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(name, *more, **how)
+
+        monkeypatch.setattr(os, "stat", looked)
+        with pytest.raises(StorageError, match="Input/output error; name another directory"):
+            directory.open()
+
     def test_every_flipped_byte_makes_a_commit_unreadable(self, path: Path) -> None:
         """And it leaves the catalogue."""
         directory, run_id = self.opened(path)

@@ -97,6 +97,19 @@ def test_a_damaged_decision_is_set_aside(job: Job) -> None:
     assert done.startswith("decisions/e-000001: set aside as quarantine/decisions-e-000001-")
 
 
+def test_deep_looks_at_the_records_too(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints alone are whole; a claim and a decision are not, and each is named."""
+    Path(job.path, "epochs", "e-000001").write_bytes(b"?")
+    flip(Path(job.path, "decisions", "e-000001"))
+    assert app.run(["verify", job.path, "--all"]) == 0
+    assert "DAMAGED" not in capsys.readouterr().out
+    assert app.run(["verify", job.path, "--deep"]) == CorruptCheckpointError.exit_code
+    told = capsys.readouterr()
+    named = [line for line in told.out.splitlines() if line.startswith("DAMAGED")]
+    assert ["epochs" in named[0], "decisions" in named[1]] == [True, True], named
+    assert "0 of 3 checkpoints and 2 records damaged" in told.err
+
+
 def test_gc_removes_leftovers_and_nothing_else(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
