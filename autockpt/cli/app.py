@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("simulate:simulate", "Weeks of a job under every strategy, without running it."),
     "failures": ("failures:failures", "What a record of failures says, for later decisions."),
     "redundancy": ("redundancy:redundancy", "What copies and parity survive, and what they cost."),
+    "windows": ("windows:windows", "Where a pipeline schedule idles, and what fits in there."),
     "explain": ("explain:explain", "Every decision of a run, its reason and what came of it."),
     "report": ("report:report", "The report of a run or a profile, as HTML, text, JSON or CSV."),
     "policy": ("policy:policy", "Check, explain, compare or start a policy file."),

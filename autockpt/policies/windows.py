@@ -10,6 +10,7 @@ Source: Gemini (SOSP'23) for the partition model and k; BAFT (2025) for the wind
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autockpt.values.profile import LinkMeasure, Profile
@@ -64,15 +65,27 @@ def fit_windows(profile: Profile, link: LinkMeasure | None) -> WindowFit | None:
     return min(fits, key=lambda fit: fit.room_bytes)
 
 
+def room_bytes(
+    gaps_s: Iterable[float], bytes_per_s: float, *, alpha_s: float = 0.0, margin: float = MARGINS[0]
+) -> int:
+    """What a copy of a rate moves in gaps of one iteration, `alpha_s` of each lost to its start."""
+    return int(bytes_per_s * sum(max(0.0, gap - alpha_s) for gap in gaps_s) / (1 + margin))
+
+
+def iterations_needed(state_bytes: int, room: int) -> int:
+    """That a checkpoint takes with so much room in each; 0: no number of them would do."""
+    return math.ceil(state_bytes / room) if room else 0
+
+
 def _fit(profile: Profile, rank: int, link: LinkMeasure, margin: float) -> WindowFit:
     gaps = [b for b in profile.bubbles if b.rank == rank and b.what == "device"]
-    usable_s = sum(max(0.0, gap.length_s.p10 - link.alpha_s) for gap in gaps)
+    lengths_s = [gap.length_s.p10 for gap in gaps]
     taken = (profile.used("pcie") or 0.0) if profile.fingerprint.gpus else 0.0
-    room = int(link.bytes_per_s * (1 - taken) * usable_s / (1 + margin))
+    free = link.bytes_per_s * (1 - taken)
+    room = room_bytes(lengths_s, free, alpha_s=link.alpha_s, margin=margin)
     state = profile.state.total_bytes
     share = min(1.0, room / state) if state else 1.0
-    needed = math.ceil(state / room) if room else 0
-    idle_s = sum(gap.length_s.p10 for gap in gaps)
+    needed, idle_s = iterations_needed(state, room), sum(lengths_s)
     moving = sum(gap.stability < UNSTEADY for gap in gaps)
     return WindowFit(
         rank=rank,

@@ -11,8 +11,8 @@ overlaps with waiting.  The optimizer's step ends the iteration of a rank, and t
 once: no rank waits for another between iterations.  So the gap at the end of one iteration goes on
 at the beginning of the next, and a steady iteration is read off after the first ones.
 
-Times of a stage (`timetable`, `steady_gaps`) are the same in every iteration.  Measured ones are
-not, and a rank that waits for the later of two waits longer than for the later of two medians:
+Times of a stage (`timetable`, `steady_iteration`) are the same in every iteration.  Measured ones
+are not, and a rank that waits for the later of two waits longer than for the later of two medians:
 `replayed` takes what every chunk of every iteration took.
 """
 
@@ -95,6 +95,16 @@ class SteadyGap:
     offset_s: float
     """From the end of the optimizer's step."""
     length_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyIteration:
+    """An iteration that repeats itself."""
+
+    lap_s: float
+    """From the end of one optimizer's step to that of the next."""
+    gaps: tuple[tuple[SteadyGap, ...], ...]
+    """Of each rank."""
 
 
 def timetable(
@@ -210,23 +220,28 @@ def _ready(
     return ends[0] + (transfer_s if owner[ahead] != owner[stage] else 0.0)
 
 
-def steady_gaps(
+def steady_iteration(
     orders: Sequence[Order],
     times: Sequence[ChunkTimes],
     *,
     transfer_s: float = 0.0,
     step_s: float = 0.0,
-    shortest_s: float = 0.0,
-) -> tuple[tuple[SteadyGap, ...], ...]:
-    """Gaps longer than `shortest_s` of each rank in an iteration that repeats itself."""
+) -> SteadyIteration:
+    """An iteration of `orders` (one a rank) with `times` (one a stage), once it repeats itself.
+
+    Raises ConfigError as `timetable`.
+    """
     work = [_constant(orders, times, step_s)] * (STEADY_AFTER + 1)
-    found = []
-    for laps in replayed(orders, work, transfer_s=transfer_s):
-        ends = [0.0, *(end for _, end in laps[-1].spans)]
-        gaps = [
-            SteadyGap(after=n, offset_s=end, length_s=begin - end)
-            for n, (end, (begin, _)) in enumerate(zip(ends, laps[-1].spans, strict=False))
-        ]
-        longest_s = max(1e-9 * ends[-1], shortest_s)
-        found.append(tuple(gap for gap in gaps if gap.length_s > longest_s))
-    return tuple(found)
+    ranks = [laps[-1] for laps in replayed(orders, work, transfer_s=transfer_s)]
+    return SteadyIteration(
+        lap_s=max(lap.lap_s for lap in ranks), gaps=tuple(_gaps(lap) for lap in ranks)
+    )
+
+
+def _gaps(lap: LapSample) -> tuple[SteadyGap, ...]:
+    ends = [0.0, *(end for _, end in lap.spans)]
+    gaps = [
+        SteadyGap(after=n, offset_s=end, length_s=begin - end)
+        for n, (end, (begin, _)) in enumerate(zip(ends, lap.spans, strict=False))
+    ]
+    return tuple(gap for gap in gaps if gap.length_s > 1e-9 * ends[-1])

@@ -64,7 +64,7 @@ class RankState:
         self._disk_newest: Generation | None = None
         self._fence_stall_s = 0.0
         self._windows = IdleWindows(job.rank, job.profile, self._say)
-        self._asked_slots = 0
+        self._asked_slots: set[tuple[int, int]] = set()
         self._warned: set[str] = set()
         self._mind: Mind | None = None
         self._link = KeeperLink(

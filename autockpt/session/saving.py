@@ -98,13 +98,17 @@ class Saving(RankState):
             return
         assert self._snapshotter is not None
         layout = self._snapshotter.plan(self._progress())
-        if layout.image_bytes == self._asked_slots:
+        slots = max(2, self._plan.slots)
+        if self._plan.slots == 1 and self._link.slots_refused:
+            slots = 1  # planned because no more fits; two may all the same, and serve better
+        asked = (layout.image_bytes, slots)
+        if asked in self._asked_slots:
             return
-        self._asked_slots = layout.image_bytes
+        self._asked_slots.add(asked)
         self._link.want_slots(
             image_bytes=layout.image_bytes + SLOT_SLACK_BYTES,
             chunk_bytes=self._plan.staging.chunk_bytes,
-            slots=max(2, self._plan.slots), limit_bytes=self._job.goal.limits.host_memory_bytes,
+            slots=slots, limit_bytes=self._job.goal.limits.host_memory_bytes,
         )  # fmt: skip
 
     def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
@@ -153,7 +157,7 @@ class Saving(RankState):
             )  # fmt: skip
         except AutockptError as error:
             self._abandon(generation, str(error))
-            self._asked_slots = 0
+            self._asked_slots.clear()
             self._ask_slots()
             self._skip(step, str(error))
             return False

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autockpt.profiles.pipeline import ChunkTimes, RankWork, replayed, steady_gaps, timetable
+from autockpt.profiles.pipeline import ChunkTimes, RankWork, replayed, steady_iteration, timetable
 from autockpt.profiles.probes.pipeline import planned_orders
 from autockpt.values.errors import ConfigError
 from autockpt.values.pipeline import (
@@ -72,7 +72,7 @@ def test_split_backwards_leave_a_third(name: str, p: int, m: int) -> None:
 def test_zbv_has_no_gap_when_it_repeats(p: int) -> None:
     """Its gaps are at the ends of an iteration, where the neighbours' chunks fit in."""
     orders = planned_orders("ZBVZeroBubble", p, 4 * p)
-    assert steady_gaps(orders, [halves(0.5, 1.0)] * (2 * p)) == ((),) * p
+    assert steady_iteration(orders, [halves(0.5, 1.0)] * (2 * p)).gaps == ((),) * p
 
 
 def test_the_gaps_of_one_pipeline_are_those_on_paper() -> None:
@@ -89,7 +89,7 @@ def test_the_gaps_of_one_pipeline_are_those_on_paper() -> None:
 
 def test_the_last_rank_of_a_repeating_1f1b_idles_before_its_first_forward() -> None:
     """The end of one iteration and the beginning of the next are one gap, not two."""
-    gaps = steady_gaps(one_f_one_b_orders(4, 8), [halves(1.0, 2.0)] * 4, step_s=0.5)
+    gaps = steady_iteration(one_f_one_b_orders(4, 8), [halves(1.0, 2.0)] * 4, step_s=0.5).gaps
     assert [(g.after, g.length_s) for g in gaps[3]] == [(0, pytest.approx(9.0))]
     assert sum(g.length_s for g in gaps[0]) == pytest.approx(9.0)
     assert gaps[0][0].after == 4
