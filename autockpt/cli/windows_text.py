@@ -1,7 +1,7 @@
 """What `autockpt windows` was asked for, what the list scheduler says of it, and the table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from autockpt.cli.decisions import read_profile
@@ -54,7 +54,7 @@ class Asked:
         """Of a pipeline of so many stages."""
         if stages == len(self.stages):
             return self.stages
-        return (_scaled(_sum(self.stages), 1 / stages),) * stages
+        return (_shared(self.stages, stages),) * stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def columns(rows: Sequence[ScheduleRow]) -> tuple[list[str], list[list[str]]]:
 
 def legend(asked: Asked) -> list[str]:
     """What was laid out, in lines."""
-    work = _scaled(_sum(asked.stages), 1 / asked.ranks)
+    work = _shared(asked.stages, asked.ranks)
     return [
         "",
         f"{asked.ranks} ranks, {asked.microbatches} micro-batches; of a rank and a micro-batch: "
@@ -191,21 +191,13 @@ def _stage(chunks: dict[str, float], stage: int) -> ChunkTimes:
     )
 
 
-def _sum(stages: Sequence[ChunkTimes]) -> ChunkTimes:
+def _shared(stages: Sequence[ChunkTimes], parts: int) -> ChunkTimes:
+    """The work of all stages, divided evenly."""
     return ChunkTimes(
-        forward_s=sum(stage.forward_s for stage in stages),
-        backward_s=sum(stage.backward_s for stage in stages),
-        inputs_s=sum(stage.inputs_s for stage in stages),
-        weights_s=sum(stage.weights_s for stage in stages),
-    )
-
-
-def _scaled(times: ChunkTimes, by: float) -> ChunkTimes:
-    return ChunkTimes(
-        forward_s=by * times.forward_s,
-        backward_s=by * times.backward_s,
-        inputs_s=by * times.inputs_s,
-        weights_s=by * times.weights_s,
+        **{
+            field.name: sum(getattr(stage, field.name) for stage in stages) / parts
+            for field in fields(ChunkTimes)
+        }
     )
 
 

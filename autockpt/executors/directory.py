@@ -20,9 +20,10 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from autockpt.executors.decisions import decision_text, read_decision
 from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
@@ -39,6 +40,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
 
 FORMAT = 1
+_T = TypeVar("_T")
 _EPOCH = re.compile(r"e-\d{6}")
 _OURS = re.compile(
     r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|COMMIT(\.\w+\.tmp)?"
@@ -340,14 +342,18 @@ class CheckpointDirectory:
         for name in sorted(_names(self.path)):
             with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
                 generation = Generation.from_name(name)
-                commit = _read_twice(os.path.join(self.path, name, "COMMIT"))
-                if commit.run_id == run_id and commit.generation == generation:
-                    entries.append(self._entry(commit))
+                entry = _twice(partial(self._entry, generation, run_id))
+                if entry is not None:
+                    entries.append(entry)
         return tuple(sorted(entries, key=lambda entry: entry.generation))
 
-    def _entry(self, commit: CommitFile) -> CatalogueEntry:
-        folder = self.generation_path(commit.generation)
-        sick = commit.health != "good" or os.path.exists(os.path.join(folder, "SUSPECT"))
+    def _entry(self, generation: Generation, run_id: str) -> CatalogueEntry | None:
+        """None: of another run.  Raises CorruptCheckpointError or OSError."""
+        folder = self.generation_path(generation)
+        commit = read_commit(os.path.join(folder, "COMMIT"))
+        if (commit.run_id, commit.generation) != (run_id, generation):
+            return None
+        sick = commit.health != "good" or _is_there(os.path.join(folder, "SUSPECT"))
         health: Health = "suspect" if sick else "good"
         return CatalogueEntry(
             generation=commit.generation,
@@ -357,9 +363,9 @@ class CheckpointDirectory:
             records=commit.records,
             layout_digests=tuple(str(r.get("layout_digest", "")) for r in commit.records),
             created_s=commit.created_s,
-            verified=os.path.exists(os.path.join(folder, "VERIFIED")),
-            corrupt=os.path.exists(os.path.join(folder, "CORRUPT")),
-            quarantined=os.path.exists(os.path.join(folder, "QUARANTINE")),
+            verified=_is_there(os.path.join(folder, "VERIFIED")),
+            corrupt=_is_there(os.path.join(folder, "CORRUPT")),
+            quarantined=_is_there(os.path.join(folder, "QUARANTINE")),
             health=health,
             reshardable=True,
         )
@@ -396,10 +402,15 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ removal
 
     def trash(self, generation: Generation) -> None:
-        """Moves an uncommitted generation away; refuses one with a COMMIT."""
+        """Moves an uncommitted generation away; refuses one with a COMMIT.
+
+        Raises GuardError, or StorageError where the storage cannot say whether there is one.
+        """
         path = self.generation_path(generation)
-        if os.path.exists(os.path.join(path, "COMMIT")):
-            raise GuardError(f"{path}: has a COMMIT and is not trash")
+        commit = os.path.join(path, "COMMIT")
+        with _storage("look for", commit):
+            if _is_there(commit):
+                raise GuardError(f"{path}: has a COMMIT and is not trash")
         self._remove(path)
 
     def delete(self, generation: Generation) -> int:
@@ -485,15 +496,25 @@ def publish(path: str, text: bytes, *, replace: bool) -> bool:
     return True
 
 
-def _read_twice(path: str) -> CommitFile:
-    """A COMMIT; a storage that fails for a moment must not cost a generation, which is abandoned
-    for ever when an older one is resumed.  Raises like `read_commit`."""
+def _twice(read: Callable[[], _T]) -> _T:
+    """What `read` gives; a storage that fails for a moment must not cost a generation, which is
+    abandoned for ever when an older one is resumed.  Raises like `read`."""
     try:
-        return read_commit(path)
+        return read()
     except FileNotFoundError:
         raise
     except OSError:
-        return read_commit(path)
+        return read()
+
+
+def _is_there(path: str) -> bool:
+    """`os.path.exists`, which takes every error for absence: a mark that cannot be looked for is
+    not one that is missing.  Raises OSError."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def read_commit(path: str) -> CommitFile:

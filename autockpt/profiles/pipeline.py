@@ -11,12 +11,11 @@ overlaps with waiting.  The optimizer's step ends the iteration of a rank, and t
 once: no rank waits for another between iterations.  So the gap at the end of one iteration goes on
 at the beginning of the next, and a steady iteration is read off after the first ones.
 
-Times of a stage (`timetable`, `steady_iteration`) are the same in every iteration.  Measured ones
-are not, and a rank that waits for the later of two waits longer than for the later of two medians:
-`replayed` takes what every chunk of every iteration took.
+Times of a stage (`constant_work`) are the same in every iteration.  Measured ones are not, and a
+rank that waits for the later of two waits longer than for the later of two medians: `replayed`
+takes what every chunk of every iteration took.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,31 +61,6 @@ class RankWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timetable:
-    """When each rank computes; rank -> spans in order."""
-
-    spans: tuple[tuple[Span, ...], ...]
-
-    @property
-    def makespan_s(self) -> float:
-        """From the first begin to the last end."""
-        return max(s[-1][1] for s in self.spans) - min(s[0][0] for s in self.spans)
-
-    @property
-    def idle_share(self) -> float:
-        """Mean fraction of the makespan in which a rank computes nothing."""
-        busy_s = sum(end - begin for spans in self.spans for begin, end in spans)
-        return 1.0 - busy_s / (len(self.spans) * self.makespan_s)
-
-    def gaps(self, rank: int) -> tuple[Span, ...]:
-        """Stretches of the makespan in which a rank idles, its ends included."""
-        began = min(s[0][0] for s in self.spans)
-        edges = [(began, began), *self.spans[rank], (began + self.makespan_s,) * 2]
-        found = [(a[1], b[0]) for a, b in itertools.pairwise(edges)]
-        return tuple((a, b) for a, b in found if b - a > 1e-9 * self.makespan_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyGap:
     """A gap of one rank's repeating iteration."""
 
@@ -107,21 +81,23 @@ class SteadyIteration:
     """Of each rank."""
 
 
-def timetable(
-    orders: Sequence[Order],
-    times: Sequence[ChunkTimes],
-    *,
-    transfer_s: float = 0.0,
-    step_s: float = 0.0,
-    iterations: int = 1,
-) -> Timetable:
-    """Runs `orders` (one a rank) with `times` (one a stage).
+def constant_work(
+    orders: Sequence[Order], times: Sequence[ChunkTimes], *, step_s: float = 0.0
+) -> list[RankWork]:
+    """Every rank's work in an iteration, where chunks of a stage and kind always take the same.
 
-    Raises ConfigError when an order waits for ever, or names a stage without times.
+    Raises ConfigError when an order names a stage without times.
     """
-    work = [_constant(orders, times, step_s)] * iterations
-    spans = _spans(orders, work, transfer_s)
-    return Timetable(spans=tuple(tuple(s) for s in spans))
+    named = {action.stage for order in orders for action in order}
+    if not named or max(named) >= len(times):
+        raise ConfigError(f"pipeline: {len(times)} stages with times, orders name {sorted(named)}")
+    return [
+        RankWork(
+            chunks_s=tuple(times[action.stage].of(action) for action in order),
+            between_s=(0.0,) * (len(order) + 1), step_s=step_s,
+        )
+        for order in orders
+    ]  # fmt: skip
 
 
 def replayed(
@@ -149,22 +125,6 @@ def replayed(
             began_s += laps[-1].lap_s
         recorded.append(tuple(laps))
     return tuple(recorded)
-
-
-def _constant(
-    orders: Sequence[Order], times: Sequence[ChunkTimes], step_s: float
-) -> list[RankWork]:
-    """Every rank's work where chunks of a stage and kind always take the same."""
-    named = {action.stage for order in orders for action in order}
-    if not named or max(named) >= len(times):
-        raise ConfigError(f"pipeline: {len(times)} stages with times, orders name {sorted(named)}")
-    return [
-        RankWork(
-            chunks_s=tuple(times[action.stage].of(action) for action in order),
-            between_s=(0.0,) * (len(order) + 1), step_s=step_s,
-        )
-        for order in orders
-    ]  # fmt: skip
 
 
 def _spans(
@@ -229,9 +189,9 @@ def steady_iteration(
 ) -> SteadyIteration:
     """An iteration of `orders` (one a rank) with `times` (one a stage), once it repeats itself.
 
-    Raises ConfigError as `timetable`.
+    Raises ConfigError as `constant_work` and `replayed` do.
     """
-    work = [_constant(orders, times, step_s)] * (STEADY_AFTER + 1)
+    work = [constant_work(orders, times, step_s=step_s)] * (STEADY_AFTER + 1)
     ranks = [laps[-1] for laps in replayed(orders, work, transfer_s=transfer_s)]
     return SteadyIteration(
         lap_s=max(lap.lap_s for lap in ranks), gaps=tuple(_gaps(lap) for lap in ranks)

@@ -64,7 +64,9 @@ class RankState:
         self._disk_newest: Generation | None = None
         self._fence_stall_s = 0.0
         self._windows = IdleWindows(job.rank, job.profile, self._say)
-        self._asked_slots: set[tuple[int, int]] = set()
+        self._asked_slots: tuple[int, int] | None = None
+        """Bytes of an image and number of slots that were asked for last."""
+        self._two_refused = False
         self._warned: set[str] = set()
         self._mind: Mind | None = None
         self._link = KeeperLink(

@@ -98,13 +98,13 @@ class Saving(RankState):
             return
         assert self._snapshotter is not None
         layout = self._snapshotter.plan(self._progress())
-        slots = max(2, self._plan.slots)
-        if self._plan.slots == 1 and self._link.slots_refused:
-            slots = 1  # planned because no more fits; two may all the same, and serve better
+        # One is planned where no more fits; two may all the same, and serve better.
+        self._two_refused |= bool(self._link.slots_refused)
+        slots = 1 if self._plan.slots == 1 and self._two_refused else max(2, self._plan.slots)
         asked = (layout.image_bytes, slots)
-        if asked in self._asked_slots:
+        if asked == self._asked_slots:
             return
-        self._asked_slots.add(asked)
+        self._asked_slots = asked
         self._link.want_slots(
             image_bytes=layout.image_bytes + SLOT_SLACK_BYTES,
             chunk_bytes=self._plan.staging.chunk_bytes,
@@ -157,7 +157,7 @@ class Saving(RankState):
             )  # fmt: skip
         except AutockptError as error:
             self._abandon(generation, str(error))
-            self._asked_slots.clear()
+            self._asked_slots = None
             self._ask_slots()
             self._skip(step, str(error))
             return False

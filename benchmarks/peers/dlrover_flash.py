@@ -14,6 +14,7 @@ from benchmarks.peers.contract import Peer
 
 POLL_S = 0.01
 LIMIT_S = 120.0
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Flash(Peer):
@@ -57,3 +58,8 @@ class Flash(Peer):
     def load(self) -> None:
         """From the file: its own load would take what its shared memory still holds."""
         self.job.take(torch.load(self._file(self._step)))
+
+    def close(self) -> None:
+        """Its shared memory outlives its processes."""
+        for segment in SHARED_MEMORY.glob(f"bench-{os.getpid()}_*"):
+            segment.unlink(missing_ok=True)

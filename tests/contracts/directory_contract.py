@@ -278,19 +278,51 @@ class DirectoryContract:
         monkeypatch.setattr(os, "open", opened)
         assert tuple(entry.generation for entry in directory.catalogue(run_id)) == found
 
+    @pytest.mark.parametrize(
+        ("failures", "found"), [(1, [(G1, "good"), (G2, "suspect")]), (99, [(G1, "good")])]
+    )
+    def test_a_mark_that_cannot_be_looked_for_is_not_missing(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, found: list[Any]
+    ) -> None:
+        """Else a state with NaN would be good while the storage is ill."""
+        directory, run_id = self.opened(path)
+        for generation in (G1, G2):
+            self.commit(directory, run_id, generation)
+        assert directory.mark(G2, "SUSPECT")
+        self.ill(monkeypatch, f"{G2.name}/SUSPECT", failures)
+        assert [(e.generation, e.health) for e in directory.catalogue(run_id)] == found
+
+    def test_what_may_have_a_commit_is_not_trash(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A storage that cannot say is no reason to remove a checkpoint."""
+        directory, run_id = self.opened(path)
+        self.commit(directory, run_id, G1)
+        with monkeypatch.context() as ill:
+            self.ill(ill, f"{G1.name}/COMMIT", 99)
+            with pytest.raises(StorageError, match="cannot look for: Input/output error"):
+                directory.trash(G1)
+        assert self.listed(directory, run_id) == [G1]
+
+    @staticmethod
+    def ill(monkeypatch: pytest.MonkeyPatch, end: str, failures: int) -> None:
+        """Looking for a file ends in EIO so often."""
+        left, real = [None] * failures, os.stat
+
+        def looked(name: Any, *more: Any, **how: Any) -> os.stat_result:
+            if str(name).endswith(end) and left:
+                left.pop()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(name, *more, **how)
+
+        monkeypatch.setattr(os, "stat", looked)
+
     def test_an_error_of_the_storage_is_told_as_what_it_is(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Not as "File exists", which says nothing of a disk that is ill."""
         directory, _ = self.opened(path)
-        real = os.stat
-
-        def looked(name: Any, *more: Any, **how: Any) -> os.stat_result:
-            if str(name).endswith("epochs"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(name, *more, **how)
-
-        monkeypatch.setattr(os, "stat", looked)
+        self.ill(monkeypatch, "epochs", 99)
         with pytest.raises(StorageError, match="Input/output error; name another directory"):
             directory.open()
 

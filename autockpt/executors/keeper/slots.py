@@ -177,7 +177,7 @@ class MemoryTable:
             raise GuardError(f"{slots} slots: at most {MAX_SLOTS} per rank; lower memory.slots")
         require_headroom(
             slots * size,
-            what=f"{slots} slots of {format_bytes(size)} for rank {rank}",
+            what=f"{slots} slot{'s' * (slots > 1)} of {format_bytes(size)} for rank {rank}",
             limit_bytes=None if limit_bytes is None else limit_bytes - others,
         )
         made: list[Arena] = []
