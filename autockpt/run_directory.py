@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autockpt.values.degradation import DegradedTier
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
@@ -99,6 +100,8 @@ class RunStatus:
     """Newest generation that survives the loss of a node; None: none, or no copies were wanted."""
     unprotected_because: str = ""
     """Why copies on other nodes were missing in the end; "": they were not."""
+    degraded: tuple[DegradedTier, ...] = ()
+    """Tiers that did not hold in the end what the plan wants: since when, why, what was done."""
     protected: bool
     """False: the script never called autockpt.attach."""
     report: str | None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autockpt.reports.data import RunData
     from autockpt.reports.protection import Protection
     from autockpt.reports.what_if import WhatIfCurve
+    from autockpt.values.degradation import DegradedTier
 
 
 def run_data(run: RunDirectory) -> "RunData":
@@ -56,11 +57,17 @@ def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:
     return run.read_plan() or plan_without_profile(goal or Goal())
 
 
-def copies_of(run: RunDirectory) -> "Protection | None":
-    """What the other nodes hold of a run.  Raises ConfigError when a record cannot be read."""
+def tiers_of(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
+    """(what the other nodes hold of a run, its tiers that are degraded now).
+
+    Raises ConfigError when a record cannot be read.
+    """
+    from autockpt.reports.degradation import degraded_tiers
     from autockpt.reports.protection import protection
 
-    return protection(run.events(), plan_of(run, run.read_goal()).redundancy)
+    events = run.events()
+    copies = protection(events, plan_of(run, run.read_goal()).redundancy)
+    return copies, degraded_tiers(events)
 
 
 def what_if_of(

@@ -16,11 +16,12 @@ from autockpt.values.record import to_data
 
 if TYPE_CHECKING:
     from autockpt.reports.protection import Protection
+    from autockpt.values.degradation import DegradedTier
 
 
 def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) -> int:
     """Write status and report, say how it went; the exit code of the command."""
-    durable, copies = run.newest_durable(), _copies(run)
+    durable, (copies, degraded) = run.newest_durable(), _tiers(run)
     status = RunStatus(
         state=ending.state,
         exit_code=ending.exit_code,
@@ -29,6 +30,7 @@ def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) 
         last_durable=durable.name if durable else None,
         last_protected=(copies.newest_generation or None) if copies else None,
         unprotected_because=copies.degraded if copies else "",
+        degraded=degraded,
         protected=run.attached and not run.unprotected,
         report=str(run.report),
         reason=ending.reason,
@@ -44,13 +46,13 @@ def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) 
     return ending.exit_code
 
 
-def _copies(run: RunDirectory) -> "Protection | None":
-    from autockpt.cli.gather import copies_of
+def _tiers(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
+    from autockpt.cli.gather import tiers_of
 
     try:
-        return copies_of(run)
+        return tiers_of(run)
     except AutockptError:
-        return None  # the report will say what cannot be read
+        return None, ()  # the report will say what cannot be read
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -77,8 +79,8 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.say(f"newest durable checkpoint: {status.last_durable}")
     if status.last_protected:
         console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")
-    if status.unprotected_because:
-        console.warn(f"copies on other nodes are missing: {status.unprotected_because}")
+    for tier in status.degraded:
+        console.warn(str(tier))
     if status.report:
         console.say(f"report: {shown(run.report)}")
     info = run.read_info()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from autockpt.executors.directory import CommitFile
     from autockpt.executors.image import StoredPart
     from autockpt.reports.protection import Protection
+    from autockpt.values.degradation import DegradedTier
 
 EXAMPLES = """
 autockpt show runs/train-20260101-120000                  # the newest one
@@ -51,14 +52,17 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         "run": commit.run_id,
         "directory": folder,
     }
-    copies = _copies(path)
-    console.object("show", {**shown, "shards": shards, "copies": copies and to_data(copies)})
+    copies, degraded = _tiers(path)
+    told = {"copies": copies and to_data(copies), "degraded": to_data(degraded)}
+    console.object("show", {**shown, "shards": shards, **told})
     for key, value in shown.items():
         console.result(f"{key:<13} {value}")
     if copies is not None:
         console.result("\nother nodes")
         for key, value in facts(copies):
             console.result(f"{key:<22} {value}")
+    for tier in degraded:
+        console.warn(str(tier))
     console.result("")
     console.table(
         ("rank", "file", "stored", "tensors", "codec", "chunks"),
@@ -77,13 +81,13 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
     console.next(f"autockpt verify {path} {name}")
 
 
-def _copies(path: str) -> "Protection | None":
-    """What the memory of other nodes holds, where the path is a run's."""
-    from autockpt.cli.gather import copies_of
+def _tiers(path: str) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
+    """(what other nodes hold in memory, tiers that are degraded), where the path is a run's."""
+    from autockpt.cli.gather import tiers_of
     from autockpt.run_directory import RunDirectory
 
     run = RunDirectory(path)
-    return copies_of(run) if run.exists else None
+    return tiers_of(run) if run.exists else (None, ())
 
 
 _COLUMNS = ("rank", "file", "stored_bytes", "tensors", "codec", "chunks")

@@ -116,9 +116,11 @@ class CheckpointDirectory:
 
     def open(self) -> str:
         """Creates the directory if needed; the run id.  Raises StorageError."""
+        path = self.path
         try:
             for name in ("", "epochs", "decisions", "trash"):
-                _make_directory(os.path.join(self.path, name))
+                path = os.path.join(self.path, name)
+                _make_directory(path)
             path = os.path.join(self.path, "RUN")
             if not os.path.exists(path):
                 run = RunFile(
@@ -130,8 +132,8 @@ class CheckpointDirectory:
             run = from_json(RunFile, read_small(path), where=path)
         except OSError as error:
             raise StorageError(
-                f"{self.path}: cannot be used for checkpoints: {error.strerror}; name another "
-                "directory with disk.path in the policy"
+                f"{self.path}: cannot be used for checkpoints: {path}: {error.strerror}; name "
+                "another directory with disk.path in the policy"
             ) from error
         if run.format != FORMAT:
             raise ConfigError(f"{path}: format {run.format}, this autockpt writes {FORMAT}")
@@ -427,7 +429,7 @@ class CheckpointDirectory:
         except FileNotFoundError:
             return 0
         except OSError as error:
-            raise StorageError(f"{path}: cannot delete: {error.strerror}") from error
+            raise StorageError(f"{path}/COMMIT: cannot delete: {error.strerror}") from error
         for rank, name in enumerate(shards):
             self.spares.keep(rank, os.path.join(path, name))
         self._remove(path, listed)

@@ -76,7 +76,8 @@ class PacedGate:
                 "must be above 0 and at least 0"
             )
         self.longest_wait_s = longest_wait_s
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        """May be changed at any time; what passed before is paid for as it was agreed."""
         self._now_s = now_s
         self._sleep = sleep
         self._paid_at_s = now_s()
@@ -90,7 +91,7 @@ class PacedGate:
         with self._lock:
             now_s = self._now_s()
             blocked_s = min(max(0.0, self._paid_at_s - now_s), self.longest_wait_s)
-            self._paid_at_s = now_s + blocked_s + nbytes / self._bytes_per_s
+            self._paid_at_s = now_s + blocked_s + nbytes / self.bytes_per_s
         if blocked_s:
             self._sleep(blocked_s)
         return blocked_s

@@ -27,19 +27,21 @@ from autockpt.values.errors import ConfigError
 class Anchors:
     """Dicts and lists, and the objects that were in them."""
 
-    def __init__(self, dicts: list[Mapping[Any, Any]], lists: list[Sequence[Any]]) -> None:
+    def __init__(self, dicts: Sequence[Mapping[Any, Any]], lists: Sequence[Sequence[Any]]) -> None:
         self._dicts, self._lists = dicts, lists
         self._lengths = self._measure()
-        self._keys = tuple(chain.from_iterable(dicts))
-        self._values = tuple(chain.from_iterable(map(_values, dicts)))
+        self._full = [each for each in dicts if each]
+        """Of the others the length says all: most modules have no buffers or no children."""
+        self._keys = tuple(chain.from_iterable(self._full))
+        self._values = tuple(chain.from_iterable(map(_values, self._full)))
         self._items = tuple(chain.from_iterable(lists))
 
     def hold(self) -> bool:
         """Exactly the same objects under the same keys, in the same order."""
         return (
             self._measure() == self._lengths
-            and all(map(is_, chain.from_iterable(self._dicts), self._keys))
-            and all(map(is_, chain.from_iterable(map(_values, self._dicts)), self._values))
+            and all(map(is_, chain.from_iterable(self._full), self._keys))
+            and all(map(is_, chain.from_iterable(map(_values, self._full)), self._values))
             and all(map(is_, chain.from_iterable(self._lists), self._items))
         )
 
@@ -132,7 +134,7 @@ def geometry(tensors: Collection[torch.Tensor]) -> Geometry:
     return (
         addresses(tensors),
         [tensor.shape for tensor in tensors],
-        [tensor.stride() for tensor in tensors],
+        list(map(torch.Tensor.stride, tensors)),
         [tensor.dtype for tensor in tensors],
     )
 

@@ -1,9 +1,10 @@
 """Host memory <-> storage at the speed of the disk: O_DIRECT, a few writers, one fsync.
 
 Two writers and 8 MiB chunks are within 15 % of the best on every disk measured; the digest of one
-chunk overlaps the write of another.  An fsync that failed is never repeated: the kernel marks the
-lost pages clean, and a second fsync would say "fine" (fsyncgate).  The file is dropped instead and
-written again from memory under a new name, which is the caller's decision.
+chunk overlaps the write of another.  Every open file is asked what it states about direct I/O:
+where it objects, the page cache is used.  An fsync that failed is never repeated: the kernel marks
+the lost pages clean, and a second fsync would say "fine" (fsyncgate).  The file is dropped instead
+and written again from memory under a new name, which is the caller's decision.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autockpt.executors.direct_io import objection
 from autockpt.executors.memory import PAGE_BYTES, page_align
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 
@@ -55,6 +57,8 @@ class ImageFile:
         """`reuse`: a file that nobody else needs; it becomes this one with the blocks it has."""
         self.path = path
         self.direct = direct
+        self.objection = ""
+        """Why the page cache is used although `direct` was asked for, where that is stated."""
         self._allocated = page_align(allocate_bytes)
         try:
             self._fd = -1 if reuse is None else _take_over(reuse, path, direct=direct)
@@ -67,6 +71,8 @@ class ImageFile:
             raise _storage_error("create", path, error) from error
         try:
             self.direct = direct and bool(_get_flags(self._fd) & os.O_DIRECT)
+            if direct and not self.direct:
+                self.objection = objection(self._fd)
             if allocate_bytes:
                 _allocate(self._fd, self._allocated)
         except OSError as error:
@@ -291,12 +297,16 @@ def _is_ours_alone(fd: int) -> bool:
 def _open_direct(path: str, flags: int, *, direct: bool) -> int:
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o600)
+            fd = os.open(path, flags | os.O_DIRECT, 0o600)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
             if flags & os.O_EXCL:
                 return _reopen_empty(path, flags)
+        else:
+            if objection(fd):
+                _clear_direct(fd)
+            return fd
     return os.open(path, flags, 0o600)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autockpt.executors import statetree
-from autockpt.executors.inventory import OptimizerParts
+from autockpt.executors.inventory import Anchors, OptimizerParts
 from autockpt.executors.sharding.optimizers import is_divided, state_of
 
 Tensors = dict[str, torch.Tensor]
@@ -31,7 +31,7 @@ class SkeletonText:
         for name, section in skeleton.items():
             kept = self._kept.get(name)
             if kept is None or kept[0] is not section:
-                text = f"{self._encode(name)}:{self._encode(section)}"
+                text = f'"{name}":{"{}" if section == {} else self._encode(section)}'
                 kept = self._kept[name] = (section, text)
             texts.append(kept[1])
         return f"{{{','.join(texts)}}}".encode()
@@ -70,6 +70,8 @@ class KeptOptimizers:
 
     def __init__(self) -> None:
         self._parts: dict[str, OptimizerParts] | None = None
+        self._values: Anchors | None = None
+        """Of the groups, where they are numbers and words, which nobody can change."""
         self._mark: list[str] | None = None
         self._section: dict[str, Any] = {}
 
@@ -83,13 +85,18 @@ class KeptOptimizers:
 
         Raises ConfigError naming the entry that cannot be saved.
         """
+        same = parts is self._parts  # then the groups are the same dicts
+        if same and self._values is not None and self._values.hold():
+            return self._section
         mark = _mark(optimizers, parts)
-        if mark is None or mark != self._mark or parts is not self._parts:
+        if mark is None or mark != self._mark or not same:
             self._section = {
                 prefix: _optimizer_skeleton(prefix, optimizer, parts[prefix], tensors)
                 for prefix, optimizer in optimizers.items()
             }
             self._parts, self._mark = parts, mark
+        groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+        self._values = None if mark is None else Anchors(groups, [])
         return self._section
 
 

@@ -321,6 +321,7 @@ _PROTOCOL = (
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*_OWN, *_PROTOCOL)}
 
 _LENGTH = struct.Struct("!I")
+_to_text = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Connection:
@@ -336,7 +337,7 @@ class Connection:
         body: dict[str, Any] = {"type": type(message).__name__, "body": to_data(message)}
         if descriptors:
             body["descriptors"] = len(descriptors)
-        text = json.dumps(body, separators=(",", ":")).encode()
+        text = _to_text(body).encode()
         frame = _LENGTH.pack(len(text)) + text
         if descriptors:
             rights = array.array("i", descriptors)

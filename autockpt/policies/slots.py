@@ -106,7 +106,7 @@ def _slot_reason(
     slots: int, fit: int, each: int, room: int, room_name: str, *, memory_on: bool
 ) -> str:
     if slots == 1:
-        uses = "one image, overwritten only after it is durable"
+        uses = "one image, overwritten only after it is durable or given up"
     elif not memory_on:
         uses = f"{_count(slots - 1)} being persisted, one being filled"
     elif slots == 2:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from autockpt.reports.accounting import Accounting, Restore
 from autockpt.reports.data import RunData
+from autockpt.reports.degradation import degraded_tiers
 from autockpt.reports.promises import FACTOR, Promise
 from autockpt.reports.protection import Protection
 from autockpt.reports.saves import Saves
@@ -93,6 +94,16 @@ def degraded(facts: Facts) -> Finding | None:
     events = [event for event in facts.data.events if isinstance(event, Degraded)]
     if not facts.data.events:
         return None
+    tiers = [t for t in degraded_tiers(facts.data.events) if t.tier != "other nodes"]
+    if tiers:
+        names = " and ".join(dict.fromkeys(tier.tier for tier in tiers))
+        return Finding(
+            id="degraded",
+            severity="high",
+            title=f"In the end this was degraded: {names}",
+            evidence="; ".join(str(tier) for tier in tiers),
+            fix="remove the cause, which is the last error; run autockpt doctor",
+        )
     if not events:
         return Finding(id="degraded", severity="high", title="No part of autockpt failed",
                        evidence="no degraded event in the telemetry", passed=True)  # fmt: skip

@@ -21,11 +21,16 @@ T = TypeVar("T")
 _ANY_DEPTH = 16
 """Nesting of opaque JSON data (a plan on the wire, a shard's record in a COMMIT)."""
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+"""Types that are their own JSON data: most of what messages and events carry."""
+
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def to_data(value: Any) -> Any:
     """The plain JSON data (dict, list, str, number, bool, None) of a record."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

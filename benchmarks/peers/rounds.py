@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.peers.contract import Peer
 from benchmarks.peers.processes import cpu_s, machine_busy_s, settle
 
-SETTLE_S = 15.0
+SETTLE_S = 60.0
 """Read-back of a generation at a gentle pace takes seconds; nobody should need longer."""
 
 

@@ -1,7 +1,6 @@
 """Jobs that autockpt cannot protect, or not now: a clear sentence, and the training goes on."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,10 @@ import pytest
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits
 from autockpt.values.telemetry import Degraded, SaveSkipped
-from autockpt.values.units import parse_size_bytes
 from tests.conftest import end_keeper
 from tests.executors.states import Holder
 from tests.fakes import trainings
-from tests.fakes.live import SPEC, Live, granted
+from tests.fakes.live import SPEC, Live, granted, room_for_one
 from tests.kill.zygote import ROOT, Zygote, environment
 
 PLAN = trainings.plan(memory=4, disk=4)
@@ -46,17 +44,7 @@ def test_memory_for_one_slot_still_saves_to_storage(live: Live) -> None:
     """Two are asked for, because they serve better; what was planned is taken then."""
     one = trainings.plan(memory=0, disk=4, slots=1)
     whole = trainings.bare(trainings.build(SPEC))
-    job, ckpt = live.attach(SPEC, one, Goal(limits=Limits(host_memory_bytes=4096)))
-    link = ckpt._link
-    for step, batch in ckpt.batches(5):
-        trainings.train_step(job, step, batch)
-        if step > 1:
-            assert link.wait_until(lambda: bool(link.slots_refused), 30)
-    needed = re.search(r"needs (.+?) of host memory", link.slots_refused)
-    assert needed is not None
-    ckpt.close(final_checkpoint=False)
-    room = int(1.1 * parse_size_bytes(needed[1]))
-    job, ckpt = live.attach(SPEC, one, Goal(limits=Limits(host_memory_bytes=room)))
+    job, ckpt = live.attach(SPEC, one, room_for_one(live, SPEC, one))
     link = ckpt._link
     for step, batch in ckpt.batches(SPEC.steps):
         if step in (2, 3):  # refused two, then given one

@@ -1,8 +1,10 @@
 """The command line of the campaigns."""
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from tests.campaigns.framework import (
     CAMPAIGNS,
     DISTINCT,
     Summary,
+    read_summaries,
     run_parallel_shares,
     run_share,
+    sources,
     write_summaries,
 )
 from tests.campaigns.schedule import counts_reached, play_all
@@ -33,19 +37,45 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="this case alone")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="write the table there, as JSON")
+    parser.add_argument("--numbers", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--out", type=Path, help="write the table there, as JSON; `all` goes on from what it has"
+    )
     given = parser.parse_args()
     if given.name == "all":
-        summaries = play_all(partial(_run, given), given.minutes * 60)
-        print(counts_reached(summaries), flush=True)
+        summaries = _all(given)
     else:
         summaries = [_run(given, given.name, given.count, given.minutes * 60, given.first)]
+        if given.out is not None:
+            write_summaries(given.out, summaries)
     if given.only is not None:
         print(f"  {dict(summaries[0].outcomes)}")
-    if given.out is not None:
-        write_summaries(given.out, summaries, **(_facts(given) if given.name == "all" else {}))
     return 1 if any(one.violated for one in summaries) else 0
+
+
+def _all(given: argparse.Namespace) -> list[Summary]:
+    """Every campaign, on from where an earlier run of the same sources ended."""
+    began, minutes = time.monotonic(), 0.0
+    facts = {**_facts(given), "sources": sources(), "seed": given.seed, "runs": 1}
+    before: list[Summary] = []
+    if given.out is not None and given.out.exists():
+        earlier = json.loads(given.out.read_text())
+        if all(earlier.get(name) == facts[name] for name in ("sources", "seed")):
+            before, facts["runs"] = read_summaries(given.out), earlier["runs"] + 1
+            minutes = earlier["minutes"]
+            several = "runs" if facts["runs"] > 2 else "run"
+            print(f"going on after {earlier['runs']} {several} of {given.out}", flush=True)
+        else:
+            print(f"anew: {given.out} is of other sources or another seed", flush=True)
+
+    def keep(summaries: Iterable[Summary]) -> None:
+        if given.out is not None:
+            took = minutes + (time.monotonic() - began) / 60
+            write_summaries(given.out, summaries, **facts, minutes=round(took, 1))
+
+    summaries = play_all(partial(_run, given), given.minutes * 60, before=before, keep=keep)
+    print(counts_reached(summaries), flush=True)
+    return summaries
 
 
 def _facts(given: argparse.Namespace) -> dict[str, Any]:
@@ -67,14 +97,13 @@ def _run(
     given: argparse.Namespace, name: str, count: int | None, seconds: float, first: int
 ) -> Summary:
     """One campaign, and what it came to on the terminal."""
-    i, _, n = given.share.partition("/")
     summary = (
         run_parallel_shares(
             name, seed=given.seed, count=count, seconds=seconds, workers=given.workers, first=first
         )
         if given.workers > 1 and given.only is None
         else run_share(
-            name, seed=given.seed, count=count, seconds=seconds, share=(int(i), int(n)),
+            name, seed=given.seed, count=count, seconds=seconds, numbers=given.numbers,
             first=first, only=given.only,
         )
     )  # fmt: skip

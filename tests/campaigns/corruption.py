@@ -3,6 +3,7 @@
 What is damaged is put right again after every case, so that tens of thousands fit a minute.
 """
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -109,10 +110,10 @@ class Slot:
 def _on_disk(job: Job, target: str, rng: random.Random, *, full: bool) -> str:
     rank = rng.randrange(job.shape.world)
     path = _file(job, target, rank)
-    whole = path.read_bytes()
+    whole = _original(path)
     stale_of = Generation(epoch=1, seq=2)
-    older = _file(job, target, rank, stale_of).read_bytes() if _per_generation(target) else whole
-    other = _file(job, target, (rank + 1) % job.shape.world).read_bytes()
+    older = _original(_file(job, target, rank, stale_of)) if _per_generation(target) else whole
+    other = _original(_file(job, target, (rank + 1) % job.shape.world))
     damaged, how = damage(whole, rng.choice([older, other]), rng)
     what = f"{target} of {job.shape}, {how}"
     path.write_bytes(damaged)
@@ -152,6 +153,12 @@ def _restore(job: Job, target: str, what: str) -> str:
     least = Generation(epoch=1, seq=2) if _per_generation(target) else DURABLE
     require(restored is not None and restored >= least, f"{what}: restored {restored}")
     return f"restored {restored}"
+
+
+@functools.cache
+def _original(path: Path) -> bytes:
+    """As it was when it was read first: before anything was done to it."""
+    return path.read_bytes()
 
 
 def _per_generation(target: str) -> bool:

@@ -3,13 +3,14 @@
 import errno
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from autockpt.values.errors import AutockptError
 from tests.campaigns.faults import CODES, Errno, Layer, Rule, Short, passing
 from tests.campaigns.framework import require
-from tests.campaigns.job import ACTS, DURABLE, SHAPES, Job, Scene, no_leak, require_recovery
+from tests.campaigns.job import ACTS, DURABLE, JOBS, Job, Scene, no_leak, require_recovery
 
 KINDS = (*((code, sticky) for code in CODES for sticky in (False, True)), (0, False), (0, True))
 """(code, sticky); code 0 moves fewer bytes than asked for."""
@@ -21,7 +22,7 @@ class ErrnoEverywhere:
     claim = "an error of the storage, once or for good, loses nothing durable and is named"
 
     def __init__(self, scratch: Path) -> None:
-        self._scenes = [Scene(scratch, shape) for shape in SHAPES]
+        self._scenes = [Scene(scratch, shape) for shape in JOBS]
         self._plan: list[tuple[Scene, str, int, int, bool]] = []
         for scene in self._scenes:
             for act in ACTS:
@@ -54,18 +55,30 @@ class ErrnoEverywhere:
 
 
 def attack(job: Job, act: str, rule: Rule, what: str, *, cause: str) -> str:
-    """Carries an act out under a rule; what became of it.  Errors say the file and the cause."""
+    """Carries an act out under a rule; what became of it.
+
+    Errors say the cause and the file, by which they say the rank.
+    """
     layer = Layer(rule)
     try:
         with layer.armed():
             ACTS[act](job)
     except AutockptError as error:
-        require(job.path in str(error), f"{what}: the error does not name the file: {error}")
+        named = {_as_told(file) for file in layer.failed} or {job.path}
+        told = any(one in str(error) for one in named)
+        require(told, f"{what}: the error names none of {sorted(named)}: {error}")
         require(cause in str(error), f"{what}: the error does not name the cause: {error}")
         return "refused"
     except OSError as error:
         raise AssertionError(f"{what}: a bare {error!r}") from error
     return "done"
+
+
+def _as_told(file: str) -> str:
+    """A file under the name that it was to get."""
+    if "/spare/" in file:
+        return "/shard-"
+    return re.sub(r"\.[0-9a-f]{12}\.tmp$", "", file)
 
 
 def operations(scene: Scene, act: Callable[[Job], object]) -> list[bool]:

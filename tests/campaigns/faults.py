@@ -4,6 +4,7 @@ It replaces functions of `os`, which is all that the storage back end calls, in 
 process: a campaign has its process for itself.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -22,7 +23,9 @@ READING = ("read", "preadv", "listdir", "scandir", "stat", "lstat")
 MOVING = ("write", "pwrite", "read", "preadv")
 """They may move fewer bytes than asked for."""
 WRITABLE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-CODES = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
+UNREADABLE = (errno.EIO, errno.ESTALE, errno.EACCES)
+"""Of a medium, a server or a permission that is gone; what is full or read-only still reads."""
+CODES = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, *UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Layer:
         self._lock = threading.Lock()
         self.changes: list[bool] = []
         """Of every operation so far, whether it changes anything."""
+        self.failed: list[str] = []
+        """Files and folders of operations that ended in an error."""
 
     @contextmanager
     def armed(self) -> Iterator["Layer"]:
@@ -71,9 +76,24 @@ class Layer:
             with self._lock:
                 number = len(self.changes)
                 self.changes.append(changes)
-            return self._rule(Call(name, changes, number), real, args, more)
+            closing = _files(args) if name == "close" else []  # after it nobody knows
+            try:
+                return self._rule(Call(name, changes, number), real, args, more)
+            except FileNotFoundError:
+                raise  # the world as it is
+            except OSError:
+                self.failed += closing or _files(args)
+                raise
 
         return call
+
+
+def _files(args: Any) -> list[str]:
+    """What a call is about: its paths, or that of its descriptor."""
+    if isinstance(args[0], int):
+        with contextlib.suppress(OSError):
+            return [os.readlink(f"/proc/self/fd/{args[0]}")]
+    return [one for one in args[:2] if isinstance(one, str)]
 
 
 def passing(call: Call, real: Callable[..., Any], args: Any, more: Any) -> Any:
@@ -83,10 +103,7 @@ def passing(call: Call, real: Callable[..., Any], args: Any, more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Errno:
-    """Operation number `at` fails; `sticky`: all later ones too.
-
-    A full or read-only medium still reads; one that answers EIO does not.
-    """
+    """Operation number `at` fails; `sticky`: all later ones too."""
 
     at: int
     code: int
@@ -94,7 +111,7 @@ class Errno:
 
     def __call__(self, call: Call, real: Callable[..., Any], args: Any, more: Any) -> Any:
         struck = call.number >= self.at if self.sticky else call.number == self.at
-        reads = call.name != "close" and self.code == errno.EIO
+        reads = call.name != "close" and self.code in UNREADABLE
         if not struck or not (call.changes or reads):
             return real(*args, **more)
         if call.name == "close":

@@ -5,8 +5,12 @@ that one line on a command line plays it again, alone.  Counts are of executions
 the attempts within them where a case is many.
 """
 
+import fcntl
+import gc
+import hashlib
 import importlib
 import json
+import mmap
 import os
 import random
 import shlex
@@ -16,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -138,13 +143,58 @@ CAMPAIGNS: dict[str, str] = {
 """name: module:class, imported when it is run."""
 
 
+class Numbers:
+    """Which case is next, for all processes that play a campaign together: none is left out, and
+    none is played twice."""
+
+    def __init__(self, path: Path, *, first: int = 0) -> None:
+        """`path`: a file that all of them open; the one that makes it begins with `first`."""
+        if not path.exists():
+            path.write_bytes(first.to_bytes(8, "little") + bytes(8))
+        self._file = path.open("r+b")
+        self._cells = mmap.mmap(self._file.fileno(), 16)
+
+    def take(self, *, below: int | None, goal: int | None) -> int | None:
+        """A number of one's own; None when all below `below` are taken, or `goal` is reached."""
+        with self._alone():
+            number, executions = self.following, int.from_bytes(self._cells[8:], "little")
+            if (below is not None and number >= below) or (goal is not None and executions >= goal):
+                return None
+            self._cells[:8] = (number + 1).to_bytes(8, "little")
+        return number
+
+    def played(self, executions: int) -> None:
+        """So many more."""
+        with self._alone():
+            before = int.from_bytes(self._cells[8:], "little")
+            self._cells[8:] = (before + executions).to_bytes(8, "little")
+
+    @property
+    def following(self) -> int:
+        """Every number below is taken."""
+        return int.from_bytes(self._cells[:8], "little")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """The file stays."""
+        self._cells.close()
+        self._file.close()
+
+
 def run_share(
-    name: str, *, seed: int, count: int | None, seconds: float, share: tuple[int, int] = (0, 1),
+    name: str, *, seed: int, count: int | None, seconds: float, numbers: Path | None = None,
     first: int = 0, only: int | None = None,
 ) -> Summary:  # fmt: skip
-    """Plays the cases of one share, in this process, until they end or the time does.
+    """Plays cases from number `first` on, in this process, until they end or the time does.
 
-    Share (i of n) has the numbers `first` + i, `first` + i + n, ..., and its part of the count.
+    `numbers`: the file by which several processes share one campaign.
     """
     summary = Summary(name=name, seed=seed)
     began = time.monotonic()
@@ -157,19 +207,24 @@ def run_share(
         shutil.rmtree(scratch, ignore_errors=True)
         return summary
     summary.claim, summary.distinct = campaign.claim, campaign.distinct
-    if count == DISTINCT:
-        count = None if campaign.distinct is None else campaign.distinct - first
-    summary.following = first + share[0] if only is None else only
-    goal = None if count is None else (count - share[0] + share[1] - 1) // share[1]
+    below = campaign.distinct if count == DISTINCT else None
+    goal = None if count == DISTINCT else count
+    gc.collect()
+    gc.freeze()  # what is imported is not looked through again and again
+    shared = Numbers(numbers or scratch / "numbers", first=first if only is None else only)
     try:
         while only is None or not summary.cases:
-            late = summary.cases and time.monotonic() > began + seconds
-            if late or (goal is not None and summary.executions >= goal):
+            if summary.cases and time.monotonic() > began + seconds:
                 break  # at least one, however long the preparation took
-            _play(campaign, summary, summary.following)
+            if (number := shared.take(below=below, goal=goal)) is None:
+                break
+            _play(campaign, summary, number)
+            before = summary.executions
             summary.executions = getattr(campaign, "executions", summary.cases)
-            summary.following += share[1]
+            shared.played(summary.executions - before)
+        summary.following = shared.following
     finally:
+        shared.close()
         campaign.close()
         shutil.rmtree(scratch, ignore_errors=True)
     summary.seconds = time.monotonic() - began
@@ -205,13 +260,13 @@ def run_parallel_shares(
 ) -> Summary:
     """Like `run_share`, in so many processes of their own."""
     with tempfile.TemporaryDirectory(prefix="autockpt-shares-") as folder:
-        started = []
+        started, numbers = [], Path(folder) / "numbers"
+        Numbers(numbers, first=first).close()
         for i in range(workers):
             out = Path(folder) / f"{i}.json"
             command = [
                 sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed),
-                "--minutes", str(seconds / 60), "--share", f"{i}/{workers}", "--out", str(out),
-                "--first", str(first),
+                "--minutes", str(seconds / 60), "--numbers", str(numbers), "--out", str(out),
             ]  # fmt: skip
             if count is not None:
                 command += ["--count", "distinct" if count == DISTINCT else str(count)]
@@ -227,7 +282,7 @@ def run_parallel_shares(
             parts += read_summaries(out)
     for part in parts:
         total.add(part)
-    total.following = min(part.following for part in parts)
+    total.following = max(part.following for part in parts)
     return total
 
 
@@ -241,13 +296,26 @@ def write_summaries(path: Path, summaries: Iterable[Summary], **facts: Any) -> N
     """The table as JSON."""
     rows = [{f.name: getattr(one, f.name) for f in fields(one)} for one in summaries]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**facts, "campaigns": rows}, indent=1) + "\n")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({**facts, "campaigns": rows}, indent=1) + "\n")
+    part.replace(path)
 
 
 def read_summaries(path: Path) -> list[Summary]:
     """What `write_summaries` wrote."""
     rows = json.loads(path.read_text())["campaigns"]
     return [Summary(**{**row, "outcomes": Counter(row["outcomes"])}) for row in rows]
+
+
+def sources() -> str:
+    """Hash of everything under autockpt/ and tests/: cases are the same where it is."""
+    digest = hashlib.sha256()
+    for folder in ("autockpt", "tests"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                data = path.read_bytes()
+                digest.update(f"{path.relative_to(ROOT)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
 
 
 def _fast() -> str | None:

@@ -6,6 +6,7 @@ them.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -64,8 +65,15 @@ SHAPES = (
     Shape(world=2, chunks=2, direct=False),
     Shape(world=3, chunks=5, writers=2),
 )
+JOBS = (
+    *SHAPES,
+    Shape(world=3, chunks=4, codec="zstd", writers=2),
+    Shape(world=2, codec="zstd", direct=False, keep=1),
+)
+"""With some more, where every operation is tried in many ways."""
 
 
+@functools.lru_cache(maxsize=128)
 def image_of(generation: Generation, rank: int, shape: Shape) -> bytes:
     """The reference: what rank `rank` holds in `generation`; half of it compresses."""
     noise = random.Random(f"{generation}/{rank}").randbytes(shape.image_bytes // 2 + 1)
@@ -256,8 +264,8 @@ class Scene:
     def __init__(self, home: Path, shape: Shape, *, stage: Path | None = None) -> None:
         """`stage`: where the copies are made, if not beside the template."""
         self.shape = shape
-        self._template = home / f"template-{SHAPES.index(shape)}"
-        self._place = (stage or home) / f"case-{SHAPES.index(shape)}"
+        self._template = home / f"template-{JOBS.index(shape)}"
+        self._place = (stage or home) / f"case-{JOBS.index(shape)}"
         job = Job(path=str(self._template / "checkpoints"), shape=shape)
         job.start()
         self.newest = None
@@ -274,11 +282,18 @@ class Scene:
         (self._template / "outside" / "thesis").write_bytes(b"years of work")
         (self._template / "checkpoints" / "notes.txt").write_bytes(b"mine")
         (self._template / "checkpoints" / self.newest.name / "README").write_bytes(b"mine too")
+        found = [(path.relative_to(self._template), path) for path in self._template.rglob("*")]
+        self._folders = [str(name) for name, path in sorted(found) if path.is_dir()]
+        self._files = [(str(name), path.read_bytes()) for name, path in found if path.is_file()]
 
     def fresh(self) -> Job:
         """A copy of it, held by epoch 1."""
         shutil.rmtree(self._place, ignore_errors=True)
-        shutil.copytree(self._template, self._place, symlinks=True)
+        for name in ("", *self._folders):
+            os.mkdir(f"{self._place}/{name}")
+        for name, data in self._files:
+            with open(f"{self._place}/{name}", "xb", buffering=0) as file:
+                file.write(data)
         job = Job(path=str(self._place / "checkpoints"), shape=self.shape, epoch=1)
         job.run_id = job.directory.open()
         return job
@@ -350,11 +365,11 @@ def _walk(path: str) -> Iterator[str]:
 @contextlib.contextmanager
 def no_leak() -> Iterator[None]:
     """No descriptor and no thread more than before."""
-    descriptors = {fd: _target(fd) for fd in os.listdir("/proc/self/fd")}
+    descriptors = set(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     yield
-    now = {fd: _target(fd) for fd in os.listdir("/proc/self/fd")}
-    more = {fd: now[fd] for fd in set(now) - set(descriptors) if now[fd]}
+    more = {fd: _target(fd) for fd in set(os.listdir("/proc/self/fd")) - descriptors}
+    more = {fd: target for fd, target in more.items() if target}  # not that of the listing
     require(not more, f"descriptors left open: {more}")
     require(threading.active_count() <= threads, f"threads left: {threading.enumerate()}")
 

@@ -4,6 +4,7 @@ The keepers' own guest slots and transfers over loopback, all nodes in one proce
 restored, and from where, is the protocol's choice, made again without a source that was bad.
 """
 
+import contextlib
 import functools
 import gc
 import queue
@@ -94,6 +95,32 @@ Key = tuple[int, int, bool]
 """(rank, guest slot, whether of its parity)."""
 
 
+class Loop:
+    """What a keeper's threads ask of it.  Of a dead one it is carried out by who asks: nobody else
+    would, and its threads, which a dead process has not, would wait for the answer."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended = False
+
+    def post(self, ask: Callable[[], None]) -> None:
+        """From any thread."""
+        self._asked.put(ask)
+        if self._ended:
+            self.turn()
+
+    def turn(self) -> None:
+        """Carries out what was asked."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._asked.get_nowait()()
+
+    def end(self) -> None:
+        """The keeper is dead."""
+        self._ended = True
+        self.turn()
+
+
 class Node:
     """A keeper's guest slots, the slots of its one rank, and what its protocol would report."""
 
@@ -118,11 +145,11 @@ class Node:
 
     def start(self) -> None:
         """A keeper, with the slots that its trainer kept and no guests."""
-        self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.loop = Loop()
         self.guests_held: dict[Key, p.HeldShard] = {}
         self.failed: dict[Key, p.FetchFailed] = {}
         self.guests = Guests(
-            run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._heard,
+            run_id=RUN, memory=self.memory, post=self.loop.post, tell=self._heard,
             address=lambda node: (HOST, self._peers[node].port), rate=lambda: 0.0,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
             exchanges=KeeperExchanges(lambda *_: None), log=lambda text: None,
@@ -162,8 +189,7 @@ class Node:
         """The keeper dies, and the guests with it."""
         self.abort()
         self.guests.close()
-        while not self.posted.empty():  # somebody may wait for the answer
-            self.posted.get()()
+        self.loop.end()
         self.guests.overwritten(self.rank)
         for rank in range(self.world):
             for parity in (False, True):
@@ -242,8 +268,7 @@ class Cluster:
                 self.strike(blow)
                 return False
             for node in self.nodes.values():
-                while not node.posted.empty():
-                    node.posted.get()()
+                node.loop.turn()
             time.sleep(0.0005)
         return True
 

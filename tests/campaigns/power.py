@@ -1,23 +1,26 @@
 """Power cuts: a file system of its own that stops dead at some operation, and is mounted again.
 
 The shutdown ioctl of ext4 drops everything that is not on the device, as a power cut does; then the
-journal is replayed by the next mount.  Needs root and a loop device.
+journal is replayed by the next mount.  In most cases the kernel has written back what was dirty at
+an earlier moment, and the device forgets a part of what it was given since its last flush.  Needs
+root and a loop device.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import random
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autockpt.values.errors import AutockptError
 from tests.campaigns.faults import Call, Layer
-from tests.campaigns.framework import Skipped
+from tests.campaigns.framework import Skipped, require
 from tests.campaigns.job import ACTS, DURABLE, SHAPES, Scene, life, no_leak, require_recovery
 from tests.campaigns.kill_ops import changing
 
@@ -25,8 +28,13 @@ SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN, which XFS has under the same number."""
 FLUSH, LOSE = 1, 2
 """The journal reaches the device first, or not."""
-DEVICE_BYTES = 24 * 2**20
+DRAWN = 5
+"""Cuts at every operation for which the moment of write-back, and what survives, are drawn."""
+DEVICE_BYTES = 8 * 2**20
+BLOCK = 1024
+"""Of so small a file system; a device writes no part of one."""
 EVERYTHING = {**ACTS, "life": life}
+_open, _close = os.open, os.close  # not those that a layer counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,46 @@ class Cut:
         return real(*args, **more)
 
 
+@dataclass(slots=True)
+class Fade:
+    """Before operation `written` everything dirty is written back, before `at` the power goes.
+
+    What the device was given since the last flush stays there in part.
+    """
+
+    at: int
+    written: int
+    mount: Path
+    device: Path
+    flushed: bytes = field(init=False)
+    """The device as it surely is."""
+
+    def __post_init__(self) -> None:
+        write_back(self.mount)
+        self.flushed = self.device.read_bytes()
+
+    def __call__(self, call: Call, real: Callable[..., Any], args: Any, more: Any) -> Any:
+        if call.number == self.at:
+            cut(self.mount, LOSE)
+        elif call.number == self.written:
+            self.__post_init__()
+        result = real(*args, **more)
+        if call.name == "fsync":
+            self.flushed = self.device.read_bytes()
+        return result
+
+    def forget(self, rng: random.Random) -> None:
+        """The device, which nobody uses any more, loses about half of what was not flushed."""
+        found = bytearray(self.device.read_bytes())
+        for start in range(0, len(found), BLOCK):
+            block = slice(start, start + BLOCK)
+            if found[block] != self.flushed[block] and rng.random() < 0.5:
+                found[block] = self.flushed[block]
+        self.device.write_bytes(found)
+
+
 class PowerCuts:
-    """Every (shape, act, operation that changes something, journal flushed or not)."""
+    """Every (shape, act, operation that changes something, how the power goes)."""
 
     claim = "whatever was reported durable survives a power cut at any operation"
 
@@ -56,38 +102,43 @@ class PowerCuts:
         with self._device.open("wb") as file:
             file.truncate(DEVICE_BYTES)
         _run("mkfs.ext4", "-q", "-F", str(self._device))
-        scenes = [Scene(scratch, shape, stage=self._mount) for shape in SHAPES[:3]]
+        scenes = [Scene(scratch, shape, stage=self._mount) for shape in SHAPES]
         with self._mounted():
             self._plan = [
-                (scene, act, operation, flag)
+                (scene, act, operation, how)
                 for scene in scenes
                 for act in EVERYTHING
                 for operation in changing(scene, EVERYTHING[act])
-                for flag in (LOSE, FLUSH)
+                for how in (LOSE, FLUSH, *[None] * DRAWN)
             ]
         self.distinct: int | None = len(self._plan)
         random.Random(0).shuffle(self._plan)
 
     def run(self, number: int, rng: random.Random) -> str:
         """One of the plan."""
-        scene, act, operation, flag = self._plan[number % len(self._plan)]
+        scene, act, operation, how = self._plan[number % len(self._plan)]
         promised = [DURABLE]
         with no_leak():
             with self._mounted():
                 job = scene.fresh()
                 job.promise = promised.append
-                os.sync()
-                with (
-                    contextlib.suppress(AutockptError, OSError),
-                    Layer(Cut(operation, flag, self._mount)).armed(),
-                ):
+                write_back(self._mount)
+                rule = self._cut(operation, how, rng)
+                with contextlib.suppress(AutockptError, OSError), Layer(rule).armed():
                     EVERYTHING[act](job)
                 with contextlib.suppress(OSError):
-                    cut(self._mount, flag)
+                    cut(self._mount, how or LOSE)
+            if isinstance(rule, Fade):
+                rule.forget(rng)
             with self._mounted():
                 require_recovery(job, max(promised))
                 scene.require_foreign_untouched()
         return act
+
+    def _cut(self, at: int, how: int | None, rng: random.Random) -> Cut | Fade:
+        if how is not None:
+            return Cut(at, how, self._mount)
+        return Fade(at, rng.randrange(at + 1), self._mount, self._device)
 
     @contextlib.contextmanager
     def _mounted(self) -> Iterator[None]:
@@ -103,11 +154,20 @@ class PowerCuts:
 
 def cut(mount: Path, flag: int) -> None:
     """The power goes now."""
-    fd = os.open(mount, os.O_RDONLY)
+    fd = _open(mount, os.O_RDONLY)
     try:
         fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", flag))
     finally:
-        os.close(fd)
+        _close(fd)
+
+
+def write_back(mount: Path) -> None:
+    """As the kernel does it every few seconds, for one file system."""
+    fd = _open(mount, os.O_RDONLY)
+    try:
+        require(not ctypes.CDLL(None).syncfs(fd), "syncfs failed")
+    finally:
+        _close(fd)
 
 
 def _run(*command: str) -> None:

@@ -18,9 +18,9 @@ from tests.kill.launched import Launch, bare_digest
 from tests.kill.ordeal import PLANS, SPAWNED_START_S, SPECS, Kill, Ordeal, draw, read_events
 from tests.kill.zygote import Zygote
 
-KILLS = 6
+KILLS = 10
 """In a case of one rank."""
-LAUNCHED_EVERY, LAUNCHED_FROM = 150, 8
+LAUNCHED_EVERY, LAUNCHED_FROM = 100, 8
 """So often the job is one of two ranks under `autockpt run`, and the launcher among the victims."""
 SPAWNED_EVERY = 20
 """So often keepers are started as everybody's are; else they are forked, in milliseconds."""

@@ -14,8 +14,10 @@ _BLOCK = re.compile(r"(<!-- campaigns -->\n).*?(<!-- /campaigns -->)", re.S)
 
 def table(data: dict[str, Any]) -> str:
     """The markdown of a result."""
+    several = f" ({data['runs']} runs, {data['minutes']:.0f} minutes)" if data["runs"] > 1 else ""
     lines = [
-        f"`{data['command']}`, {data['date']}, commit {data['commit']}, {data['machine']['cores']} "
+        f"`{data['command']}`{several}, {data['date']}, commit {data['commit']}, "
+        f"{data['machine']['cores']} "
         f"cores, Python {data['versions']['python']}, torch {data['versions']['torch']}:",
         "",
         "| campaign | holds | played | asked for | of different | violations | minutes |",

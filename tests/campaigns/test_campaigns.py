@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns import framework
+from tests.campaigns.__main__ import main
 from tests.campaigns.framework import ROOT, environment, read_summaries, replay_line, run_share
-from tests.campaigns.schedule import FULL
+from tests.campaigns.schedule import FULL, Full
 from tests.campaigns.table import PAGE, RESULT, with_table
 
 COUNTS = {
@@ -77,15 +78,44 @@ def test_a_broken_promise_is_reported_with_its_replay(
     assert (again.cases, again.violated) == (1, 1)
 
 
-def test_shares_of_a_campaign_leave_no_number_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each plays its part of the count; the next numbers follow without a gap."""
+def test_processes_that_share_a_campaign_leave_no_number_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes what is next, until the count is reached."""
     monkeypatch.setitem(framework.CAMPAIGNS, "broken", f"{__name__}:Broken")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    parts = [
-        run_share("broken", seed=5, count=5, seconds=60, share=(i, 2), first=2) for i in (0, 1)
-    ]
-    assert [(part.cases, part.following) for part in parts] == [(3, 8), (2, 7)]
-    assert [part.violated for part in parts] == [0, 1], "3 is odd, 7 is what follows"
+    numbers = framework.Numbers(tmp_path / "numbers", first=2)
+    assert numbers.take(below=None, goal=5) == 2, "as another process does"
+    numbers.played(1)
+    rest = run_share("broken", seed=5, count=5, seconds=60, numbers=tmp_path / "numbers")
+    assert (rest.cases, rest.following, rest.violated) == (4, 7, 1), "3, not 7"
+    assert numbers.take(below=None, goal=5) is None
+    assert numbers.take(below=7, goal=None) is None
+    numbers.close()
+
+
+def test_a_second_run_of_all_goes_on_where_the_first_one_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same sources; else it begins anew, and says so."""
+    monkeypatch.setitem(framework.CAMPAIGNS, "broken", f"{__name__}:Broken")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setattr("tests.campaigns.schedule.FULL", {"broken": Full(8, 1.0)})
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["", "all", "--minutes", "0", "--out", str(out)])
+
+    def play(sources: str) -> list[int]:
+        """No time is one case; its number is what was played before."""
+        monkeypatch.setattr("tests.campaigns.__main__.sources", lambda: sources)
+        main()
+        (one,) = read_summaries(out)
+        return [one.executions, one.following, one.violated]
+
+    assert [play("abc") for _ in range(4)] == [[1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 1]]
+    assert "going on after 3 runs of" in capsys.readouterr().out
+    assert json.loads(out.read_text())["runs"] == 4
+    assert play("def") == [1, 1, 0]
+    assert "anew" in capsys.readouterr().out
 
 
 class Broken:
@@ -116,6 +146,8 @@ def test_the_page_shows_the_last_full_campaign() -> None:
 def test_every_campaign_is_played_by_both_commands_and_explained() -> None:
     """A new one gets its counts and its line."""
     assert set(framework.CAMPAIGNS) == set(FULL) == set(COUNTS)
-    assert sum(one.share for one in FULL.values()) == pytest.approx(1.0)
+    assert sum(one.minutes for one in FULL.values()) <= 2 * 150, (
+        "of two workers, in `make test-all`"
+    )
     for name in framework.CAMPAIGNS:
         assert f"`{name}`" in PAGE.read_text(), name

@@ -1,5 +1,7 @@
 """How the minutes of all campaigns are divided."""
 
+from collections.abc import Iterable
+
 from tests.campaigns.framework import DISTINCT, Summary
 from tests.campaigns.schedule import ENDLESS, FULL, counts_reached, play_all
 
@@ -30,9 +32,10 @@ class Machine:
             seconds=took,
         )  # fmt: skip
 
-    def play(self, seconds: float) -> dict[str, Summary]:
+    def play(self, seconds: float, before: Iterable[Summary] = ()) -> dict[str, Summary]:
         """All."""
-        return {one.name: one for one in play_all(self.run, seconds, clock=lambda: self.now_s)}
+        played = play_all(self.run, seconds, before=before, clock=lambda: self.now_s)
+        return {one.name: one for one in played}
 
 
 def test_every_count_is_reached_and_the_rest_goes_to_what_never_ends() -> None:
@@ -78,3 +81,20 @@ def test_a_campaign_that_cannot_run_here_is_left_out() -> None:
     machine = Machine({}, skipped="power")
     assert machine.play(100.0)["power"].skipped
     assert [name for name, *_ in machine.played].count("power") == 1
+
+
+def test_a_later_run_goes_on_where_an_earlier_one_ended() -> None:
+    """Counts that were reached are left alone; numbers follow; the minutes go to the others."""
+    machine = Machine({"simulation": 200.0})
+    first = machine.play(1000.0)
+    assert [name for name, one in first.items() if not one.reached] == ["simulation"]
+    before, machine.played = first["simulation"].executions, []
+    again = machine.play(8000.0, first.values())
+    assert list(again) == list(FULL)
+    assert all(one.reached for one in again.values())
+    endless = [name for name, one in FULL.items() if one.count is None]
+    named = [name for name, *_ in machine.played]
+    assert named[: len(endless) + 1] == [*endless, "simulation"]
+    assert ("simulation", 1_000_000 - before, before) in {
+        (n, c, f) for n, c, _, f in machine.played
+    }

@@ -194,6 +194,21 @@ def test_doctor_tries_the_memory_tier(capsys: pytest.CaptureFixture[str]) -> Non
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in text_of(capsys, "doctor")
 
 
+def test_doctor_says_why_checkpoints_go_through_the_page_cache(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the file system states is what the writers obey, whatever smaller writes succeed."""
+    from autockpt.executors import direct_io
+
+    monkeypatch.setattr(direct_io, "stated_alignment", lambda descriptor: (512, 65536))
+    body = object_of(capsys, "doctor", str(tmp_path))
+    (found,) = (f for f in body["findings"] if f["id"] == "storage.direct_io")
+    if "do not work" in found["what"]:
+        pytest.skip("no direct I/O here")
+    assert found["status"] == "warning"
+    assert "page cache: the file system states an alignment of 512 B for memory" in found["what"]
+
+
 def test_doctor_warns_about_memory_that_is_no_disk(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:

@@ -41,10 +41,15 @@ def later(work: Any, *arguments: Any, **settings: Any) -> "Future[Any]":
 
 
 def pair(links: DeviceLinks = FAST, timeout_s: float = 5.0) -> tuple[DevicePath, DevicePath]:
-    """(receiver, sender)"""
+    """(receiver, sender)
+
+    The store is joined before the receiver's time runs: it asks for the name of its address, and a
+    name server that does not answer costs 5 s.
+    """
     store, address = listening_store("127.0.0.1")
+    joined = store_at(address)
     receiver = later(DevicePath, store, RECEIVER, links, timeout_s=timeout_s)
-    sender = DevicePath(store_at(address), SENDER, links, timeout_s=timeout_s)
+    sender = DevicePath(joined, SENDER, links, timeout_s=timeout_s)
     return receiver.result(5.0), sender
 
 

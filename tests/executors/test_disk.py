@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from autockpt.executors.directory import CheckpointDirectory
+from autockpt.executors.gate import PacedGate
 from autockpt.executors.keeper import disk
-from autockpt.executors.keeper.disk import SCRUB_BYTES_PER_S, DiskWorker
+from autockpt.executors.keeper.disk import (
+    SCRUB_BYTES_PER_S,
+    SCRUB_HURRIED_BYTES_PER_S,
+    DiskWorker,
+)
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import GuardError, StorageError
@@ -195,35 +200,44 @@ def test_of_several_that_wait_only_the_newest_is_read_back(
     assert bench.answered().generation == g(2)
 
 
-def test_a_scrub_rests_as_long_as_few_generations_wait(
+def test_a_scrub_hurries_once_enough_generations_wait(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saves that come faster are read back in threes, not each."""
+    """Each of them is a state on disk; the next one is read slowly again."""
     bench.claim()
-    bench.commit(1, 2, 3, 4, 5)
+    bench.commit(1, 2, 3, 4)
+    paces, reading, go_on = [], threading.Event(), threading.Event()
+    real = disk.verify_generation
+
+    def held(*args: Any, gate: PacedGate) -> Any:
+        paces.append(gate.bytes_per_s)
+        reading.set()
+        assert go_on.wait(PATIENCE_S)
+        paces.append(gate.bytes_per_s)
+        return real(*args, gate=gate)
+
+    monkeypatch.setattr(disk, "verify_generation", held)
     monkeypatch.setattr(disk, "is_tight", lambda path: False)
-    bench.order(p.VerifyGeneration(generation=g(1)))
-    monkeypatch.setattr(disk, "SCRUB_REST", 1e9)  # from the next one on, for ever
-    assert bench.order(p.VerifyGeneration(generation=g(2))).generation == g(2)
-    for seq in (3, 4):
+    slow, fast = SCRUB_BYTES_PER_S, SCRUB_HURRIED_BYTES_PER_S
+    for seq in (1, 2, 3):
         bench.worker.execute(p.VerifyGeneration(generation=g(seq)))
-    assert not bench.answers
-    bench.worker.execute(p.VerifyGeneration(generation=g(5)))
-    assert bench.answered().generation == g(5)
-    assert not bench.answers
+        assert reading.wait(PATIENCE_S)
+    assert bench.worker.scrub_gate.bytes_per_s == slow
+    bench.worker.execute(p.VerifyGeneration(generation=g(4)))
+    go_on.set()
+    assert [bench.answered().generation, bench.answered().generation] == [g(1), g(4)]
+    assert paces == [slow, fast, slow, slow]
 
 
-def test_a_scrub_does_not_rest_on_a_disk_that_is_nearly_full(
+def test_a_scrub_hurries_on_a_disk_that_is_nearly_full(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what it verifies lets older checkpoints go."""
     bench.claim()
-    bench.commit(1, 2, 3)
-    monkeypatch.setattr(disk, "SCRUB_REST", 1e9)
+    bench.commit(1)
     monkeypatch.setattr(disk, "is_tight", lambda path: True)
-    for seq in (1, 2, 3):
-        answer = bench.order(p.VerifyGeneration(generation=g(seq)))
-        assert answer.generation == g(seq)
+    assert bench.order(p.VerifyGeneration(generation=g(1))).generation == g(1)
+    assert bench.worker.scrub_gate.bytes_per_s == SCRUB_HURRIED_BYTES_PER_S
 
 
 def test_storage_that_does_not_answer_condemns_nothing(
@@ -285,7 +299,7 @@ def test_a_job_that_fails_unexpectedly_does_not_end_the_thread(bench: Bench) -> 
 
 def test_the_scrub_is_paced() -> None:
     """Slower than any disk that a checkpoint is worth writing to at full speed."""
-    assert 1e8 <= SCRUB_BYTES_PER_S <= 1e9
+    assert 5e7 <= SCRUB_BYTES_PER_S < SCRUB_HURRIED_BYTES_PER_S <= 1e9
 
 
 def test_what_was_read_back_long_ago_is_read_again_when_nobody_waits(
@@ -293,7 +307,6 @@ def test_what_was_read_back_long_ago_is_read_again_when_nobody_waits(
 ) -> None:
     """The longest ago first; rot since then is found and told."""
     monkeypatch.setattr(disk, "AGAIN_CHECK_S", 0.01)
-    monkeypatch.setattr(disk, "SCRUB_REST", 0.0)
     bench.claim()
     bench.commit(1, 2)
     for seq in (1, 2):

@@ -1,15 +1,20 @@
 """`persist` keeps the mover contract on disk and in memory, direct and buffered."""
 
+import fcntl
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autockpt.executors.persist import run_parallel
-from tests.contracts.store_contract import StoreContract
+from autockpt.executors import direct_io
+from autockpt.executors.memory import Arena
+from autockpt.executors.persist import ImageFile, ImageReader, run_parallel
+from tests.contracts.store_contract import CHUNK, StoreContract
 
 
 class TestDirectDisk(StoreContract):
@@ -22,6 +27,17 @@ class TestBufferedDisk(StoreContract):
     """Through the page cache."""
 
     direct = False
+
+
+class TestStatedAlignment(StoreContract):
+    """On a file system that states what its direct I/O must be aligned to, or that it has none."""
+
+    direct = True
+
+    @pytest.fixture(autouse=True, params=[512, 4096, 65536, 0])
+    def stated(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever it states."""
+        state(monkeypatch, (request.param, request.param))
 
 
 class OnTmpfs(StoreContract):
@@ -46,6 +62,81 @@ class TestBufferedTmpfs(OnTmpfs):
     """Memory to memory."""
 
     direct = False
+
+
+def state(
+    patch: pytest.MonkeyPatch, alignment: tuple[int, int] | None, asked: list[int] | None = None
+) -> None:
+    """The file system's answer from now on; `asked` notes for which descriptors."""
+
+    def answer(descriptor: int) -> tuple[int, int] | None:
+        if asked is not None:
+            asked.append(descriptor)
+        return alignment
+
+    patch.setattr(direct_io, "stated_alignment", answer)
+
+
+@pytest.mark.parametrize(
+    ("alignment", "objection"),
+    [
+        (None, ""), ((512, 512), ""), ((4, 512), ""), ((4096, 4096), ""),
+        ((65536, 65536), "an alignment of 65536 B for memory and 65536 B for offsets"),
+        ((512, 8192), "an alignment of 512 B for memory and 8192 B for offsets"),
+        ((3072, 512), "an alignment of 3072 B for memory"),
+        ((0, 0), "takes no direct I/O"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("reused", [False, True])
+def test_io_is_direct_where_the_stated_alignment_divides_that_of_images(
+    alignment: tuple[int, int] | None,
+    objection: str,
+    reused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And where nothing is stated; the file system is asked once per open file, and the reason to
+    go through the page cache is kept."""
+    spare = tmp_path / "spare"
+    spare.write_bytes(bytes(CHUNK))
+    with ImageReader(str(spare), direct=True) as reader:
+        if not is_direct(reader._fd):
+            pytest.skip("no direct I/O here")
+    asked: list[int] = []
+    state(monkeypatch, alignment, asked)
+    flags: list[bool] = []
+    for name in ("pwrite", "preadv"):
+        monkeypatch.setattr(os, name, noting(getattr(os, name), flags))
+    image = Arena.anonymous(2 * CHUNK).view
+    path, reuse = str(tmp_path / "shard"), str(spare) if reused else None
+    file = ImageFile(path, allocate_bytes=len(image), direct=True, reuse=reuse)
+    assert file.direct is (objection == "")
+    assert objection in file.objection
+    assert bool(file.objection) is bool(objection)
+    file.write_at(CHUNK, image[CHUNK:])
+    file.write_at(0, image[:CHUNK])
+    file.finish(len(image))
+    told, wrote = len(asked), len(flags)
+    with ImageReader(path, direct=True) as reader:
+        reader.read_at(0, image)
+    assert set(flags) == {objection == ""}
+    assert len(flags) > wrote
+    assert told == (1 if objection == "" else 2)  # once more for the reason
+    assert len(asked) == told + 1
+
+
+def is_direct(fd: int) -> bool:
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def noting(real: Any, flags: list[bool]) -> Any:
+    """A call that notes whether it was direct."""
+
+    def call(fd: int, *rest: Any) -> Any:
+        flags.append(is_direct(fd))
+        return real(fd, *rest)
+
+    return call
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])

@@ -57,6 +57,45 @@ def read_all(source: ChunkSource) -> bytes:
     return data
 
 
+class Waits(threading.Event):
+    """Notes how long it was waited for; nobody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_s: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked_s.append(timeout)
+        return True
+
+
+def test_a_copy_that_stands_still_is_looked_at_seldom(image: memoryview) -> None:
+    """Each look wakes a core; one that moves is followed closely, and a seal wakes at once."""
+    half = len(image) // 2 // CHUNK * CHUNK
+    copied = iter([*[0] * 8, CHUNK // 2, *[half] * (half // CHUNK + 3), *[len(image)] * 99])
+    result = Persisted()
+    one = pipeline(image, None, result, available=lambda: next(copied))
+    one._sealed = waits = Waits()
+    one.start()
+    one.join()
+    looks_ms = [round(s * 1e3) for s in waits.asked_s if s is not None]
+    assert looks_ms == [1, 2, 4, 8, 16, 16, 16, 16, 1, 1, 2, 4]
+    assert waits.asked_s[len(looks_ms) :] == [None], "and then for the seal"
+    assert all(result.digests)
+
+
+def test_a_copy_that_is_not_followed_is_waited_for_without_a_look(image: memoryview) -> None:
+    """Without streaming nothing happens before the seal."""
+    result = Persisted()
+    one = pipeline(image, None, result, streaming=False, available=lambda: 1 // 0)
+    waits = Waits()
+    one._sealed = waits
+    waits.set()
+    one.start()
+    one.join()
+    assert all(result.digests)
+
+
 @pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("writers", [1, 3])

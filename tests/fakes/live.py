@@ -5,6 +5,7 @@ Each `attach` is a launch of its own, so a second one on the same directory is a
 
 import itertools
 import os
+import re
 from typing import Any, TypeVar
 
 import pytest
@@ -14,9 +15,10 @@ from autockpt.executors import catalogue
 from autockpt.run_directory import RunDirectory
 from autockpt.session import Session
 from autockpt.values.generation import Generation
-from autockpt.values.goal import Goal
+from autockpt.values.goal import Goal, Limits
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.telemetry import Event
+from autockpt.values.units import parse_size_bytes
 from tests.conftest import end_keeper
 from tests.fakes import trainings
 
@@ -84,6 +86,20 @@ class Live:
         """Name by step of every generation with a COMMIT that can be read."""
         records = catalogue.list_generations(self.checkpoints)
         return {record.step: record.name for record in records if record.step >= 0}
+
+
+def room_for_one(live: Live, spec: trainings.JobSpec, plan: CheckpointPlan) -> Goal:
+    """A limit on host memory that leaves room for one slot of this job, and not for two."""
+    job, session = live.attach(spec, plan, Goal(limits=Limits(host_memory_bytes=4096)))
+    link = session._link
+    for step, batch in session.batches(5):
+        trainings.train_step(job, step, batch)
+        if step > 1:
+            assert link.wait_until(lambda: bool(link.slots_refused), PATIENCE_S)
+    needed = re.search(r"needs (.+?) of host memory", link.slots_refused)
+    assert needed is not None
+    session.close(final_checkpoint=False)
+    return Goal(limits=Limits(host_memory_bytes=int(1.1 * parse_size_bytes(needed[1]))))
 
 
 def granted(session: Session) -> None:

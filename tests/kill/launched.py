@@ -79,7 +79,7 @@ class Launch:
         while not done():
             assert self.process.poll() is None, f"ended before {what}: {self.log.read_text()}"
             assert time.monotonic() < deadline, f"no {what}: {self.log.read_text()[-4000:]}"
-            time.sleep(0.002)
+            time.sleep(0.01)
 
     def kill(self, victim: str, rank: int) -> None:
         """SIGKILL, then what had been promised is compared with what is restored."""

@@ -144,11 +144,8 @@ class Ordeal:
             assert time.monotonic() < began + PATIENCE_S, f"{kill}: not reached; {self.tale()}"
             time.sleep(0.0005)
         since = began if kill.at_step is None else time.monotonic()
-        while time.monotonic() < since + kill.after_s:
-            if self.zygote.status(pid) is not None:
-                return False
-            time.sleep(0.0005)
-        return self.zygote.status(pid) is None
+        rest_s = max(0.0, since + kill.after_s - time.monotonic())
+        return self.zygote.status(pid, wait_s=rest_s) is None
 
     def _carry_out(self, kill: Kill, pid: int) -> None:
         keepers = keeper_pids(self.run_dir)

@@ -13,6 +13,7 @@ What is imported beforehand are the modules on its command line; `warm()` of eac
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -134,10 +135,13 @@ def main() -> None:
     for name in sys.argv[1:-1]:  # the last one is room
         getattr(importlib.import_module(name), "warm", _nothing)()
     nursery = Nursery()
-    children: set[int] = set()
+    children: dict[int, int] = {}
     pending = b""
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every page of what is here
     while True:
-        if 0 in select.select([0, nursery], [], [], 0.002)[0]:
+        ready = select.select([0, nursery, *children], [], [])[0]
+        if 0 in ready:
             data = os.read(0, 65536)
             if not data:
                 break
@@ -145,19 +149,14 @@ def main() -> None:
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 pid = _fork(json.loads(line), nursery)
-                children.add(pid)
+                children[os.pidfd_open(pid)] = pid
                 _tell(started=pid)
-        ended = []
-        while len(ended) < len(children):
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            ended.append((pid, status))
         nursery.serve()  # what the dead have asked for is there when their end is told
-        for pid, status in ended:
-            children.discard(pid)
+        for ended in children.keys() & set(ready):
+            pid, status = os.waitpid(children.pop(ended), 0)
+            os.close(ended)
             _tell(ended=pid, status=os.waitstatus_to_exitcode(status))
-    for pid in children:
+    for pid in children.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

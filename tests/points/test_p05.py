@@ -4,17 +4,15 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from autockpt.executors.keeper import pipeline as pipelines
 from autockpt.executors.memory import Arena
 from autockpt.policies.policy_file import load_policy
 from tests.executors.checkpoints import CHUNK, PATIENCE_S, Persisted, pipeline, target
 
 CHUNKS = 6
-POLLS = 50
+POLLS = 20
 
 
 @pytest.mark.parametrize(("preset", "streaming"), [("datastates", True), ("easyckpt", False)])
@@ -35,22 +33,24 @@ def test_the_first_byte_is_written_before_the_last_is_copied_only_if_streaming(
         wrote.release()
         return done
 
-    def looks_again(seconds: float) -> None:
-        looked.release()
-        time.sleep(seconds)
+    class Seal(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looked.release()
+            return super().wait(timeout)
 
     monkeypatch.setattr(os, "pwrite", recorded)
-    clock = SimpleNamespace(sleep=looks_again, monotonic=time.monotonic)
-    monkeypatch.setattr(pipelines, "time", clock)
     result = Persisted()
     shard = pipeline(
         arena.view, target(str(tmp_path / "shard"), writers=1), result,
         available=lambda: copied[0], streaming=streaming,
     )  # fmt: skip
+    shard._sealed = Seal()
     shard.start()
     copied[0] = (CHUNKS - 1) * CHUNK
-    for _ in range(POLLS):
+    for _ in range(POLLS if streaming else 1):
         assert looked.acquire(timeout=PATIENCE_S)
+    if not streaming:
+        time.sleep(0.1)  # time enough for a write that should not be
     for _ in range(CHUNKS - 2 if streaming else 0):
         assert wrote.acquire(timeout=PATIENCE_S)
     early = [at for at, _ in written]

@@ -32,6 +32,7 @@ class Faults(Storage):
             coordinator=self.rules.coordinator(retention=self.retention, deadlines=DEADLINES),
         )
         node.keeper = keeper
+        self.started.append(keeper)
         for trainer in self.trainers:
             if trainer.node == node.index:
                 trainer.writing, trainer.order = [], None

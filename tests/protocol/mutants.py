@@ -56,6 +56,20 @@ class OverwriteRestored(NodeProtocol):
         return parent is not None and held <= parent
 
 
+class KeepUndurable(NodeProtocol):
+    """A single slot waits for the disk to take what the disk has refused."""
+
+    def is_on_its_way(self, key: Key) -> bool:
+        return self.durable is None or key[1] > self.durable
+
+
+class GiveUpUnsealed(NodeProtocol):
+    """A single slot is free when nobody writes it, although others may still seal what it holds."""
+
+    def is_on_its_way(self, key: Key) -> bool:
+        return key in self.persists
+
+
 class KeepDiscarded(NodeProtocol):
     """A torn snapshot counts as sealed."""
 
@@ -571,6 +585,8 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
     "overwrite-restored": Mutant(OverwriteRestored, "2", 4000),
+    "keep-undurable": Mutant(KeepUndurable, "2", 1000),
+    "give-up-unsealed": Mutant(GiveUpUnsealed, "2", 1000),
     "drop-outgrown": Mutant(DropOutgrown, "2", 6000),
     "keep-discarded": Mutant(KeepDiscarded, "3", 100),
     "reuse-names": Mutant(ReuseNames, "12", 100),

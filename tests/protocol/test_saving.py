@@ -299,16 +299,58 @@ def test_a_shard_written_twice_stops_when_it_is_durable() -> None:
     assert [d.rank for d in cluster.take(m.AbortPersist)] == [1]
 
 
-def test_a_single_slot_is_reused_only_after_the_commit() -> None:
-    """With one slot the disk holds the second copy."""
+def test_a_single_slot_is_reused_when_what_it_holds_is_on_its_way_no_more() -> None:
+    """Not before all have sealed it, nor while it is written or waits for its COMMIT."""
     cluster = running(slots=1)
-    cluster.save(gen(1, 1))
-    cluster.request(0, gen(1, 2))
-    assert len(cluster.take(m.SkipSave)) == 1
-    other = running(slots=1)
-    other.save(gen(1, 1), disk=True)
-    other.save(gen(1, 2))
-    assert other.held(0) == ["e1s2"]
+
+    def granted(seq: int) -> list[int]:
+        cluster.done = []
+        for rank in (0, 1):
+            cluster.request(rank, gen(1, seq), disk=True)
+        return [grant.rank for grant in cluster.take(m.GrantSlot)]
+
+    assert granted(1) == [0, 1]
+    cluster.seal(0, gen(1, 1))
+    cluster.tell_node(
+        0, m.PersistFailed(rank=0, generation=gen(1, 1), attempt=1, reason="", retryable=False)
+    )
+    assert granted(2) == []
+    cluster.seal(1, gen(1, 1))
+    assert granted(3) == [0, 1]
+    for rank in (0, 1):
+        cluster.seal(rank, gen(1, 3))
+    assert granted(4) == []
+    for rank in (0, 1):
+        cluster.persisted(rank, gen(1, 3))
+    assert granted(5) == []
+    cluster.tell(m.CommitWritten(generation=gen(1, 3)))
+    assert granted(6) == [0, 1]
+
+
+@pytest.mark.parametrize("reason", ["disk", "commit", "deadline"])
+def test_a_single_slot_is_reused_when_the_disk_refuses_what_it_holds(reason: str) -> None:
+    """Else nothing would ever be saved again; where there are two, it stays."""
+    for slots, free in ((1, True), (2, False)):
+        cluster = running(slots=slots)
+        for rank in (0, 1):
+            cluster.request(rank, gen(1, 1), disk=True)
+            cluster.seal(rank, gen(1, 1))
+        if reason == "disk":
+            failed = m.PersistFailed(
+                rank=0, generation=gen(1, 1), attempt=1, reason="EIO", retryable=False
+            )
+            cluster.tell_node(0, failed)
+        elif reason == "commit":
+            for rank in (0, 1):
+                cluster.persisted(rank, gen(1, 1))
+            cluster.tell(m.CommitFailed(generation=gen(1, 1), reason="EIO"))
+        else:
+            cluster.tick(1.0)
+            cluster.tick(Deadlines().commit_s + 1.0)
+        assert cluster.held(0) == cluster.held(1) == ["e1s1"]
+        cluster.save(gen(1, 2), disk=True)
+        kept = ["e1s2"] if free else ["e1s1", "e1s2"]
+        assert cluster.held(0) == cluster.held(1) == kept
 
 
 def test_a_save_of_another_epoch_is_refused() -> None:

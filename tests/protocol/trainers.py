@@ -270,6 +270,8 @@ class Trainers(World):
             self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
         if old is not None and self.slots > 1 and trainer.epoch == self.disk.epoch:
             self.oracle.overwritten(old.generation, trainer.epoch)
+        elif old is not None and self.slots == 1:  # which promises nothing beyond what it holds
+            self.oracle.forget_up_to(old.generation)
         slots[do.rank, do.slot] = Content(
             generation=do.generation,
             history=trainer.history,

@@ -34,7 +34,10 @@ class World:
             if name.startswith("do_"):
                 cls.doers[getattr(m, name[3:])] = method
 
-    def __init__(self, seed: int, rules: Rules | None = None, *, trace: bool = False) -> None:
+    def __init__(
+        self, seed: int, rules: Rules | None = None, *, trace: bool = False, slots: int = 0
+    ) -> None:
+        """`slots`: of every rank; 0: as the seed says."""
         self.rng = rng = Random(seed)
         self.rules = rules or Rules()
         self.runtime = self.rules.runtime()
@@ -54,6 +57,7 @@ class World:
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
         self._maybe_parity(Random(f"parity {seed}"))
+        self.slots = slots or self.slots
         late = Random(f"late {seed}")
         self.late = late.choice((0.0, 0.0, 0.0, 0.03, 0.1))
         """Chance of a shard that holds NaN which its seal does not see."""
@@ -72,6 +76,8 @@ class World:
         self.disk = Disk()
         self.oracle = Oracle()
         self.trainers: list[Trainer] = []
+        self.started: list[Keeper] = []
+        """Keepers that ever were."""
         self.channels: dict[tuple[int, int], deque[m.WireMessage]] = {}
         self.blocked: set[tuple[int, int]] = set()
         self.launch = ("L0", -1)

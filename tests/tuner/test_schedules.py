@@ -62,19 +62,19 @@ def test_windows_that_cost_more_than_lazy_lose_whatever_was_expected() -> None:
     assert found.winner == "lazy"
 
 
-@given(seed=st.integers(0, 10**6))
-def test_what_noise_cannot_tell_apart_stays_as_it_was_expected(seed: int) -> None:
+def test_what_noise_cannot_tell_apart_stays_as_it_was_expected() -> None:
     """Equal costs under 40 % noise: the first one nearly always stays."""
-    chance = random.Random(seed)
-    events = [
-        replace(event, total_s=ITERATION_S + 0.1 * chance.uniform(0.6, 1.4))
-        for event in tried({"windows": 0.1, "lazy": 0.1}, 2 * ROUNDS)
-    ]
-    found = compare(("windows", "lazy"), events, ITERATION_S)
-    assert found is not None
-    lazy = [e.total_s for e in events if e.schedule == "lazy"]
-    windows = [e.total_s for e in events if e.schedule == "windows"]
-    assert found.winner == "windows" or sum(lazy) < sum(windows)
+    stayed = 0
+    for seed in range(1000):
+        chance = random.Random(seed)
+        events = [
+            replace(event, total_s=ITERATION_S + 0.1 * chance.uniform(0.6, 1.4))
+            for event in tried({"windows": 0.1, "lazy": 0.1}, 2 * ROUNDS)
+        ]
+        found = compare(("windows", "lazy"), events, ITERATION_S)
+        assert found is not None
+        stayed += found.winner == "windows"
+    assert 950 <= stayed < 1000
 
 
 def test_too_few_tries_are_no_verdict_and_a_schedule_nobody_can_use_is_given_up() -> None:

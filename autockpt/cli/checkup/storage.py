@@ -1,13 +1,14 @@
 """The file system that checkpoints would go to: type, room, direct writes and their alignment."""
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
 import tempfile
 
 from autockpt.cli.checkup.finding import Finding
+from autockpt.executors.direct_io import objection, stated_alignment
+from autockpt.executors.memory import PAGE_BYTES
 from autockpt.profiles.probes.host import mount_of
 from autockpt.values.units import format_bytes
 
@@ -15,9 +16,6 @@ VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "lustre", "gpfs"})
 LITTLE_BYTES = 20 * 10**9
 """Less room than this deserves a warning: a few checkpoints of a small model."""
-
-_STATX_DIOALIGN = 0x2000
-_AT_EMPTY_PATH = 0x1000
 
 
 def check(directory: str) -> list[Finding]:
@@ -83,7 +81,7 @@ def _room(directory: str) -> Finding:
 
 
 def _direct(descriptor: int, directory: str, kind: str) -> Finding:
-    stated = direct_io_alignment(descriptor)
+    stated = stated_alignment(descriptor)
     found = _smallest_direct_write(directory)
     if found is None:
         return Finding(
@@ -92,38 +90,24 @@ def _direct(descriptor: int, directory: str, kind: str) -> Finding:
             what=f"direct writes (O_DIRECT) do not work on this {kind}: checkpoints go through the "
             "page cache, which costs a copy and memory",
         )
-    said = (
-        f"the file system states {stated[0]} B for memory, {stated[1]} B for offsets; "
-        if (stated and all(stated))
-        else ""
-    )
-    if found > 4096:
+    why = objection(descriptor)
+    if not why and found > PAGE_BYTES:
+        why = f"direct writes need {found} B, images have {PAGE_BYTES} B"
+    if why:
         return Finding(
             id="storage.direct_io",
             status="warning",
-            what=f"direct writes need {found} B alignment here; {said}chunks are aligned to 4096 B",
-            fix="nothing to do: they go through the page cache; a 4 KiB block device is faster",
+            what=f"checkpoints go through the page cache: {why}",
+            fix="nothing to do; a file system on 4 KiB blocks is faster",
         )
+    said = ""
+    if stated is not None:
+        said = f"the file system states {stated[0]} B for memory, {stated[1]} B for offsets; "
     return Finding(
         id="storage.direct_io",
         status="ok",
         what=f"direct writes (O_DIRECT) work; {said}the smallest that succeeded: {found} B",
     )
-
-
-def direct_io_alignment(descriptor: int) -> tuple[int, int] | None:
-    """(memory, offset) alignment in bytes that statx states; None before Linux 6.1."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(256)
-    try:
-        result = libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer)
-    except AttributeError:
-        return None
-    mask = int.from_bytes(buffer.raw[0:4], "little")
-    if result != 0 or not mask & _STATX_DIOALIGN:
-        return None
-    memory = int.from_bytes(buffer.raw[152:156], "little")
-    return memory, int.from_bytes(buffer.raw[156:160], "little")
 
 
 def _smallest_direct_write(directory: str) -> int | None:

@@ -9,19 +9,19 @@ from collections.abc import Callable
 
 from autockpt.executors.catalogue import VerifyResult, verify_generation
 from autockpt.executors.directory import CheckpointDirectory
-from autockpt.executors.gate import Gate, PacedGate
+from autockpt.executors.gate import PacedGate
 from autockpt.executors.guard import check_deletions
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.spares import is_tight
 from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
 
-SCRUB_BYTES_PER_S = 400e6
-"""Pace of a scrub: about 3 % of a core for the digests, and most of the disk stays free."""
-SCRUB_REST = 3.0
-"""After a scrub, in parts of the time it took."""
+SCRUB_BYTES_PER_S = 100e6
+"""Pace of a scrub: about 1.5 % of a core, at every moment; in bursts the training feels it."""
+SCRUB_HURRIED_BYTES_PER_S = 400e6
+"""When it has to end: about 6 % of a core, and most of the disk stays free."""
 SCRUB_WAITING = 3
-"""So many unread generations end the rest: each of them is a state on disk."""
+"""So many unread generations hurry the one that is read: each of them is a state on disk."""
 AGAIN_CHECK_S = 600.0
 SCRUB_AGAIN_S = 86400.0
 """What was read back this long ago is read again, one generation at a time, the longest ago first.
@@ -33,8 +33,8 @@ class DiskWorker:
 
     Verification runs on a thread of its own: it is long and must not delay a commit.  Of several
     generations that wait for it only the newest is read: once that is verified the others may go.
-    Reading back costs as much CPU as the save did, so it rests three times as long as it took, but
-    never lets more than a few generations wait: they stay on disk meanwhile.
+    Reading back costs as much CPU as the save did, so it goes slowly, but never lets more than a
+    few generations wait: they stay on disk meanwhile.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class DiskWorker:
         self._deleted = deleted
         self._scrubbed = scrubbed
         self._replaced = replaced
-        self._scrub_gate: Gate = PacedGate(SCRUB_BYTES_PER_S)
+        self.scrub_gate = PacedGate(SCRUB_BYTES_PER_S)
+        """What a scrub asks before each chunk."""
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._asked = False
@@ -79,6 +80,8 @@ class DiskWorker:
         """Carries out one directory instruction."""
         if isinstance(instruction, p.VerifyGeneration):
             self._scrubs.put(instruction.generation)
+            if self._scrubs.qsize() >= SCRUB_WAITING:
+                self.scrub_gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S
             return
         work: dict[type, Callable[..., None]] = {
             p.ClaimEpoch: self._claim,
@@ -172,35 +175,25 @@ class DiskWorker:
         self._directory.mark_ever_committed()
 
     def _scrub(self) -> None:
-        rest_until_s = 0.0
         while True:
-            generation = self._newest_waiting(rest_until_s)
-            began = time.monotonic()
+            generation = self._newest_waiting()
             try:
                 generation = generation or self._longest_unread()
                 if generation is not None:
                     self._verify(generation)
             except Exception as error:  # the thread must live
                 self._tell(error)
-            ended = time.monotonic()
-            rest_until_s = ended + SCRUB_REST * (ended - began)
 
-    def _newest_waiting(self, rest_until_s: float) -> Generation | None:
-        """The newest of those that wait, once the rest is over or enough of them do.
+    def _newest_waiting(self) -> Generation | None:
+        """The newest of those that wait; None when nobody does for long.
 
-        None when nobody waits for long.  A keeper that was never asked waits on.
+        A keeper that was never asked waits on.
         """
         try:
-            newest, count = self._scrubs.get(timeout=AGAIN_CHECK_S if self._asked else None), 1
+            newest = self._scrubs.get(timeout=AGAIN_CHECK_S if self._asked else None)
         except queue.Empty:
             return None
         self._asked = True
-        if is_tight(self._directory.path):
-            rest_until_s = 0.0  # what it verifies lets others go
-        with contextlib.suppress(queue.Empty):
-            while count < SCRUB_WAITING:
-                left = max(0.0, rest_until_s - time.monotonic())
-                newest, count = max(newest, self._scrubs.get(timeout=left)), count + 1
         with contextlib.suppress(queue.Empty):
             while True:
                 newest = max(newest, self._scrubs.get_nowait())
@@ -218,7 +211,10 @@ class DiskWorker:
 
     def _verify(self, generation: Generation) -> None:
         began = time.monotonic()
-        result = verify_generation(self._directory.path, generation.name, gate=self._scrub_gate)
+        gate = self.scrub_gate
+        hurried = is_tight(self._directory.path)  # what it verifies lets others go
+        gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S if hurried else SCRUB_BYTES_PER_S
+        result = verify_generation(self._directory.path, generation.name, gate=gate)
         detail = "; ".join(result.problems[:3]) or result.sick
         self._scrubbed(result, time.monotonic() - began)
         if not result.ok and not result.damaged:

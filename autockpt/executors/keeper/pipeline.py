@@ -30,7 +30,10 @@ from autockpt.executors.persist import ImageFile
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 
 POLL_S = 0.001
-"""How often the trainer's progress counter is read while a snapshot is under way."""
+"""How often the trainer's progress counter is read while it moves."""
+POLL_STILL_S = 0.016
+"""The most between two readings while it does not: a copy that waits for windows of the training
+may take the whole iteration, and each wake-up takes its core from somebody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,8 @@ class ShardOutcome:
     stored_bytes: int
     write_s: float
     stored: tuple[StoredChunk, ...]
+    objection: str = ""
+    """Why it went through the page cache although direct I/O was planned, where that is stated."""
 
     @property
     def needs_base(self) -> bool:
@@ -186,10 +191,14 @@ class ShardPipeline:
                 self._ready.put(None)
 
     def _wait_for(self, stop: int) -> bool:
+        seen, pause_s = -1, POLL_S
         while not self._cancelled:
-            if self._sealed.is_set() or (self._streaming and self._available() >= stop):
+            copied = self._available() if self._streaming else 0
+            if self._sealed.is_set() or copied >= stop:
                 return not self._cancelled
-            time.sleep(POLL_S)
+            pause_s = POLL_S if copied != seen else min(2 * pause_s, POLL_STILL_S)
+            seen = copied
+            self._sealed.wait(pause_s if self._streaming else None)
         return False
 
     def _take_digest(self, index: int, start: int, stop: int) -> None:
@@ -356,5 +365,6 @@ class ShardPipeline:
         file, self._file = self._file, None
         file.finish(length)
         return ShardOutcome(
-            stored_bytes=length, write_s=time.monotonic() - self._began_s, stored=stored
-        )
+            stored_bytes=length, write_s=time.monotonic() - self._began_s, stored=stored,
+            objection=file.objection,
+        )  # fmt: skip

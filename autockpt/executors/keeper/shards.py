@@ -75,6 +75,8 @@ class Shards:
         self._all: dict[tuple[int, Generation], Shard] = {}
         self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
         """Where the numbers of a layout stand."""
+        self._objection = ""
+        """The last one to direct I/O: it is said once."""
         self._bases = Bases()
         self._settled: dict[int, threading.Event] = {}
         """By rank, of its newest snapshot: digests are announced in the order of the snapshots.
@@ -286,6 +288,9 @@ class Shards:
         shard.pipeline, shard.writing = None, False
         attempt = shard.persist_attempt
         shard.persist_attempt = 0
+        if outcome.objection not in ("", self._objection):
+            self._objection = outcome.objection
+            self._degrade("direct I/O", f"{outcome.objection}; shards go through the page cache")
         codec = shard.began.codec if shard.began and outcome.stored else "none"
         base = target.base if target is not None and outcome.needs_base else None
         shard.bases = 0 if base is None else base.bases + 1

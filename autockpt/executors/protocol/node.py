@@ -154,6 +154,8 @@ class NodeProtocol(NodeSaving):
         for shard in event.held:
             if 0 <= shard.slot < event.slots:
                 local.slots.slots[shard.slot].adopt(shard)
+        if self.phase == "open":
+            self._ask_for_verdicts(local)
 
     def slots_replaced(self, event: m.SlotsReplaced) -> None:
         """The state outgrew its slots (or got its first ones): start with empty ones."""
@@ -342,10 +344,14 @@ class NodeProtocol(NodeSaving):
         if message.plan_version > self.plan_version:
             self.plan_version, self.plan_apply_step = message.plan_version, message.plan_apply_step
         for local in self.ranks.values():
-            for shard in local.slots.held():
-                newer = self.memory_committed is None or shard.generation > self.memory_committed
-                if self.is_current(shard.generation) and newer:
-                    self.unsettled[shard.rank, shard.generation] = None
+            self._ask_for_verdicts(local)
+
+    def _ask_for_verdicts(self, local: LocalRank) -> None:
+        """What an earlier keeper left may still become a memory commit: others are at it."""
+        for shard in local.slots.held():
+            newer = self.memory_committed is None or shard.generation > self.memory_committed
+            if self.is_current(shard.generation) and newer:
+                self.unsettled[shard.rank, shard.generation] = None
 
     def _start(self, local: LocalRank, message: m.EpochOpened) -> None:
         attach = local.attach

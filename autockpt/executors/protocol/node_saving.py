@@ -53,11 +53,17 @@ class NodeSaving(NodeProtecting):
     def is_superseded(self, local: LocalRank, held: Generation) -> bool:
         """Rule 2: what was restored supersedes older memory, because its own sources stay.
 
-        With a single slot there is never a second copy in memory, so the disk has to do.
+        A single slot promises nothing: with no second copy beside the one that is being filled, the
+        disk has to do, and what will not get there must not keep the next one from it.
         """
         if self.parent is not None and held < self.parent:
             return True
-        return local.slots.usable == 1 and self.durable is not None and held <= self.durable
+        return local.slots.usable == 1 and not self.is_on_its_way((local.rank, held))
+
+    def is_on_its_way(self, key: Key) -> bool:
+        """It may become durable yet: others may still seal it, or it is written, or voted for."""
+        durable = self.durable is not None and key[1] <= self.durable
+        return not durable and (key in self.unsettled or key in self.persists)
 
     def is_busy(self, local: LocalRank, slot: Slot) -> bool:
         """The slot is being written to storage."""

@@ -1,0 +1,21 @@
+"""A tier of checkpoints that does not hold what the plan wants, in words for people and scripts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegradedTier:
+    """Which, since when, why, and what is done about it."""
+
+    tier: Literal["memory", "other nodes", "disk"]
+    since: str
+    """UTC, ISO 8601; "" where no clock was told."""
+    because: str
+    """The last error."""
+    doing: str
+    """What autockpt does meanwhile."""
+
+    def __str__(self) -> str:
+        since = f" since {self.since}" if self.since else ""
+        return f"{self.tier} degraded{since}: {self.because}; {self.doing}"
