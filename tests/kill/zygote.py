@@ -13,6 +13,7 @@ What is imported beforehand are the modules on its command line; `warm()` of eac
 """
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -177,6 +178,7 @@ def _fork(order: dict[str, Any], nursery: Nursery) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        faulthandler.enable()
         os.environ.update(order["env"])
         nursery.leave()
         sys.argv = ["job.py"]
