@@ -30,6 +30,9 @@ RECONNECT_ATTEMPTS = 50
 REFUSED_S = 1.0
 """A connection that lived shorter was refused (another version, a broken keeper)."""
 REFUSALS = 5
+UNANSWERED = 8
+"""So many requests for a slot without an answer, and no more are sent: a keeper that stands still
+reads nothing, and a send to a full socket would keep the training waiting."""
 GATHER_S = 900.0
 """A keeper has brought the chunks of a shard by then, rebuilt from parity if need be, or says why
 not."""
@@ -106,6 +109,8 @@ class KeeperLink:
         self.grants: dict[Generation, int] = {}
         """Slot by generation, as granted; taken out when the snapshot begins."""
         self.refused: dict[Generation, str] = {}
+        self._asked: set[Generation] = set()
+        """Slots were asked for, and nothing was heard since."""
         self.memory_committed: Generation | None = None
         self.durable: Generation | None = None
         self.durable_s = 0.0
@@ -241,6 +246,19 @@ class KeeperLink:
             raise CorruptCheckpointError(f"memory: {lent.refusal}")
         return lent, arena
 
+    def ask(self, request: p.SaveRequested) -> None:
+        """Asks for a slot; the answer is a grant or a refusal, or none while `silent`."""
+        with self.news:
+            self._asked.add(request.generation)
+        if not self.send(request):
+            with self.news:
+                self._asked.discard(request.generation)
+
+    @property
+    def silent(self) -> bool:
+        """The keeper is connected and has answered nothing for long."""
+        return len(self._asked) >= UNANSWERED
+
     def is_durable(self, generation: Generation) -> bool:
         """It is on disk, or a newer one is."""
         return self.durable is not None and self.durable >= generation
@@ -312,6 +330,7 @@ class KeeperLink:
                 refused = wire.ChunksLent(rank=self.rank, number=number, refusal="its keeper died")
                 self._chunks_lent[number] = refused, None
             self.grants.clear()
+            self._asked.clear()
             while self._writing:
                 self.dropped[self._writing.pop()] = "its keeper died"
             self.news.notify_all()
@@ -407,6 +426,8 @@ class KeeperLink:
         self.slots_changed += 1
 
     def _note(self, message: Any) -> None:
+        if isinstance(message, p.GrantSlot | p.SkipSave):  # answers come in the order of requests
+            self._asked -= {other for other in self._asked if other <= message.generation}
         match message:
             case p.GrantSlot(generation=generation, slot=slot):
                 self.grants[generation] = slot

@@ -299,6 +299,7 @@ class Status:
     protected: str = ""
     """Newest generation that survives the loss of a node."""
     degraded: str = ""
+    """The newest trouble that is not over: what, and why."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
 

@@ -114,12 +114,12 @@ class Saving(RankState):
     def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
         with self._asking:
             former = self._asked
-            if former is not None and former >= generation:
+            if (former is not None and former >= generation) or self._link.silent:
                 return
             self._asked, self._asked_disk = generation, disk
             if former in self._link.grants:
                 self._withdraw(former, f"{generation} came first")  # it would keep its slot
-            self._link.send(
+            self._link.ask(
                 p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=disk)
             )
 
@@ -181,6 +181,9 @@ class Saving(RankState):
         link = self._link
         if not link.slots:
             self._skip(step, link.slots_refused or "the slots are still being allocated")
+            return None
+        if not link.wait_until(lambda: not link.silent, patience_s):
+            self._skip(step, "the keeper does not answer")
             return None
         self._ask(generation, step, disk=disk)
         answers = (link.grants, link.refused, link.dropped)

@@ -1,10 +1,11 @@
 """What a keeper lends for a restore stays with the order that it was lent for."""
 
 import os
+import socket
 from pathlib import Path
 
 from autockpt.executors import wire
-from autockpt.executors.link import KeeperLink
+from autockpt.executors.link import UNANSWERED, KeeperLink
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.values.generation import Generation
@@ -135,3 +136,31 @@ def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) ->
     one._received(given, [os.dup(another.fd)])
     assert page_table_bytes(one) == size
     assert one.slots_changed == 2
+
+
+def request(seq: int) -> p.SaveRequested:
+    """For a slot."""
+    return p.SaveRequested(rank=0, generation=Generation(epoch=1, seq=seq), step=seq, disk=False)
+
+
+def test_a_keeper_that_answers_nothing_is_silent_until_it_answers(tmp_path: Path) -> None:
+    """Requests are counted while somebody is connected; an answer is one to all before it."""
+    one = link(tmp_path)
+    for seq in range(UNANSWERED):
+        one.ask(request(seq))
+    assert not one.silent, "nobody was there to hear them"
+    here, there = socket.socketpair()
+    one._connection = wire.Connection(here)
+    for seq in range(UNANSWERED):
+        assert not one.silent
+        one.ask(request(seq))
+    assert one.silent
+    one._received(p.SkipSave(rank=0, generation=Generation(epoch=1, seq=3), reason="busy"), [])
+    assert not one.silent
+    for seq in range(UNANSWERED, UNANSWERED + 4):
+        one.ask(request(seq))
+    assert one.silent
+    one._closing = True  # no other keeper is started
+    one._lost(one._connection, "it died")
+    assert not one.silent
+    there.close()

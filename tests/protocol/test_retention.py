@@ -122,6 +122,13 @@ retentions = st.builds(
 )
 
 
+def test_a_clock_that_was_set_back_does_not_end_the_keeping() -> None:
+    """Ten years back after the third: what follows is kept as before, from there on."""
+    entries = [entry(2, s, created_s=s - (3.2e8 if s > 3 else 0.0)) for s in range(1, 10)]
+    assert gone(entries, 1, keep_every_s=3.0) == ["e2s2", "e2s3", "e2s5", "e2s6", "e2s8"]
+    assert "e2s4" not in gone(entries, 1, reach_s=100.0)
+
+
 @given(entries_strategy, retentions)
 def test_enough_counted_ones_are_left_and_the_newest_among_them(
     entries: list[CatalogueEntry], retention: Retention

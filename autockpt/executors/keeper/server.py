@@ -72,7 +72,8 @@ class _State:
     protected: str = ""
     unprotected: str = ""
     """Why copies on other nodes are missing; empty: they are not."""
-    degraded: str = ""
+    degraded: dict[str, str] = field(default_factory=dict)
+    """What does not hold what it should and why, until it does again; the newest trouble last."""
 
 
 class Keeper:
@@ -194,7 +195,7 @@ class Keeper:
         node, saves = self._protocol, self._coordinator.saves.values()
         if self._s.trainers or node.unsettled or not self._disk.idle:
             return False
-        if len(set(node.nodes)) < 2:
+        if len(set(node.nodes)) < 2 or node.phase == "fenced":  # no verdict will come
             return True
         return not node.votes and not node.persists and all(save.finished for save in saves)
 
@@ -535,10 +536,12 @@ class Keeper:
                 self._protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
                 self._s.memory_committed = str(generation)
+                self._s.degraded.pop("memory tier", None)
                 self._journal.memory_committed(generation)
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable = str(generation)
+                self._s.degraded.pop("persist", None)
                 self._shards.durable(generation)
                 self._journal.durable(generation)
                 self._to_all(instruction)
@@ -689,6 +692,7 @@ class Keeper:
 
     def _answer_status(self, connection: wire.Connection) -> None:
         gathered = 0 if self._gathering is None else self._gathering.total_bytes
+        troubles = [f"{what}: {reason}" for what, reason in self._s.degraded.items()]
         status = wire.Status(
             pid=os.getpid(),
             epoch=self._s.epoch,
@@ -698,17 +702,22 @@ class Keeper:
             draining=self._leave_when_drained,
             slots_bytes=self._memory.total_bytes + self._guests.total_bytes + gathered,
             protected=self._s.protected,
-            degraded=self._s.degraded or self._s.unprotected,
+            degraded=troubles[-1] if troubles else self._s.unprotected,
             peers=self._peers.connected,
         )
         with contextlib.suppress(OSError):
             connection.send(status)
 
     def _retired(self, generation: Generation, step: int, freed: int) -> None:
-        self.post(lambda: self._journal.retired(generation, step, freed))
+        def retired() -> None:
+            self._s.degraded.pop("retention", None)
+            self._journal.retired(generation, step, freed)
+
+        self.post(retired)
 
     def _degrade(self, what: str, reason: str) -> None:
-        self._s.degraded = f"{what}: {reason}"
+        self._s.degraded.pop(what, None)
+        self._s.degraded[what] = reason
         self._log(f"degraded: {what}: {reason}")
         self._journal.degraded(what, reason)
 

@@ -85,7 +85,7 @@ def _kept_by_distance(counted: list[CatalogueEntry], retention: Retention) -> fr
     last_step: int | None = None
     for entry in counted:
         every_s, every_steps = retention.keep_every_s, retention.keep_every_steps
-        if every_s is not None and (last_s is None or entry.created_s - last_s >= every_s):
+        if every_s is not None and (last_s is None or _apart(entry, last_s, every_s)):
             last_s = entry.created_s
             kept.add(entry.generation)
         if every_steps is not None and (last_step is None or entry.step - last_step >= every_steps):
@@ -107,7 +107,13 @@ def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozens
     start = old[-1] if old else 0
     kept, last_s = {counted[start].generation}, counted[start].created_s
     for entry in counted[start + 1 :]:
-        if entry.created_s - last_s >= reach_s / SUCCESSORS:
+        if _apart(entry, last_s, reach_s / SUCCESSORS):
             kept.add(entry.generation)
             last_s = entry.created_s
     return frozenset(kept)
+
+
+def _apart(entry: CatalogueEntry, last_s: float, every_s: float) -> bool:
+    """So far from the last one; also behind a clock that was set back, until when nothing would be
+    kept for as long as it was."""
+    return abs(entry.created_s - last_s) >= every_s
