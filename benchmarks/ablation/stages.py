@@ -22,6 +22,7 @@ from autockpt.executors.catalogue import ChunkSource
 from autockpt.executors.codecs import codec
 from autockpt.executors.directory import read_commit
 from autockpt.executors.image import chunk_digest
+from autockpt.executors.keeper.encoded import FRAME_SLACK, FrameBuffer
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.memory import Arena, page_align
 from autockpt.executors.persist import ImageFile
@@ -122,21 +123,19 @@ def _chunks(image: memoryview) -> list[memoryview]:
 
 def serial_save(image: memoryview, path: Path, store: SlowStore) -> Pass:
     """Each chunk is digested, encoded and written before the next is touched."""
-    room, offset, finish_s = Arena.anonymous(CHUNK_BYTES), 0, 0.0
+    frames, offset, finish_s = FrameBuffer(), 0, 0.0
     before_s, began = store.busy_s, time.perf_counter()
     file = ImageFile(str(path), allocate_bytes=0, direct=True)
     for chunk in _chunks(image):
         chunk_digest(chunk)
-        frame = codec(CODEC).encode(chunk)
+        frame = codec(CODEC).encode(chunk, into=frames.room(len(chunk) + FRAME_SLACK))
         stored = memoryview(frame) if len(frame) < len(chunk) else chunk
         chunk_digest(stored)
-        room.view[: len(stored)] = stored
-        file.write_at(offset, room.view[: page_align(len(stored))])
+        file.write_at(offset, frames.aligned(stored))
         offset += page_align(len(stored))
     finish_s = file.finish(offset)
     total_s = time.perf_counter() - began
     path.unlink()
-    room.close()
     return Pass(total_s=total_s, store_s=store.busy_s - before_s + finish_s)
 
 

@@ -13,6 +13,9 @@ else:
     from backports import zstd as zstd
 
 LEVEL = 1
+PIECE_BYTES = 2**18
+"""Encoded at a time: the library's memory for a whole chunk is new each time, which costs 5 ms of
+13 for 8 MiB.  The frame is the same."""
 
 
 class ZstdCodec:
@@ -27,9 +30,21 @@ class ZstdCodec:
         runs: Sequence[Run] = (),
         base: memoryview | None = None,
         into: memoryview | None = None,
-    ) -> bytes:
+    ) -> memoryview:
         """The frame of a chunk; the library releases the GIL."""
-        return zstd.compress(raw, level=LEVEL)
+        bound = len(raw) + (len(raw) >> 11) + 512  # 3 bytes in 128 KiB, and the header
+        frame = into if into is not None and len(into) >= bound else memoryview(bytearray(bound))
+        compressor, end = zstd.ZstdCompressor(level=LEVEL), 0
+        compressor.set_pledged_input_size(len(raw))
+        for start in range(0, max(1, len(raw)), PIECE_BYTES):
+            last = start + PIECE_BYTES >= len(raw)
+            piece = compressor.compress(
+                raw[start : start + PIECE_BYTES],
+                compressor.FLUSH_FRAME if last else compressor.CONTINUE,
+            )
+            frame[end : end + len(piece)] = piece
+            end += len(piece)
+        return frame[:end]
 
     def decode(self, frame: Frame, raw_bytes: int, *, base: memoryview | None = None) -> bytes:
         """The chunk, output capped at `raw_bytes`.  Raises CorruptCheckpointError."""
