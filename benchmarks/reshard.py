@@ -2,8 +2,9 @@
 
 Part "load": real processes, 2 and 4 gloo ranks on one machine, one state under DDP: our load, each
 chunk read once for all, against one rank that reads and broadcasts, against torch DCP, against a
-plain direct read of the same unique bytes divided over the ranks (alone, and with the copy that
-every rank must have of them), and against our own load under another mesh (fully_shard).  Page
+plain direct read of the same unique bytes divided over the ranks (alone, with the copy that every
+rank must have of them, and with their digests too), and against our own load under another mesh
+(fully_shard, which also loads what it saved itself).  Page
 cache dropped before each, ways in turn, ratios within a round.  Free memory is the guest's own
 before the clock starts, as in `benchmarks.restore`, which says why.
 
@@ -29,8 +30,10 @@ ROOT = Path(__file__).parent.parent
 NAMES = {
     "read": "plain O_DIRECT read of the unique bytes",
     "fill": "plain read, and each rank fills its memory",
+    "digest": "plain read, digest and fill",
     "ours": "autockpt, DDP",
     "reshard": "autockpt, DDP to fully_shard",
+    "own": "autockpt, fully_shard to its own mesh",
     "apart": "autockpt, every rank by itself",
     "broadcast": "rank 0 loads and broadcasts",
     "dcp": "torch DCP",
@@ -40,8 +43,13 @@ NOTES = {
     "load_state_dict; it checks no digest",
     "torch DCP": "get_state_dict, load, set_state_dict; it checks no digest",
     "plain O_DIRECT read of the unique bytes": "each rank its part, into memory that is there",
-    "plain read, and each rank fills its memory": "the floor: beside the read every rank copies as "
-    "many bytes as it holds, parameters to memory that is there, the rest to new memory; no digest",
+    "plain read, and each rank fills its memory": "the floor without digests: beside the read "
+    "every rank copies as many bytes as it holds, parameters to memory that is there, the rest to "
+    "new memory",
+    "plain read, digest and fill": "the floor of a load that checks: the same, and each rank "
+    "digests every chunk that it read, in the threads that read",
+    "autockpt, fully_shard to its own mesh": "a checkpoint of fully_shard: each rank reads its own "
+    "shard, nothing is shared",
 }
 BROADCAST_TARGET, COLD_TARGET, RESHARD_TARGET = 0.75, 1.3, 1.25
 DCP_TARGET, READ_TARGET, BALANCE_TARGET = 2.0, 1.05, 1.05
@@ -102,8 +110,11 @@ def load_rows(ranks: int, found: dict[str, Any]) -> list[Row]:
         rows.append(row(name, over, [a / b for a, b in pairs], "x", **target))
 
     ratio("over the plain read", "ours", "read", at_most=COLD_TARGET)
-    ratio("over the read and fill", "ours", "fill")
+    ratio("over the plain read", "own", "read")
     ratio("over the plain read", "fill", "read")
+    ratio("over the plain read", "digest", "read")
+    ratio("over the read and fill", "ours", "fill")
+    ratio("over the read, digest and fill", "ours", "digest")
     ratio("over the broadcast", "ours", "broadcast", at_most=BROADCAST_TARGET)
     ratio("over the same mesh", "reshard", "ours", at_most=RESHARD_TARGET)
     ratio("over autockpt", "dcp", "ours", at_least=DCP_TARGET)

@@ -30,8 +30,9 @@ from autockpt.executors.applying import apply_state
 from autockpt.executors.catalogue import READERS, shard_path
 from autockpt.executors.directory import read_commit
 from autockpt.executors.fresh import FreshMemory
+from autockpt.executors.image import chunk_digest
 from autockpt.executors.memory import Arena, memory_to_read_in
-from autockpt.executors.persist import ImageReader, read_image
+from autockpt.executors.persist import ImageReader, run_parallel
 from autockpt.executors.restore import restore_shards
 from autockpt.executors.shards import DiskShards, Together
 from autockpt.executors.state import LiveState
@@ -45,6 +46,7 @@ SAVES = 3
 NEEDED = 3
 """Bytes that a load allocates at most, in sizes of the parameters: two moments and buffers."""
 PIECE_BYTES = 4 * 2**20
+CHUNK_BYTES = 8 * 2**20
 M_MMAP_THRESHOLD = -3
 
 
@@ -81,7 +83,9 @@ class RankOfJob:
     def save(self) -> None:
         """Ours, torch.save's and DCP's, of the same state."""
         self.job.iterate()
-        self._save_ours()
+        self.checkpoint, self.sizes, self.shards = self._save_ours(self.job, "run")
+        self.other.iterate()
+        self.sharded, _, self.others = self._save_ours(self.other, "run-sharded")
         self.ours(self.job, together=False)  # the training went on since
         if self.rank == 0:
             torch.save(self.full_state(), f"{self.folder}/full.pt")
@@ -90,15 +94,16 @@ class RankOfJob:
         os.sync()
         dist.barrier()
 
-    def _save_ours(self) -> None:
+    def _save_ours(self, job: Job, name: str) -> tuple[str, list[int], list[str]]:
+        """(folder of the generation, bytes of its shards, their files)."""
         pins = Pins(memory_interval_steps=NEVER, disk_interval_steps=NEVER, retune=False)
         session: Any = autockpt.attach(
-            model=self.job.model, optimizer=self.job.optimizer, run_dir=f"{self.folder}/run",
+            model=job.model, optimizer=job.optimizer, run_dir=f"{self.folder}/{name}",
             goal=Goal(pins=pins, retention=Retention(keep_last=1)),
         )  # fmt: skip
         deadline = time.monotonic() + READY_WITHIN_S
         while not self._all(session.ready) and time.monotonic() < deadline:
-            self.job.iterate()
+            job.iterate()
             session.step()
         durable = False
         for _ in range(SAVES):
@@ -106,16 +111,16 @@ class RankOfJob:
                 break
             session.save()
             for _ in range(2):
-                self.job.iterate()
+                job.iterate()
                 session.step()
             durable = self._all(session.wait_durable(READY_WITHIN_S) > 0)
         session.close(final_checkpoint=False)
         if not durable:
             raise RuntimeError("the checkpoint did not become durable")
-        self.checkpoint = str(max(Path(session._job.checkpoints).glob("gen-*")))
-        records = read_commit(f"{self.checkpoint}/COMMIT").records
-        self.sizes = [int(record["bytes"]) for record in records]
-        self.shards = [shard_path(self.checkpoint, record) for record in records]
+        checkpoint = str(max(Path(session._job.checkpoints).glob("gen-*")))
+        records = read_commit(f"{checkpoint}/COMMIT").records
+        sizes = [int(record["bytes"]) for record in records]
+        return checkpoint, sizes, [shard_path(checkpoint, record) for record in records]
 
     def _all(self, mine: bool) -> bool:
         flag = torch.tensor(float(mine))
@@ -129,18 +134,23 @@ class RankOfJob:
 
     # ------------------------------------------------------------------ ways to load
 
-    def plain_read(self) -> None:
+    def plain_read(self, *, digest: bool = False) -> None:
         """Each rank its share of the unique bytes, direct, into faulted memory."""
         size = self.sizes[self.rank]
-        read_image(
-            self.shards[self.rank], self.plain.view[:size], readers=READERS, chunk_bytes=2**23,
-            direct=True,
-        )  # fmt: skip
+        with ImageReader(self.shards[self.rank], direct=True) as reader:
 
-    def plain_fill(self) -> None:
+            def read(start: int) -> None:
+                piece = self.plain.view[start : min(start + CHUNK_BYTES, size)]
+                reader.read_at(start, piece)
+                if digest:
+                    chunk_digest(piece)
+
+            run_parallel(range(0, size, CHUNK_BYTES), read, workers=READERS)
+
+    def plain_fill(self, *, digest: bool = False) -> None:
         """The plain read, and beside it what no load can do without: every rank writes its own copy
         of all bytes, parameters into memory that is there, the rest into new memory."""
-        reader = threading.Thread(target=self.plain_read)
+        reader = threading.Thread(target=self.plain_read, kwargs={"digest": digest})
         reader.start()
         source, unique, kept = self.plain, sum(self.sizes), self.kept
         fresh = FreshMemory([unique - kept.nbytes]).tensor((unique - kept.nbytes,), torch.uint8)
@@ -151,11 +161,11 @@ class RankOfJob:
                 ctypes.memmove(address + start, source.address + here, count)
         reader.join()
 
-    def ours(self, job: Job, *, together: bool = True) -> None:
-        """The restore of a resume, without keepers' messages."""
+    def ours(self, job: Job, checkpoint: str = "", *, together: bool = True) -> None:
+        """The restore of a resume, without keepers' messages; of DDP's checkpoint or another."""
         state = LiveState.of(model=job.model, optimizer=job.optimizer)
         group = Together(self.ring, tuple(range(self.ranks)), self.rank) if together else None
-        shards = DiskShards(self.checkpoint, self.rank, self.ranks, together=group)
+        shards = DiskShards(checkpoint or self.checkpoint, self.rank, self.ranks, together=group)
         self.counted.nbytes = 0
         apply_state(restore_shards(shards, state), state)
         self.read = self.counted.nbytes
@@ -194,8 +204,10 @@ class RankOfJob:
         ways: dict[str, Callable[[], None]] = {
             "read": self.plain_read,
             "fill": self.plain_fill,
+            "digest": lambda: self.plain_fill(digest=True),
             "ours": lambda: self.ours(self.job),
             "reshard": lambda: self.ours(self.other),
+            "own": lambda: self.ours(self.other, self.sharded),
             "apart": lambda: self.ours(self.job, together=False),
             "broadcast": self.broadcast,
             "dcp": self.dcp,
@@ -208,7 +220,7 @@ class RankOfJob:
                 taken = self._timed(way)
                 if turn:
                     seconds[name].append(taken)
-                    if name in ("ours", "reshard", "apart"):
+                    if name in ("ours", "reshard", "own", "apart"):
                         read.setdefault(name, []).append(self._sum(self.read))
         return {"seconds": seconds, "read": read, "sizes": self.sizes}
 
@@ -222,7 +234,8 @@ class RankOfJob:
             job.optimizer.state.clear()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        for path in (*self.shards, f"{self.folder}/full.pt", *Path(self.folder, "dcp").iterdir()):
+        peers = (f"{self.folder}/full.pt", *Path(self.folder, "dcp").iterdir())
+        for path in (*self.shards, *self.others, *peers):
             with open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         Arena.anonymous(NEEDED * self.parameter_bytes).close()

@@ -247,10 +247,11 @@ class _Restore:
         }
         group.join(sorted(numbers))
 
-        def work(_: int) -> None:
+        def work(thread: int) -> None:
             group.run(
                 lambda number, place: self._verified(*numbers[number], place),
                 lambda number, data: self._put(loading, *numbers[number], data),
+                takes=thread == 0,
             )
 
         threads = group.threads(workers)

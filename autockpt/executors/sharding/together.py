@@ -1,9 +1,11 @@
 """Ranks of one node read a checkpoint together: every chunk once, by one of them, for all.
 
 They share a piece of memory that their keeper made: a table of who needs which chunk, and a ring of
-buffers that belong to one rank each.  Whoever has nothing to take reads a chunk that nobody reads
-yet into a buffer of its own, checks it, tells the others, takes its own part and leaves the chunk
-there until all that need it have taken theirs.  Taking never waits, so nobody waits in a circle.
+buffers that belong to one rank each.  Threads that read take a chunk that nobody reads yet into a
+buffer of their rank, check it, tell all, and leave it there until all that need it have taken their
+parts; while no buffer is free they take as well.  One thread of each rank reads for nobody else: it
+takes, so that storage waits for no copy and no rank for another one's.  Taking never waits, so
+nobody waits in a circle.
 
 A chunk is claimed by a lock on one byte of the memory's descriptor, which the kernel opens when a
 process dies; everything else in the table is written by one rank only.  As long as it lives a rank
@@ -123,23 +125,28 @@ class ReadTogether:
 
     def threads(self, readers: int) -> int:
         """Of this rank, where `readers` keep the storage busy: enough in all of them, and more
-        only on processors of their own, because those that wait take time from those that copy."""
+        only on processors of their own; and one that takes, beside which they read on."""
         members = len(self._members)
-        return max(-(-readers // members), min(readers, len(os.sched_getaffinity(0)) // members))
+        return 1 + max(
+            -(-readers // members), min(readers, len(os.sched_getaffinity(0)) // members)
+        )
 
     def run(
         self,
         read: Callable[[int, memoryview | None], memoryview],
         put: Callable[[int, memoryview], None],
+        *,
+        takes: bool = False,
     ) -> None:
         """One thread of this rank: reads and takes until nothing is left that it needs.
 
-        `read(chunk, place)` gives its verified bytes, valid until the next call of this thread, in
-        `place` if it likes; `put` may be given more than those.  What either raises ends all
-        threads of this rank.
+        It reads as long as it has where to, and then takes; one of several `takes` first, and reads
+        what no other rank needs.  `read(chunk, place)` gives its verified bytes, valid until the
+        next call of this thread, in `place` if it likes; `put` may be given more than those.  What
+        either raises ends all threads of this rank.
         """
         try:
-            self._run(read, put)
+            self._run(read, put, takes=takes)
         except BaseException:
             self._failed = True
             raise
@@ -148,9 +155,11 @@ class ReadTogether:
         self,
         read: Callable[[int, memoryview | None], memoryview],
         put: Callable[[int, memoryview], None],
+        *,
+        takes: bool,
     ) -> None:
         while not self._failed:
-            chunk, ready = self._next()
+            chunk, ready = self._next(takes=takes)
             if chunk is None:
                 if not self._left():
                     return
@@ -169,8 +178,12 @@ class ReadTogether:
         put: Callable[[int, memoryview], None],
     ) -> None:
         try:
-            put(chunk, self._fetch(chunk, read))
-            self._took(chunk)
+            data = self._fetch(chunk, read)
+            if chunk in self._mine:
+                self._begun[chunk] = False  # it is there to be taken, by us too
+            else:
+                put(chunk, data)
+                self._took(chunk)
         finally:
             self._unlock(chunk)
 
@@ -187,17 +200,18 @@ class ReadTogether:
         self._places[chunk] = number + 1
         return data
 
-    def _next(self) -> tuple[int | None, bool]:
+    def _next(self, *, takes: bool) -> tuple[int | None, bool]:
         """(chunk to take or to read, it is there already); None: nothing to do now."""
         with self._lock:
             open_ = (self._needs[self._me] == 1) & ~self._begun
-            ready = np.flatnonzero(open_ & (self._places != 0))
-            if ready.size:
+            there = self._places != 0
+            ready = np.flatnonzero(open_ & there)
+            if ready.size and takes:
                 self._begun[ready[0]] = True
                 return int(ready[0]), True
             shared = self._shared()
-            buffer = self._free_buffer(shared)
-            waiting = np.flatnonzero(open_ if buffer is not None else open_ & ~shared)
+            buffer = None if takes else self._free_buffer(shared)
+            waiting = np.flatnonzero(open_ & ~there & ((buffer is not None) | ~shared))
             # Each begins elsewhere, so that they meet seldom.
             turn = len(self._begun) * self._me // len(self._members)
             start = int(np.searchsorted(waiting, turn))
@@ -207,6 +221,9 @@ class ReadTogether:
                     if shared[chunk] and buffer is not None:
                         self._mine[chunk] = buffer
                     return chunk, False
+            if ready.size:
+                self._begun[ready[0]] = True
+                return int(ready[0]), True
             return None, False
 
     def _shared(self) -> NDArray[np.bool_]:

@@ -109,12 +109,14 @@ class Member:
         try:
             self.read_ahead()
             self.group.join(needed)
-            run_parallel(
-                range(self.scene.threads), lambda _: self.group.run(self.read, self.put),
-                workers=self.scene.threads,
-            )  # fmt: skip
+            threads = self.scene.threads
+            run_parallel(range(threads), self.work, workers=threads)
         finally:
             self.group.leave()
+
+    def work(self, thread: int) -> None:
+        """Of several threads the first one takes."""
+        self.group.run(self.read, self.put, takes=thread == 0 and self.scene.threads > 1)
 
     def read_ahead(self) -> None:
         """Whatever goes wrong is met again."""

@@ -1,6 +1,8 @@
 """Ranks of a node read together: every chunk once, whoever dies, fails, stops or never comes."""
 
 import os
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,6 +12,7 @@ from autockpt.executors.memory import (
     Arena,
     memory_to_read_in,
 )
+from autockpt.executors.persist import run_parallel
 from autockpt.executors.sharding.together import ReadTogether
 from autockpt.values.errors import StorageError
 from tests.executors.sharding.readers import Scene, play
@@ -74,10 +77,10 @@ def test_a_read_ahead_that_fails_is_made_again() -> None:
 
 
 def test_memory_to_read_in_holds_chunks_for_all_ranks() -> None:
-    """Two usual ones each; whether they are in huge pages stands in it."""
+    """Four usual ones each; whether they are in huge pages stands in it."""
     for ranks in (2, 8):
         arena = memory_to_read_in(ranks)
-        assert arena.nbytes >= READING_TABLE_BYTES + 2 * ranks * 8 * 2**20
+        assert arena.nbytes >= READING_TABLE_BYTES + 4 * ranks * 8 * 2**20
         huge = arena.make_huge(READING_TABLE_BYTES, arena.nbytes - READING_TABLE_BYTES)
         assert arena.view[READING_HUGE_MARK] == huge
         arena.close()
@@ -163,7 +166,7 @@ def test_what_does_not_fit_the_memory_is_refused(chunks: int, chunk_bytes: int) 
 
 
 def test_threads_that_would_only_wait_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough readers in all ranks; as many in each only where processors are free."""
+    """Enough readers in all ranks, as many in each only where processors are free; one takes."""
     arena = Arena.create_shared(READING_TABLE_BYTES + 2**20, name="autockpt-test-reading")
 
     def threads(members: int, cores: int) -> int:
@@ -171,5 +174,70 @@ def test_threads_that_would_only_wait_are_not_started(monkeypatch: pytest.Monkey
         group = ReadTogether(arena, range(members), 0, chunks=8, chunk_bytes=4096)
         return group.threads(4)
 
-    assert [threads(members, 2) for members in (1, 2, 3, 4, 8)] == [4, 2, 2, 1, 1]
-    assert [threads(members, 64) for members in (2, 8, 32)] == [4, 4, 2]
+    assert [threads(members, 2) for members in (1, 2, 3, 4, 8)] == [5, 3, 3, 2, 2]
+    assert [threads(members, 64) for members in (2, 8, 32)] == [5, 5, 3]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[ReadTogether, ReadTogether]]:
+    """Two members who need all of 8 chunks, with 4 buffers each; only the first will work."""
+    arena = Arena.create_shared(READING_TABLE_BYTES + 8 * 4096, name="autockpt-test-reading")
+    one, other = (ReadTogether(arena, (0, 1), me, chunks=8, chunk_bytes=4096) for me in (0, 1))
+    waits = threading.Thread(target=other.join, args=(range(8),))
+    waits.start()
+    one.join(range(8))
+    waits.join()
+    yield one, other
+    arena.close()
+
+
+def work(
+    one: ReadTogether, read: Callable[[int], None], put: Callable[[int], None], threads: int = 2
+) -> list[int]:
+    """What was put by threads of which the first one takes."""
+    done: list[int] = []
+
+    def reads(chunk: int, place: memoryview | None) -> memoryview:
+        read(chunk)
+        return memoryview(bytes(4096))
+
+    def puts(chunk: int, data: memoryview) -> None:
+        put(chunk)
+        done.append(chunk)
+
+    run_parallel(
+        range(threads), lambda thread: one.run(reads, puts, takes=thread == 0), workers=threads
+    )
+    return sorted(done)
+
+
+def test_storage_is_read_while_a_chunk_is_copied(pair: tuple[ReadTogether, ReadTogether]) -> None:
+    """Until all buffers are full, whatever the copy takes."""
+    (one, other), full, chunks = pair, threading.Event(), []
+
+    def read(chunk: int) -> None:
+        chunks.append(chunk)
+        if len(chunks) == 4:
+            full.set()
+
+    def put(chunk: int) -> None:
+        assert full.wait(10), f"only {chunks} were read while one was copied"
+        other.leave()  # takes nothing, so that nothing is kept for it any longer
+
+    assert work(one, read, put) == list(range(8))
+    assert sorted(chunks) == list(range(8))
+
+
+def test_a_chunk_is_taken_while_storage_is_slow(pair: tuple[ReadTogether, ReadTogether]) -> None:
+    """The thread that takes is not away to read for others."""
+    (one, other), taken, chunks = pair, threading.Event(), []
+
+    def read(chunk: int) -> None:
+        chunks.append(chunk)
+        assert len(chunks) == 1 or taken.wait(10), "all threads read and none took"
+
+    def put(chunk: int) -> None:
+        taken.set()
+        other.leave()
+
+    assert work(one, read, put) == list(range(8))
