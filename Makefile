@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 TORCH_ARGS  ?=
 # Minutes of all campaigns together in test-all, on two cores.
-MINUTES     ?= 150
+MINUTES     ?= 135
 
 # Idle OpenMP threads sleep instead of spinning: a spinning pool starves the copy thread and the
 # keeper on small machines, and every timing with them.
@@ -56,7 +56,7 @@ check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py
 
-test-all: $(VENV)/.ready  ## every test, slow ones too, then every campaign for MINUTES=150
+test-all: $(VENV)/.ready  ## every test, slow ones too, then every campaign for MINUTES=135
 	$(PY) -m pytest $(PYTEST_ARGS)
 	$(PY) -m tests.campaigns all --minutes $(MINUTES) --workers 2 --out benchmarks/results/campaigns.json
 	$(PY) -m tests.campaigns.table
