@@ -112,7 +112,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     yield Parser(name="skeleton", good=(skeleton,), read=_read_skeleton)
     raw = image_of(DURABLE, 0, SHAPES[1])
     yield Parser(
-        name="zstd frame", good=(codec("zstd").encode(memoryview(raw)),),
+        name="zstd frame", good=(bytes(codec("zstd").encode(memoryview(raw))),),
         read=lambda data: codec("zstd").decode(data, len(raw)), batch=FAST,
     )  # fmt: skip
     yield _claims(folder)

@@ -13,6 +13,7 @@ import os
 import random
 import struct
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,16 +65,20 @@ class Fade:
     device: Path
     flushed: bytes = field(init=False)
     """The device as it surely is."""
+    gone: bool = False
+    _one: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         write_back(self.mount)
         self.flushed = self.device.read_bytes()
 
     def __call__(self, call: Call, real: Callable[..., Any], args: Any, more: Any) -> Any:
-        if call.number == self.at:
-            cut(self.mount, LOSE)
-        elif call.number == self.written:
-            self.__post_init__()
+        with self._one:  # several writers
+            if call.number == self.at:
+                cut(self.mount, LOSE)
+                self.gone = True
+            elif call.number == self.written and not self.gone:
+                self.__post_init__()
         result = real(*args, **more)
         if call.name == "fsync":
             self.flushed = self.device.read_bytes()
