@@ -117,6 +117,25 @@ def test_a_bad_source_makes_all_ranks_restore_something_else() -> None:
     assert len(cluster.take(m.Resume)) == 2
 
 
+def test_a_slot_that_is_verified_after_all_stays_like_any_other_that_was_restored() -> None:
+    """Both ranks' slots are bad at once: the later word is lost, its slot is chosen again."""
+    cluster = saved()
+    cluster.start(2, NEXT, parents=SCRATCH, committed=(entry(3),))
+    for rank in (0, 1):
+        cluster.tell_node(rank, m.ShardBad(rank=rank, epoch=2, attempt=1, detail="chunk 7"))
+    cluster.done = []
+    cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+    assert [(o.rank, o.source.kind) for o in cluster.take(m.RestoreShard)] == [
+        (0, "disk"),
+        (1, "memory"),
+    ]
+    cluster.verify_all(2, attempt=2)
+    cluster.request(1, gen(2, 1))
+    cluster.request(1, gen(2, 2))
+    assert cluster.held(1) == ["e1s3"]
+    assert [skip.generation for skip in cluster.take(m.SkipSave)] == [gen(2, 2)]
+
+
 def test_a_verdict_outlives_the_incarnation_and_a_mark_that_was_not_written() -> None:
     """The directory calls e1s3 good, its coordinator has heard that it is not."""
     cluster = saved(disk=True)

@@ -175,6 +175,9 @@ class World:
     def promise_memory(self, keeper: Keeper, message: m.MemoryCommitted) -> None:
         """A coordinator says all ranks hold it: from now on that must be true."""
         generation = message.generation
+        current = keeper.coordinator.epoch == self.disk.epoch
+        if message.health == "good" and current and not keeper.coordinator.protects:
+            self.oracle.protected.clear()  # nothing newer will be protected: it goes as memory does
         if generation in self.oracle.announced:
             return
         self.oracle.announced.add(generation)
@@ -203,21 +206,25 @@ class World:
         wards, sets = keeper.coordinator.wards, keeper.coordinator.sets
         homes = keeper.coordinator.nodes
         there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
-        missing = [place for place in there if not self.has_copy(*place, generation)]
-        missing += [
+        originals = [
             (rank, node)
             for rank, node in enumerate(homes)
             if not self.in_memory(rank, generation, homes)
             and not self.has_copy(rank, node, generation)
         ]
+        rotten = [place for place in originals if self.is_rotten(*place, generation)]
+        absent = [place for place in originals if place not in rotten]
+        absent += [place for place in there if not self.has_copy(*place, generation)]
         holders = {rank for each in sets for rank in each.ranks}
-        missing += [
+        absent += [
             (rank, homes[rank])
             for rank in holders
             if not self.has_parity(rank, generation, homes[rank])
         ]
+        missing = [*absent, *rotten]
         began = self.oracle.wanted.get(generation)
-        known = all(keeper.back.get(node) == self.lost_so_far() for _, node in missing)
+        # A keeper that comes back says what it lacks, and has not read what it has.
+        known = absent and all(keeper.back.get(n) == self.lost_so_far() for _, n in absent)
         undisturbed = began == self.lost_so_far() or known
         if missing and undisturbed and keeper.coordinator.epoch == self.disk.epoch:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
@@ -242,6 +249,11 @@ class World:
             for (owner, _), content in self.nodes[node].guests.items()
             if owner == rank
         )
+
+    def is_rotten(self, rank: int, node: int, generation: Generation) -> bool:
+        """That node has the sealed original, with a flipped bit in it."""
+        own = (c for (owner, _), c in self.nodes[node].slots.items() if owner == rank and c)
+        return any(c.generation == generation and c.sealed and c.corrupt for c in own)
 
     def has_parity(self, rank: int, generation: Generation, node: int) -> bool:
         """The parity that a rank holds there is whole, and made of that generation only."""

@@ -283,9 +283,10 @@ class NodeProtocol(NodeSaving):
         return (message.epoch, message.attempt) > (order.epoch, order.attempt)
 
     def shard_verified(self, event: m.ShardVerified) -> None:
-        """The trainer holds its shard, every chunk matched."""
+        """The trainer holds its shard, every chunk matched, whatever an earlier attempt said."""
         local = self._restoring(event)
-        if local is not None:
+        if local is not None and local.order is not None:
+            self._judge(local, local.order, worthless=False)
             local.answer = m.RankVerified(rank=event.rank, epoch=event.epoch, attempt=event.attempt)
             self.tell(local.answer)
 
@@ -294,21 +295,23 @@ class NodeProtocol(NodeSaving):
         local = self._restoring(event)
         if local is None or local.order is None:
             return
-        self._distrust(local, local.order)
+        self._judge(local, local.order, worthless=True)
         local.answer = m.RankBad(
             rank=event.rank, epoch=event.epoch, attempt=event.attempt, detail=event.detail
         )
         self.tell(local.answer)
 
-    def _distrust(self, local: LocalRank, order: m.RestoreOrdered) -> None:
+    def _judge(self, local: LocalRank, order: m.RestoreOrdered, *, worthless: bool) -> None:
         source = order.source
-        if source.kind == "memory" and source.slot is not None:
+        if source.kind == "memory":
             slots = self.guests_of((local.rank, False)) if source.copied else local.slots
-            slots.slots[source.slot].worthless = True
+            for slot in slots.slots:
+                if slot.index == source.slot:
+                    slot.worthless = worthless
         elif source.brought:
-            slot = self.guests_of((local.rank, False)).sealed(order.generation)
-            if slot is not None:
-                slot.worthless = True
+            brought = self.guests_of((local.rank, False)).sealed(order.generation)
+            if brought is not None:
+                brought.worthless = worthless
 
     def _restoring(self, event: m.ShardVerified | m.ShardBad) -> LocalRank | None:
         local = self.ranks.get(event.rank)
