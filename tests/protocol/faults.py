@@ -261,6 +261,7 @@ class Faults(Storage):
         if contents and self.rng.random() < 0.3:
             rotten = self.rng.choice(contents)
             rotten.corrupt = True
+            self.oracle.decayed.add(rotten.generation)
             self.oracle.memory.clear()
             self.oracle.lost(node.index, {rotten.rank})
             self.losses += 1

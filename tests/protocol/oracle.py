@@ -56,6 +56,8 @@ class Oracle:
         """Numbers in some shard of it are not sound."""
         self.seen_nan: set[Generation] = set()
         """Some seal has seen it."""
+        self.decayed: set[Generation] = set()
+        """A bit of it flipped in a slot after the seal; nobody sees that before it is read."""
         self.decided: dict[int, Generation | None] = {}
         self.basis: dict[int, dict[int, int | None]] = {}
         """What each claimed epoch could continue when it read the directory."""
@@ -109,11 +111,18 @@ class Oracle:
         self.protected.pop(generation, None)
         self.memory = {promised for promised in self.memory if promised > generation}
 
-    def overwritten(self, generation: Generation, epoch: int) -> None:
-        """A rank saves over its shard: not of the newest that was promised."""
+    def overwritten(self, generation: Generation, epoch: int, held: set[Generation]) -> None:
+        """A rank that has those `held` sealed saves over its shard: not of the newest promised.
+
+        One of them may be newer and decayed: it is no promise, but looks like one until it is read.
+        """
         limits, parent = self.lineage(epoch), self.decided[epoch]
         newest = max((g for g in self.memory if self.on(g, limits)), default=None)
         if generation == newest and (parent is None or generation >= parent):
+            seeming = (held & self.announced & self.decayed) - self.seen_nan
+            if any(g > generation and self.on(g, limits) for g in seeming):
+                self.forget_up_to(generation)
+                return
             self.fail(f"{generation} is the newest in memory, and is overwritten")
 
     def promise_protected(self, generation: Generation, promise: Promise) -> None:

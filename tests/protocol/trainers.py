@@ -269,7 +269,9 @@ class Trainers(World):
         if old is not None and old.writer is not None:
             self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
         if old is not None and self.slots > 1 and trainer.epoch == self.disk.epoch:
-            self.oracle.overwritten(old.generation, trainer.epoch)
+            own = (slots.get((do.rank, slot)) for slot in range(self.slots))
+            held = {content.generation for content in own if content is not None and content.sealed}
+            self.oracle.overwritten(old.generation, trainer.epoch, held)
         elif old is not None and self.slots == 1:  # which promises nothing beyond what it holds
             self.oracle.forget_up_to(old.generation)
         slots[do.rank, do.slot] = Content(
