@@ -355,7 +355,7 @@ class CheckpointDirectory:
         commit = read_commit(os.path.join(folder, "COMMIT"))
         if (commit.run_id, commit.generation) != (run_id, generation):
             return None
-        sick = commit.health != "good" or _is_there(os.path.join(folder, "SUSPECT"))
+        sick = commit.health != "good" or self.is_suspect(generation)
         health: Health = "suspect" if sick else "good"
         return CatalogueEntry(
             generation=commit.generation,
@@ -371,6 +371,10 @@ class CheckpointDirectory:
             health=health,
             reshardable=True,
         )
+
+    def is_suspect(self, generation: Generation) -> bool:
+        """It was marked so when it was read back.  Raises OSError."""
+        return _is_there(os.path.join(self.generation_path(generation), "SUSPECT"))
 
     def mark(self, generation: Generation, name: str) -> bool:
         """Leaves a mark (VERIFIED, CORRUPT, SUSPECT) in a generation; False when it cannot.

@@ -105,6 +105,17 @@ def test_a_claim_comes_with_everything_that_was_decided_before(bench: Bench) -> 
     assert answer.ever_committed
 
 
+def test_a_decision_comes_with_a_mark_that_was_left_since_the_claim(bench: Bench) -> None:
+    """The keeper of the epoch before was still reading the generation back."""
+    bench.claim()
+    bench.commit(1)
+    assert bench.claim().committed[0].health == "good"
+    order = p.WriteDecision(epoch=2, attempt=1, generation=g(1), reason="newest")
+    assert not bench.order(order).suspect
+    bench.directory.mark(g(1), "SUSPECT")
+    assert bench.order(order).suspect
+
+
 def test_a_replaced_epoch_is_refused_again(bench: Bench) -> None:
     """A running trainer that comes back names the epoch it trains in."""
     assert bench.claim().epoch == 1

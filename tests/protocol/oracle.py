@@ -63,6 +63,8 @@ class Oracle:
         """What each claimed epoch could continue when it read the directory."""
         self.known: dict[int, bool] = {}
         """Whether something had ever been committed by then; later ones are of the replaced."""
+        self.marked: dict[int, set[Generation]] = {}
+        """What the directory called suspect when each claimed epoch read it, or looked again."""
         self.applied: dict[tuple[m.Incarnation, int], int] = {}
         self.resumed = 0
         self.commits = 0
@@ -205,6 +207,8 @@ class Oracle:
         assert content is not None
         if content.history != self.history[generation]:
             self.fail(f"{generation} was restored with another past")
+        if generation in self.marked[epoch]:
+            self.fail(f"epoch {epoch} resumes {generation}, which is suspect")
         self.resumed += 1
 
     def plan(self, trainer: Trainer, version: int) -> None:

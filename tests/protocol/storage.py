@@ -176,9 +176,8 @@ class Storage(Trainers):
         keeper.jobs.append(["claim", 0, do])
 
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
-        commit = self.disk.commits.get(do.generation) if do.generation else None
-        marked = commit is not None and commit.entry.health != "good"
-        if do.generation in keeper.nan | self.oracle.seen_nan or marked:
+        known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.epoch]
+        if do.generation in known:
             self.oracle.fail(f"epoch {do.epoch} restores {do.generation}, which is suspect")
         for _, generation, _ in keeper.coordinator.struck:
             self.oracle.durable.discard(generation)
@@ -370,6 +369,7 @@ class Storage(Trainers):
             commit.synced = True
         self.oracle.basis[epoch] = self.oracle.eligible(epoch)
         self.oracle.known[epoch] = self.oracle.ever
+        self.oracle.marked.setdefault(epoch, {g for g in self.disk.commits if self.is_marked(g)})
         parents = tuple(
             m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.oracle.decided.items())
         )
@@ -394,8 +394,16 @@ class Storage(Trainers):
             self.oracle.decision(do.epoch, do.generation, asked=job[3])
             self.promise_restored(keeper, do.generation)
         if job[1] == 2:
-            return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
+            suspect = do.generation is not None and self.is_marked(do.generation)
+            if suspect:
+                self.oracle.marked[do.epoch].add(do.generation)
+            return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt, suspect=suspect)
         return None
+
+    def is_marked(self, generation: Generation) -> bool:
+        """The directory calls it suspect."""
+        commit = self.disk.commits.get(generation)
+        return commit is not None and commit.entry.health != "good"
 
     def job_verify(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.VerifyGeneration = job[2]

@@ -165,6 +165,21 @@ def test_what_turns_out_to_be_suspect_while_it_is_restored_is_left_by_all() -> N
         assert {order.generation for order in cluster.take(m.RestoreShard)} == {gen(1, 2)}
 
 
+def test_a_mark_that_came_after_the_claim_is_seen_with_the_decision() -> None:
+    """A coordinator on another node read it back; a person who names it gets it all the same."""
+    for asked in (None, gen(1, 3)):
+        cluster = saved(disk=True)
+        cluster.coordinator = CoordinatorProtocol()
+        cluster.attach_all(NEXT, resume_from=asked)
+        cluster.claim(2, NEXT, committed=(entry(2), entry(3)), parents=ROOT)
+        cluster.tell(m.DecisionWritten(epoch=2, attempt=1, suspect=True))
+        decisions = [(d.attempt, d.generation) for d in cluster.done if type(d) is m.WriteDecision]
+        assert decisions == [(1, gen(1, 3))] + [(2, gen(1, 2))] * (asked is None)
+        cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+        orders = {order.generation for order in cluster.take(m.RestoreShard)}
+        assert orders == {asked or gen(1, 2)}
+
+
 def test_something_was_committed_but_nothing_can_be_restored() -> None:
     """The ranks are told why, and do not start from scratch."""
     cluster = Cluster()
@@ -237,6 +252,22 @@ def test_among_trainers_that_come_back_the_newest_epoch_wins() -> None:
     done = node.handle(m.TrainerAttached(incarnation=OTHER, epoch=3, **base))  # type: ignore[arg-type]
     assert [type(d).__name__ for d in done] == ["FenceTrainer", "Send"]
     done = node.handle(m.TrainerAttached(incarnation=LAUNCH, epoch=2, **base))  # type: ignore[arg-type]
+    assert [type(d).__name__ for d in done] == ["AttachRefused"]
+
+
+def test_a_new_keeper_learns_of_the_newest_epoch_as_it_opens() -> None:
+    """It did not see the claim; a zombie comes back after the ranks that waited were started."""
+    node = NodeProtocol()
+    base = {"world_size": 1, "nodes": (0,), "slots": 2, "rank": 0}
+    node.handle(m.TrainerAttached(incarnation=OTHER, **base))  # type: ignore[arg-type]
+    opened = m.EpochOpened(
+        incarnation=OTHER, epoch=2, parent=gen(1, 3), step=3, parent_durable=True,
+        lineage=(m.EpochParent(epoch=2, parent=gen(1, 3)), *ROOT), memory_committed=None,
+        durable=None,
+    )  # fmt: skip
+    done = node.handle(m.MessageReceived(from_node=0, message=opened))
+    assert [type(d).__name__ for d in done] == ["Resume"]
+    done = node.handle(m.TrainerAttached(incarnation=LAUNCH, epoch=1, **base))  # type: ignore[arg-type]
     assert [type(d).__name__ for d in done] == ["AttachRefused"]
 
 

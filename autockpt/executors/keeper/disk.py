@@ -126,7 +126,12 @@ class DiskWorker:
             self._directory.write_decision(
                 order.epoch, order.attempt, order.generation, order.reason
             )
-            event: object = p.DecisionWritten(epoch=order.epoch, attempt=order.attempt)
+            chosen = order.generation
+            event: object = p.DecisionWritten(
+                epoch=order.epoch,
+                attempt=order.attempt,
+                suspect=chosen is not None and self._directory.is_suspect(chosen),
+            )
         except (AutockptError, OSError) as error:
             event = p.DecisionFailed(
                 epoch=order.epoch,

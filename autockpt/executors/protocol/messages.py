@@ -473,6 +473,8 @@ class DecisionWritten:
 
     epoch: int
     attempt: int
+    suspect: bool = False
+    """The generation has that mark by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -797,7 +799,8 @@ class ClaimEpoch:
 class WriteDecision:
     """Write decisions/e-<epoch> (replacing an older attempt), fsync.  Answer: Decision*.
 
-    Check for a newer epoch file before *and* after, and answer `fenced` if there is one.
+    Check for a newer epoch file before *and* after, and answer `fenced` if there is one.  Then look
+    whether the generation was marked as suspect since the directory was claimed.
     """
 
     epoch: int

@@ -339,6 +339,7 @@ class NodeProtocol(NodeSaving):
 
     def _open(self, message: m.EpochOpened) -> None:
         self.go("open")
+        self.admission.hold(message.epoch)  # a new keeper has not seen the claim
         self.epoch, self.chain = message.epoch, message.lineage
         self.memory_committed = message.memory_committed
         self.durable = message.durable or (message.parent if message.parent_durable else None)

@@ -306,6 +306,8 @@ class Restoring(Saving):
         if self.choice is None:
             self.open()
             return
+        if event.suspect:
+            self.doubt(self.choice.generation, "marked so since the directory was claimed")
         self.go("restoring")
         if self._is_doubted(self.choice):
             self.decide()
