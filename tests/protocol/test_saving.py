@@ -487,3 +487,23 @@ def test_a_breakpoint_stores_the_newest_that_is_sound() -> None:
     cluster.done = []
     cluster.tell_node(0, m.BreakpointRequested(reason="SIGTERM"))
     assert {start.generation for start in cluster.take(m.StartPersist)} == {gen(1, 1)}
+
+
+def test_a_file_name_is_not_used_again_when_a_newer_commit_turns_out_to_be_suspect() -> None:
+    """The disk refused e1s1 and has e1s2, which is worth nothing: a new coordinator asks again."""
+    cluster = running(slots=3)
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1), disk=True)
+        cluster.seal(rank, gen(1, 1))
+    failed = m.PersistFailed(
+        rank=0, generation=gen(1, 1), attempt=1, reason="EROFS", retryable=False
+    )
+    cluster.tell_node(0, failed)
+    cluster.save(gen(1, 2), disk=True)
+    cluster.tell(suspect(gen(1, 2)))
+    cluster.done = []
+    for node in (0, 1):
+        again = m.PersistWanted(generation=gen(1, 1), ranks=(0, 1))
+        cluster.tell_node(node, m.MessageReceived(from_node=0, message=again))
+    starts = cluster.take(m.StartPersist)
+    assert [(start.rank, start.attempt) for start in starts] == [(0, 2), (1, 2)]

@@ -276,9 +276,10 @@ class NodeSaving(NodeProtecting):
         self._settle(generation, memory=True)
         if newest:
             self.durable = generation
-            writing = self.persists  # an older one may still be written, and fail
+            held = {(r.rank, s.generation) for r in self.ranks.values() for s in r.slots.slots}
+            # What is in a slot may be written once more, should this turn out to be suspect.
             self.attempts = {
-                k: n for k, n in self.attempts.items() if k[1] > generation or k in writing
+                k: n for k, n in self.attempts.items() if k[1] > generation or k in held
             }
         if newest or awaited:
             self.emit(AnnounceDurable(generation=generation))
