@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,8 +298,6 @@ class Status:
     slots_bytes: int
     protected: str = ""
     """Newest generation that survives the loss of a node."""
-    degraded: str = ""
-    """The newest trouble that is not over: what, and why."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
 

@@ -9,15 +9,14 @@ from datetime import UTC, datetime
 from typing import Literal, TypeGuard
 
 from autockpt.reports.clock import align, utc_s
+from autockpt.reports.protection import losses
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.telemetry import (
     Degraded,
     Event,
-    GenerationProtected,
     MemoryCommitted,
     PersistCommitted,
     PersistFailed,
-    ProtectionLost,
     RunStarted,
     SaveSkipped,
     SnapshotBegan,
@@ -46,7 +45,7 @@ def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
     epoch_s = _epoch_s(events)
     found: tuple[tuple[_Tier, list[_Trouble], str], ...] = (
         ("memory", _in_memory(events), _MEMORY_DOES),
-        ("other nodes", _on_nodes(events), _NODES_DO),
+        ("other nodes", [(e.at_s, e.reason) for e in losses(events)], _NODES_DO),
         ("disk", _on_disk(events), _DISK_DOES),
         ("disk", _buffered(events), _BUFFERED_DOES),
     )
@@ -75,16 +74,6 @@ def _in_memory(events: Sequence[Event]) -> list[_Trouble]:
     if len(skipped) >= SKIPPED:
         troubles += skipped.values()
     return sorted(troubles)
-
-
-def _on_nodes(events: Sequence[Event]) -> list[_Trouble]:
-    troubles: list[_Trouble] = []
-    for event in events:
-        if isinstance(event, GenerationProtected):
-            troubles = []
-        elif isinstance(event, ProtectionLost):
-            troubles.append((event.at_s, event.reason))
-    return troubles
 
 
 def _on_disk(events: Sequence[Event]) -> list[_Trouble]:

@@ -83,6 +83,7 @@ def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | 
     timed = [e for e in protected if e.step >= 0]
     named: list[ShardCopied | GenerationProtected] = [*copied, *timed]
     steps = {e.generation: e.step for e in named}
+    lost = losses(events)
     return Protection(
         scheme=said(redundancy),
         copies_wanted=_wanted(events, redundancy),
@@ -92,7 +93,7 @@ def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | 
         newest_generation=newest.generation if newest else "",
         age_s=_age_s(events, timed, newest),
         behind=_behind(events, newest),
-        degraded=_degraded(events),
+        degraded=lost[-1].reason if lost else "",
         latency=spread(_last(timed).values()),
         copy=spread(e.copy_s for e in kept),
         copied_bytes=sum(e.bytes for e in kept),
@@ -187,14 +188,15 @@ def _behind(events: Sequence[Event], newest: GenerationProtected | None) -> int:
     return len(order) - 1 - order.index(newest.generation)
 
 
-def _degraded(events: Sequence[Event]) -> str:
-    """The last word: copies were lost, or all are there again."""
-    for event in reversed(events):
+def losses(events: Sequence[Event]) -> list[ProtectionLost]:
+    """Of copies, since all were there last."""
+    found: list[ProtectionLost] = []
+    for event in events:
         if isinstance(event, GenerationProtected):
-            return ""
-        if isinstance(event, ProtectionLost):
-            return event.reason
-    return ""
+            found = []
+        elif isinstance(event, ProtectionLost):
+            found.append(event)
+    return found
 
 
 def _last(protected: Sequence[GenerationProtected]) -> dict[str, float]:

@@ -10,7 +10,6 @@ from autockpt.cli.console import Console
 from autockpt.cli.launch import Ending
 from autockpt.cli.options import Script
 from autockpt.cli.outcome import finish
-from autockpt.executors.keeper.launch import keeper_status
 from autockpt.run_directory import RunDirectory
 from autockpt.values.telemetry import PersistFailed
 from tests.fakes import trainings
@@ -71,28 +70,6 @@ def test_a_broken_disk_is_told_until_it_is_mended(
     status = ended(live).read_status()
     assert status is not None
     assert status.degraded == ()
-
-
-def test_a_living_keeper_forgets_a_trouble_that_is_over(live: Live, broken: Path) -> None:
-    """It answers with the error as long as the disk is broken, and not after the next success."""
-
-    def told() -> str:
-        status = keeper_status(live.run_dir, 0)
-        assert status is not None
-        return status.degraded
-
-    job, ckpt = live.attach(SPEC, PLAN)
-    for step, batch in ckpt.batches(SPEC.steps):
-        if step == BREAKS:
-            broken.touch()
-        if step == LEAVES:
-            assert told().startswith("persist: "), told()
-            assert "Input/output error" in told()
-            broken.unlink()
-        trainings.train_step(job, step, batch)
-        granted(ckpt)
-    assert ckpt.wait_durable(PATIENCE_S)
-    assert told() == ""
 
 
 def test_one_slot_saves_again_when_the_disk_is_mended(live: Live, broken: Path) -> None:

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.coordinator_state import ParityRanks
+from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.executors.protocol.protecting import parities_of, parity_sets
 from autockpt.executors.protocol.rebuilding import rebuilt
 from autockpt.executors.protocol.selection import Choice, Question, choose
@@ -214,6 +216,26 @@ def test_a_node_that_comes_back_empty_is_rebuilt_and_protected_again() -> None:
     assert [order.shard.rank for order in again] == [1]  # the two others still have theirs
     encode(cluster, again[0])
     assert {a.generation for a in cluster.take(m.AnnounceProtected)} == {SAVED}
+
+
+def test_a_late_parity_is_no_protection_while_they_are_counted_anew() -> None:
+    """The coordinator's keeper was replaced, and the round after it failed."""
+    cluster = protecting()
+    orders = cluster.take(m.FetchShard)
+    for order in orders:
+        encode(cluster, order)
+    cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
+    cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=3, held=(shard(0),)))
+    cluster.attach(0, epoch=1, redundancy=XOR)
+    cluster.claim(1, parents=(m.EpochParent(epoch=1, parent=None),))
+    assert cluster.coordinator.protected == SAVED
+    failed = m.CopyFailed(owner=0, generation=SAVED, reason="no memory")
+    cluster.tell(m.MessageReceived(from_node=0, message=failed))
+    assert cluster.coordinator.round is None
+    cluster.done = []
+    late = m.CopySealed(shard=replace(orders[2].shard, root="p2", bytes=64))
+    cluster.tell(m.MessageReceived(from_node=2, message=late))
+    assert cluster.take(m.AnnounceProtected) == []
 
 
 # --------------------------------------------------------------------------- another world

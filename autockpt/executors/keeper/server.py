@@ -72,8 +72,6 @@ class _State:
     protected: str = ""
     unprotected: str = ""
     """Why copies on other nodes are missing; empty: they are not."""
-    degraded: dict[str, str] = field(default_factory=dict)
-    """What does not hold what it should and why, until it does again; the newest trouble last."""
 
 
 class Keeper:
@@ -536,12 +534,10 @@ class Keeper:
                 self._protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
                 self._s.memory_committed = str(generation)
-                self._s.degraded.pop("memory tier", None)
                 self._journal.memory_committed(generation)
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable = str(generation)
-                self._s.degraded.pop("persist", None)
                 self._shards.durable(generation)
                 self._journal.durable(generation)
                 self._to_all(instruction)
@@ -692,7 +688,6 @@ class Keeper:
 
     def _answer_status(self, connection: wire.Connection) -> None:
         gathered = 0 if self._gathering is None else self._gathering.total_bytes
-        troubles = [f"{what}: {reason}" for what, reason in self._s.degraded.items()]
         status = wire.Status(
             pid=os.getpid(),
             epoch=self._s.epoch,
@@ -702,22 +697,15 @@ class Keeper:
             draining=self._leave_when_drained,
             slots_bytes=self._memory.total_bytes + self._guests.total_bytes + gathered,
             protected=self._s.protected,
-            degraded=troubles[-1] if troubles else self._s.unprotected,
             peers=self._peers.connected,
         )
         with contextlib.suppress(OSError):
             connection.send(status)
 
     def _retired(self, generation: Generation, step: int, freed: int) -> None:
-        def retired() -> None:
-            self._s.degraded.pop("retention", None)
-            self._journal.retired(generation, step, freed)
-
-        self.post(retired)
+        self.post(lambda: self._journal.retired(generation, step, freed))
 
     def _degrade(self, what: str, reason: str) -> None:
-        self._s.degraded.pop(what, None)
-        self._s.degraded[what] = reason
         self._log(f"degraded: {what}: {reason}")
         self._journal.degraded(what, reason)
 

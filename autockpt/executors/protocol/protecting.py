@@ -121,7 +121,7 @@ class Protecting(CoordinatorState):
         shard = message.shard
         copies = self.round
         if copies is None or shard.generation != copies.generation:
-            if shard.generation == self.protected:
+            if self.intact and shard.generation == self.protected:
                 self.send(from_node, CopiesEnded(generation=shard.generation, protected=True))
             else:
                 self.stale(message)
