@@ -33,13 +33,14 @@ class Trainers(World):
     def fit(self, trainer: Trainer) -> None:
         """Shards of another number of ranks have another size: new slots, before the first save.
 
-        Keepers put it off until the epoch is open.
+        Keepers put it off until the epoch is open, and hear nobody who was replaced.
         """
         keeper = self.nodes[trainer.node].keeper
         if keeper is None:
             return
         self.flush(keeper)
-        if keeper.machine.phase != "open":
+        replaced = keeper.machine.incarnation != trainer.incarnation
+        if keeper.machine.phase != "open" or replaced:
             return
         trainer.fitted = True
         self.to_node(keeper, m.SlotsOutgrown(rank=trainer.rank))
