@@ -525,20 +525,24 @@ def _is_there(path: str) -> bool:
 
 def read_commit(path: str) -> CommitFile:
     """A COMMIT whose own digest matches.  Raises CorruptCheckpointError or OSError."""
-    text = read_small(path)
+    return parse_commit(read_small(path), where=path)
+
+
+def parse_commit(text: bytes, *, where: str) -> CommitFile:
+    """The record in a COMMIT.  Raises CorruptCheckpointError."""
     try:
-        commit = from_json(CommitFile, text, where=path)
+        commit = from_json(CommitFile, text, where=where)
     except AutockptError as error:
         raise CorruptCheckpointError(str(error)) from None
     if commit.sealed().digest != commit.digest or to_json(commit).encode() != text:
-        raise CorruptCheckpointError(f"{path}: its own digest does not match")
+        raise CorruptCheckpointError(f"{where}: its own digest does not match")
     if len(commit.records) != commit.world_size:
         raise CorruptCheckpointError(
-            f"{path}: names {len(commit.records)} shards, expected {commit.world_size}"
+            f"{where}: names {len(commit.records)} shards, expected {commit.world_size}"
         )
     numbers = ("bytes", "chunks", "chunk_bytes")
     if not all(isinstance(r.get(key, 0), int) for r in commit.records for key in numbers):
-        raise CorruptCheckpointError(f"{path}: a shard's bytes or chunks are no number")
+        raise CorruptCheckpointError(f"{where}: a shard's bytes or chunks are no number")
     return commit
 
 
