@@ -98,6 +98,8 @@ class RunStatus:
     """Newest generation that is on disk."""
     last_protected: str | None = None
     """Newest generation that survives the loss of a node; None: none, or no copies were wanted."""
+    last_remote: str | None = None
+    """Newest generation that is in the object store; None: none, or no store was named."""
     unprotected_because: str = ""
     """Why copies on other nodes were missing in the end; "": they were not."""
     degraded: tuple[DegradedTier, ...] = ()
@@ -368,6 +370,10 @@ class RunDirectory:
     def newest_durable(self) -> Generation | None:
         """Newest generation that the tails of the event files know as durable.  Cheap."""
         return self._newest(("PersistCommitted",))
+
+    def newest_remote(self) -> Generation | None:
+        """Newest generation that the tails of the event files know in the object store."""
+        return self._newest(("RemoteCopied",))
 
     @property
     def attached(self) -> bool:

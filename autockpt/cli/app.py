@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls:ls", "The checkpoints of a run or a directory."),
     "show": ("show:show", "What one checkpoint holds."),
     "verify": ("verify:verify", "Read checkpoints back and compare every byte's digest."),
+    "push": ("push:push", "Copy the newest checkpoint into an object store; --follow a run."),
+    "pull": ("pull:pull", "Bring a checkpoint back from an object store."),
     "gc": ("gc:gc", "Remove what dead runs left behind, and nothing else."),
     "convert": ("convert:convert", "A checkpoint as safetensors, torch DCP or torch.save."),
     "quality": ("quality:quality", "What going on from a lossy archive costs this job."),

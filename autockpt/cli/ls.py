@@ -4,26 +4,30 @@ import time
 
 import click
 
-from autockpt.cli import archive
+from autockpt.cli import archive, remote
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
 EXAMPLES = """
 autockpt ls runs/train-20260101-120000
 autockpt ls /mnt/checkpoints --json
+autockpt ls s3://bucket/run-7
 """
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE|URL")
 @common
 def ls(console: Console, path: str) -> None:
-    """List the checkpoints of a run directory or a checkpoint directory, oldest first."""
+    """List the checkpoints of a run, a checkpoint directory or an object store, oldest first."""
     from autockpt.executors.catalogue import list_generations
     from autockpt.integrations.places import find_place
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
+    if remote.is_url(path):
+        remote.ls(console, path)
+        return
     if archive.is_archive(path):
         archive.ls(console, path)
         return
@@ -41,7 +45,7 @@ def ls(console: Console, path: str) -> None:
                 str(record.step) if record.step >= 0 else "-",
                 str(record.world_size) if record.world_size else "-",
                 format_bytes(record.bytes) if record.bytes else "-",
-                _when(record.created_s),
+                when(record.created_s),
                 record.state,
                 record.health or "-",
                 record.detail,
@@ -52,7 +56,8 @@ def ls(console: Console, path: str) -> None:
     console.next(f"autockpt show {path}   (or: autockpt verify {path})")
 
 
-def _when(created_s: float) -> str:
+def when(created_s: float) -> str:
+    """Local time, for people."""
     if not created_s:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created_s))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) -> int:
     """Write status and report, say how it went; the exit code of the command."""
     durable, (copies, degraded) = run.newest_durable(), _tiers(run)
+    remote = run.newest_remote()
     status = RunStatus(
         state=ending.state,
         exit_code=ending.exit_code,
@@ -29,6 +30,7 @@ def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) 
         last_step=run.newest_step(),
         last_durable=durable.name if durable else None,
         last_protected=(copies.newest_generation or None) if copies else None,
+        last_remote=remote.name if remote else None,
         unprotected_because=copies.degraded if copies else "",
         degraded=degraded,
         protected=run.attached and not run.unprotected,
@@ -79,6 +81,8 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.say(f"newest durable checkpoint: {status.last_durable}")
     if status.last_protected:
         console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")
+    if status.last_remote:
+        console.say(f"newest checkpoint in the object store: {status.last_remote}")
     for tier in status.degraded:
         console.warn(str(tier))
     if status.report:

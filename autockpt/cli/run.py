@@ -103,6 +103,7 @@ def _launch(request: "Request", console: Console) -> int:
         scale_of,
         write_decision,
     )
+    from autockpt.cli.remote import bring_back, copier_beside
 
     scale = scale_of(request.launching)
     goal = goal_of(request, scale)
@@ -110,6 +111,8 @@ def _launch(request: "Request", console: Console) -> int:
     found = profile_of(request, scale, console)
     with own(request.script, request.run_dir, request.launching) as run:
         prepare(run, request.script, "run", goal, scale)
+        if not request.fresh:
+            bring_back(run, goal, console)
         console.say(f"run directory: {outcome.shown(run.path)}")
         console.say(f"plan: {write_decision(run, request, goal, found)}")
         wanted = Launch(
@@ -121,7 +124,7 @@ def _launch(request: "Request", console: Console) -> int:
             profile_in_place=request.use_profile,
             **request.launching,
         )
-        with archiver_beside(run, goal.archive, console):
+        with archiver_beside(run, goal.archive, console), copier_beside(run, goal.remote, console):
             ending = launch(wanted, console)
         return outcome.finish(run, ending, request.script, console)
 

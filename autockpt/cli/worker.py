@@ -18,6 +18,7 @@ from autockpt.cli.preparation import (
     scale_of,
     write_decision,
 )
+from autockpt.cli.remote import require_back
 from autockpt.run_directory import RunDirectory, default_path
 from autockpt.values.errors import AutockptError, ConfigError
 
@@ -64,6 +65,8 @@ def _prepare(request: Request, scale: Scale, path: str, foreign: str, console: C
     found = profile_of(request, scale, console)
     run = RunDirectory.create(path)
     prepare(run, request.script, "run", goal, scale)
+    if not request.fresh:
+        require_back(run, goal, console)
     console.say(f"plan: {write_decision(run, request, goal, found)}")
     # Last, because the other ranks wait for it.
     prepare(run, request.script, "run", goal, scale, launch_id)

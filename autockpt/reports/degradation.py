@@ -17,6 +17,7 @@ from autockpt.values.telemetry import (
     MemoryCommitted,
     PersistCommitted,
     PersistFailed,
+    RemoteCopied,
     RunStarted,
     SaveSkipped,
     SnapshotBegan,
@@ -28,15 +29,17 @@ SKIPPED = 3
 _IN_MEMORY = ("memory tier", "snapshot", "keeper")
 _ON_DISK = ("persist", "checkpoint", "final checkpoint")
 _BUFFERED = "direct I/O"
+_REMOTE = "object store"
 """What of `Degraded` concerns which tier."""
 _MEMORY_DOES = "every save that is due is tried again; what was held before, or the disk, serves"
 _NODES_DO = "the next round of copies tries again; the disk serves the loss of a node"
 _DISK_DOES = "every save that is due is tried again, into new files; older ones on disk stay"
 _BUFFERED_DOES = "checkpoints become durable all the same, more slowly"
+_REMOTE_DOES = "the newest checkpoint is tried again; the disk has it"
 
 _Trouble = tuple[float, str]
 """(when, why)."""
-_Tier = Literal["memory", "other nodes", "disk"]
+_Tier = Literal["memory", "other nodes", "disk", "object store"]
 
 
 def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
@@ -48,6 +51,7 @@ def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
         ("other nodes", [(e.at_s, e.reason) for e in losses(events)], _NODES_DO),
         ("disk", _on_disk(events), _DISK_DOES),
         ("disk", _buffered(events), _BUFFERED_DOES),
+        ("object store", _remote(events), _REMOTE_DOES),
     )
     return tuple(
         DegradedTier(
@@ -100,6 +104,16 @@ def _on_disk(events: Sequence[Event]) -> list[_Trouble]:
 
 def _buffered(events: Sequence[Event]) -> list[_Trouble]:
     return [(e.at_s, e.reason) for e in events if _is_about(e, (_BUFFERED,))]
+
+
+def _remote(events: Sequence[Event]) -> list[_Trouble]:
+    troubles: list[_Trouble] = []
+    for event in events:
+        if isinstance(event, RemoteCopied):
+            troubles = []
+        elif _is_about(event, (_REMOTE,)):
+            troubles.append((event.at_s, event.reason))
+    return troubles
 
 
 def _is_about(event: Event, whats: Sequence[str]) -> TypeGuard[Degraded]:

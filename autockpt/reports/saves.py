@@ -19,6 +19,7 @@ from autockpt.values.telemetry import (
     PersistCommitted,
     PersistFailed,
     PlanChanged,
+    RemoteCopied,
     Restored,
     SaveSkipped,
     SnapshotDiscarded,
@@ -149,6 +150,7 @@ def ages(events: Sequence[Event]) -> tuple[Age, ...]:
             ("memory", MemoryCommitted),
             ("other nodes", GenerationProtected),
             ("disk", PersistCommitted),
+            ("object store", RemoteCopied),
         )
     )
     return tuple(age for age in found if age is not None)
@@ -173,7 +175,7 @@ def changes(events: Sequence[Event], start_s: float) -> tuple[Change, ...]:
 def _age(
     tier: str,
     events: Sequence[Event],
-    kind: type[MemoryCommitted] | type[GenerationProtected] | type[PersistCommitted],
+    kind: type[MemoryCommitted | GenerationProtected | PersistCommitted | RemoteCopied],
     step: int,
     end_s: float,
 ) -> Age | None:

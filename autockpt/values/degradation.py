@@ -8,7 +8,7 @@ from typing import Literal
 class DegradedTier:
     """Which, since when, why, and what is done about it."""
 
-    tier: Literal["memory", "other nodes", "disk"]
+    tier: Literal["memory", "other nodes", "disk", "object store"]
     since: str
     """UTC, ISO 8601; "" where no clock was told."""
     because: str

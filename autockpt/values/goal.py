@@ -141,6 +141,18 @@ class Archiving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWish:
+    """Copies of good checkpoints in an object store."""
+
+    url: str | None = None
+    """s3://, gs://, az:// or file://, with a prefix of this run's own; None: there are none."""
+    keep_last: int = 3
+    """Newest copies that stay; >= 1."""
+    rate_bytes_per_s: float | None = None
+    """Most that is sent; None: as fast as it goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """Objective, limits, pins: what a policy file says.  All defaults are `auto`."""
 
@@ -153,6 +165,7 @@ class Goal:
     failures: FailureDeclaration = FailureDeclaration()
     retention: Retention = Retention()
     archive: Archiving = Archiving()
+    remote: RemoteWish = RemoteWish()
     storage_path: str | None = None
     """Where checkpoints go; None: `checkpoints/` in the run directory."""
     policy: str = "builtin:auto"

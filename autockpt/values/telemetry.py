@@ -245,6 +245,19 @@ class PersistFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteCopied(Event):
+    """A durable generation is in the object store, too."""
+
+    generation: str
+    step: int
+    bytes: int
+    """That were sent for it."""
+    latency_s: float
+    """Since it was committed to disk."""
+    copy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scrubbed(Event):
     """A durable generation was read back and compared, in the background."""
 
@@ -367,6 +380,7 @@ EVENTS: dict[str, type[Event]] = {
         CopiesSent,
         PersistCommitted,
         PersistFailed,
+        RemoteCopied,
         Scrubbed,
         CheckpointRetired,
         FailureObserved,

@@ -55,6 +55,8 @@ class Copied:
 
     generation: Generation
     step: int
+    created_s: float
+    """When it was committed, seconds since 1970."""
     bytes: int
     """That were moved; what was there already is not among them."""
 
@@ -73,9 +75,9 @@ class RemoteCopies:
     ) -> Copied:
         """Copies a committed generation and those that it is stored as a difference to.
 
-        Raises GuardError where another directory has continued this run (fenced) or retention has
-        deleted the generation meanwhile, ConfigError where copies of another run are there,
-        CorruptCheckpointError, StorageError.
+        Raises GuardError where another directory has continued this run (fenced),
+        NoCheckpointError when retention has deleted the generation meanwhile, ConfigError where
+        copies of another run are there, CorruptCheckpointError, StorageError.
         """
         text, commit = _local_commit(directory, generation)
         moved = sum(
@@ -85,15 +87,14 @@ class RemoteCopies:
         if there is None:
             self._bring_records(directory)
             moved += self._bring_shards(directory, commit, gate or OpenGate())
-            if _local_commit(directory, generation)[0] != text:
-                raise GuardError(f"{generation}: was replaced while it was copied")
+            _local_commit(directory, generation)  # else its files may have been used again
             self._require_newest(directory)
             if not self._objects.create(f"{generation.name}/COMMIT", text):
                 there = self._objects.read(f"{generation.name}/COMMIT")
             self._require_newest(directory)
         if there is not None and there != text:
             raise GuardError(f"{self.url}: holds another {generation} than {directory.path}")
-        return Copied(generation=generation, step=commit.step, bytes=moved)
+        return _copied(commit, moved)
 
     def _bring_records(self, directory: CheckpointDirectory) -> None:
         """Whose they are, who has claimed the directory, and what each incarnation resumed."""
@@ -296,8 +297,7 @@ class RemoteCopies:
                         raise CorruptCheckpointError(f"{chosen}: needs {needed}, which is not here")
                     count += self._fetch(directory, commits[needed], moved)
                 _require_whole(directory, chosen, named=generation is not None)
-                copied = Copied(generation=chosen, step=commits[chosen].step, bytes=count)
-                return copied, told
+                return _copied(commits[chosen], count), told
             except CorruptCheckpointError as error:
                 if os.path.isdir(directory.generation_path(chosen)):
                     told.append(set_aside(directory.path, chosen.name, f"{self.url}: {error}"))
@@ -362,6 +362,12 @@ class RemoteCopies:
         return total
 
 
+def _copied(commit: CommitFile, moved: int) -> Copied:
+    return Copied(
+        generation=commit.generation, step=commit.step, created_s=commit.created_s, bytes=moved
+    )
+
+
 def _local_commit(
     directory: CheckpointDirectory, generation: Generation
 ) -> tuple[bytes, CommitFile]:
@@ -369,7 +375,7 @@ def _local_commit(
     try:
         text = read_small(path)
     except FileNotFoundError:
-        raise GuardError(f"{generation}: is not in {directory.path}, or was deleted") from None
+        raise NoCheckpointError(f"{path}: is not there, or was deleted meanwhile") from None
     except OSError as error:
         raise StorageError(f"{path}: cannot read: {error.strerror}") from error
     return text, parse_commit(text, where=path)
@@ -422,6 +428,6 @@ def _local(verb: str, path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise GuardError(f"{error.filename or path}: was deleted meanwhile") from error
+        raise NoCheckpointError(f"{error.filename or path}: was deleted meanwhile") from error
     except OSError as error:
         raise StorageError(f"{error.filename or path}: cannot {verb}: {error.strerror}") from error

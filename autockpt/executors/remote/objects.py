@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from autockpt.executors.directory import MAX_RECORD_BYTES
 from autockpt.executors.gate import Gate
 from autockpt.executors.persist import run_parallel
-from autockpt.values.errors import ConfigError, CorruptCheckpointError, GuardError, StorageError
+from autockpt.values.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -99,7 +104,7 @@ class Objects:
     def upload(self, path: str, name: str, size: int, gate: Gate) -> None:
         """Puts a file of `size` bytes, part by part as `gate` lets them pass.
 
-        Raises GuardError when it got shorter, OSError when it cannot be read, StorageError.
+        Raises NoCheckpointError when it got shorter, OSError when it cannot be read, StorageError.
         """
         import obstore
 
@@ -113,7 +118,9 @@ class Objects:
             for start in range(0, size, part):
                 piece = os.pread(fd, part, start)
                 if len(piece) != min(part, size - start):
-                    raise GuardError(f"{path}: ended at {start + len(piece)} of {size} bytes")
+                    raise NoCheckpointError(
+                        f"{path}: ended at {start + len(piece)} of {size} bytes"
+                    )
                 gate.wait(len(piece))
                 with self._asking("write", name):
                     writer.write(piece)

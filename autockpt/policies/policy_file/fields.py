@@ -169,6 +169,22 @@ def read_path(value: Any) -> str:
     return value
 
 
+STORES = ("s3", "gs", "az", "file")
+"""Schemes of object stores; `file` is a mounted directory."""
+
+
+def read_url(value: Any) -> str:
+    """Where objects go; keys have no place in it."""
+    where = value.partition("://") if isinstance(value, str) else ("", "", "")
+    if where[0] not in STORES or not where[2].strip("/"):
+        raise ValueError(
+            f"expected {'://, '.join(STORES)}:// and a place there, e.g. s3://bucket/run-7"
+        )
+    if "@" in where[2].partition("/")[0] or "?" in where[2]:
+        raise ValueError("names a user or an option; keys and options stand in the environment")
+    return str(value).rstrip("/")
+
+
 def count_reader(low: int, high: int) -> Callable[[Any], int]:
     """Whole numbers from `low` to `high`."""
 

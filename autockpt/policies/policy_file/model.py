@@ -19,6 +19,7 @@ from autockpt.values.goal import (
     Pins,
     Prices,
     RedundancyWish,
+    RemoteWish,
     Retention,
     Retune,
 )
@@ -62,6 +63,9 @@ Chunk = Annotated[int | None, _reader(fields.read_chunk_bytes), _patterns(_SIZE)
 Budget = Annotated[float | None, _reader(fields.read_budget), _patterns(_PERCENT)]
 Share = Annotated[float | None, _reader(fields.read_share), _patterns(_PERCENT)]
 Directory = Annotated[str | None, _reader(fields.read_path), _patterns("^.+$")]
+StoreUrl = Annotated[
+    str | None, _reader(fields.read_url), _patterns(f"^({'|'.join(fields.STORES)})://.+$")
+]
 Switch = Annotated[
     bool | None,
     _reader(fields.read_switch),
@@ -261,6 +265,14 @@ class Archive(Section):
     full_every: FullEvery = None
 
 
+class Remote(Section):
+    """Copies of good checkpoints in an object store."""
+
+    url: StoreUrl = None
+    keep: Kept = None
+    rate: Rate = None
+
+
 class When(Section):
     """All of these must hold for an override to apply."""
 
@@ -291,6 +303,7 @@ class Settings(Section):
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
     archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
+    remote: Annotated[Remote, BeforeValidator(_mapping)] = Remote()
     retune: Retuning = None
     rule: Rule = None
 
@@ -376,6 +389,11 @@ def goal_of(settings: Settings, name: str) -> Goal:
             codec=settings.archive.codec,
             lossy=bool(settings.archive.lossy),
             full_every=settings.archive.full_every or Archiving().full_every,
+        ),
+        remote=RemoteWish(
+            url=settings.remote.url,
+            keep_last=settings.remote.keep or RemoteWish().keep_last,
+            rate_bytes_per_s=settings.remote.rate,
         ),
         storage_path=disk.path,
         policy=name,

@@ -1,0 +1,391 @@
+"""What commands do with copies in an object store: bring them there and back, list them."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autockpt.cli.beside import beside
+from autockpt.cli.console import Console
+from autockpt.run_directory import RunDirectory
+from autockpt.values.goal import Goal, RemoteWish
+
+if TYPE_CHECKING:
+    from autockpt.executors.gate import Gate
+    from autockpt.executors.remote import Copied, RemoteCopies
+
+NAME = "copier"
+FOLLOW_EVERY_S = 5.0
+"""Between two looks at a run that is followed: a listing of its directory."""
+AGAIN_S = 30.0
+"""After a store that failed."""
+PROGRESS_EVERY_S = 5.0
+
+
+def is_url(path: str) -> bool:
+    """Whether a path names an object store; imports nothing."""
+    return "://" in path
+
+
+def copies_at(url: str) -> "RemoteCopies":
+    """Raises ConfigError."""
+    from autockpt.executors.remote import Objects, RemoteCopies
+
+    return RemoteCopies(Objects(url))
+
+
+# --- there ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be copied, where to, and how much of it stays there."""
+
+    source: str
+    wish: RemoteWish
+    follow: bool
+    """Go on with what the run writes, until SIGTERM; then a last time."""
+
+
+def copier_beside(
+    run: RunDirectory, wish: RemoteWish, console: Console
+) -> contextlib.AbstractContextManager[None]:
+    """Copies what the run commits, as long as the block lasts; then what is left."""
+    if wish.url is None:
+        return contextlib.nullcontext()
+    command = ["push", str(run.path), wish.url, "--keep", str(wish.keep_last), "--follow"]
+    if wish.rate_bytes_per_s is not None:
+        command += ["--rate", f"{wish.rate_bytes_per_s:.0f} B/s"]
+    return beside(run, NAME, command, console)
+
+
+def push(console: Console, request: Request) -> int:
+    """Copies the newest good checkpoint; with `follow` each that becomes the newest; exit code."""
+    from autockpt.values.errors import AutockptError, GuardError, NoCheckpointError
+
+    ended = threading.Event()
+    if request.follow:
+        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    copier = _Copier(console, request)
+    while True:
+        last, pause_s = ended.is_set() or not request.follow, FOLLOW_EVERY_S
+        try:
+            copier.look(last=last)
+        except NoCheckpointError:
+            if not request.follow:
+                raise
+        except GuardError as error:  # fenced: it will not become better
+            copier.failed(error)
+            raise
+        except AutockptError as error:
+            copier.failed(error)
+            if last:
+                raise
+            pause_s = AGAIN_S
+        if last:
+            break
+        ended.wait(pause_s)
+    copier.end()
+    return 0
+
+
+class _Copier:
+    """Knows what is there already, and tells the run's telemetry."""
+
+    def __init__(self, console: Console, request: Request) -> None:
+        from autockpt.executors.gate import OpenGate, PacedGate
+        from autockpt.executors.telemetry import TelemetryWriter
+
+        rate, self._request, self._console = request.wish.rate_bytes_per_s, request, console
+        self._gate: Gate = OpenGate() if rate is None else PacedGate(rate)
+        self._copies = copies_at(str(request.wish.url))
+        self._there = ""
+        """Newest generation that was copied."""
+        self._trouble = ""
+        self._run = RunDirectory(request.source)
+        path = str(self._run.telemetry / "remote.jsonl")
+        self._telemetry = TelemetryWriter(path) if self._run.exists else None
+        self._sent: list[dict[str, object]] = []
+
+    def look(self, *, last: bool) -> None:
+        """Copies the newest that was read back; the `last` time the newest, reading it back."""
+        from autockpt.executors.directory import CheckpointDirectory
+        from autockpt.integrations.places import find_place
+        from autockpt.values.errors import NoCheckpointError
+        from autockpt.values.generation import Generation
+
+        if self._run.exists and not self._run.checkpoints().is_dir():
+            raise NoCheckpointError(f"{self._request.source}: has no checkpoints yet")
+        place = find_place(self._request.source)
+        name = place.generation or _newest(place.directory, read=last)
+        if name is None or name == self._there:
+            return
+        began_s = time.monotonic()
+        try:
+            copied = self._copies.push(
+                CheckpointDirectory(place.directory), Generation.from_name(name), self._gate
+            )
+        except NoCheckpointError:
+            if last:
+                raise
+            return  # retention was faster; there is a newer one
+        self._there, self._trouble = name, ""
+        self._tell(copied, time.monotonic() - began_s)
+        self._copies.retire(self._request.wish.keep_last)
+
+    def _tell(self, copied: "Copied", copy_s: float) -> None:
+        from autockpt.values.telemetry import RemoteCopied
+        from autockpt.values.units import format_bytes, format_duration
+
+        name, url = copied.generation.name, self._copies.url
+        self._sent.append({"generation": name, "step": copied.step, "bytes": copied.bytes})
+        if not copied.bytes:
+            self._console.say(f"{url}: has {name} already")
+            return
+        self._console.result(
+            f"{name} (step {copied.step}) -> {url}: {format_bytes(copied.bytes)} in "
+            f"{format_duration(copy_s)}"
+        )
+        if self._telemetry is not None:
+            self._telemetry.emit(
+                RemoteCopied(
+                    at_s=time.monotonic(), rank=-1, generation=str(copied.generation),
+                    step=copied.step, bytes=copied.bytes, copy_s=copy_s,
+                    latency_s=max(copy_s, time.time() - copied.created_s),
+                )
+            )  # fmt: skip
+
+    def failed(self, error: Exception) -> None:
+        """Said once for each reason."""
+        from autockpt.values.telemetry import Degraded
+
+        if str(error) == self._trouble:
+            return
+        self._trouble = str(error)
+        if self._request.follow:
+            self._console.warn(f"not copied: {error}")
+        if self._telemetry is not None:
+            self._telemetry.emit(
+                Degraded(
+                    at_s=time.monotonic(), rank=-1, what="object store", reason=str(error)
+                )
+            )  # fmt: skip
+            self._telemetry.flush()
+
+    def end(self) -> None:
+        """Says what is there."""
+        if self._telemetry is not None:
+            self._telemetry.close()
+        self._console.object("push", {"url": self._copies.url, "copied": self._sent})
+        self._console.next(f"autockpt ls {self._copies.url}")
+
+
+def _newest(directory: str, *, read: bool) -> str | None:
+    """The newest good generation that was read back; with `read` the newest, reading it back here
+    if nobody has.  None: nobody has yet.
+
+    Raises NoCheckpointError.
+    """
+    from autockpt.executors.catalogue import verify_generation
+    from autockpt.integrations.places import good_generations
+    from autockpt.values.errors import NoCheckpointError
+
+    for name in reversed(good_generations(directory)):
+        if os.path.exists(os.path.join(directory, name, "VERIFIED")):
+            return name
+        if read:
+            found = verify_generation(directory, name)
+            if found.ok and not found.sick:
+                return name
+    if read:
+        raise NoCheckpointError(f"{directory}: holds no good checkpoint")
+    return None
+
+
+# --- back -----------------------------------------------------------------------------------------
+
+
+def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
+    """Before a run begins: what its store holds and its directory lacks.
+
+    A store that does not answer ends the start only where there is nothing else to begin from.
+    Raises ConfigError, StorageError, NoCheckpointError.
+    """
+    from autockpt.cli.outcome import shown
+    from autockpt.values.errors import AutockptError, ConfigError, DirectoryBusyError
+
+    if goal.remote.url is None:
+        return
+    copies, path = copies_at(goal.remote.url), str(run.checkpoints(goal))
+    with _alone(run):
+        try:
+            missing = copies.missing(path)
+            if missing is None:
+                return
+            console.say(f"{missing.name} is in {copies.url} and not in {shown(path)}: fetching it")
+            with _progress(console) as moved:
+                copied, told = copies.pull(path, moved=moved)
+        except DirectoryBusyError:
+            return  # a keeper that lives holds what is newer
+        except ConfigError:
+            raise
+        except AutockptError as error:
+            if not _has_some(path):
+                error.args = (f"{error}; --fresh begins anew without it",)
+                raise
+            console.warn(f"going on from {shown(path)} without what {copies.url} holds: {error}")
+            return
+    for line in told:
+        console.warn(line)
+    console.say(f"{copied.generation.name} (step {copied.step}) is back from {copies.url}")
+
+
+def require_back(run: RunDirectory, goal: Goal, console: Console) -> None:
+    """Under a launcher of one's own nobody waits for a long fetch, and nobody copies.
+
+    Raises ConfigError where the store holds what the directory lacks.
+    """
+    from autockpt.values.errors import ConfigError
+
+    if goal.remote.url is None:
+        return
+    missing = copies_at(goal.remote.url).missing(str(run.checkpoints(goal)))
+    if missing is not None:
+        raise ConfigError(
+            f"{missing.name} is in {goal.remote.url} and not in {run.path}; bring it back first: "
+            f"autockpt pull {goal.remote.url} {run.path}   (or --fresh to begin anew without it)"
+        )
+    console.say(f"to copy checkpoints: autockpt push {run.path} {goal.remote.url} --follow")
+
+
+def _has_some(path: str) -> bool:
+    from autockpt.integrations.places import good_generations
+    from autockpt.values.errors import AutockptError
+
+    try:
+        return bool(good_generations(path))
+    except AutockptError:
+        return False
+
+
+@contextlib.contextmanager
+def _alone(run: RunDirectory) -> Iterator[None]:
+    """Launchers of several nodes wait for the first; the others find everything there."""
+    fd = os.open(run.logs / "pull.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # no locks on this file system
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> "Iterator[_Progress]":
+    progress = _Progress(console)
+    yield progress
+
+
+class _Progress:
+    """Says now and then how much has come."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bytes = 0
+        self._told_s = self._began_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, nbytes: int) -> None:
+        from autockpt.values.units import format_bytes
+
+        with self._lock:
+            self._bytes += nbytes
+            now_s = time.monotonic()
+            if now_s - self._told_s >= PROGRESS_EVERY_S:
+                self._told_s = now_s
+                rate = format_bytes(self._bytes / (now_s - self._began_s))
+                self._console.say(f"  {format_bytes(self._bytes)}, {rate}/s")
+
+
+def pull(console: Console, url: str, destination: str, generation: str | None) -> int:
+    """One checkpoint as a run, or into the run or checkpoint directory that is there; exit code."""
+    from autockpt.values.generation import Generation
+    from autockpt.values.units import format_bytes
+
+    copies = copies_at(url)
+    path = _target(destination)
+    named = None if generation is None else Generation.from_name(generation)
+    with _progress(console) as moved:
+        copied, told = copies.pull(path, named, moved=moved)
+    for line in told:
+        console.warn(line)
+    name = copied.generation.name
+    console.object(
+        "pull",
+        {"url": url, "directory": path, "generation": name, "bytes": copied.bytes, "aside": told},
+    )
+    console.result(f"{name} (step {copied.step}) -> {path}: {format_bytes(copied.bytes)}, verified")
+    console.next(f"autockpt run --run-dir {destination} SCRIPT")
+    return 0
+
+
+def _target(destination: str) -> str:
+    """A checkpoint directory that is there, else that of a run."""
+    if os.path.exists(os.path.join(destination, "RUN")):
+        return os.path.abspath(destination)
+    return str(RunDirectory(destination).checkpoints())
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+def ls(console: Console, url: str) -> None:
+    """The copies, oldest first."""
+    from autockpt.cli.ls import when
+    from autockpt.values.record import to_data
+    from autockpt.values.units import format_bytes
+
+    copies = copies_at(url)
+    commits = copies.commits()
+    offered = set(copies.eligible(commits))
+    console.object(
+        "ls",
+        {
+            "url": url,
+            "run_id": copies.run_id(),
+            "generations": [
+                {
+                    "name": commit.generation.name, "step": commit.step,
+                    "world_size": commit.world_size, "created_s": commit.created_s,
+                    "bytes": sum(int(r.get("bytes", 0)) for r in commit.records),
+                    "health": commit.health, "offered": commit.generation in offered,
+                    "parent": to_data(commit.parent),
+                }
+                for commit in commits
+            ],
+        },
+    )  # fmt: skip
+    if not commits:
+        console.say(f"{url}: no checkpoints")
+        return
+    console.table(
+        ("generation", "step", "ranks", "size", "written", "health", "note"),
+        (
+            (
+                commit.generation.name,
+                str(commit.step),
+                str(commit.world_size),
+                format_bytes(sum(int(r.get("bytes", 0)) for r in commit.records)),
+                when(commit.created_s),
+                commit.health,
+                "" if commit.generation in offered else "left behind by an older one",
+            )
+            for commit in commits
+        ),
+    )
+    console.next(f"autockpt pull {url} RUN_DIR")

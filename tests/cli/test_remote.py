@@ -1,0 +1,102 @@
+"""`autockpt run` with an object store: a lost disk, a store that fails, two directories."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from autockpt.run_directory import RunDirectory
+from tests.cli.scripts import ROOT, autockpt
+
+SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
+JOB = ("--size", "tiny", "--log-every", "1000", "--horizon", "100", "--digest")
+
+
+def run(folder: Path, name: str, url: str, steps: int) -> tuple[int, str]:
+    """(exit code, what it said)."""
+    done = autockpt(
+        "run", "--no-profile", "--run-dir", name, "--set", f"remote.url={url}", "--set",
+        "disk.interval=10 steps", SCRIPT, *JOB, "--steps", str(steps), cwd=folder,
+    )  # fmt: skip
+    return done.returncode, done.stderr + done.stdout
+
+
+def digest(told: str) -> str:
+    """Of the state at the end, as the script says it."""
+    return next(line for line in told.splitlines() if "digest" in line)
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_its_copies(tmp_path: Path) -> None:
+    """In a new directory it resumes where the lost one ended, to the same end; the old directory,
+    found again, takes what the new one has copied."""
+    store = tmp_path / "store"
+    code, told = run(tmp_path, "first", store.as_uri(), 20)
+    assert code == 0, told
+    assert "newest checkpoint in the object store: gen-e000001-s000000020" in told
+    status = RunDirectory(tmp_path / "first").read_status()
+    assert status is not None
+    assert (status.last_remote, status.degraded) == ("gen-e000001-s000000020", ())
+    shutil.move(tmp_path / "first", tmp_path / "lost")
+    code, told = run(tmp_path, "second", store.as_uri(), 40)
+    assert code == 0, told
+    assert "gen-e000001-s000000020 (step 20) is back from" in told
+    assert "resumed step 20 from disk" in told
+    undisturbed = autockpt(
+        "run", "--no-profile", "--run-dir", "whole", SCRIPT, *JOB, "--steps", "40", cwd=tmp_path
+    )
+    assert digest(told) == digest(undisturbed.stdout)
+    code, told = run(tmp_path, "lost", store.as_uri(), 60)
+    assert code == 0, told
+    assert "resumed step 40 from disk" in told
+
+
+def test_a_store_that_fails_ends_no_training_and_is_said(tmp_path: Path) -> None:
+    """A file stands where its directory should be."""
+    store = tmp_path / "store"
+    (store / "epochs").parent.mkdir()
+    (store / "epochs").write_text("in the way")
+    code, told = run(tmp_path, "r", store.as_uri(), 20)
+    assert code == 0, told
+    assert "object store degraded" in told
+    assert "the copier ended with 74" in told
+
+
+def test_a_store_that_cannot_be_asked_begins_nothing_anew_by_itself(tmp_path: Path) -> None:
+    """Something may have been committed; `--fresh` says that it is not wanted."""
+    store = tmp_path / "store"
+    store.write_text("no directory")
+    code, told = run(tmp_path, "r", store.as_uri(), 20)
+    assert code in (74, 78), told
+    assert not (tmp_path / "r" / "checkpoints").exists()
+
+
+def test_copies_are_listed_and_brought_back_by_hand(tmp_path: Path) -> None:
+    """`ls` of the store, `pull` into a run that goes on."""
+    store = tmp_path / "store"
+    code, told = run(tmp_path, "r", store.as_uri(), 20)
+    assert code == 0, told
+    listed = json.loads(autockpt("ls", store.as_uri(), "--json", cwd=tmp_path).stdout)
+    assert [one["step"] for one in listed["generations"] if one["offered"]][-1] == 20
+    done = autockpt("pull", store.as_uri(), "again", cwd=tmp_path)
+    assert (done.returncode, "verified" in done.stdout) == (0, True), done.stderr
+    resumed = autockpt(
+        "run", "--no-profile", "--run-dir", "again", SCRIPT, *JOB, "--steps", "22", cwd=tmp_path
+    )
+    assert "resumed step 20 from disk" in resumed.stderr
+    nothing = autockpt("pull", (tmp_path / "empty").as_uri(), "other", cwd=tmp_path)
+    assert (nothing.returncode, "holds no good checkpoint" in nothing.stderr) == (66, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [("bucket/run", "s3://bucket/run-7"), ("s3://key:word@bucket/r", "stand in the environment")],
+)
+def test_a_url_that_cannot_be_meant_is_refused_by_the_policy(
+    tmp_path: Path, url: str, told: str
+) -> None:
+    """Before anything is written."""
+    code, said = run(tmp_path, "r", url, 20)
+    assert code == 78
+    assert told in said
+    assert not (tmp_path / "r").exists()
