@@ -94,12 +94,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize("path", sorted({path for path, _ in COMMANDS}))
 def test_documented_commands_work(path: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Every `$ autockpt` line of a document, in its order: run it, or parse it if it trains."""
+    """Every `$ autockpt` line of a document, in its order: run it, or parse it if it trains or asks
+    a store."""
     for line in [line for where, line in COMMANDS if where == path]:
         program, *argv = shlex.split(line)
         if program != "autockpt" or line.removeprefix("autockpt ") in COMPARED:
             continue
-        if argv[0] in RUNS_JOBS:
+        if argv[0] in RUNS_JOBS or any("://" in word for word in argv):
             parses(argv)
         else:
             assert app.run(argv) == 0, f"{path}: $ {line}\n{capfd.readouterr().err}"
