@@ -128,7 +128,11 @@ def run_verdict(
         waste = format_fraction(data.decision.expected.waste)
         parts.append(f"The plan expected the three to take {waste}.")
     if ages:
-        at_stake = " and ".join(f"{format_duration(a.worst_s)} from {a.tier}" for a in ages)
+        *others, last = (
+            f"{format_duration(a.worst_s)} from {'the ' * (a.tier == 'object store')}{a.tier}"
+            for a in ages
+        )
+        at_stake = f"{', '.join(others)} and {last}" if others else last
         parts.append(f"Work not yet recoverable was at most {at_stake}.")
     return Verdict(headline=headline, detail=" ".join(parts), confidence=level,
                    confidence_reason=reason, tone="good" if accounting.goodput >= 0.9 else "warn",
