@@ -299,9 +299,14 @@ class CheckpointDirectory:
             parent=parent, records=records, health=health, created_s=created_s,
         ).sealed()  # fmt: skip
         path = os.path.join(self.generation_path(generation), "COMMIT")
-        with _storage("commit", path):
-            if not publish(path, to_json(commit).encode(), replace=False):
-                raise StorageError(f"{path}: exists already")
+        try:
+            with _storage("commit", path):
+                if not publish(path, to_json(commit).encode(), replace=False):
+                    raise StorageError(f"{path}: exists already")
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._require_epoch(generation.epoch)  # a newer one may have deleted it
+            raise
         self._require_epoch(generation.epoch)
         return created_s
 

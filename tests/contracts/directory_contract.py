@@ -209,6 +209,28 @@ class DirectoryContract:
         with pytest.raises(GuardError, match="fenced"):
             self.commit(old, run_id, G1)
 
+    def test_a_commit_whose_generation_a_newer_epoch_has_deleted_is_fenced(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is not an error of the storage: whoever is fenced has to leave."""
+        directory, run_id = self.opened(path)
+        records = self.records(directory, G1)
+        publish = directory_module.publish
+
+        def overtaken(name: str, text: bytes, *, replace: bool) -> bool:
+            if name.endswith("COMMIT"):
+                monkeypatch.undo()
+                newer = self.make(path)
+                newer.claim(run_id, "launch", 1, force=False)
+                newer.trash(G1)
+            return publish(name, text, replace=replace)
+
+        monkeypatch.setattr(directory_module, "publish", overtaken)
+        with pytest.raises(GuardError, match="epoch 1 is fenced"):
+            directory.write_commit(
+                run_id, G1, step=10, world_size=1, parent=None, records=records, health="good"
+            )
+
     def test_decisions_are_the_lineage(self, path: Path) -> None:
         """The newest attempt of an epoch stands; a foreign or damaged file is no decision."""
         directory, run_id = self.opened(path)
