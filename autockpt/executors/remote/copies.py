@@ -25,6 +25,7 @@ from autockpt.executors.directory import (
     is_ours,
     parse_commit,
     publish,
+    read_commit,
     read_small,
 )
 from autockpt.executors.gate import Gate, OpenGate
@@ -167,10 +168,7 @@ class RemoteCopies:
     # ------------------------------------------------------------------ what is there
 
     def run_id(self) -> str | None:
-        """Whose copies they are; None: nobody's yet.  Raises CorruptCheckpointError, StorageError.
-
-        A store that holds something, but no RUN, is somebody else's: ConfigError.
-        """
+        """Whose copies they are; None: nobody's.  Raises CorruptCheckpointError, StorageError."""
         text = self._objects.read("RUN")
         if text is None:
             return None
@@ -180,14 +178,17 @@ class RemoteCopies:
             raise CorruptCheckpointError(str(error)) from None
 
     def commits(self) -> list[CommitFile]:
-        """Every valid COMMIT, oldest first.  Raises StorageError."""
-        found = []
+        """Every valid COMMIT of the run, oldest first.
+
+        Raises CorruptCheckpointError when RUN is damaged, StorageError.
+        """
+        found, run_id = [], self.run_id()
         for name in self._generations():
             with contextlib.suppress(CorruptCheckpointError):
                 text = self._objects.read(f"{name}/COMMIT")
                 if text is not None:
                     commit = parse_commit(text, where=f"{self.url}/{name}/COMMIT")
-                    if commit.generation.name == name:
+                    if commit.generation.name == name and run_id in (None, commit.run_id):
                         found.append(commit)
         return sorted(found, key=lambda commit: commit.generation)
 
@@ -197,7 +198,7 @@ class RemoteCopies:
         """Those that a restart may take, newest first: good, and not left behind by an older one
         that was resumed, as the store and the directory know it."""
         commits = list(commits)
-        chain = self._chain(commits, () if directory is None else directory.parents())
+        chain = self._chain(map(_entry, commits), () if directory is None else directory.parents())
         good = (c.generation for c in commits if c.health == "good")
         return sorted((g for g in good if on_lineage(g, chain)), reverse=True)
 
@@ -206,13 +207,16 @@ class RemoteCopies:
 
         None for a directory of another run.  Raises CorruptCheckpointError, StorageError.
         """
-        directory, run_id = CheckpointDirectory(path), self.run_id()
-        found = self.eligible(self.commits(), directory)
+        directory, run_id, commits = CheckpointDirectory(path), self.run_id(), self.commits()
+        found = self.eligible(commits, directory)
         if run_id is None or not found:
             return None
         if not os.path.exists(os.path.join(path, "RUN")):
             return found[0]
-        here = [e.generation for e in directory.catalogue(run_id) if is_good(e)]
+        entries = directory.catalogue(run_id)
+        chain = self._chain([*map(_entry, commits), *entries], directory.parents())
+        good = (entry.generation for entry in entries if is_good(entry))
+        here = [generation for generation in good if on_lineage(generation, chain)]
         new = not here or found[0] > max(here)
         return found[0] if new and directory.open() == run_id else None
 
@@ -227,9 +231,9 @@ class RemoteCopies:
         return names
 
     def _chain(
-        self, commits: Iterable[CommitFile], decided: Iterable[EpochParent] = ()
+        self, committed: Iterable[CatalogueEntry], decided: Iterable[EpochParent] = ()
     ) -> tuple[EpochParent, ...]:
-        return newest_chain(parents_of([*self._decisions(), *decided], map(_entry, commits)))
+        return newest_chain(parents_of([*self._decisions(), *decided], committed))
 
     def _decisions(self) -> list[EpochParent]:
         found = []
@@ -247,21 +251,20 @@ class RemoteCopies:
         differences to, and what is left of copies that were never completed; the former, oldest
         first.
 
-        Raises StorageError.
+        Raises CorruptCheckpointError when RUN is damaged, StorageError.
         """
         commits = self.commits()
         catalogue = tuple(map(_entry, commits))
-        doomed = deletions(catalogue, Retention(keep_last=keep_last), chain=self._chain(commits))
+        doomed = deletions(catalogue, Retention(keep_last=keep_last), chain=self._chain(catalogue))
         check_deletions(catalogue, doomed)
         for generation in doomed:
             self._objects.delete(f"{generation.name}/COMMIT")
         whole = {commit.generation for commit in commits} - set(doomed)
         for name in self._generations():
-            generation = Generation.from_name(name)
-            if whole and generation < max(whole) and self._objects.read(f"{name}/COMMIT") is None:
-                for left in self._names(name):
-                    if is_ours(left):
-                        self._objects.delete(f"{name}/{left}")
+            if whole and Generation.from_name(name) < max(whole):
+                left = self._names(name)
+                for file in filter(is_ours, left if "COMMIT" not in left else ()):
+                    self._objects.delete(f"{name}/{file}")
         return list(doomed)
 
     # ------------------------------------------------------------------ bringing back
@@ -277,7 +280,8 @@ class RemoteCopies:
 
         Every byte is compared with its digest before the generation counts; one that is damaged is
         set aside, and the next older one is brought.  `moved` hears of bytes, from several threads.
-        Raises NoCheckpointError, ConfigError for a directory of another run, StorageError.
+        Raises NoCheckpointError, ConfigError for a directory of another run, CorruptCheckpointError
+        when RUN is damaged, DirectoryBusyError, StorageError.
         """
         commits = {commit.generation: commit for commit in self.commits()}
         wanted = self.eligible(commits.values(), CheckpointDirectory(path))
@@ -300,7 +304,8 @@ class RemoteCopies:
                 return _copied(commits[chosen], count), told
             except CorruptCheckpointError as error:
                 if os.path.isdir(directory.generation_path(chosen)):
-                    told.append(set_aside(directory.path, chosen.name, f"{self.url}: {error}"))
+                    with _local("set aside", directory.generation_path(chosen)):
+                        told.append(set_aside(directory.path, chosen.name, f"{self.url}: {error}"))
                 else:
                     told.append(f"{chosen}: {error}")
         raise NoCheckpointError(f"{self.url}: no checkpoint came back whole: {'; '.join(told)}")
@@ -308,15 +313,15 @@ class RemoteCopies:
     def _begin(self, path: str) -> CheckpointDirectory:
         """Identity, the newest claim and the lineage stand in the directory, if they did not."""
         directory = CheckpointDirectory(path)
-        run = self._objects.read("RUN")
-        if run is None:
+        theirs, run = self.run_id(), self._objects.read("RUN")
+        if theirs is None or run is None:
             raise NoCheckpointError(f"{self.url}: holds no run (RUN is not there)")
         with _local("write", path):
             for name in ("", "epochs", "decisions"):
                 os.makedirs(os.path.join(path, name), exist_ok=True)
             if not os.path.exists(os.path.join(path, "RUN")):
                 publish(os.path.join(path, "RUN"), run, replace=False)
-            mine, theirs = directory.open(), self.run_id()
+            mine = directory.open()
             if mine != theirs:
                 raise ConfigError(
                     f"{path}: is of run {mine}, and {self.url} holds copies of run {theirs}; name "
@@ -340,8 +345,10 @@ class RemoteCopies:
     ) -> int:
         """Bytes fetched of one generation; 0 when it is there."""
         folder = directory.generation_path(commit.generation)
-        if os.path.exists(os.path.join(folder, "CORRUPT")):
-            set_aside(directory.path, commit.generation.name, "damaged; brought back from a copy")
+        if os.path.exists(os.path.join(folder, "CORRUPT")) or _is_damaged(f"{folder}/COMMIT"):
+            with _local("set aside", folder):
+                why = "damaged; brought back from a copy"
+                set_aside(directory.path, commit.generation.name, why)
         target = os.path.join(directory.create_generation(commit.generation), "COMMIT")
         if os.path.exists(target):
             return 0
@@ -350,9 +357,9 @@ class RemoteCopies:
         for name in _files(commit, where=self.url):
             if name not in sizes:
                 raise CorruptCheckpointError(f"{self.url}/{commit.generation.name}: lacks {name}")
-            self._objects.download(
-                f"{commit.generation.name}/{name}", os.path.join(folder, name), sizes[name], moved
-            )
+            path = os.path.join(folder, name)
+            with _local("write", path):
+                self._objects.download(f"{commit.generation.name}/{name}", path, sizes[name], moved)
             total += sizes[name]
         text = self._objects.read(f"{commit.generation.name}/COMMIT")
         if text is None:
@@ -379,6 +386,16 @@ def _local_commit(
     except OSError as error:
         raise StorageError(f"{path}: cannot read: {error.strerror}") from error
     return text, parse_commit(text, where=path)
+
+
+def _is_damaged(path: str) -> bool:
+    """Whether a COMMIT is there that nobody believes.  Raises StorageError."""
+    with _local("read", path), contextlib.suppress(FileNotFoundError):
+        try:
+            read_commit(path)
+        except CorruptCheckpointError:
+            return True
+    return False
 
 
 def _require_whole(directory: CheckpointDirectory, generation: Generation, *, named: bool) -> None:

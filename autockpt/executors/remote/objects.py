@@ -27,9 +27,10 @@ MOST_PARTS = 9000
 """Of one object; S3 takes 10,000."""
 STREAMS = 4
 """Parts under way at once, each way."""
-TIMEOUT_S = 60.0
-"""Of one request; the library repeats what can be repeated."""
 RETRIES = 4
+"""Of one request that can be repeated; how long one may take stands in the environment."""
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
+"""The library's, without the one whose objects end with the process."""
 
 
 class Objects:
@@ -164,29 +165,29 @@ class Objects:
 
     @contextlib.contextmanager
     def _asking(self, verb: str, name: str) -> Iterator[None]:
-        """FileNotFoundError stays: absence is an answer."""
+        """FileNotFoundError of what is read or deleted stays: absence is an answer."""
         from obstore.exceptions import BaseError
 
         try:
             yield
-        except FileNotFoundError:
-            raise
         except (BaseError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and verb in ("read", "delete"):
+                raise
             where = f"{self.url}/{name}"
             raise StorageError(f"{where}: cannot {verb}: {_cause(error)}") from error
 
 
 def _open(url: str) -> "ObjectStore":
     scheme, found, rest = url.partition("://")
-    if not found or not scheme or not rest.strip("/"):
+    if "?" in url or "@" in rest.partition("/")[0] or ("@" in url and ":" in (rest or url)):
+        raise ConfigError(
+            "the URL of an object store names a user or an option; keys and options stand in the "
+            "environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_..., AZURE_...)"
+        )
+    if not found or scheme not in SCHEMES or not rest.strip("/"):
         raise ConfigError(
             f"{url}: no object store; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
             "az://CONTAINER/PREFIX or file:///DIRECTORY"
-        )
-    if "@" in rest.partition("/")[0] or "?" in rest:
-        raise ConfigError(
-            f"{scheme}://...: names a user or an option; keys and options stand in the "
-            "environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_..., AZURE_...)"
         )
     try:
         from obstore.exceptions import BaseError
@@ -197,8 +198,8 @@ def _open(url: str) -> "ObjectStore":
         ) from None
     options: dict[str, Any] = {"mkdir": True}
     if scheme != "file":
-        timeout = {"timeout": f"{TIMEOUT_S:.0f}s"}
-        options = {"client_options": timeout, "retry_config": {"max_retries": RETRIES}}
+        # No client_options: they would take the place of those in the environment.
+        options = {"retry_config": {"max_retries": RETRIES}}
     try:
         return from_url(url, **options)
     except (BaseError, ValueError, OSError) as error:
