@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from autockpt.executors import directory as directory_module
+from autockpt.executors.catalogue import verify_generation
 from autockpt.executors.directory import MAX_RECORD_BYTES, CheckpointDirectory, read_commit
 from autockpt.executors.image import read_index
 from autockpt.executors.keeper.bases import Base
@@ -417,7 +418,7 @@ class RemoteContract:
         """The file got shorter; what was there stays."""
         objects.write("a/b", b"old")
         (tmp_path / "source").write_bytes(bytes(3 * PART))
-        with pytest.raises(GuardError, match=f"ended at {3 * PART} of {4 * PART} bytes"):
+        with pytest.raises(NoCheckpointError, match=f"ended at {3 * PART} of {4 * PART} bytes"):
             objects.upload(str(tmp_path / "source"), "a/b", 4 * PART, Asked(lambda: None))
         assert objects.read("a/b") == b"old"
 
@@ -688,6 +689,22 @@ class RemoteContract:
         assert before == {
             name: objects.read(f"decisions/{name}") for name in objects.sizes("decisions")
         }
+
+    def test_of_two_that_went_on_from_the_same_checkpoint_neither_takes_from_the_other(
+        self, two: Trained, objects: Objects, tmp_path: Path
+    ) -> None:
+        """Their generations have the same names and other pasts; the fenced one keeps its own."""
+        self.taken_over(objects, tmp_path / "other", seq=5)
+        two.again(g(2))
+        mine = two.save(4)
+        before = {name: Path(two.path, name).read_bytes() for name in ("epochs/e-000002", "RUN")}
+        with pytest.raises(ConfigError, match="and both did; keep one"):
+            RemoteCopies(objects).missing(str(two.path))
+        with pytest.raises(ConfigError, match="and both did; keep one"):
+            RemoteCopies(objects).pull(str(two.path))
+        assert before == {name: Path(two.path, name).read_bytes() for name in before}
+        assert not Path(two.path, g(5, 2).name).exists()
+        assert verify_generation(str(two.path), mine.name).ok
 
     @pytest.mark.parametrize("again", [False, True])
     @pytest.mark.parametrize("moment", ["shards", "COMMIT"])
@@ -1003,9 +1020,9 @@ class RemoteContract:
         sizes = [len(data) for name, data in two.files(g(3)).items() if name != "COMMIT"]
         parts = sum(-(-size // objects_module.PART_BYTES) for size in sizes)
         gate = Asked(lambda: two.directory.delete(g(3)), 0 if moment == "during" else parts - 1)
-        with pytest.raises(GuardError, match="deleted"):
+        with pytest.raises(NoCheckpointError, match="deleted"):
             RemoteCopies(objects).push(two.directory, g(3), gate)
         assert objects.read(f"{g(3).name}/COMMIT") is None
         assert self.offered(objects) == [g(2), g(1)]
-        with pytest.raises(GuardError, match="e1s3: is not in"):
+        with pytest.raises(NoCheckpointError, match="is not there, or was deleted"):
             RemoteCopies(objects).push(two.directory, g(3))

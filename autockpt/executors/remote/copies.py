@@ -205,7 +205,8 @@ class RemoteCopies:
     def missing(self, path: str) -> Generation | None:
         """The newest that a restart may take, if a checkpoint directory has nothing as new.
 
-        None for a directory of another run.  Raises CorruptCheckpointError, StorageError.
+        None for a directory of another run.  Raises ConfigError where it continues this run beside
+        another one whose copies are here, CorruptCheckpointError, StorageError.
         """
         directory, run_id, commits = CheckpointDirectory(path), self.run_id(), self.commits()
         found = self.eligible(commits, directory)
@@ -218,7 +219,22 @@ class RemoteCopies:
         good = (entry.generation for entry in entries if is_good(entry))
         here = [generation for generation in good if on_lineage(generation, chain)]
         new = not here or found[0] > max(here)
-        return found[0] if new and directory.open() == run_id else None
+        if not new or directory.open() != run_id:
+            return None
+        self._require_same_claim(directory)
+        return found[0]
+
+    def _require_same_claim(self, directory: CheckpointDirectory) -> None:
+        """Where both know a claim it is the same: of two that went on from the same checkpoint,
+        neither has anything that the other one could take."""
+        name = f"epochs/e-{self._newest_epoch():06d}"
+        with _local("read", directory.path), contextlib.suppress(FileNotFoundError):
+            if read_small(os.path.join(directory.path, name)) != self._objects.read(name):
+                raise ConfigError(
+                    f"{self.url}: another directory than {directory.path} continues this run, and "
+                    "both did; keep one: bring the copies back into an empty directory, or name "
+                    "another prefix for what is trained here"
+                )
 
     def _names(self, prefix: str) -> list[str]:
         return sorted(self._objects.sizes(prefix))
@@ -280,7 +296,8 @@ class RemoteCopies:
 
         Every byte is compared with its digest before the generation counts; one that is damaged is
         set aside, and the next older one is brought.  `moved` hears of bytes, from several threads.
-        Raises NoCheckpointError, ConfigError for a directory of another run, CorruptCheckpointError
+        Raises NoCheckpointError, ConfigError for a directory of another run, or of this one that
+        another directory continues, too, CorruptCheckpointError
         when RUN is damaged, DirectoryBusyError, StorageError.
         """
         commits = {commit.generation: commit for commit in self.commits()}
@@ -328,6 +345,7 @@ class RemoteCopies:
                     "an empty directory"
                 )
             directory.require_unheld()
+            self._require_same_claim(directory)
             newest = self._newest_epoch()
             if newest and self._record_here(directory, f"epochs/e-{newest:06d}"):
                 directory.release(newest)  # whoever made that claim does not hold this directory

@@ -7,6 +7,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from autockpt.executors.directory import MAX_RECORD_BYTES
 from autockpt.executors.gate import Gate
@@ -43,6 +45,8 @@ class Objects:
         """
         self.url = url.rstrip("/")
         self._store: Any = _open(url) if store is None else store
+        self._folder = _folder(url) if store is None else None
+        """What a mounted directory is made durable by; a store by itself."""
 
     def create(self, name: str, body: bytes) -> bool:
         """Puts a small object if none is there; False when there is one."""
@@ -54,6 +58,7 @@ class Objects:
                 obstore.put(self._store, name, body, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
+            self._settle(name)
         return True
 
     def write(self, name: str, body: bytes) -> None:
@@ -62,6 +67,7 @@ class Objects:
 
         with self._asking("write", name):
             obstore.put(self._store, name, body, use_multipart=False)
+            self._settle(name)
 
     def read(self, name: str) -> bytes | None:
         """A record; None: there is none.  Raises CorruptCheckpointError when it is too long."""
@@ -127,6 +133,7 @@ class Objects:
                     writer.write(piece)
             with self._asking("write", name):
                 writer.close()  # only now there is an object
+                self._settle(name)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
@@ -162,6 +169,19 @@ class Objects:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def _settle(self, name: str) -> None:
+        """In a directory an object is a file, and durable when it and its folders are."""
+        if self._folder is None:
+            return
+        path = os.path.join(self._folder, name)
+        while len(path) >= len(self._folder):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            path = os.path.dirname(path)
 
     @contextlib.contextmanager
     def _asking(self, verb: str, name: str) -> Iterator[None]:
@@ -204,6 +224,11 @@ def _open(url: str) -> "ObjectStore":
         return from_url(url, **options)
     except (BaseError, ValueError, OSError) as error:
         raise ConfigError(f"{url}: cannot be opened as an object store: {_cause(error)}") from error
+
+
+def _folder(url: str) -> str | None:
+    parts = urlsplit(url)
+    return url2pathname(parts.path).rstrip("/") if parts.scheme == "file" else None
 
 
 def _cause(error: BaseException) -> str:
