@@ -171,7 +171,7 @@ class Oracle:
         self.protected.clear()
 
     def forget_up_to(self, generation: Generation) -> None:
-        """What stood in the way of `generation` had to go for it; now that is gone as well."""
+        """What `generation` took the place of may be gone, whatever becomes of that."""
         self.memory = {other for other in self.memory if other > generation}
 
     def decision(self, epoch: int, parent: Generation | None, *, asked: bool) -> None:

@@ -64,3 +64,34 @@ def test_what_was_protected_goes_with_memory_where_nothing_newer_will_be(protect
     keeper.coordinator.sets = (ParityRanks(ranks=(0, 1), losses=1),) if protects else ()
     world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
     assert bool(world.oracle.protected) is protects
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_job_commits_while_another_one_knocks_takes_the_place_of_the_older(
+    whole: bool,
+) -> None:
+    """The one that knocks has another number of ranks, and is promised nothing of it."""
+    world, keeper = two_nodes()
+    newer = gen(1, 2)
+    for rank, node in enumerate(world.nodes):
+        content = Content(generation=newer, history=8, rank=rank, world=2, sealed=True)
+        node.slots[rank, 1] = content
+    if not whole:
+        world.nodes[1].slots[1, 1] = None
+    world.oracle.memory, world.oracle.announced = {SAVED}, {SAVED}
+    world.oracle.decided[1] = None
+    world.world, world.nodes_of, world.losses = 3, (0, 0, 1), int(not whole)
+    world.promise_memory(keeper, m.MemoryCommitted(generation=newer, health="good"))
+    assert world.oracle.memory == (set() if whole else {SAVED})
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_what_a_new_keeper_says_of_an_older_one_is_no_promise(sound: bool) -> None:
+    """It is free since the newer one was committed, though the loss of a node lifted that promise;
+    one with NaN has freed nothing."""
+    world, keeper = two_nodes()
+    newer = gen(1, 2)
+    world.oracle.announced = {newer}
+    world.oracle.nan = set() if sound else {newer}
+    world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
+    assert world.oracle.memory == (set() if sound else {SAVED})

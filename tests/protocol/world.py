@@ -188,8 +188,16 @@ class World:
         newest = not any(g > generation for g in self.oracle.memory)
         if not whole and current and newest:
             self.oracle.fail(f"{generation} was called memory-committed, but is not")
-        if whole and message.health == "good" and nodes == self.nodes_of:
+        if not whole or message.health != "good":
+            return
+        sound = self.oracle.announced - self.oracle.nan
+        if any(g.epoch == generation.epoch and g > generation for g in sound):
+            return  # said again by a new keeper, the older one first: that one is free
+        if nodes == self.nodes_of:
             self.oracle.memory.add(generation)
+        elif generation.epoch == self.disk.epoch:
+            # Ranks of another number knock, and are refused: to those nothing is promised yet.
+            self.oracle.forget_up_to(generation)
 
     def promise_protected(self, keeper: Keeper, message: m.CopiesEnded) -> None:
         """A coordinator says every copy is there: losses within tolerance are survived."""
