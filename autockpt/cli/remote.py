@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import threading
 import time
@@ -161,12 +162,13 @@ class _Copier:
             )  # fmt: skip
 
     def failed(self, error: Exception) -> None:
-        """Said once for each reason."""
+        """Said once for each reason, however long each attempt took."""
         from autockpt.values.telemetry import Degraded
 
-        if str(error) == self._trouble:
+        reason = re.sub(r"[\d.]+", "", str(error))
+        if reason == self._trouble:
             return
-        self._trouble = str(error)
+        self._trouble = reason
         if self._request.follow:
             self._console.warn(f"not copied: {error}")
         if self._telemetry is not None:
@@ -236,8 +238,7 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
             raise
         except AutockptError as error:
             if not _has_some(path):
-                error.args = (f"{error}; --fresh begins anew without it",)
-                raise
+                raise type(error)(f"{error}; --fresh begins anew without it") from error
             console.warn(f"going on from {shown(path)} without what {copies.url} holds: {error}")
             return
     for line in told:
