@@ -296,9 +296,9 @@ class RemoteCopies:
 
         Every byte is compared with its digest before the generation counts; one that is damaged is
         set aside, and the next older one is brought.  `moved` hears of bytes, from several threads.
-        Raises NoCheckpointError, ConfigError for a directory of another run, or of this one that
-        another directory continues, too, CorruptCheckpointError
-        when RUN is damaged, DirectoryBusyError, StorageError.
+        Raises NoCheckpointError, ConfigError for a directory of another run, or of this one that is
+        continued in two, CorruptCheckpointError when RUN is damaged, DirectoryBusyError for one
+        that a live run holds, StorageError.
         """
         commits = {commit.generation: commit for commit in self.commits()}
         wanted = self.eligible(commits.values(), CheckpointDirectory(path))
