@@ -18,6 +18,8 @@ from autockpt.values.errors import ConfigError
 
 T = TypeVar("T")
 
+_DEPTH = 100
+"""Nesting of any JSON data; more could not even be shown in an error."""
 _ANY_DEPTH = 16
 """Nesting of opaque JSON data (a plan on the wire, a shard's record in a COMMIT)."""
 
@@ -60,9 +62,31 @@ def from_json(cls: type[T], text: str | bytes, *, where: str = "") -> T:
 def parse_json(text: str | bytes) -> Any:
     """JSON data, read strictly: a key once, no NaN, no endless nesting.  Raises ValueError."""
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        data = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        pass
+    else:
+        if _brackets(text) <= _DEPTH or not _is_deep(data):
+            return data
+    raise ValueError(f"nested more than {_DEPTH} deep")
+
+
+def _brackets(text: str | bytes) -> int:
+    """So deep it may be; most records need no second look."""
+    if isinstance(text, str):
+        return text.count("[") + text.count("{")
+    return text.count(b"[") + text.count(b"{")
+
+
+def _is_deep(data: Any) -> bool:
+    level = [data]
+    for _ in range(_DEPTH):
+        lists = [one for one in level if isinstance(one, list)]
+        lists += [list(one.values()) for one in level if isinstance(one, dict)]
+        level = [item for items in lists for item in items]
+        if not level:
+            return False
+    return True
 
 
 def from_data(cls: type[T], data: Any, *, where: str = "") -> T:

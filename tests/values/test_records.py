@@ -13,7 +13,7 @@ from autockpt.executors.directory import EpochFile, RunFile
 from autockpt.executors.image import StoredChunk
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import CheckpointPlan, safe_default_plan
-from autockpt.values.record import from_json, to_data, to_json
+from autockpt.values.record import from_json, parse_json, to_data, to_json
 from autockpt.values.telemetry import EVENTS, event_data, event_from_data
 from tests.contracts.records import records
 from tests.contracts.values_contract import QUICK, RecordContract
@@ -85,6 +85,26 @@ def test_a_refused_value_names_its_path_too() -> None:
     data["staging"]["chunk_bytes"] = 3
     with pytest.raises(ConfigError, match=r"p\.json\.staging: chunk of 3 bytes"):
         from_json(CheckpointPlan, json.dumps(data), where="p.json")
+
+
+@pytest.mark.parametrize("one", ["[%s]", '{"a":%s}'])
+@pytest.mark.parametrize("where", ["%s", '{"tiers":%s}', '{"tiers":[{"interval_steps":%s}]}'])
+@pytest.mark.parametrize("depth", [120, 330, 480, 990])
+def test_what_is_nested_too_deep_to_be_shown_is_refused(one: str, where: str, depth: int) -> None:
+    """JSON is read deeper than Python writes it down: the error itself would fail."""
+    text = "3"
+    for _ in range(depth):
+        text = one % text
+    with pytest.raises(ConfigError, match=r"p\.json: not valid JSON: nested more than 100 deep"):
+        from_json(CheckpointPlan, where % text, where="p.json")
+
+
+def test_many_records_in_a_row_are_not_deep() -> None:
+    """Nesting counts, not brackets."""
+    assert parse_json("[" + "[[],{}]," * 5000 + "0]")[4999] == [[], {}]
+    assert parse_json("[" * 100 + "]" * 100) is not None
+    with pytest.raises(ValueError, match="nested more than 100 deep"):
+        parse_json("[" * 101 + "]" * 101)
 
 
 def test_an_integer_beyond_every_float_is_refused() -> None:
