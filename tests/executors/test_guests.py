@@ -197,6 +197,24 @@ def test_a_survivor_with_rotten_bytes_is_noticed(nodes: dict[int, Node]) -> None
     assert not failed.parity
 
 
+def test_of_two_slots_that_claim_the_same_shard_the_whole_one_is_lent(
+    nodes: dict[int, Node],
+) -> None:
+    """A page of memory that was copied over another one took a trailer with it."""
+    made = protect(nodes, 1)
+    nodes.pop(1).close()
+    memory = nodes[0].memory.of(0)
+    memory.image(1, SIZES[0])[:] = memory.image(0, SIZES[0])
+    memory.seal(1, nodes[0].image.index)
+    memory.image(0, SIZES[0])[:] = bytes(SIZES[0])
+    order = rebuild_order(nodes, made, 1, {1})
+    fresh = Node(1, nodes, empty=True)
+    fresh.guests.fetch(order)
+    run(nodes, lambda: bool(fresh.told))
+    (fetched,) = fresh.told
+    assert isinstance(fetched, p.ShardFetched), fetched
+
+
 def test_a_piece_on_the_same_node_is_taken_from_itself(nodes: dict[int, Node]) -> None:
     """Ranks may have moved: the lost one lives where a member of its set does."""
     made = protect(nodes, 1)
