@@ -47,10 +47,20 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_rate_bytes_per_s(text: str) -> float:
-    """Bytes per second in `text`, e.g. "2 GB/s"."""
+    """Bytes per second in `text`, e.g. "2 GB/s".
+
+    Raises ConfigError as `parse_size_bytes`, and for Gb/s: links are sold in bits.
+    """
     if not text.strip().endswith("/s"):
         raise ConfigError(f"{text!r} is not a rate; write a size per second, e.g. 2 GB/s")
-    return float(parse_size_bytes(text.strip()[: -len("/s")]))
+    size = text.strip()[: -len("/s")]
+    rate = float(parse_size_bytes(size))
+    if size.rstrip().endswith("b"):
+        raise ConfigError(
+            f"{text!r}: bits or bytes? write {format_rate(rate / 8)} for bits, "
+            f"{format_rate(rate)} for bytes"
+        )
+    return rate
 
 
 def parse_fraction(text: str) -> float:

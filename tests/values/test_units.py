@@ -53,6 +53,8 @@ def test_rates_and_fractions_are_read() -> None:
         (parse_duration_s, "-5 s", "is not a duration"),
         (parse_duration_s, "nan s", "is not a duration"),
         (parse_rate_bytes_per_s, "2 GB", "is not a rate"),
+        (parse_rate_bytes_per_s, "100 Gb/s", "write 12.5 GB/s for bits, 100 GB/s for bytes"),
+        (parse_rate_bytes_per_s, "80 mb/s ", "write 10 MB/s for bits"),
         (parse_fraction, "0.02", "is not a percentage"),
     ],
 )
