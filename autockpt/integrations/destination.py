@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import zipfile
 from collections.abc import Iterator
 
 from autockpt.values.errors import ConfigError, GuardError, StorageError
@@ -58,6 +59,20 @@ def require_free(path: str, *, force: bool) -> None:
                 f"{path}: holds {strange[0]!r}, which no export writes; --force replaces exports "
                 "only, so remove the directory yourself or name another one"
             )
+    elif not _is_torch_file(path):
+        raise GuardError(
+            f"{path}: is no file of torch.save; --force replaces exports only, so remove it "
+            "yourself or name another one"
+        )
+
+
+def _is_torch_file(path: str) -> bool:
+    """Whether torch.save may have written it: a zip file with a data.pkl, which is not read."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return any(name.endswith("/data.pkl") for name in file.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return False
 
 
 def _publish(temporary: str, final: str, *, force: bool) -> None:

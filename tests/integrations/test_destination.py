@@ -66,7 +66,7 @@ def test_a_failed_replacement_leaves_the_old_export(folder: str, tmp_path: Path)
 
 
 def test_force_never_replaces_what_no_export_wrote(folder: str, tmp_path: Path) -> None:
-    """Somebody's directory, the checkpoints themselves, a link."""
+    """Somebody's directory, the checkpoints themselves, a link, a file."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "thesis.tex").write_text("years")
@@ -76,6 +76,9 @@ def test_force_never_replaces_what_no_export_wrote(folder: str, tmp_path: Path) 
     (tmp_path / "link").symlink_to(work)
     with pytest.raises(GuardError, match="no plain file or directory"):
         export(folder, str(tmp_path / "link"), "safetensors", force=True)
+    for target in TARGETS:
+        with pytest.raises(GuardError, match=r"thesis\.tex: is no file of torch\.save"):
+            export(folder, str(work / "thesis.tex"), target, force=True)
     assert (work / "thesis.tex").read_text() == "years"
 
 
