@@ -222,6 +222,22 @@ def test_doctor_warns_about_memory_that_is_no_disk(
     assert sorted(Path("/dev/shm").glob(".autockpt-doctor*")) == before
 
 
+def test_doctor_names_the_key_that_moves_checkpoints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's own layer is gone with it; the advice must be something a policy can say."""
+    from autockpt.cli.checkup import storage
+    from autockpt.policies.policy_file.model import keys
+
+    mount = replace(storage.mount_of(str(tmp_path)), kind="overlay")
+    monkeypatch.setattr(storage, "mount_of", lambda path: mount)
+    body = object_of(capsys, "doctor", str(tmp_path))
+    (found,) = (f for f in body["findings"] if f["id"] == "storage.kind")
+    named = [word for word in found["fix"].split() if "." in word]
+    assert named == ["disk.path"]
+    assert set(named) <= set(keys())
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
     """The shell's own script, naming our variable."""

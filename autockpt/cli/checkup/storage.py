@@ -57,7 +57,7 @@ def _kind(directory: str, kind: str) -> Finding:
             id="storage.kind",
             status="warning",
             what=f"{directory} is the container's own layer (overlay): gone with the container",
-            fix="mount a volume and name it with --run-dir or storage.path",
+            fix="mount a volume and name it with --run-dir or disk.path in a policy",
         )
     return Finding(
         id="storage.kind",
