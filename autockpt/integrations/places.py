@@ -31,9 +31,12 @@ def find_place(path: str) -> Place:
     if run.exists:
         directory = run.checkpoints()
         if not directory.is_dir():
-            raise ConfigError(f"{path}: this run has no checkpoints yet ({directory})")
+            raise ConfigError(
+                f"{path}: this run has no checkpoints yet, or their storage is not mounted "
+                f"({directory} is not there)"
+            )
         return Place(directory=str(directory))
-    if (folder / "RUN").exists() or any(_is_generation(name) for name in os.listdir(folder)):
+    if _holds_generations(folder):
         return Place(directory=str(folder))
     raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
 
@@ -97,12 +100,16 @@ def good_generations(directory: str) -> list[str]:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a path is a run, a checkpoint directory or a generation."""
-    try:
-        find_place(path)
-    except ConfigError:
+    """Whether a path is a run, a checkpoint directory or a generation, usable or not."""
+    folder = Path(os.path.abspath(path))
+    if not folder.is_dir():
         return False
-    return True
+    ours = _is_generation(folder.name) or RunDirectory(folder).exists
+    return ours or _holds_generations(folder)
+
+
+def _holds_generations(folder: Path) -> bool:
+    return (folder / "RUN").exists() or any(_is_generation(name) for name in os.listdir(folder))
 
 
 def _is_generation(name: str) -> bool:

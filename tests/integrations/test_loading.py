@@ -17,7 +17,9 @@ from safetensors.torch import save_file, save_model
 
 import autockpt
 from autockpt.integrations.dcp_metadata import read_metadata
+from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError
+from autockpt.values.goal import Goal
 from tests.integrations.test_export import same
 from tests.integrations.trained import saved, trained_job
 
@@ -97,6 +99,18 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (self.mark,)
+
+
+def test_a_run_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    """Its storage is not mounted, its goal is damaged: a run all the same."""
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_goal(Goal(storage_path=str(tmp_path / "elsewhere")))
+    for how in ({}, {"generation": "gen-e000001-s000000007"}):
+        with pytest.raises(ConfigError, match=r"not mounted \(.*elsewhere is not there\)"):
+            autockpt.load(str(run.path), **how)
+    (run.path / "goal.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"goal\.json: "):
+        autockpt.load(str(run.path))
 
 
 def test_no_pickle_runs_code(tmp_path: Path) -> None:
