@@ -1,12 +1,18 @@
 """Which checkpoint directory, and which generation in it, a path means."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError, NoCheckpointError
 from autockpt.values.generation import Generation
+
+if TYPE_CHECKING:
+    from autockpt.executors.catalogue import GenerationRecord
+    from autockpt.executors.protocol.messages import EpochParent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +84,43 @@ def generation_folder(path: str, generation: str | None = None) -> str:
 
 
 def good_generations(directory: str) -> list[str]:
-    """Those that a restore would take, oldest first.
+    """Those that a restore would take, oldest first: not what a later start left behind.
 
-    Raises NoCheckpointError when there is none.
+    Raises NoCheckpointError when there is none, StorageError when the lineage cannot be read.
     """
     from autockpt.executors.catalogue import list_generations
+    from autockpt.executors.protocol.selection import on_lineage
 
+    records = [r for r in list_generations(directory) if r.state in ("committed", "verified")]
+    chain = _chain(directory, records)
     good = [
         record.name
-        for record in list_generations(directory)
-        if record.state in ("committed", "verified")
-        and record.health == "good"
+        for record in records
+        if record.health == "good"
+        and on_lineage(Generation.from_name(record.name), chain)
         and not os.path.exists(os.path.join(directory, record.name, "QUARANTINE"))
     ]
     if not good:
         raise NoCheckpointError(
-            f"{directory}: holds no good checkpoint; `autockpt ls {directory}` shows what is "
-            "there, and --generation takes one of them"
+            f"{directory}: holds no good checkpoint that a restart would take; `autockpt ls "
+            f"{directory}` shows what is there, and --generation takes one of them"
         )
     return good
+
+
+def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[EpochParent, ...]":
+    """What the newest start goes on from, and so on back."""
+    from autockpt.executors.directory import CheckpointDirectory
+    from autockpt.executors.protocol.selection import newest_chain
+
+    parents = {
+        Generation.from_name(record.name).epoch: (
+            Generation.from_name(record.parent) if record.parent else None
+        )
+        for record in committed
+    }
+    decided = CheckpointDirectory(directory).parents()
+    return newest_chain(parents | {decision.epoch: decision.parent for decision in decided})
 
 
 def is_ours(path: str) -> bool:

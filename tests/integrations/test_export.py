@@ -180,6 +180,28 @@ def test_the_newest_good_generation_is_taken(tmp_path: Path) -> None:
     assert generation_folder(str(tmp_path), Path(folders[1]).name) == folders[1]
 
 
+def test_what_a_rollback_left_behind_is_taken_by_name_only(tmp_path: Path) -> None:
+    """--resume-from an older one, and --fresh, also before the first checkpoint after them."""
+    from autockpt.integrations.places import generation_folder
+    from autockpt.values.errors import NoCheckpointError
+    from autockpt.values.generation import Generation
+    from tests.integrations.trained import opened_directory
+
+    job = trained_job()
+    old, diverged = (saved(tmp_path, job, Generation(epoch=1, seq=seq)) for seq in (7, 9))
+    assert generation_folder(str(tmp_path)) == diverged
+    directory, run_id = opened_directory(tmp_path)
+    directory.claim(run_id, "rollback", 0, force=True)
+    directory.write_decision(2, 1, Generation.from_name(Path(old).name), "--resume-from")
+    assert generation_folder(str(tmp_path)) == old
+    assert generation_folder(str(tmp_path), Path(diverged).name) == diverged
+    directory.claim(run_id, "fresh", 0, force=True)
+    directory.write_decision(3, 1, None, "--fresh")
+    with pytest.raises(NoCheckpointError, match="--generation takes one"):
+        generation_folder(str(tmp_path))
+    assert generation_folder(str(tmp_path), Path(old).name) == old
+
+
 def test_several_models_keep_the_names_they_were_attached_by(tmp_path: Path) -> None:
     """As a script with two of each would ask torch for them."""
     from autockpt.executors.state import LiveState
