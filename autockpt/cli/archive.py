@@ -126,7 +126,11 @@ def _sickness(directory: str, name: str) -> str:
 def _added(one: "Archived") -> str:
     from autockpt.values.units import format_bytes
 
-    kind = f"LOSSY ({one.codec}), against {one.base}" if one.lossy else "lossless"
+    kind = "lossless"
+    if one.lossy and one.codec == "none":
+        kind = "LOSSY before it was archived"
+    elif one.lossy:
+        kind = f"LOSSY ({one.codec}), against {one.base}"
     return (
         f"{one.generation} (step {one.step}): {format_bytes(one.raw_bytes)} -> "
         f"{format_bytes(one.stored_bytes)}, {one.ratio:.1f}x, {kind}, {one.seconds:.1f} s"

@@ -89,7 +89,7 @@ def convert(
         return archives.bring_back(console, source, destination, target, generation, force=force)
     from autockpt.integrations.export import MAX_SHARD_BYTES, export
     from autockpt.integrations.importing import TARGET, import_tree
-    from autockpt.integrations.loading import opened
+    from autockpt.integrations.loading import opened_source
     from autockpt.integrations.places import generation_folder
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
@@ -99,8 +99,10 @@ def convert(
     if limit <= 0:
         raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
     if target == TARGET:
-        with opened(source, generation=generation, rank=rank) as tree:
-            done = import_tree(tree, destination, force=force, progress=told(console))
+        with opened_source(source, generation=generation, rank=rank) as found:
+            done = import_tree(
+                found.tree, destination, lossy=found.lossy, force=force, progress=told(console)
+            )
     else:
         done = export(
             generation_folder(source, generation), destination, target, everything=everything,
@@ -113,6 +115,8 @@ def convert(
     )
     for what in done.left_out:
         console.say(f"left out: {what}")
+    if done.lossy:
+        console.warn(f"LOSSY: {done.lossy}; what was converted is not what was trained")
     if target == TARGET:
         console.next(f"autockpt run --run-dir {destination} SCRIPT")
         return None

@@ -47,6 +47,8 @@ class Exported:
     """Of the tensors."""
     left_out: tuple[str, ...]
     """What of the generation is not in it."""
+    lossy: str = ""
+    """What was lost before the generation was written, in words; "": nothing."""
 
 
 def export(
@@ -85,7 +87,7 @@ def export(
         source.close()
     return Exported(
         generation=source.name, step=source.step, target=target, path=destination,
-        tensors=len(tensors), bytes=total, left_out=left_out,
+        tensors=len(tensors), bytes=total, left_out=left_out, lossy=source.lossy,
     )  # fmt: skip
 
 

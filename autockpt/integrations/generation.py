@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.executors import statetree
+from autockpt.executors.directory import lossy_mark
 from autockpt.executors.layout.boxes import whole
 from autockpt.executors.sharding.pieces import Piece
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer, add_skeleton
@@ -42,6 +43,8 @@ class GenerationTree:
             raise ConfigError(f"{folder}: has ranks 0 to {len(commit.records) - 1}, not {rank}")
         self.name = os.path.basename(os.path.abspath(folder))
         self.step = commit.step
+        self.lossy = lossy_mark(commit.records)
+        """What was lost before it was written, in words; "": nothing."""
         self._images = Images(folder, commit, ranks)
         try:
             if rank is None:

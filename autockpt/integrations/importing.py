@@ -33,13 +33,15 @@ def import_tree(
     tree: Tree,
     destination: str,
     *,
+    lossy: str = "",
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
     """Makes a new run directory whose only checkpoint is `tree`, as a whole or not at all.
 
-    `progress` gets the bytes written and their total.  Raises ConfigError for a tree without a
-    model, CorruptCheckpointError or StorageError.
+    `lossy`: what the tree has lost, in words, which every restore says.  `progress` gets the bytes
+    written and their total.  Raises ConfigError for a tree without a model, CorruptCheckpointError
+    or StorageError.
     """
     state = _State(tree)
     names, aliases = state.untied()
@@ -61,12 +63,14 @@ def import_tree(
         )  # fmt: skip
         stored = ((name, state.tensors[name]) for name in names)
         specs = [spec_of(name, tensor.dtype, tensor.shape) for name, tensor in stored]
-        record = write_image(ticket, specs, aliases, state.skeleton, read)
-        directory.commit(state.step, [record])
+        marks = {"lossy": lossy} if lossy else {}
+        record = write_image(ticket, specs, aliases, state.skeleton | marks, read)
+        directory.commit(state.step, [record | marks])
         directory.close()
     return Exported(
         generation=generation.name, step=state.step, target=TARGET, path=destination,
         tensors=len(names), bytes=total, left_out=tuple(state.left_out),
+        lossy=lossy,
     )  # fmt: skip
 
 

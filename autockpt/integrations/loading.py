@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from autockpt.executors import statetree
@@ -18,9 +19,27 @@ from autockpt.values.record import parse_json
 _MAX_INDEX_BYTES = 2**28
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint, open."""
+
+    tree: Tree
+    lossy: str = ""
+    """What was lost before it was written, in words; "": nothing that we know of."""
+
+
 @contextlib.contextmanager
 def opened(path: str, *, generation: str | None = None, rank: int | None = None) -> Iterator[Tree]:
-    """The tree of a checkpoint; its tensors can be read until the block ends.
+    """The tree of a checkpoint, see `opened_source`."""
+    with opened_source(path, generation=generation, rank=rank) as source:
+        yield source.tree
+
+
+@contextlib.contextmanager
+def opened_source(
+    path: str, *, generation: str | None = None, rank: int | None = None
+) -> Iterator[Source]:
+    """A checkpoint; its tensors can be read until the block ends.
 
     Raises ConfigError for what is none, CorruptCheckpointError for damage.
     """
@@ -29,13 +48,13 @@ def opened(path: str, *, generation: str | None = None, rank: int | None = None)
     if os.path.isdir(path) and is_ours(path):
         source = GenerationTree(generation_folder(path, generation), rank=rank)
         try:
-            yield source.tree
+            yield Source(source.tree, source.lossy)
         finally:
             source.close()
         return
     if generation is not None or rank is not None:
         raise ConfigError(f"{path}: is no run of autockpt, and only those have generations, ranks")
-    yield _directory(path) if os.path.isdir(path) else _file(path)
+    yield Source(_directory(path) if os.path.isdir(path) else _file(path))
 
 
 def _directory(path: str) -> Tree:

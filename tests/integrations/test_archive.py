@@ -10,10 +10,12 @@ import torch
 
 from autockpt.cli.app import run
 from autockpt.executors.catalogue import list_generations
+from autockpt.executors.restore import restore_shards
+from autockpt.executors.shards import DiskShards
 from autockpt.integrations.archive import writing
 from autockpt.integrations.archive.reading import Archive
 from autockpt.integrations.archive.records import ArchiveFile, Codec
-from autockpt.integrations.archive.restoring import restore_member
+from autockpt.integrations.archive.restoring import lossy_of, restore_member
 from autockpt.integrations.archive.writing import add_generation, open_archive
 from autockpt.integrations.loading import opened
 from autockpt.integrations.places import generation_folder
@@ -122,6 +124,23 @@ def test_a_chain_is_lossy_between_full_members_and_says_so(tmp_path: Path) -> No
     assert record.detail.startswith(f"LOSSY: archived with excp as {names[3]}; its effect")
 
 
+@pytest.mark.parametrize("codec", ["none", "excp"])
+def test_what_was_lost_before_is_said_of_an_archive_of_it(tmp_path: Path, codec: Codec) -> None:
+    """A run that was made of a lossy member, archived again, and a run of that."""
+    path = archived(tmp_path / "archive", history(tmp_path / "run", wide_job(), 2))
+    restore_member(str(path), str(tmp_path / "again"))
+    folder = generation_folder(str(tmp_path / "again"))
+    second = archived(tmp_path / "second", [folder], codec)
+    assert lossy_of(str(second), Path(folder).name).startswith("archived with excp")
+    done = restore_member(str(second), str(tmp_path / "third"))
+    assert done.lossy.startswith("archived with excp")
+    third = generation_folder(str(tmp_path / "third"))
+    (record,) = list_generations(str(Path(third).parent))
+    assert record.detail == f"LOSSY: {done.lossy}"
+    back = restore_shards(DiskShards(third, 0, 1), state_of(wide_job()))
+    assert back.skeleton["lossy"] == done.lossy
+
+
 def test_other_optimizers_are_kept_to_the_bit(tmp_path: Path) -> None:
     """Only weights and moments of Adam's family are touched; SGD has none."""
     job = wide_job(torch.optim.SGD)
@@ -226,5 +245,20 @@ def test_the_commands_say_lossy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert run(words) == 0
         assert expected in capsys.readouterr().out
+    words = ["convert", str(tmp_path / "again"), str(tmp_path / "copy"), "--to", "autockpt"]
+    assert run(words) == 0
+    assert "LOSSY: archived with excp" in capsys.readouterr().err
+    for words, expected in (
+        (["ls", str(tmp_path / "copy")], "LOSSY: archived with excp"),
+        (["show", str(tmp_path / "copy")], "archived with excp"),
+    ):
+        assert run(words) == 0
+        assert expected in capsys.readouterr().out
+    copied = DiskShards(generation_folder(str(tmp_path / "copy")), 0, 1)
+    skeleton = restore_shards(copied, state_of(wide_job())).skeleton
+    assert skeleton["lossy"].startswith("archived with excp")
+    for target in ("safetensors", "dcp", "torch"):
+        assert run(["convert", str(tmp_path / "copy"), str(tmp_path / target), "--to", target]) == 0
+        assert "LOSSY: archived with excp" in capsys.readouterr().err
     assert run(["convert", archive, str(tmp_path / "x"), "--to", "dcp"]) == 78
     assert run(["convert", source, str(tmp_path / "x"), "--to", "dcp", "--codec", "excp"]) == 2

@@ -119,8 +119,15 @@ class Member:
     """Seconds since 1970, of the generation."""
     groups: tuple[StoredGroup, ...]
     ranks: tuple[RankPart, ...]
+    lost_before: str = ""
+    """Of a generation that was lossy when it was archived: what had been lost, in words."""
 
     @property
     def lossy(self) -> bool:
-        """Some tensor does not come back to the bit."""
+        """Some tensor does not come back as it was trained, to the bit."""
+        return bool(self.lost_before) or self.coded_lossy
+
+    @property
+    def coded_lossy(self) -> bool:
+        """Some tensor does not come back as it was archived."""
         return any(group.lossy for group in self.groups)

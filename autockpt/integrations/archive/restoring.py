@@ -58,25 +58,28 @@ def restore_member(
             records.append(_image(archive, member, part, ticket, progress))
         directory.commit(member.step, records)
         directory.close()
+        lossy = lossy_note(archive, member)
     return Exported(
         generation=name, step=member.step, target=TARGET, path=destination,
         tensors=sum(len(part.tensors) for part in member.ranks), bytes=member.raw_bytes,
-        left_out=(),
+        left_out=(), lossy=lossy,
     )  # fmt: skip
 
 
 def lossy_of(path: str, name: str) -> str:
     """What a restore of a member says of its losses; "" for a lossless one."""
     with contextlib.closing(Archive(path)) as archive:
-        member = archive.open(name).member
-        return lossy_note(archive, member) if member.lossy else ""
+        return lossy_note(archive, archive.open(name).member)
 
 
 def lossy_note(archive: Archive, member: Member) -> str:
-    """For people: what was lost, and what is known of its effect."""
+    """For people: what was lost, and what is known of its effect; "": nothing was."""
+    if not member.coded_lossy:
+        return member.lost_before
     found = stored_quality(archive, member.generation)
     effect = str(found) if found else "its effect on this job was not measured (autockpt quality)"
-    return f"archived with {member.codec} as {member.generation}; {effect}"
+    before = f"; before that {member.lost_before}" if member.lost_before else ""
+    return f"archived with {member.codec} as {member.generation}; {effect}{before}"
 
 
 def _image(
@@ -84,9 +87,7 @@ def _image(
     progress: Callable[[int, int], None],
 ) -> Record:  # fmt: skip
     skeleton: dict[str, Any] = parse_skeleton(part.skeleton.encode())
-    marks: dict[str, str] = {}
-    if member.lossy:
-        marks = {"lossy": lossy_note(archive, member)}
+    marks = {"lossy": lossy_note(archive, member)} if member.lossy else {}
     tensors = {tensor.name: tensor for tensor in part.tensors}
     done = 0
 

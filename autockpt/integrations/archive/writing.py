@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from autockpt.executors.directory import lossy_mark
 from autockpt.executors.dtypes import dtype_name
 from autockpt.executors.layout.boxes import Box
 from autockpt.executors.lossy import coding
@@ -117,6 +118,7 @@ def add_generation(
                 generation=name, step=commit.step, codec=codec, base=base,
                 base_digest=archive.open(base).digest if base else "", raw_bytes=raw_bytes,
                 created_s=commit.created_s, groups=tuple(stored), ranks=source.ranks(),
+                lost_before=lossy_mark(commit.records),
             )  # fmt: skip
             stored_bytes = writer.finish(member)
         finally:
