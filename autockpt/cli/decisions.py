@@ -41,9 +41,22 @@ def read_goal(
 
     facts = {"world_size": scale.world_size, "nodes": scale.nodes} if scale else None
     goal = load_policy(policy or POLICY, environment=environ, settings=settings, facts=facts).goal
-    if goal.storage_path is not None:
-        goal = replace(goal, storage_path=os.path.abspath(os.path.expanduser(goal.storage_path)))
-    return goal
+    return _absolute(goal)
+
+
+def changed_goal(kept: Goal, settings: Sequence[str]) -> Goal:
+    """The goal of a run under --set.  Raises ConfigError for every fault."""
+    from autockpt.policies.policy_file import with_settings
+
+    goal = with_settings(kept, settings)
+    # A relative path of the run's own is relative to where the run began.
+    return goal if goal.storage_path == kept.storage_path else _absolute(goal)
+
+
+def _absolute(goal: Goal) -> Goal:
+    if goal.storage_path is None:
+        return goal
+    return replace(goal, storage_path=os.path.abspath(os.path.expanduser(goal.storage_path)))
 
 
 def read_profile(path: str) -> Profile:

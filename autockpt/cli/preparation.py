@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from autockpt.cli import decisions, environment
@@ -51,11 +52,11 @@ def check(request: Request) -> None:
 
 
 def goal_of(request: Request, scale: Scale) -> Goal:
-    """The policy's goal; a resumed run without --policy and --set keeps the goal it has."""
-    if request.run_dir and not request.policy and not request.settings:
+    """The policy's goal; a resumed run without --policy keeps the goal it has, under --set."""
+    if request.run_dir and not request.policy:
         kept = RunDirectory(request.run_dir).read_goal()
         if kept is not None:
-            return kept
+            return decisions.changed_goal(kept, request.settings) if request.settings else kept
     return decisions.read_goal(request.policy, request.settings, scale=scale)
 
 
@@ -84,6 +85,31 @@ def check_directory(request: Request, goal: Goal) -> None:
             f"{run.checkpoints(goal)}: already holds {len(committed)} checkpoints of another run; "
             "pass that run's --run-dir to resume it, or --fresh to begin a new lineage beside them"
         )
+    if not request.fresh and request.resume_from is None:
+        _require_moved(run, goal)
+
+
+def _require_moved(run: RunDirectory, goal: Goal) -> None:
+    """Raises ConfigError where the run has checkpoints elsewhere than it would look for them."""
+    kept = run.read_goal()
+    old, new = run.checkpoints(kept), run.checkpoints(goal)
+    if kept is None or old == new:
+        return
+    there = _committed(old)
+    if there and not (there[-1] in _committed(new) and _identity(old) == _identity(new)):
+        raise ConfigError(
+            f"{run.path}: its {len(there)} checkpoints are in {old}, and this start would look for "
+            f"them in {new}; resume with --set disk.path={old}, move them to {new} first, or begin "
+            "anew without them with --fresh"
+        )
+
+
+def _identity(checkpoints: Path) -> str:
+    """Whose they are: a run's own random number."""
+    try:
+        return (checkpoints / "RUN").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def _committed(directory: os.PathLike[str]) -> list[str]:

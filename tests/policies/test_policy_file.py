@@ -12,6 +12,7 @@ from autockpt.policies.policy_file import (
     load_policy,
     parse_policy,
     schema,
+    with_settings,
 )
 from autockpt.policies.policy_file.document import parse
 from autockpt.policies.policy_file.model import keys
@@ -308,3 +309,60 @@ def test_schema_gives_units_a_pattern():
     assert data["required"] == ["version"]
     assert data["additionalProperties"] is False
     assert data["properties"]["retune"]["default"] == "auto"
+
+
+FULL = """
+version: 1
+interval: 500 steps
+objective: durability
+memory: {interval: 30 s, slots: 4, enabled: true}
+disk: {path: /data/ckpt, writers: 8, chunk: 16 MiB, direct: false, codec: zstd}
+staging: {schedule: blocking, persist: sync, streaming: false, preallocate: false, path: host,
+          in_flight: 2, device_clone: on}
+redundancy: {scheme: rs, copies: 3, placement: ring, set_size: 4, parity: 2, path: host,
+             rate: 1.3 GB/s, schedule: windows, floor: 1}
+limits: {stall: 70 ms, host_memory: 64 GiB, overhead: 7 %, lost_time: 1 h 30 min, disk: 2 TB}
+prices: {disk: 0.023 USD/GiB-month, node: 32 USD/h}
+failures: {mtbf: 8 h, process_share: 40 %, preemption: 6 h, notice: 2 min, silent_latency: 12 h}
+keep: {last: 5, every: 6 h}
+archive: {codec: excp, lossy: true, full_every: 4}
+remote: {url: "file:///store/run", keep: 7, rate: 50 MB/s}
+retune: observe
+rule: checkfreq
+"""
+
+
+def test_the_full_text_leaves_no_key_out():
+    """So that the next test is about all of them."""
+    written = {value.path for value in parse_policy(FULL).values if value.source != "default"}
+    assert written == set(keys()) - {"interval"}
+
+
+@pytest.mark.parametrize("text", [FULL, "version: 1", *(preset_text(name) for name in presets())])
+def test_a_goal_takes_settings_as_its_file_did(text):
+    """None, any, and back to auto: as if they had been given when the file was read."""
+    goal = parse_policy(text).goal
+    for settings in (
+        [],
+        ["keep.last=9", "disk.writers=1", "interval=7 min"],
+        ["retune=false", "limits.stall=auto", "objective=stall", "remote.url=file:///else"],
+        [f"{key}=auto" for key in keys() if not key.startswith("archive.") and key != "interval"],
+    ):
+        assert with_settings(goal, settings) == parse_policy(text, settings=settings).goal
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["keep.lst=1"], "unknown field; did you mean 'keep.last'"),
+        (["keep.last=0"], "--set keep.last=0: error: keep.last: expected"),
+        (["archive.lossy=false"], "the goal of the run: error: archive.codec: excp loses"),
+        (["failures.preemption=auto"], "failures.notice: says how long ahead"),
+        (["prices.disk=1 EUR/GB-month"], "prices.node: in USD, and prices.disk is in EUR"),
+        (["memory.enabled=false"], "memory.enabled is false, so no interval"),
+    ],
+)
+def test_settings_that_do_not_fit_a_goal_are_refused(settings, message):
+    """As in a file, one key against another as well."""
+    with pytest.raises(ConfigError, match=message):
+        with_settings(parse_policy(FULL).goal, settings)

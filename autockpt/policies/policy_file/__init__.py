@@ -8,6 +8,7 @@ from autockpt.policies.policy_file.layers import (
     Policy,
     load_policy,
     parse_policy,
+    with_settings,
 )
 from autockpt.policies.policy_file.plan_yaml import plan_from_yaml, plan_to_yaml
 from autockpt.policies.policy_file.texts import Difference, diff, explain, init_text, schema
@@ -24,4 +25,5 @@ __all__ = [
     "plan_from_yaml",
     "plan_to_yaml",
     "schema",
+    "with_settings",
 ]

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,10 +21,13 @@ from autockpt.policies.policy_file.model import (
     Settings,
     goal_of,
     keys,
+    settings_of,
 )
 from autockpt.policies.registry import PREFIX, preset_text, presets
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
+
+S = TypeVar("S", bound=Section)
 
 ENVIRONMENT = "AUTOCKPT_"
 """Prefix of variables that set a key: AUTOCKPT_DISK_WRITERS is disk.writers."""
@@ -100,11 +103,45 @@ def _finish(
     if problems:
         raise ConfigError("\n".join(str(problem) for problem in problems))
     merged = Settings.model_validate(_settable(tree).plain())
-    _check_together(tree, problems)
-    _check_currency(merged, tree, problems)
+    _check_combined(merged, tree)
+    return Policy(name=name, goal=goal_of(merged, name), values=_effective(tree))
+
+
+def with_settings(goal: Goal, settings: Sequence[str]) -> Goal:
+    """A goal that was decided on before, under `key=value` settings; `auto` takes a value back.
+
+    Raises ConfigError as `load_policy`.
+    """
+    problems: list[Problem] = []
+    layer = _from_settings(settings, problems)
     if problems:
         raise ConfigError("\n".join(str(problem) for problem in problems))
-    return Policy(name=name, goal=goal_of(merged, name), values=_effective(tree))
+    given, merged = Settings.model_validate(layer.plain()), settings_of(goal)
+    tree = document.merge(_as_tree(merged), layer)
+    for path, _ in layer.leaves():
+        merged = _taken(merged, given, path.split("."))
+    _check_combined(merged, tree)
+    return goal_of(merged, goal.policy)
+
+
+def _as_tree(section: Section) -> Node:
+    """What a section says, without what is `auto`."""
+    mark = Mark(file="the goal of the run")
+    values = {name: value for name, value in section if value is not None}
+    children = {
+        name: _as_tree(value) if isinstance(value, Section) else Node(mark=mark, scalar=value)
+        for name, value in values.items()
+    }
+    return Node(mark=mark, children=children)
+
+
+def _taken(section: S, given: S, path: Sequence[str]) -> S:
+    """`section` with the value that `given` has at a path."""
+    name, *rest = path
+    value = getattr(given, name)
+    if rest:
+        value = _taken(getattr(section, name), value, rest)
+    return section.model_copy(update={name: value})
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -254,6 +291,15 @@ def _problem(detail: dict[str, Any], root: Node) -> Problem:
         return Problem(mark=parent.mark, path=path, message=message)
     message = str(detail["msg"]).removeprefix("Value error, ")
     return Problem(mark=node.mark if node is not None else root.mark, path=path, message=message)
+
+
+def _check_combined(merged: Settings, tree: Node) -> None:
+    """Raises ConfigError for what no layer shows alone."""
+    problems: list[Problem] = []
+    _check_together(tree, problems)
+    _check_currency(merged, tree, problems)
+    if problems:
+        raise ConfigError("\n".join(str(problem) for problem in problems))
 
 
 def _check_together(tree: Node, problems: list[Problem]) -> None:

@@ -400,6 +400,87 @@ def goal_of(settings: Settings, name: str) -> Goal:
     )
 
 
+def settings_of(goal: Goal) -> Settings:
+    """The settings that make a Goal: `goal_of` the other way round."""
+    pins, limits, wish, prices = goal.pins, goal.limits, goal.redundancy, goal.prices
+    failures, retention, archive, remote = goal.failures, goal.retention, goal.archive, goal.remote
+    keep_last = retention.keep_last if retention.keep_last != Retention().keep_last else None
+    return Settings.model_construct(
+        objective=goal.objective,
+        memory=Memory.model_construct(
+            interval=_every(pins.memory_interval_steps, pins.memory_interval_s),
+            enabled=pins.memory_enabled,
+            slots=pins.slots,
+        ),
+        disk=Disk.model_construct(
+            interval=_every(pins.disk_interval_steps, pins.disk_interval_s),
+            path=goal.storage_path,
+            writers=pins.writers,
+            chunk=pins.chunk_bytes,
+            direct=pins.direct_io,
+            codec=pins.codec,
+        ),
+        staging=Staging.model_construct(
+            schedule=pins.schedule,
+            persist=pins.persist,
+            streaming=pins.streaming,
+            preallocate=pins.preallocate,
+            in_flight=pins.in_flight,
+            device_clone=pins.device_clone,
+            path=pins.path,
+        ),
+        redundancy=RedundancySection.model_construct(
+            scheme=wish.scheme,
+            copies=wish.copies,
+            placement=wish.placement,
+            set_size=wish.set_size,
+            parity=wish.parity,
+            path=wish.path,
+            rate=wish.rate_bytes_per_s,
+            schedule=wish.schedule,
+            floor=wish.floor,
+        ),
+        limits=LimitsSection.model_construct(
+            stall=limits.stall_s,
+            host_memory=limits.host_memory_bytes,
+            overhead=limits.overhead,
+            lost_time=limits.lost_time_s,
+            disk=limits.disk_bytes,
+        ),
+        prices=PricesSection.model_construct(
+            disk=_money(prices.disk_per_gb_month, prices.currency),
+            node=_money(prices.node_per_h, prices.currency),
+        ),
+        failures=Failures.model_construct(
+            mtbf=failures.mtbf_s,
+            process_share=failures.process_share,
+            preemption=failures.preemption_s,
+            notice=failures.notice_s,
+            silent_latency=retention.reach_s,
+        ),
+        keep=Keep.model_construct(
+            last=pins.keep_last or keep_last,
+            every=_every(retention.keep_every_steps, retention.keep_every_s),
+        ),
+        archive=Archive.model_construct(
+            codec=archive.codec, lossy=archive.lossy, full_every=archive.full_every
+        ),
+        remote=Remote.model_construct(
+            url=remote.url, keep=remote.keep_last, rate=remote.rate_bytes_per_s
+        ),
+        retune=pins.retune,
+        rule=pins.interval_rule,
+    )
+
+
+def _every(steps: int | None, seconds: float | None) -> Every | None:
+    return None if steps is None and seconds is None else Every(steps=steps, seconds=seconds)
+
+
+def _money(amount: float | None, currency: str) -> Money | None:
+    return None if amount is None else Money(amount=amount, currency=currency)
+
+
 def _prices(section: PricesSection) -> Prices:
     disk, node = section.disk, section.node
     return Prices(

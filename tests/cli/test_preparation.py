@@ -1,0 +1,118 @@
+"""What a resumed run goes on with: its goal, and the place of its checkpoints."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autockpt.cli import decisions
+from autockpt.cli.app import run
+from autockpt.cli.options import find_script
+from autockpt.cli.preparation import Request, check_directory, goal_of, prepare
+from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
+from tests.integrations.trained import FIRST, saved, trained_job
+
+ONE = decisions.Scale(world_size=1, nodes=1)
+POLICY = """
+version: 1
+disk: {path: PATH, writers: 4}
+limits: {lost_time: 1 h}
+redundancy: {floor: 1}
+archive: {codec: none}
+remote: {url: "file:///store/run"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script, policies for two places, and a launcher of nobody's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "t.py").write_text("print('trained')\n")
+    for name in ("first", "second"):
+        text = POLICY.replace("PATH", str(tmp_path / name))
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / "first"
+
+
+def request(*settings: str, policy: str | None = None, fresh: bool = False) -> Request:
+    """`autockpt run --run-dir r t.py`."""
+    return Request(
+        script=find_script("t.py", False, ()), policy=policy, settings=settings, profile=None,
+        use_profile=False, run_dir="r", fresh=fresh, resume_from=None, launching={"nnodes": "1"},
+    )  # fmt: skip
+
+
+def start(asked: Request) -> Goal:
+    """As far as a launcher goes before the job."""
+    goal = goal_of(asked, ONE)
+    check_directory(asked, goal)
+    prepare(RunDirectory.create("r"), asked.script, "run", goal, ONE)
+    return goal
+
+
+def test_a_setting_changes_the_goal_that_the_run_has(storage: Path) -> None:
+    """And nothing else of it: not the place, not the limits, not the copies."""
+    first = start(request(policy="first.yaml"))
+    saved(storage, trained_job())
+    changed = start(request("keep.last=5", "limits.lost_time=auto"))
+    assert changed == replace(
+        first,
+        limits=replace(first.limits, lost_time_s=None),
+        pins=replace(first.pins, keep_last=5),
+        retention=replace(first.retention, keep_last=5),
+    )
+    assert RunDirectory("r").checkpoints() == storage
+    assert start(request()) == changed
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [((), "second.yaml"), ((), "builtin:auto"), (("disk.path=third",), None)],
+)
+def test_a_start_that_would_not_find_the_checkpoints_is_refused(
+    storage: Path, settings: tuple[str, ...], policy: str | None
+) -> None:
+    """From scratch is silent only where nothing was ever committed; both places are named."""
+    asked = request(*settings, policy=policy)
+    start(request(policy="first.yaml"))
+    start(asked)  # nothing is there yet
+    start(request(policy="first.yaml"))
+    saved(storage, trained_job())
+    kept = RunDirectory("r").read_goal()
+    with pytest.raises(ConfigError, match=rf"1 checkpoints are in {storage}.*look for them in /"):
+        start(asked)
+    assert RunDirectory("r").read_goal() == kept
+    start(replace(asked, fresh=True))
+
+
+def test_the_command_exits_with_78(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it is only asked what would happen."""
+    start(request(policy="first.yaml"))
+    saved(storage, trained_job())
+    words = ["run", "--dry-run", "--no-profile", "--run-dir", "r"]
+    assert run([*words, "--policy", "second.yaml", "t.py"]) == 78
+    assert f"--set disk.path={storage}" in capsys.readouterr().err
+    again = ["--policy", "second.yaml", "--set", f"disk.path={storage}"]
+    assert run([*words, *again, "t.py"]) == 0
+
+
+def test_checkpoints_may_move(storage: Path) -> None:
+    """Moved or copied they are found; those of another run under the same name are not them."""
+    start(request(policy="first.yaml"))
+    saved(storage, trained_job())
+    saved(storage.parent / "second", trained_job())
+    with pytest.raises(ConfigError, match=f"1 checkpoints are in {storage}"):
+        start(request(policy="second.yaml"))
+    shutil.rmtree(storage.parent / "second")
+    shutil.copytree(storage, storage.parent / "second")
+    start(request(policy="second.yaml"))
+    start(request(policy="first.yaml"))
+    shutil.rmtree(storage.parent / "second")
+    storage.rename(storage.parent / "second")
+    start(request(policy="second.yaml"))
+    assert (RunDirectory("r").checkpoints() / FIRST.name).is_dir()
