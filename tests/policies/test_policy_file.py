@@ -297,6 +297,16 @@ def test_diff_names_the_keys_that_differ():
     ]
 
 
+def test_the_schema_takes_the_rates_that_the_reader_takes():
+    """Bytes, never bits."""
+    rate = schema()["$defs"]["Remote"]["properties"]["rate"]
+    (pattern,) = (option["pattern"] for option in rate["anyOf"] if "pattern" in option)
+    assert re.fullmatch(pattern, "50 MB/s")
+    assert not re.fullmatch(pattern, "50 Mb/s")
+    with pytest.raises(ConfigError, match="bits or bytes"):
+        parse_policy("version: 1\nremote: {rate: 50 Mb/s}\n")
+
+
 def test_schema_gives_units_a_pattern():
     """An editor marks `15` and accepts `15 min`."""
     data = schema()
