@@ -101,8 +101,9 @@ def convert(
     if target == TARGET:
         with opened_source(source, generation=generation, rank=rank) as found:
             done = import_tree(
-                found.tree, destination, lossy=found.lossy, force=force, progress=told(console)
-            )
+                found.tree, destination, lossy=found.lossy, models=found.models, force=force,
+                progress=told(console),
+            )  # fmt: skip
     else:
         done = export(
             generation_folder(source, generation), destination, target, everything=everything,

@@ -128,10 +128,10 @@ class Starts:
     @staticmethod
     def _bare(source: str, name: str | None, path: str) -> str:
         from autockpt.integrations.importing import import_tree
-        from autockpt.integrations.loading import opened
+        from autockpt.integrations.loading import opened_source
 
-        with opened(source, generation=name) as tree:
-            import_tree(tree, path)
+        with opened_source(source, generation=name) as found:
+            import_tree(found.tree, path, models=found.models)
         return path
 
 

@@ -55,6 +55,15 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     }
 
 
+def left_as_built(restored: RestoredState, state: LiveState) -> list[str]:
+    """Attached optimizers and objects of which a partial image, another system's, says nothing."""
+    skeleton = restored.skeleton
+    if not skeleton.get("partial"):
+        return []
+    attached = ((state.optimizers, skeleton["optimizers"]), (state.others, skeleton["others"]))
+    return [name for names, saved in attached for name in names if name not in saved]
+
+
 def _apply_optimizer(
     state: LiveState, prefix: str, optimizer: torch.optim.Optimizer, restored: RestoredState
 ) -> None:

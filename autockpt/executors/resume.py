@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autockpt.executors.ahead import PagesAhead
-from autockpt.executors.applying import RestoredState, apply_state
+from autockpt.executors.applying import RestoredState, apply_state, left_as_built
 from autockpt.executors.gathered_shards import GatheredShards
 from autockpt.executors.image import read_trailer
 from autockpt.executors.link import KeeperLink, Lent
@@ -207,6 +207,8 @@ def _finish(
         same = progress.get("mesh", "") == state.mesh()
         merged = merge_progress(restored.by_rank, link.rank, link.world_size, same_mesh=same)
         progress, rng, notices = merged.progress, merged.rng, merged.notices
+    if absent := left_as_built(restored, state):
+        notices += (f"the checkpoint has nothing of {', '.join(absent)}: as the script built it",)
     step = int(progress["step"])
     if step != message.step:
         raise CorruptCheckpointError(

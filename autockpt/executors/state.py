@@ -341,5 +341,10 @@ def _named(value: Any, what: str, kind: type) -> dict[str, Any]:
                 f"attach({what}=...): expected a {kind.__module__}.{kind.__qualname__}"
                 f"{'' if name == what else f' under {name!r}'}, got {type(item).__qualname__}"
             )
-        result[name if name.startswith(what) else f"{what}.{name}"] = item
+        result[attached_name(name, what)] = item
     return result
+
+
+def attached_name(name: str, what: str) -> str:
+    """What images call the one of several models or optimizers that is attached under a name."""
+    return name if name.startswith(what) else f"{what}.{name}"

@@ -49,7 +49,9 @@ class GenerationTree:
         try:
             if rank is None:
                 require_same(self._images, replicated(self._images), folder)
-            self.tree = _StateTree(self._images, apart=rank is not None).tree(self.step)
+            state = _StateTree(self._images, apart=rank is not None)
+            self.tree = state.tree(self.step)
+            self.models = state.models
         except BaseException:
             self.close()
             raise
@@ -68,6 +70,8 @@ class _StateTree:
         self._apart = apart
         self._lazies = _lazy_tensors(images, apart=apart)
         self._tensors: dict[str, Any] = dict(self._lazies)
+        self.models: frozenset[str] = frozenset()
+        """First parts of the names of models that were attached as `modelX`, not below `model.`."""
         for skeleton in self._skeletons:
             self._tensors |= arrays_of(skeleton, self._lazies)
 
@@ -117,11 +121,13 @@ class _StateTree:
         parts = [value for part in ("others", "modules") for _, value in self._first(part)]
         owned = {name for part in parts for name in statetree.tensor_names(part)}
         prefixes = tuple(f"{prefix}." for prefix in (*self._prefixes(), "rng", "progress"))
-        return {
-            model_name(name): tensor
+        found = {
+            name: tensor
             for name, tensor in self._lazies.items()
             if name not in owned and not name.startswith(prefixes)
         }
+        self.models = frozenset(name.split(".")[0] for name in found) - {"model"}
+        return {model_name(name): tensor for name, tensor in found.items()}
 
     def _optimizer(self, prefix: str) -> Tree:
         """One optimizer by parameter names."""

@@ -5,13 +5,14 @@ image is marked as partial, and whatever it leaves out stays as the script built
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.state import attached_name
 from autockpt.integrations.committing import GenerationsOf
 from autockpt.integrations.destination import new_export
 from autockpt.integrations.export import Exported, with_names
@@ -34,16 +35,18 @@ def import_tree(
     destination: str,
     *,
     lossy: str = "",
+    models: Collection[str] = (),
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
     """Makes a new run directory whose only checkpoint is `tree`, as a whole or not at all.
 
-    `lossy`: what the tree has lost, in words, which every restore says.  `progress` gets the bytes
-    written and their total.  Raises ConfigError for a tree without a model, CorruptCheckpointError
-    or StorageError.
+    `lossy`: what the tree has lost, in words, which every restore says.  `models`: first parts of
+    names in its model that are those of a model of its own, as `GenerationTree` has them.
+    `progress` gets the bytes written and their total.  Raises ConfigError for a tree without a
+    model, CorruptCheckpointError or StorageError.
     """
-    state = _State(tree)
+    state = _State(tree, models)
     names, aliases = state.untied()
     total, done = sum(tensor.nbytes for tensor in tensors_of(list(state.tensors.values()))), 0
 
@@ -79,6 +82,7 @@ class _State:
     """A tree under the names of our images."""
 
     tree: Tree
+    models: Collection[str] = ()
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     skeleton: dict[str, Any] = field(init=False)
@@ -122,9 +126,13 @@ class _State:
             raise ConfigError(f"two tensors would be called {name!r}; rename one of them")
         self.tensors[name] = tensor
 
+    def _full(self, name: str) -> str:
+        """Of a parameter in the model of the tree."""
+        return name if name.split(".")[0] in self.models else f"model.{name}"
+
     def _take_model(self, model: Tree) -> None:
         for name, leaf in model.items():
-            full = f"model.{plain_fqn(str(name))}"
+            full = self._full(plain_fqn(str(name)))
             if isinstance(leaf, LazyTensor) and not full.endswith("._extra_state"):
                 self._note(full, leaf)
             else:
@@ -135,12 +143,12 @@ class _State:
         if saved is None:
             self.left_out.append(f"{key} (its parameters are not named as those of the model)")
             return
-        prefix = "optimizer" if key in _OPTIMIZER else f"optimizer.{key.removeprefix('optimizer.')}"
+        prefix = "optimizer" if key in _OPTIMIZER else attached_name(key, "optimizer")
         groups: list[Any] = []
         state: dict[str, Any] = {}
         for number, group in enumerate(saved["param_groups"]):
             settings = {k: v for k, v in group.items() if k != "params"}
-            names = [f"model.{name}" for name in group["params"]]
+            names = [self._full(name) for name in group["params"]]
             values = self._encoded(settings, f"{prefix}.group{number}")
             groups.append({"params": names, "values": values})
             for name, bare in zip(names, group["params"], strict=True):

@@ -26,6 +26,8 @@ class Source:
     tree: Tree
     lossy: str = ""
     """What was lost before it was written, in words; "": nothing that we know of."""
+    models: frozenset[str] = frozenset()
+    """As `GenerationTree.models` says, of a generation of ours."""
 
 
 @contextlib.contextmanager
@@ -48,7 +50,7 @@ def opened_source(
     if os.path.isdir(path) and is_ours(path):
         source = GenerationTree(generation_folder(path, generation), rank=rank)
         try:
-            yield Source(source.tree, source.lossy)
+            yield Source(source.tree, source.lossy, source.models)
         finally:
             source.close()
         return

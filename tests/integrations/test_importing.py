@@ -13,25 +13,35 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 import autockpt
 from autockpt.cli.app import run
-from autockpt.executors.applying import apply_state
+from autockpt.executors.applying import apply_state, left_as_built
 from autockpt.executors.restore import restore_shards
 from autockpt.executors.shards import DiskShards
 from autockpt.executors.state import LiveState
 from autockpt.integrations.dcp import GenerationWriter
 from autockpt.integrations.importing import import_tree
-from autockpt.integrations.loading import opened
+from autockpt.integrations.loading import opened_source
 from autockpt.integrations.places import generation_folder
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from tests.executors.checkpoints import commit_state
+from tests.executors.states import step
 from tests.integrations.test_export import assert_same_job, same
-from tests.integrations.trained import Job, new_job, saved, state_of, trained_job
+from tests.integrations.trained import (
+    FIRST,
+    Job,
+    new_job,
+    opened_directory,
+    saved,
+    state_of,
+    trained_job,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
 def imported(source: Path, out: Path) -> tuple[str, Any]:
     """(folder of the generation that was made, what the import says)."""
-    with opened(str(source)) as tree:
-        done = import_tree(tree, str(out))
+    with opened_source(str(source)) as found:
+        done = import_tree(found.tree, str(out), models=found.models)
     return generation_folder(str(out)), done
 
 
@@ -72,6 +82,48 @@ def test_a_whole_job_goes_on(tmp_path: Path, kind: str) -> None:
     assert same(again["model"], dict(job[0].state_dict()))
     if kind != "dcp":  # which knows no ties
         assert again["model"]["head.weight"] is again["model"]["embed.weight"]
+
+
+@pytest.mark.parametrize("names", [("g", "d"), ("{what}_g", "{what}_d"), ("{what}.g", "d")])
+def test_several_models_and_optimizers_go_on(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Whatever names they were attached by: what begins with its kind stays as it is."""
+
+    def state(seed: int) -> LiveState:
+        torch.manual_seed(seed)
+        nets = [torch.nn.Linear(40, 3) for _ in names]
+        made = [torch.optim.AdamW(net.parameters(), lr=10.0**-seed) for net in nets]
+        return LiveState.of(
+            model={n.format(what="model"): net for n, net in zip(names, nets, strict=True)},
+            optimizer={n.format(what="optimizer"): o for n, o in zip(names, made, strict=True)},
+        )
+
+    trained, fresh = state(2), state(3)
+    for net, optimizer in zip(trained.models.values(), trained.optimizers.values(), strict=True):
+        step(net, optimizer)
+    directory, run_id = opened_directory(tmp_path / "c")
+    theirs = commit_state(directory, run_id, FIRST, trained)
+    folder, done = imported(Path(theirs), tmp_path / "run")
+    assert done.left_out == ()
+    back = restore_shards(DiskShards(folder, 0, 1), fresh)
+    apply_state(back, fresh)
+    assert left_as_built(back, fresh) == []
+    for name, net in trained.models.items():
+        assert same(dict(fresh.models[name].state_dict()), dict(net.state_dict()))
+    for name, optimizer in trained.optimizers.items():
+        assert optimizer.state_dict()["state"]
+        assert same(fresh.optimizers[name].state_dict(), optimizer.state_dict())
+
+
+def test_what_an_import_lacks_is_named(tmp_path: Path) -> None:
+    """A misnamed optimizer starts anew; nobody should have to guess that."""
+    job, fresh = trained_job(), new_job(1)
+    torch.save({"model": dict(job[0].state_dict())}, tmp_path / "w.pt")
+    folder, _ = imported(tmp_path / "w.pt", tmp_path / "run")
+    state = LiveState.of(model=fresh[0], optimizer={"g": fresh[1]}, scheduler=fresh[2])
+    back = restore_shards(DiskShards(folder, 0, 1), state)
+    assert left_as_built(back, state) == ["optimizer.g", "scheduler"]
+    own = DiskShards(saved(tmp_path / "c", job), 0, 1)
+    assert left_as_built(restore_shards(own, state_of(fresh)), state_of(fresh)) == []
 
 
 def test_weights_alone_leave_the_rest_as_it_was_built(tmp_path: Path) -> None:
@@ -191,5 +243,6 @@ def test_run_goes_on_from_an_import(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "the checkpoint has nothing of optimizer: as the script built it" in done.stderr
     assert "resumed step 5 from disk" in done.stderr
     assert done.stdout.split() == ["step", "5", "24.0", "step", "6", "24.0"]
