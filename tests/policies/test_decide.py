@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from autockpt.policies.decide import decide
-from autockpt.policies.what_if import tiers_of_plan
+from autockpt.policies.what_if import costs_of_plan, tiers_of_plan
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
+from autockpt.values.plan import Schedule
 from autockpt.values.profile import LinkMeasure, MemoryHeadroom
 from autockpt.values.record import to_json
 from tests.fakes.profiles import (
@@ -169,6 +170,18 @@ def test_sync_persist_stalls_until_durable():
     assert decision.expected.checkpoint_waste * period_s == pytest.approx(
         decision.expected.persist_s
     )
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "blocking"])
+def test_the_promised_stall_of_sync_has_the_wait_for_the_disk_in_it(schedule: Schedule):
+    """Until durable, however it is copied; beside the training only the snapshot stalls."""
+    profile = example_profile()
+    waits = decide(profile, Goal(pins=Pins(schedule=schedule, persist="sync")))
+    costs = costs_of_plan(profile, Goal(), waits.plan)
+    assert waits.expected.stall_s >= costs.blocked_s > 0.2
+    assert waits.expected.stall_s == pytest.approx(waits.expected.persist_s)
+    beside = decide(profile, Goal(pins=Pins(schedule=schedule)))
+    assert beside.expected.stall_s < beside.expected.persist_s / 2
 
 
 # --- slots and codec
