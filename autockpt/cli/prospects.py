@@ -27,13 +27,13 @@ def risk_of(profile: Profile | None, goal: Goal | None, decision: Decision | Non
     from autockpt.policies.what_if import tiers_of_plan
     from autockpt.reports.risk import Luck, Risk
     from autockpt.tuner.simulation import risk
-    from autockpt.tuner.simulation.rules import of_plan, two_tiers
+    from autockpt.tuner.simulation.rules import as_reckoned, two_tiers
 
     goal, plan = goal or Goal(), decision.plan
     tiers, (today, steps) = tiers_of_plan(profile, goal, plan), habit(profile, goal)
     found = risk.risk(
         [
-            of_plan("this plan", profile, goal, plan),
+            as_reckoned("this plan", profile, goal, plan),
             two_tiers("a save every 30 min", today, 0, steps),
         ],
         memory_per_s=tiers.memory.failures_per_s if tiers.memory else 0.0,

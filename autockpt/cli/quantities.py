@@ -1,6 +1,5 @@
 """Options with units: parsed and checked, with the option in the message."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,19 +11,16 @@ Options = Mapping[str, Any]
 
 
 def positive(options: Options, name: str, parse: Callable[[str], float], default: float) -> float:
-    """More than 0 and finite; `default` where the option was not given."""
+    """More than 0; `default` where the option was not given."""
     value = default if options[name] is None else _parsed(name, options[name], parse)
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(f"{flag(name)} {options[name]}: must be more than 0 and finite")
+    if not value > 0:
+        raise ConfigError(f"{flag(name)} {options[name]}: must be more than 0")
     return value
 
 
 def duration(options: Options, name: str, default: float) -> float:
     """A duration, 0 among them."""
-    value = default if options[name] is None else _parsed(name, options[name], parse_duration_s)
-    if not math.isfinite(value):
-        raise ConfigError(f"{flag(name)} {options[name]}: must be finite")
-    return value
+    return default if options[name] is None else _parsed(name, options[name], parse_duration_s)
 
 
 def share(options: Options, name: str, default: float) -> float:
@@ -40,8 +36,6 @@ def _parsed(name: str, text: str, parse: Callable[[str], float]) -> float:
         return parse(text)
     except ConfigError as error:
         raise ConfigError(f"{flag(name)}: {error}") from None
-    except OverflowError:
-        raise ConfigError(f"{flag(name)} {text}: must be finite") from None
 
 
 def flag(name: str) -> str:

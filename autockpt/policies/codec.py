@@ -25,7 +25,7 @@ Source: docs/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.policies.costs import Encoding, ranks_per_node
 from autockpt.policies.staging import WriteChoice, choose_write
@@ -41,7 +41,8 @@ SPARE_CORES = 0.1
 FELT = 0.03
 """What it may slow iterations down by while a checkpoint is written, beyond `SPARE_CORES`."""
 ASSUMED_WORTH = 0.5
-"""Of encoders that were not measured beside the training: one gets half a core of a busy node."""
+"""Of encoders that were not measured beside the training, or got nothing done in a tenth of the
+rounds and are asked for all the same: one gets half a core of a busy node."""
 
 CHAIN_SHARE, LONGEST_CHAIN = 0.1, 8
 """What bases may add to a recovery from disk, and how many there are at most: all stay on disk."""
@@ -131,10 +132,13 @@ def choose_codec(
     if pin not in (None, "none") and not measures:
         codec = dict.fromkeys(("parameters", "moments"), str(pin))
     offered = sorted({m.codec for m in measures})
+    # Taken all the same, where rounds got nothing done: how long it takes nobody measured.
+    known = all(pipe.bytes_per_s(m) > 0.0 for m in taken)
+    reckoned = pipe if known else replace(pipe, worth=ASSUMED_WORTH)
     chain = _chain(profile, taken, write) if "delta" in codec.values() else 0
     return CodecChoice(
         codec=codec,
-        encoding=_encoding(profile, taken, pipe),
+        encoding=_encoding(profile, taken, reckoned),
         choice=Choice(
             name="codec",
             chosen=", ".join(f"{name}: {kind}" for name, kind in codec.items()) or "none",
@@ -145,7 +149,7 @@ def choose_codec(
         ),
         chain=chain,
         stored_share=_stored_share(profile, taken, chain),
-        crowded=any(pipe.felt(m) for m in taken),
+        crowded=any(reckoned.felt(m) for m in taken),
     )
 
 

@@ -18,7 +18,7 @@ from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tier
 from autockpt.policies.peer_windows import scheduled
 from autockpt.policies.preemption import preemption_choice
 from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
-from autockpt.policies.schedules import choose_schedule
+from autockpt.policies.schedules import choose_schedule, longest_stall_s
 from autockpt.policies.silent import verification_choice
 from autockpt.policies.slots import SlotChoice, choose_slots
 from autockpt.policies.staging import WriteChoice, choose_path
@@ -130,7 +130,7 @@ def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
 
 def _check_stall(costs: Costs, goal: Goal, staging: Staging) -> None:
     limit = goal.limits.stall_s
-    stall_s = costs.stall_high_s + costs.blocked_s
+    stall_s = longest_stall_s(costs)
     if limit is None or stall_s <= limit:
         return
     pinned = [

@@ -88,7 +88,7 @@ def promise(
         if peers is not None:
             peer_s = begun_s + peers.send_s + costs.restart_s + peers.restore_s
     return Expected(
-        stall_s=costs.stall_s,
+        stall_s=costs.stall_s + costs.blocked_s,
         waste=intervals.waste.total,
         waste_low=low,
         waste_high=high,

@@ -37,15 +37,18 @@ def choose_schedule(
     cost = {name: _snapshot_cost_s(costs) for name, (_, costs) in found.items()}
     predicted = _predicted(profile, found, write)
     pinned, windows = goal.pins.schedule, _usable(profile, fit)
-    chosen = pinned or _cheapest(profile, goal, cost, windows=windows)
-    compare = _rivals(goal, cost, found, chosen) if windows and not pinned else ()
+    ways = _copying_ways(profile, windows=windows)
+    kept = _within_limit(goal, found, ways)
+    chosen = pinned or _cheapest(goal, cost, kept)
+    compare = _rivals(goal, cost, kept, chosen) if windows and not pinned else ()
     other = min((name for name in cost if name != chosen), key=lambda name: cost[name])
     staging, costs = found[chosen]
     if compare and fit is not None:
         staging = replace(staging, compare=compare, window_margin=fit.margin)
+    limited = not pinned and chosen != _cheapest(goal, cost, ways)
     reasons = (
         "measured in turn" if predicted else "",
-        "pinned by staging.schedule" if pinned else _schedule_reason(profile, cost, chosen),
+        "pinned by staging.schedule" if pinned else _schedule_reason(profile, cost, chosen, kept),
         _window_words(profile, goal, fit),
         f"the run takes {', '.join(compare)} in turn and keeps the best" if compare else "",
     )
@@ -63,7 +66,7 @@ def choose_schedule(
                 **(fit.numbers if fit is not None else {}),
             },
             runner_up=other,
-            binding="staging.schedule" if pinned else "",
+            binding="staging.schedule" if pinned else "limits.stall" if limited else "",
         ),
     )
 
@@ -102,33 +105,49 @@ def _usable(profile: Profile, fit: WindowFit | None) -> bool:
     return fit is not None and fit.share >= WORTH and profile.state.lazy_bytes > 0 and known
 
 
-def _cheapest(
-    profile: Profile, goal: Goal, cost: dict[Schedule, float], *, windows: bool
-) -> Schedule:
-    """Lazy, until another schedule is 3 % better."""
-    blocking_wins = cost["blocking"] < ADVANTAGE * cost["lazy"] and goal.objective != "stall"
-    chosen: Schedule = "blocking" if blocking_wins or profile.state.lazy_bytes == 0 else "lazy"
-    return "windows" if windows and cost["windows"] < ADVANTAGE * cost[chosen] else chosen
+def longest_stall_s(costs: Costs) -> float:
+    """What `limits.stall` bounds: a checkpoint to disk, 95th percentile."""
+    return costs.stall_high_s + costs.blocked_s
+
+
+def _copying_ways(profile: Profile, *, windows: bool) -> tuple[Schedule, ...]:
+    """Those that can be chosen without a pin, the first of them without being cheaper."""
+    lazy: tuple[Schedule, ...] = ("lazy",) if profile.state.lazy_bytes > 0 else ()
+    return (*lazy, "blocking", *(("windows",) if windows else ()))
+
+
+def _within_limit(
+    goal: Goal, found: dict[Schedule, tuple[Staging, Costs]], ways: tuple[Schedule, ...]
+) -> tuple[Schedule, ...]:
+    """The ways that keep `limits.stall`; where none does, the one that is nearest to it."""
+    stall_s = {name: longest_stall_s(found[name][1]) for name in ways}
+    limit_s = goal.limits.stall_s
+    kept = tuple(name for name in ways if limit_s is None or stall_s[name] <= limit_s)
+    return kept or (min(ways, key=lambda name: stall_s[name]),)
+
+
+def _cheapest(goal: Goal, cost: dict[Schedule, float], ways: tuple[Schedule, ...]) -> Schedule:
+    """The first, until another one is 3 % better."""
+    chosen, *others = ways
+    for name in others:
+        avoided = name == "blocking" and goal.objective == "stall"
+        if cost[name] < ADVANTAGE * cost[chosen] and not avoided:
+            chosen = name
+    return chosen
 
 
 def _rivals(
-    goal: Goal,
-    cost: dict[Schedule, float],
-    found: dict[Schedule, tuple[Staging, Costs]],
-    chosen: Schedule,
+    goal: Goal, cost: dict[Schedule, float], kept: tuple[Schedule, ...], chosen: Schedule
 ) -> tuple[Schedule, ...]:
     """Schedules that the run should try before it believes: windows, the best other one, and what
-    costs no more than `HOPELESS` times that; the chosen first.  () where windows are hopeless, or
-    the plan is not to be changed."""
-    if goal.pins.retune in (False, "observe"):
+    costs no more than `HOPELESS` times that; the chosen first.  () where windows are hopeless or
+    not allowed, or the plan is not to be changed."""
+    if goal.pins.retune in (False, "observe") or "windows" not in kept:
         return ()
-    stall_s = goal.limits.stall_s
     others = [
         name
-        for name in cost
-        if name != "windows"
-        and not (name == "blocking" and goal.objective == "stall")
-        and (stall_s is None or found[name][1].stall_high_s <= stall_s)
+        for name in kept
+        if name != "windows" and not (name == "blocking" and goal.objective == "stall")
     ]
     best_s = min((cost[name] for name in others), default=0.0)
     close = [n for n in others if cost[n] <= HOPELESS * best_s]
@@ -148,14 +167,20 @@ def _window_words(profile: Profile, goal: Goal, fit: WindowFit | None) -> str:
     return fit.sentence
 
 
-def _schedule_reason(profile: Profile, cost: dict[Schedule, float], chosen: Schedule) -> str:
+def _schedule_reason(
+    profile: Profile, cost: dict[Schedule, float], chosen: Schedule, kept: tuple[Schedule, ...]
+) -> str:
     if chosen == "windows":
         return "the copy moves while the training idles"
     if profile.state.lazy_bytes == 0:
         return "no tensor was proven unchanged until the optimizer step, so nothing can be lazy"
     if chosen == "blocking":
+        if "lazy" not in kept:
+            return "limits.stall rules lazy out"
         return "the interference of copying under compute costs more than waiting"
     if cost["blocking"] < cost["lazy"]:
+        if "blocking" not in kept:
+            return "limits.stall rules blocking out"
         return "blocking is not 3 % better, or stalls are what the objective avoids"
     return "the copy hides under forward and backward"
 

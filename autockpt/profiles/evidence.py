@@ -122,16 +122,20 @@ def simultaneous(
 def repeat_offenders(history: FailureHistory, *, nodes: int) -> dict[str, int]:
     """Events of the nodes that fail more often than chance allows among `nodes` equal ones.
 
-    Source: a Poisson test of each node against the fleet's mean without it, with Bonferroni's
-    correction for the number of nodes; lemon nodes are few and cause a large part of all failures.
+    Source: a binomial test of each node's events among all, of which equal nodes have the same
+    share each, with Bonferroni's correction for the number of nodes; lemon nodes are few and cause
+    a large part of all failures.
     """
     counts = Counter(name for one in history.incidents for name in one.nodes)
-    total = sum(counts.values())
-    found = {}
+    total, fleet = sum(counts.values()), max(nodes, len(counts))
+    found: dict[str, int] = {}
+    if fleet < 2:
+        return found
     for name, events in counts.most_common():
-        others = (total - events) / max(1, nodes - 1)
-        if events >= OFFENDER_EVENTS and nodes * _at_least(events, others) < OFFENDER_CHANCE:
-            found[name] = events
+        chance = fleet * _at_least(events, total, 1.0 / fleet)
+        if events < OFFENDER_EVENTS or chance >= OFFENDER_CHANCE:
+            break
+        found[name] = events
     return found
 
 
@@ -158,10 +162,12 @@ def _one(incident: Incident, counts: float) -> Evidence:
     )
 
 
-def _at_least(events: int, mean: float) -> float:
-    """P(X >= events) for X ~ Poisson(mean)."""
-    below = term = math.exp(-mean)
-    for k in range(1, events):
-        term *= mean / k
-        below += term
-    return max(0.0, 1.0 - below)
+def _at_least(events: int, total: int, share: float) -> float:
+    """P(X >= events) for X ~ Binomial(total, share), 0 < share < 1."""
+    odds = math.log(share), math.log1p(-share)
+    ways = (
+        math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1)
+        + k * odds[0] + (total - k) * odds[1]
+        for k in range(events, total + 1)
+    )  # fmt: skip
+    return math.fsum(map(math.exp, ways))

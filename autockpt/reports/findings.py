@@ -14,7 +14,7 @@ from autockpt.reports.data import RunData
 from autockpt.reports.degradation import degraded_tiers
 from autockpt.reports.promises import FACTOR, Promise
 from autockpt.reports.protection import Protection
-from autockpt.reports.saves import Saves
+from autockpt.reports.saves import Saves, waits
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import GENERATIONS
@@ -226,12 +226,19 @@ def stall(facts: Facts) -> Finding | None:
     if share <= STALL_SHARE:
         return Finding(id="stall", severity="medium", title="Checkpoints hardly block training",
                        evidence=seen, passed=True)  # fmt: skip
+    title = f"Checkpoints block training for {format_fraction(share)} of the time"
+    if waits(facts.data.decision):
+        return Finding(
+            id="stall", severity="medium", title=title, saving=share / 2,
+            evidence=f"{seen}; training waits until they are durable",
+            fix="staging.persist: async writes them while the training goes on",
+        )  # fmt: skip
     boundary = saves.boundary_share > 0.5
     where = "copying at the boundary" if boundary else "waiting at the fence"
     return Finding(
         id="stall",
         severity="medium",
-        title=f"Checkpoints block training for {format_fraction(share)} of the time",
+        title=title,
         evidence=f"{seen}; most of it {where}",
         fix="let the schedule be lazy, and see which tensors are copied at the boundary"
         if boundary

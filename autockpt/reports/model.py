@@ -15,7 +15,7 @@ from autockpt.reports.promises import Promise, in_force, promises
 from autockpt.reports.protection import Protection, protection
 from autockpt.reports.restarts import Restart, restarts
 from autockpt.reports.risk import Risk
-from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves
+from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves, waits
 from autockpt.reports.search import SearchHistory
 from autockpt.reports.timeline import Timeline, timeline
 from autockpt.reports.verdict import (
@@ -124,7 +124,7 @@ def _run_report(data: RunData) -> ReportModel:
     accounting, restores = account(
         events, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
     )
-    saved, aged = saves(events), ages(events)
+    saved, aged = saves(events, sync=waits(decision)), ages(events)
     compared: tuple[Promise, ...] = ()
     if decision is not None:
         compared = _compared(events, data, decision)
@@ -177,7 +177,7 @@ def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> t
     return promises(
         decision.expected,
         accounting,
-        saves(since),
+        saves(since, sync=waits(decision)),
         restores,
         interruptions_per_s=data.interruptions_per_s,
     )

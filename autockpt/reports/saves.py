@@ -1,7 +1,8 @@
 """What became of the checkpoints: how many, how long they blocked, how soon they were safe.
 
 A generation is one checkpoint however many ranks report it; its stall is that of the slowest rank,
-because the others wait for it in the next collective.
+because the others wait for it in the next collective.  Where training waits for the disk
+(`staging.persist: sync`), it is blocked until the checkpoint is durable.
 """
 
 import math
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     CheckpointRetired,
     Event,
@@ -62,8 +64,10 @@ class Saves:
     reasons: dict[str, int]
     """Why checkpoints were skipped, discarded or failed, most frequent first."""
     stall: Spread | None
+    """Of checkpoints to disk only, where training waits for it and there are any."""
     boundary_share: float
-    """Part of all stall spent copying at the boundary; the rest is waiting at the fence, 0..1."""
+    """Part of all stall of snapshots spent copying at the boundary; the rest is waiting at the
+    fence, 0..1."""
     copy: Spread | None
     """Boundary to last byte in host memory."""
     durable: Spread | None
@@ -112,11 +116,18 @@ def spread(samples: Iterable[float]) -> Spread | None:
     )
 
 
-def saves(events: Sequence[Event]) -> Saves:
-    """The checkpoints in aligned `events`."""
+def waits(decision: Decision | None) -> bool:
+    """Whether training waits until a checkpoint is durable, under what was decided."""
+    return decision is not None and decision.plan.staging.persist == "sync"
+
+
+def saves(events: Sequence[Event], *, sync: bool = False) -> Saves:
+    """The checkpoints in aligned `events`; `sync`: training waited until they were durable."""
     sealed = [e for e in events if isinstance(e, SnapshotSealed)]
     durable = [e for e in events if isinstance(e, PersistCommitted)]
-    stalls = ((e.generation, e.boundary_stall_s + e.fence_stall_s) for e in sealed)
+    stalls = [(e.generation, e.boundary_stall_s + e.fence_stall_s) for e in sealed]
+    if sync and durable:
+        stalls = [(e.generation, e.latency_s) for e in durable]
     boundary_s = sum(e.boundary_stall_s for e in sealed)
     stalled_s = boundary_s + sum(e.fence_stall_s for e in sealed)
     newest = durable[-1] if durable else None

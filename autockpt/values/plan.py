@@ -149,7 +149,7 @@ class Expected:
     """What a plan promises; compared with what is observed."""
 
     stall_s: float
-    """Per snapshot."""
+    """Per snapshot; where training waits for the disk, per checkpoint to disk, with the wait."""
     waste: float
     """Fraction of time lost to checkpoints and failures."""
     waste_low: float

@@ -6,6 +6,7 @@ number is refused (0 excepted) because nobody can tell seconds from steps.
 """
 
 import difflib
+import math
 import re
 
 from autockpt.values.errors import ConfigError
@@ -36,14 +37,15 @@ _TERM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/]*
 def parse_size_bytes(text: str) -> int:
     """Bytes in `text`, e.g. "64 MiB".  Raises ConfigError for a bare number or an unknown unit."""
     number, unit = _single(text, "a size, e.g. 64 MiB")
-    return round(number * _factor(unit, SIZE_UNITS, text, {"m": "MB or MiB"}))
+    return round(_finite(number * _factor(unit, SIZE_UNITS, text, {"m": "MB or MiB"}), text))
 
 
 def parse_duration_s(text: str) -> float:
     """Seconds in `text`, e.g. "1 h 30 min".  Raises ConfigError as `parse_size_bytes`."""
     terms = _terms(text, "a duration, e.g. 15 min")
     hint = {"m": "min (minutes)", "sec": "s", "hours": "h", "minutes": "min", "days": "d"}
-    return sum(number * _factor(unit, DURATION_UNITS, text, hint) for number, unit in terms)
+    seconds = sum(number * _factor(unit, DURATION_UNITS, text, hint) for number, unit in terms)
+    return _finite(seconds, text)
 
 
 def parse_rate_bytes_per_s(text: str) -> float:
@@ -68,7 +70,7 @@ def parse_fraction(text: str) -> float:
     number, unit = _single(text, "a percentage, e.g. 2 %")
     if unit != "%":
         raise ConfigError(f"{text!r} is not a percentage; write e.g. 2 %")
-    return number / 100.0
+    return _finite(number, text) / 100.0
 
 
 def format_bytes(count: float) -> str:
@@ -113,6 +115,12 @@ def _single(text: str, example: str) -> tuple[float, str]:
     if len(terms) != 1:
         raise ConfigError(f"{text!r} is not {example}")
     return terms[0]
+
+
+def _finite(number: float, text: str) -> float:
+    if not math.isfinite(number):
+        raise ConfigError(f"{text!r}: must be finite")
+    return number
 
 
 def _terms(text: str, example: str) -> list[tuple[float, str]]:

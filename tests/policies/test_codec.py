@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autockpt.policies.codec import ADVANTAGE, FELT, Pipe
 from autockpt.policies.decide import decide
 from autockpt.policies.what_if import costs_of_plan
-from autockpt.values.goal import Goal, Pins
+from autockpt.values.goal import Goal, Limits, Pins
 from autockpt.values.plan import Choice, Decision
 from autockpt.values.profile import CodecMeasure, Profile
 from tests.fakes.profiles import (
@@ -121,6 +121,21 @@ def test_at_500_mb_a_second_it_depends_on_what_the_training_leaves(
     codec, choice = codec_of(decide(job(0.5, worth=worth, slowdown=slowdown), Goal()))
     assert bool(codec) == encoded
     assert "beside the training" in choice.reason
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [Goal(pins=Pins(codec="planes")), Goal(limits=Limits(disk_bytes=3_400_000_000))],
+    ids=["pinned", "for room"],
+)
+def test_encoders_that_got_nothing_done_are_reckoned_as_unmeasured_ones(goal: Goal) -> None:
+    """They pay nowhere; who asks for them all the same gets a plan, with half an encoder."""
+    idle = job(0.05, worth=0.0)
+    assert codec_of(decide(idle, Goal()))[0] == {}
+    codec, _ = codec_of(decide(idle, goal))
+    assert codec == {"parameters": "planes", "moments": "planes"}
+    half = job(0.05, worth=0.5)
+    assert decide(idle, goal).expected.persist_s == decide(half, goal).expected.persist_s
 
 
 def test_encoders_that_vary_count_by_their_slow_rounds() -> None:

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from autockpt.policies.decide import decide
-from autockpt.policies.what_if import tiers_of_plan
+from autockpt.policies.what_if import costs_of_plan, tiers_of_plan
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
+from autockpt.values.plan import Schedule
 from autockpt.values.profile import LinkMeasure, MemoryHeadroom
 from autockpt.values.record import to_json
 from tests.fakes.profiles import (
     beside_training,
+    distribution,
     example_codecs,
     example_failures,
     example_interference,
@@ -170,6 +172,18 @@ def test_sync_persist_stalls_until_durable():
     )
 
 
+@pytest.mark.parametrize("schedule", ["lazy", "blocking"])
+def test_the_promised_stall_of_sync_has_the_wait_for_the_disk_in_it(schedule: Schedule):
+    """Until durable, however it is copied; beside the training only the snapshot stalls."""
+    profile = example_profile()
+    waits = decide(profile, Goal(pins=Pins(schedule=schedule, persist="sync")))
+    costs = costs_of_plan(profile, Goal(), waits.plan)
+    assert waits.expected.stall_s >= costs.blocked_s > 0.2
+    assert waits.expected.stall_s == pytest.approx(waits.expected.persist_s)
+    beside = decide(profile, Goal(pins=Pins(schedule=schedule)))
+    assert beside.expected.stall_s < beside.expected.persist_s / 2
+
+
 # --- slots and codec
 
 
@@ -236,6 +250,34 @@ def test_stall_limit_names_the_stall_and_the_pin():
     goal = Goal(limits=Limits(stall_s=0.1), pins=Pins(persist="sync"))
     with pytest.raises(ConfigError, match=r"or without staging.persist: sync"):
         decide(example_profile(), goal)
+
+
+def test_a_cheaper_schedule_that_stalls_too_long_gives_way_to_one_that_does_not():
+    """Blocking for 90 ms costs 3 % less than lazy copies; 50 ms are allowed.  And the other way
+    round: lazy copies that are cheap in the mean, with a long 95th percentile."""
+    noisy = example_profile(interference=example_interference(copy=0.5))
+    assert decide(noisy, Goal()).plan.staging.schedule == "blocking"
+    tight = decide(noisy, Goal(limits=Limits(stall_s=0.05)))
+    assert tight.plan.staging.schedule == "lazy"
+    staging = tight.choice("staging")
+    assert staging is not None
+    assert "limits.stall rules blocking out" in staging.reason
+    assert staging.binding == "limits.stall"
+    spread = example_profile(stall_s=distribution(0.02, spread=9.0))
+    assert decide(spread, Goal()).plan.staging.schedule == "lazy"
+    tight = decide(spread, Goal(limits=Limits(stall_s=0.15)))
+    assert tight.plan.staging.schedule == "blocking"
+    staging = tight.choice("staging")
+    assert staging is not None
+    assert "limits.stall rules lazy out" in staging.reason
+
+
+def test_the_refused_stall_is_the_shortest_there_is():
+    """Blocking would be cheaper than lazy copies, and further from the limit."""
+    noisy = example_profile(interference=example_interference(copy=0.5))
+    with pytest.raises(ConfigError, match=r"nearest: limits\.stall 6\.06 ms"):
+        decide(noisy, Goal(limits=Limits(stall_s=0.001)))
+    assert decide(noisy, Goal(limits=Limits(stall_s=6.06e-3))).expected.stall_s < 6.06e-3
 
 
 def test_retention_and_budget_reach_the_plan():

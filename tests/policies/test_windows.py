@@ -162,6 +162,10 @@ def test_a_stall_that_is_not_allowed_is_not_tried() -> None:
     strict = Goal(limits=Limits(stall_s=0.015))
     assert "blocking" not in decide(profile, strict).plan.staging.compare
     assert "blocking" not in decide(profile, Goal(objective="stall")).plan.staging.compare
+    profile = measured(windows_s=0.06, blocking_s=0.05)
+    assert "windows" in decide(profile, Goal()).plan.staging.compare
+    strict = Goal(limits=Limits(stall_s=0.055))
+    assert decide(profile, strict).plan.staging.compare == ()
 
 
 @pytest.mark.parametrize("pins", [Pins(schedule="windows"), Pins(retune=False),

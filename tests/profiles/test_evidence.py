@@ -1,5 +1,6 @@
 """Evidence of others: what fades, what is lost together, who fails again and again."""
 
+import math
 import random
 
 import pytest
@@ -136,6 +137,31 @@ def test_a_node_that_fails_far_more_often_than_the_others_is_an_offender():
     assert repeat_offenders(history(*few, *bad), nodes=64) == {"bad": 5}
     many = [lost(day / 10, f"n{day % 100}") for day in range(250)]
     assert repeat_offenders(history(*many), nodes=100) == {}
+
+
+def test_a_small_fleet_needs_more_than_three_failures_of_one_node():
+    """Three on one of two nodes are a coin that fell alike; ten are not.  One node has no equal."""
+    thrice, often = ([lost(day, "a") for day in range(n)] for n in (3, 10))
+    assert repeat_offenders(history(*thrice), nodes=2) == {}
+    assert repeat_offenders(history(*thrice), nodes=64) == {"a": 3}
+    assert repeat_offenders(history(*often), nodes=2) == {"a": 10}
+    assert repeat_offenders(history(*often), nodes=1) == {}
+    assert repeat_offenders(history(*often, lost(20, "b")), nodes=1) == {}
+    assert repeat_offenders(history(*often, lost(20, "b")), nodes=2) == {}
+    assert repeat_offenders(history(), nodes=2) == {}
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 40), st.integers(2, 200))
+def test_the_chance_of_an_offender_is_that_of_a_fleet_of_equal_nodes(events, nodes):
+    """Exact, from whole numbers: all that failed elsewhere failed once on each node."""
+    elsewhere = [lost(50 + n, f"n{n}") for n in range(min(nodes - 1, 20))]
+    total = events + len(elsewhere)
+    ways = sum(math.comb(total, k) * (nodes - 1) ** (total - k) for k in range(events, total + 1))
+    found = repeat_offenders(history(*(lost(n, "a") for n in range(events)), *elsewhere),
+                             nodes=nodes)  # fmt: skip
+    chance = nodes * ways / nodes**total
+    assert (found == {"a": events}) == (events >= 3 and chance < 0.01)
 
 
 def test_a_history_and_rates_survive_their_files():

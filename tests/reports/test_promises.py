@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+from autockpt.reports.data import RunData
+from autockpt.reports.html import render
 from autockpt.reports.model import build
 from autockpt.reports.promises import in_force, parted
-from autockpt.values.telemetry import PlanChanged, SnapshotSealed
-from tests.reports.examples import run_data
+from autockpt.values.plan import Staging
+from autockpt.values.telemetry import Iterated, PlanChanged, SnapshotSealed
+from tests.reports.examples import profile_data, run_data
 
 
 def changed(at_s: float, version: int) -> PlanChanged:
@@ -47,6 +50,44 @@ def test_stalls_of_an_earlier_plan_break_no_promise_of_a_later_one() -> None:
     ]
     assert stalls[0].n > stalls[1].n
     assert stalls[1].verdict in ("kept", "better")
+
+
+def waiting(data: RunData) -> RunData:
+    """The same under `staging.persist: sync`, with a promise that has the wait in it."""
+    assert data.decision is not None
+    plan = replace(data.decision.plan, staging=Staging(persist="sync"))
+    expected = replace(data.decision.expected, stall_s=9.7)
+    return replace(data, decision=replace(data.decision, plan=plan, expected=expected))
+
+
+def test_training_that_waits_for_the_disk_is_stalled_until_durable() -> None:
+    """Tile, promise, section: 9.1 s and more to durable, of which the snapshot stalls 4 ms."""
+    data = waiting(run_data(ranks=1))
+    model = build(data)
+    assert model.saves is not None
+    assert model.saves.stall == model.saves.durable
+    stall = next(promise for promise in model.promises if promise.name == "stall_s")
+    assert stall.verdict == "kept"
+    assert next(tile for tile in model.tiles if tile.label == "Stall").value == "9.7 s"
+    page = render(model)
+    assert "waits until the checkpoint is durable, 9.7 s, most of it for the write." in page
+    assert "hidden under" not in page
+    assert "training waits (until durable)" in page
+    assert "is hidden under it" in render(build(run_data(ranks=1)))
+    measured = replace(profile_data(), decision=data.decision)
+    assert "hidden under" not in render(build(measured))
+
+
+def test_saves_that_training_waits_for_are_mended_by_not_waiting() -> None:
+    """Lazy copies would change nothing."""
+    data = run_data(ranks=1)
+    dear = tuple(
+        replace(event, checkpoint_s=10.0) if isinstance(event, Iterated) else event
+        for event in data.events
+    )
+    found = {f.id: f for f in build(waiting(replace(data, events=dear))).findings}
+    assert "persist: async" in found["stall"].fix
+    assert "until they are durable" in found["stall"].evidence
 
 
 def test_each_broken_promise_is_a_warning_with_both_figures() -> None:

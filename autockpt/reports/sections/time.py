@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from autockpt.reports.charts import iterations, where_time
 from autockpt.reports.escape import Child, join, tag
 from autockpt.reports.model import ReportModel
+from autockpt.reports.saves import waits
 from autockpt.reports.sections.parts import Section, chart, details, duration, fraction, table
 from autockpt.reports.what_if import terms
 from autockpt.values.profile import Profile
@@ -77,27 +78,24 @@ def _checkpoint(model: ReportModel) -> Child:
     """One checkpoint: what training waits for, and what is hidden under it."""
     stall, copy, durable = _measured(model)
     rows: list[Sequence[Child]] = []
+    sync = waits(model.decision)
+    background = "exposed" if sync else "hidden under training"
     for name, seen, kind in (
-        ("training waits (boundary and fence)", stall, "exposed"),
-        ("copied to host memory", copy, "hidden under training"),
-        ("durable on disk", durable, "hidden under training"),
+        (f"training waits ({'until durable' if sync else 'boundary and fence'})", stall, "exposed"),
+        ("copied to host memory", copy, background),
+        ("durable on disk", durable, background),
     ):
         if seen is not None:
             rows.append((name, *[format_duration(value) for value in seen], kind))
     if not rows:
         return None
-    path = ""
+    words = ""
     if stall and durable and durable[0] > 0:
-        longest = "write" if copy and copy[0] < durable[0] / 2 else "copy"
-        path = (
-            f"Training waits {format_duration(stall[0])}; the rest of the "
-            f"{format_duration(durable[0])} to durable is hidden under it, most of it the "
-            f"{longest}."
-        )
+        words = _in_words(stall, copy, durable, sync=sync)
     last = "max" if model.kind == "run" else "mean"
     return join(
         tag("h3", "One checkpoint"),
-        tag("p", path) if path else None,
+        tag("p", words) if words else None,
         table(("from the boundary until", "median", "p95", last, ""), rows,
               caption="Observed in this run" if model.kind == "run" else "Measured on this job",
               numbers=(1, 2, 3)),
@@ -107,6 +105,20 @@ def _checkpoint(model: ReportModel) -> Child:
 Triple = tuple[float, float, float]
 
 
+def _in_words(stall: Triple, copy: Triple | None, durable: Triple, *, sync: bool) -> str:
+    """The medians in a sentence."""
+    longest = "write" if copy and copy[0] < durable[0] / 2 else "copy"
+    if sync:
+        return (
+            f"Training waits until the checkpoint is durable, {format_duration(stall[0])}, most "
+            f"of it for the {longest}."
+        )
+    return (
+        f"Training waits {format_duration(stall[0])}; the rest of the "
+        f"{format_duration(durable[0])} to durable is hidden under it, most of it the {longest}."
+    )
+
+
 def _measured(model: ReportModel) -> tuple[Triple | None, Triple | None, Triple | None]:
     """Median, p95 and a third figure of stall, copy and durable."""
     if model.saves is not None:
@@ -114,7 +126,8 @@ def _measured(model: ReportModel) -> tuple[Triple | None, Triple | None, Triple 
         found = [(s.p50_s, s.p95_s, s.max_s) if s else None for s in spreads]
     elif model.profile is not None:
         profile = model.profile
-        times = (profile.stall_s, profile.snapshot_s, profile.persist_s)
+        stall_s = profile.persist_s if waits(model.decision) else profile.stall_s
+        times = (stall_s, profile.snapshot_s, profile.persist_s)
         found = [(d.p50, d.p95, d.mean) if d else None for d in times]
     else:
         found = [None, None, None]

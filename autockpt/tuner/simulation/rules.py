@@ -95,15 +95,23 @@ def of_goal(name: str, profile: Profile, goal: Goal) -> Strategy:
 
 def of_plan(name: str, profile: Profile, goal: Goal, plan: CheckpointPlan) -> Strategy:
     """A plan that was decided for this profile under this goal."""
-    tiers = tiers_of_plan(profile, goal, plan)
-    memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
-    sync = plan.staging.persist == "sync"
-    flying = 0 if sync else max(1, plan.staging.in_flight)
-    strategy = two_tiers(name, tiers, memory, disk, in_flight=flying, says=goal.policy)
+    strategy = as_reckoned(name, profile, goal, plan)
     if plan.redundancy.scheme == "none":
         return strategy
     placement = place(plan.redundancy, profile.failures.nodes, profile.domains)
     return with_peers(strategy, costs_of_plan(profile, goal, plan), placement)
+
+
+def as_reckoned(name: str, profile: Profile, goal: Goal, plan: CheckpointPlan) -> Strategy:
+    """The same with the two tiers of the formula: what peers serve counts as served by memory.
+
+    For worlds that are drawn from the rates of these tiers (`tuner.simulation.risk`).
+    """
+    tiers = tiers_of_plan(profile, goal, plan)
+    memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
+    sync = plan.staging.persist == "sync"
+    flying = 0 if sync else max(1, plan.staging.in_flight)
+    return two_tiers(name, tiers, memory, disk, in_flight=flying, says=goal.policy)
 
 
 def with_peers(strategy: Strategy, costs: Costs, placement: Placement) -> Strategy:
