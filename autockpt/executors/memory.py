@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autockpt.values.errors import GuardError
+from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.units import format_bytes
 
 PAGE_BYTES = 4096
@@ -276,7 +276,8 @@ def headroom(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
 
 
 def require_headroom(nbytes: int, *, what: str, limit_bytes: int | None = None) -> None:
-    """Raises GuardError unless `nbytes` fit beside the reserve (and under `limit_bytes`)."""
+    """Raises GuardError when `nbytes` are beyond `limit_bytes`, NoRoomError when they do not fit
+    beside the reserve."""
     if limit_bytes is not None and nbytes > limit_bytes:
         raise GuardError(
             f"{what}: needs {format_bytes(nbytes)} of host memory, the policy allows "
@@ -284,7 +285,7 @@ def require_headroom(nbytes: int, *, what: str, limit_bytes: int | None = None) 
         )
     room = headroom()
     if nbytes + RESERVE_BYTES > room.available_bytes:
-        raise GuardError(
+        raise NoRoomError(
             f"{what}: needs {format_bytes(nbytes)} of host memory and a reserve of "
             f"{format_bytes(RESERVE_BYTES)}, but {room.binding} has "
             f"{format_bytes(room.available_bytes)} left; lower memory.slots, or switch the memory "
