@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +69,25 @@ class Arena:
         self.fd = fd
         """Descriptor of the memfd behind it, None for private memory."""
         self.nbytes = nbytes
-        self.pinned = False
-        """Registered with a device: its pages must stay where they are."""
+        self._unpin: list[Callable[[], bool]] = []
         self.address = map_memory(nbytes, fd)
         block = (ctypes.c_char * nbytes).from_address(self.address)
         # Not at exit: threads may copy to the very end, and the system takes all of it back.
-        weakref.finalize(block, unmap_memory, self.address, nbytes).atexit = False
+        end = weakref.finalize(block, _end_mapping, self.address, nbytes, self._unpin)
+        end.atexit = False
         self.view = memoryview(block).cast("B")
+
+    @property
+    def pinned(self) -> bool:
+        """Registered with a device: its pages must stay where they are."""
+        return bool(self._unpin)
+
+    def pin(self, unpin: Callable[[], bool]) -> None:
+        """It was registered with a device; `unpin` ends that, and is called before it is unmapped.
+
+        False: the device still has it, so that nothing else may be mapped there.
+        """
+        self._unpin.append(unpin)
 
     @classmethod
     def anonymous(cls, nbytes: int) -> "Arena":
@@ -237,6 +249,11 @@ def map_memory(nbytes: int, fd: int | None = None) -> int:
     # A kernel without huge pages says no, and small ones do.
     _libc.madvise(start, nbytes, _MADV_HUGEPAGE)
     return start
+
+
+def _end_mapping(address: int, nbytes: int, unpin: list[Callable[[], bool]]) -> None:
+    if all(end() for end in unpin):
+        unmap_memory(address, nbytes)
 
 
 def unmap_memory(address: int, nbytes: int) -> None:
