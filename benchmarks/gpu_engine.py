@@ -176,8 +176,6 @@ def link_rate(device: torch.device, nbytes: int, repeats: int = 7) -> list[float
         target.copy_(source, non_blocking=True)
         rest(device)
         rates.append(nbytes / (time.perf_counter() - began))
-    if device.type == "cuda":
-        torch.cuda.cudart().cudaHostUnregister(arena.address)
     del target
     arena.close()
     return rates[1:]

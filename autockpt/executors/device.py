@@ -12,6 +12,7 @@ piece, one in flight at a time; what is left at a fence is issued there, at once
 import contextlib
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -179,10 +180,32 @@ def _pieces(
 
 
 def register_with_cuda(arena: Arena) -> bool:
-    """Pins a slot for DMA when there is a GPU; False when that is not possible."""
-    if not torch.cuda.is_available():
-        return False
+    """Pins a slot for DMA, until it is unmapped, when there is a GPU; False when that is not
+    possible."""
+    if arena.pinned or not torch.cuda.is_available():
+        return arena.pinned
     with contextlib.suppress(RuntimeError):
-        code = torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 1)
-        arena.pinned = int(code) == 0
+        device = torch.cuda.current_device()
+        if not int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 1)):
+            arena.pin(partial(_unregister, arena.address, device))
+        else:
+            _take_error()
     return arena.pinned
+
+
+def _unregister(address: int, device: int) -> bool:
+    """On any thread, which may have no device of its own; False when it failed."""
+    with contextlib.suppress(RuntimeError):
+        cudart = torch.cuda.cudart()  # in a forked child it raises
+        with torch.cuda.device(device):
+            if not int(cudart.cudaHostUnregister(address)):
+                return True
+            _take_error()
+    return False
+
+
+def _take_error() -> None:
+    """A call of the runtime that failed leaves its error to the next launch of its thread: to this
+    one, so that none of the training's gets it.  torch has nothing that asks for it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda").add_(1)

@@ -49,7 +49,7 @@ _OURS = re.compile(
 MAX_RECORD_BYTES = 16 * 2**20
 HEARTBEAT_S = 2.0
 FOREIGN_PATIENCE_S = 10.0
-"""A holder on another machine counts as dead when its heartbeat stood still for this long."""
+"""A holder on another machine or in another container is dead if its heart stood still so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,8 @@ class EpochFile:
     pid_start: int
     """Start time of the process in clock ticks since boot: pids are reused."""
     nonce: str
+    pid_namespace: str = ""
+    """Where `pid` names the process; "" in claims of before this was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,7 @@ class CheckpointDirectory:
                 epoch=epoch, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
                 host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
                 pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
+                pid_namespace=pid_namespace(),
             )  # fmt: skip
             path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
             with _storage("claim", path):
@@ -224,7 +227,7 @@ class CheckpointDirectory:
     def _require_dead(self, holder: EpochFile) -> None:
         if os.path.exists(self._left(holder.epoch)):
             return
-        if holder.boot_id == boot_id():
+        if _pid_is_visible(holder):
             if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
                 return
         else:
@@ -563,6 +566,24 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return "unknown"
+
+
+def pid_namespace() -> str:
+    """Identity of the pid namespace of this process, "" where the system does not tell."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _pid_is_visible(holder: EpochFile) -> bool:
+    """Whether its pid means the same process here: containers of one machine share its boot."""
+    if holder.boot_id != boot_id():
+        return False
+    own = pid_namespace()
+    if holder.pid_namespace and own:
+        return holder.pid_namespace == own
+    return holder.host == os.uname().nodename
 
 
 def pid_start(pid: int) -> int | None:

@@ -104,6 +104,9 @@ class KeeperLink:
         self._restored = attach.epoch is not None
         """Slots are for saves now: nothing waits for them, and no save shall fault."""
         self.slots_refused = ""
+        self.no_room_s: float | None = None
+        """When the slots asked for last were refused because the host had no room, CLOCK_MONOTONIC;
+        None: they were not, or the policy does not allow them."""
         self.slots_changed = 0
         """Counts replacements of the slots."""
         self.grants: dict[Generation, int] = {}
@@ -159,6 +162,11 @@ class KeeperLink:
             self.send(self._wanted)  # a keeper that died before it could answer
 
     def _say_hello(self, connection: wire.Connection) -> None:
+        with self._lock:
+            connection.send(*self._hello())
+
+    def _hello(self) -> tuple[wire.Hello, tuple[int, ...]]:
+        """With the board and the slots."""
         held = [arena.fd for arena in self.slots if arena.fd is not None]
         hello = wire.Hello(
             wire_version=wire.WIRE_VERSION,
@@ -173,7 +181,7 @@ class KeeperLink:
             control_host=self._control_host,
         )
         assert self.board.fd is not None
-        connection.send(hello, (self.board.fd, *held))
+        return hello, (self.board.fd, *held)
 
     def running_as(self, epoch: int, plan_version: int, plan_apply_step: int | None) -> None:
         """What a re-attach after a keeper's death says of us."""
@@ -212,9 +220,13 @@ class KeeperLink:
     def want_slots(
         self, *, image_bytes: int, chunk_bytes: int, slots: int, limit_bytes: int | None
     ) -> None:
-        """Asks for slots; they come later as `slots`, or `slots_refused` says why not."""
+        """Asks for slots; they come later as `slots`, or `slots_refused` says why not.
+
+        What there was goes first, or the host would need room for both; nobody may still write.
+        """
+        self._replace_slots([])
         self.chunk_bytes = chunk_bytes
-        self.slots_refused = ""
+        self.slots_refused, self.no_room_s = "", None
         self._wanted = wire.SlotsWanted(
             rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
             limit_bytes=limit_bytes,
@@ -419,11 +431,16 @@ class KeeperLink:
             return
         # A restore goes before the page tables, which take longer than it.
         slots = [Arena.attach(fd, fault=self._restored) for fd in descriptors]
-        for arena in self.slots:
-            arena.let_go()
         self.image_bytes = given.image_bytes
-        self.slots = slots
+        self._replace_slots(slots)
         self.slots_changed += 1
+
+    def _replace_slots(self, slots: list[Arena]) -> None:
+        """Lets go of what there was: free when the keeper and the last copy have done so too."""
+        with self._lock:  # not while they are handed to a keeper
+            former, self.slots = self.slots, slots
+            for arena in former:
+                arena.let_go()
 
     def _note(self, message: Any) -> None:
         if isinstance(message, p.GrantSlot | p.SkipSave):  # answers come in the order of requests
@@ -448,9 +465,10 @@ class KeeperLink:
             case p.StartPersist(generation=generation):
                 if generation not in self.dropped and not self.is_durable(generation):
                     self._writing.add(generation)
-            case wire.SlotsRefused(reason=reason):
+            case wire.SlotsRefused(reason=reason, passing=passing):
+                self.no_room_s = time.monotonic() if passing else None
                 self.slots_refused = reason
-                self.slots = []  # what there was did not fit, and the keeper has let it go
+                self._replace_slots([])  # they did not fit, and the keeper has let them go
             case p.FenceTrainer(reason=reason):
                 self.fenced = reason
             case p.RestoreShard(epoch=epoch, attempt=attempt):

@@ -13,11 +13,11 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autockpt.values.errors import GuardError
+from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.units import format_bytes
 
 PAGE_BYTES = 4096
@@ -69,13 +69,25 @@ class Arena:
         self.fd = fd
         """Descriptor of the memfd behind it, None for private memory."""
         self.nbytes = nbytes
-        self.pinned = False
-        """Registered with a device: its pages must stay where they are."""
+        self._unpin: list[Callable[[], bool]] = []
         self.address = map_memory(nbytes, fd)
         block = (ctypes.c_char * nbytes).from_address(self.address)
         # Not at exit: threads may copy to the very end, and the system takes all of it back.
-        weakref.finalize(block, unmap_memory, self.address, nbytes).atexit = False
+        end = weakref.finalize(block, _end_mapping, self.address, nbytes, self._unpin)
+        end.atexit = False
         self.view = memoryview(block).cast("B")
+
+    @property
+    def pinned(self) -> bool:
+        """Registered with a device: its pages must stay where they are."""
+        return bool(self._unpin)
+
+    def pin(self, unpin: Callable[[], bool]) -> None:
+        """It was registered with a device; `unpin` ends that, and is called before it is unmapped.
+
+        False: the device still has it, so that nothing else may be mapped there.
+        """
+        self._unpin.append(unpin)
 
     @classmethod
     def anonymous(cls, nbytes: int) -> "Arena":
@@ -239,6 +251,11 @@ def map_memory(nbytes: int, fd: int | None = None) -> int:
     return start
 
 
+def _end_mapping(address: int, nbytes: int, unpin: list[Callable[[], bool]]) -> None:
+    if all(end() for end in unpin):
+        unmap_memory(address, nbytes)
+
+
 def unmap_memory(address: int, nbytes: int) -> None:
     """Gives a mapping, or whole pages of it, back to the system."""
     _libc.munmap(address, nbytes)
@@ -276,7 +293,8 @@ def headroom(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
 
 
 def require_headroom(nbytes: int, *, what: str, limit_bytes: int | None = None) -> None:
-    """Raises GuardError unless `nbytes` fit beside the reserve (and under `limit_bytes`)."""
+    """Raises GuardError when `nbytes` are beyond `limit_bytes`, NoRoomError when they do not fit
+    beside the reserve."""
     if limit_bytes is not None and nbytes > limit_bytes:
         raise GuardError(
             f"{what}: needs {format_bytes(nbytes)} of host memory, the policy allows "
@@ -284,7 +302,7 @@ def require_headroom(nbytes: int, *, what: str, limit_bytes: int | None = None) 
         )
     room = headroom()
     if nbytes + RESERVE_BYTES > room.available_bytes:
-        raise GuardError(
+        raise NoRoomError(
             f"{what}: needs {format_bytes(nbytes)} of host memory and a reserve of "
             f"{format_bytes(RESERVE_BYTES)}, but {room.binding} has "
             f"{format_bytes(room.available_bytes)} left; lower memory.slots, or switch the memory "

@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,8 @@ class SlotsRefused:
 
     rank: int
     reason: str
+    passing: bool = False
+    """The host has no room now; else the policy would have to allow more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class Ending(Saving):
             return
         link = self._link
         if not link.slots:
-            self._ask_slots()
+            self._ask_slots(at_once=True)
             link.wait_until(lambda: bool(link.slots or link.slots_refused), FINAL_WAIT_S)
         if not link.slots:
             self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")

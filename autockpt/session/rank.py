@@ -66,6 +66,8 @@ class RankState:
         self._windows = IdleWindows(job.rank, job.profile, self._say)
         self._asked_slots: tuple[int, int] | None = None
         """Bytes of an image and number of slots that were asked for last."""
+        self._asked_again = 0
+        """Times that slots for which there was no room were asked for again."""
         self._two_refused = False
         self._warned: set[str] = set()
         self._mind: Mind | None = None

@@ -27,6 +27,8 @@ SLOT_SLACK_BYTES = 4 * 4096
 """A tensor that moves to the boundary group shifts what follows by a page or two; new slots for
 that would cost a checkpoint and what the old ones hold."""
 FINAL_WAIT_S = 900.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+"""Before slots are asked for again that the host had no room for: twice as long each time."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,10 @@ class Saving(RankState):
         """Asks for the slot of the next boundary if it is due, and for slots at first."""
         if self._link.slots_changed != self._slots_seen:
             self._slots_seen = self._link.slots_changed
+            if self._asked_again:
+                self._asked_again = 0
+                self._warned.discard("memory tier")
+                self._say("there is room for checkpoints again", always=True)
             for arena in self._link.slots:
                 register_with_cuda(arena)
         if not self._link.slots:
@@ -92,8 +98,11 @@ class Saving(RankState):
         if self._due(step) and step <= (self._total or step):
             self._ask(self._generation(step), step, disk=self._disk_free(step))
 
-    def _ask_slots(self) -> None:
-        """After the first step, because the optimizer's state is empty before it."""
+    def _ask_slots(self, *, at_once: bool = False) -> None:
+        """After the first step, because the optimizer's state is empty before it.
+
+        `at_once`: also where a pause after a refusal has not passed.
+        """
         if self._step == self._start_step or not self._plan.snapshot_interval_steps:
             return
         assert self._snapshotter is not None
@@ -102,7 +111,7 @@ class Saving(RankState):
         self._two_refused |= bool(self._link.slots_refused)
         slots = 1 if self._plan.slots == 1 and self._two_refused else max(2, self._plan.slots)
         asked = (layout.image_bytes, slots)
-        if asked == self._asked_slots:
+        if asked == self._asked_slots and not self._asks_again(at_once):
             return
         self._asked_slots = asked
         self._link.want_slots(
@@ -110,6 +119,17 @@ class Saving(RankState):
             chunk_bytes=self._plan.staging.chunk_bytes,
             slots=slots, limit_bytes=self._job.goal.limits.host_memory_bytes,
         )  # fmt: skip
+
+    def _asks_again(self, at_once: bool) -> bool:
+        """What the host had no room for it may have room for later; a policy does not change."""
+        refused_s = self._link.no_room_s
+        if refused_s is None:
+            return False
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._asked_again)
+        if not at_once and time.monotonic() < refused_s + pause_s:
+            return False
+        self._asked_again += 1
+        return True
 
     def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
         with self._asking:
@@ -148,6 +168,7 @@ class Saving(RankState):
         gate = self._windows.gate(schedule, staging, self._snapshotter.copier)
         self._snapshotter.gate = gate
         self._snapshotter.device_clone = staging.device_clone
+        refusal: str | None = None
         try:
             snapshot = self._snapshotter.begin(
                 arena, self._progress(), lazy=lazy, slot=slot, rng=rng,
@@ -156,14 +177,17 @@ class Saving(RankState):
                 completed=lambda snapshot: self._copied(generation, step, snapshot),
             )  # fmt: skip
         except AutockptError as error:
-            self._abandon(generation, str(error))
-            self._asked_slots = None
-            self._ask_slots()
-            self._skip(step, str(error))
-            return False
+            refusal = str(error)
         except Exception as error:
             self._abandon(generation, repr(error))
             raise
+        if refusal is not None:
+            del arena  # larger ones may need its room
+            self._abandon(generation, refusal)
+            self._asked_slots = None
+            self._ask_slots()
+            self._skip(step, refusal)
+            return False
         self._flight = (generation, step, disk)
         if staging.compare and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)

@@ -8,6 +8,7 @@
       CorruptCheckpointError   restore an older one
       NoCheckpointError        generations were committed, none can be restored
       GuardError               refused for safety
+        NoRoomError            ask again later: the host has no memory for it now
       ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected
 
 A message says what, where, expected and got with units, and the next step.
@@ -61,6 +62,10 @@ class GuardError(AutockptError):
     """The executor refused an instruction that would endanger the last good checkpoint."""
 
     exit_code = 70
+
+
+class NoRoomError(GuardError):
+    """The host has no memory for it now, though the policy would allow it."""
 
 
 class ProtocolError(AutockptError):

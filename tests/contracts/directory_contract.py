@@ -154,10 +154,11 @@ class DirectoryContract:
         assert self.make(path).claim("run", "other", 0, force=False) == 2
 
     @pytest.mark.parametrize("beats", [True, False])
+    @pytest.mark.parametrize("elsewhere", ["boot_id", "pid_namespace"])
     def test_a_holder_elsewhere_lives_while_its_heart_beats(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool, elsewhere: str
     ) -> None:
-        """Judged by our own clock, whatever theirs says."""
+        """On another machine or in another container; by our own clock, whatever theirs says."""
         directory, run_id = self.opened(path)
         clock = [0.0]
 
@@ -166,7 +167,7 @@ class DirectoryContract:
             if beats and clock[0] > 3:
                 directory.heartbeat(1)
 
-        monkeypatch.setattr(directory_module, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(directory_module, elsewhere, lambda: "another")
         monkeypatch.setattr(directory_module.time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(directory_module.time, "sleep", sleep)
         if beats:
@@ -176,6 +177,23 @@ class DirectoryContract:
         else:
             assert self.make(path).claim(run_id, "other", 0, force=False) == 2
             assert clock[0] >= directory_module.FOREIGN_PATIENCE_S
+
+    @pytest.mark.parametrize("here", [True, False])
+    def test_the_pid_in_an_older_claim_counts_on_a_host_of_its_name(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+    ) -> None:
+        """It does not say in which container the pid is one."""
+        self.opened(path)
+        claim = path / "epochs" / "e-000001"
+        data = json.loads(claim.read_text())
+        del data["pid_namespace"]
+        host = data["host"] if here else "another"
+        claim.write_text(json.dumps(data | {"host": host, "pid": 999_999_999}))
+        asked: list[float] = []
+        monkeypatch.setattr(directory_module, "FOREIGN_PATIENCE_S", 0.1)
+        monkeypatch.setattr(directory_module.time, "sleep", asked.append)
+        assert self.make(path).claim("run", "other", 0, force=False) == 2
+        assert bool(asked) is not here
 
     # ----------------------------------------------------------------- fence
 

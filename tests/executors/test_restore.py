@@ -151,6 +151,38 @@ def test_every_kind_of_optimizer_goes_on_bit_for_bit(kind: Any, options: dict[st
     assert contents(fresh) == contents(state)
 
 
+@pytest.mark.parametrize("features", [4, 512])  # from torch's allocator, and in pages of its own
+def test_optimizer_state_has_the_memory_format_of_its_parameter(features: int) -> None:
+    """A fused step walks through the memory of both: what stands otherwise trains otherwise."""
+
+    def job() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        convolutions = torch.nn.Conv2d(4, features, 3), torch.nn.Conv2d(features, 2, 1)
+        model = torch.nn.Sequential(*convolutions).to(memory_format=torch.channels_last)
+        model.odd = torch.nn.Parameter(torch.ones(4, 6, 8)[:, :, ::2].transpose(0, 1))
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+
+    def train(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        data = torch.linspace(-1, 1, 288).view(2, 4, 6, 6).to(memory_format=torch.channels_last)
+        (model(data).square().mean() + model.odd.square().sum()).backward()
+        optimizer.step()
+
+    torch.manual_seed(3)
+    model, optimizer = job()
+    train(model, optimizer)
+    chunks = in_memory(LiveState.of(model=model, optimizer=optimizer))
+    twin, twin_optimizer = job()
+    fresh = LiveState.of(model=twin, optimizer=twin_optimizer)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            expected, found = optimizer.state[ours][key], twin_optimizer.state[theirs][key]
+            assert (found.stride(), bytes_of(found)) == (expected.stride(), bytes_of(expected))
+    train(model, optimizer)
+    train(twin, twin_optimizer)
+    assert contents(fresh) == contents(LiveState.of(model=model, optimizer=optimizer))
+
+
 def test_an_object_that_shows_the_models_own_tensors_comes_back() -> None:
     """`state_dict()` of a trainer object often returns references: stored once, restored twice."""
 

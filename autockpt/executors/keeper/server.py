@@ -35,7 +35,7 @@ from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
 from autockpt.executors.protocol.node import NodeProtocol
-from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.errors import AutockptError, NoRoomError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, Retention
 from autockpt.values.plan import Decision
@@ -429,7 +429,11 @@ class Keeper:
             self._degrade("memory tier", str(error))
             slots = len(self._memory.of(trainer.rank).slots)
             self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=slots))  # smaller ones gone
-            self._send(trainer, wire.SlotsRefused(rank=trainer.rank, reason=str(error)))
+            refused = wire.SlotsRefused(
+                rank=trainer.rank, reason=str(error),
+                passing=isinstance(error, NoRoomError | OSError),
+            )  # fmt: skip
+            self._send(trainer, refused)
             return
         slots = len(self._memory.of(trainer.rank).slots)
         self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=slots))

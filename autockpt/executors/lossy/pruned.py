@@ -24,9 +24,6 @@ from autockpt.executors.lossy.frame import Form
 from autockpt.executors.lossy.thresholds import CENTRES, Thresholds, kept
 from autockpt.values.errors import CorruptCheckpointError
 
-STREAMS = 8
-
-
 STREAMS = 5
 _TABLE = CENTRES + 1
 """As many as a symbol of four bits can name."""

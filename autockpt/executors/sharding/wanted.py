@@ -24,6 +24,9 @@ from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
 
+_Form = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""Shape, and strides where they are not those of a contiguous tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
@@ -38,6 +41,8 @@ class _Wish:
     dtype: torch.dtype
     copies: Sequence[str] = ()
     """Stored tensors whose mean it is; (): the one of its name."""
+    strides: tuple[int, ...] | None = None
+    """Of new memory that is not to be contiguous."""
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +81,7 @@ class Wanted:
         self._home = home
         self._skeleton = skeleton
         self._holdings: dict[int, Holding] = {}
-        self._shapes: dict[int, tuple[int, ...]] = {}
+        self._forms: dict[int, _Form] = {}
         """By id of a parameter, of what this rank has of it, with its padding."""
         self.optimizers: dict[str, SavedOptimizer] = {}
         """Of the attached optimizers, by prefix."""
@@ -87,6 +92,8 @@ class Wanted:
         """(tensor, host memory whose mean it is at the end): devices, odd strides, copies."""
         self._covered: list[_Wish] = []
         """All wishes, as they are when everything that is wanted was seen."""
+        self._strides: dict[str, tuple[int, ...]] = {}
+        """Of those of `_fresh` that get them at the end."""
         if skeleton.get("partial"):
             self._live = _spoken_of(state, live, stored)
         for prefix in state.optimizers:
@@ -146,7 +153,7 @@ class Wanted:
             pieces = self._stored.pieces(tensor)
             if not pieces:
                 return False
-            holding, _ = self._state_holding(prefix, parameter, pieces[0])
+            holding, *_ = self._state_holding(prefix, parameter, pieces[0])
             if not self._stands(tensor, holding):
                 return False
         return True
@@ -177,21 +184,21 @@ class Wanted:
 
     def _state_holding(
         self, prefix: str, parameter: torch.Tensor, piece: Piece
-    ) -> tuple[Holding, tuple[int, ...]]:
-        """(part, shape here) of optimizer state: in its parameter's form it is divided with it, or
-        as its optimizer divides it; the rest is as it was."""
+    ) -> tuple[Holding, *_Form]:
+        """(part, shape here, strides) of optimizer state: in its parameter's form it is divided
+        with it, or as its optimizer divides it; the rest is as it was."""
         shape, own = piece.global_shape, self._holding(parameter)
         if shape != own.global_shape or not shape:
-            return Holding(global_shape=shape, boxes=(whole(shape),)), shape
+            return Holding(global_shape=shape, boxes=(whole(shape),)), shape, None
         optimizer = self._state.optimizers[prefix]
         holding = held_state(optimizer, parameter, own)
         if isinstance(optimizer, ZeroView):
-            return holding, (holding.count,)
+            return holding, (holding.count,), None
         # Of nothing, too: no rows of 6 elements are no row of no elements.
-        local = self._shapes.get(id(parameter))
-        if local is None:
-            local = self._shapes[id(parameter)] = tuple(local_part(parameter).shape)
-        return holding, local
+        form = self._forms.get(id(parameter))
+        if form is None:
+            form = self._forms[id(parameter)] = _form_of(local_part(parameter))
+        return holding, *form
 
     # ------------------------------------------------------------------ other shards
 
@@ -253,6 +260,7 @@ class Wanted:
         self._require_names(exact)
         self._fresh.clear()
         self._late.clear()
+        self._strides.clear()
         wishes = self._covered or list(self._wishes())
         new = [wish for wish in wishes if not wish.in_place]
         sizes = [wish.nbytes for wish in new for _ in wish.copies or ("",)]
@@ -315,10 +323,10 @@ class Wanted:
                 pieces = self._stored.pieces(copies[0] if copies else tensor)
                 if not pieces:
                     continue  # whoever puts the state together says what is missing
-                holding, shape = self._state_holding(prefix, parameter, pieces[0])
+                holding, shape, strides = self._state_holding(prefix, parameter, pieces[0])
                 if pieces[0].global_shape == self._holding(parameter).global_shape:
                     self.placed.add(tensor)
-                yield _Wish(tensor, holding, None, shape, pieces[0].dtype, copies)
+                yield _Wish(tensor, holding, None, shape, pieces[0].dtype, copies, strides)
 
     def _private(self) -> list[str]:
         """Names that the home shard's skeleton refers to, beside the state of parameters."""
@@ -336,6 +344,8 @@ class Wanted:
         own = [_new(wish, memory) for _ in names]
         if wish.live is None:
             self._fresh[wish.name] = own[0]
+            if wish.strides is not None:
+                self._strides[wish.name] = wish.strides
         if wish.live is not None or wish.copies:
             self._late.append((own[0] if wish.live is None else wish.live, own))
         parts = [own_elements(tensor, wish.holding) for tensor in own]
@@ -347,6 +357,10 @@ class Wanted:
         for tensor, copies in self._late:
             tensor.copy_(mean_of(copies))
         self._late.clear()
+        for name, strides in self._strides.items():
+            tensor = self._fresh[name]
+            self._fresh[name] = tensor.as_strided(tensor.shape, strides).copy_(tensor.clone())
+        self._strides.clear()
         for alias, original in self._home.aliases.items():
             if alias in self._fresh and original in self._fresh:
                 self._fresh[alias] = self._fresh[original]  # they shared memory, and do so again
@@ -390,6 +404,18 @@ def _spoken_of(
         for name in child._non_persistent_buffers_set
     }
     return {n: t for n, t in live.items() if n in saved or not (id(t) in known or n in passing)}
+
+
+def _form_of(local: torch.Tensor) -> _Form:
+    """Of the state of a parameter, as torch's optimizers make it: with its memory format.
+
+    A fused step walks through the memory of both and does not look at strides.
+    """
+    shape = tuple(local.shape)
+    # Not `is_contiguous`, which does not look at dimensions of one element.
+    plain = torch.empty(shape, device="meta").stride()
+    strides = torch.empty_like(torch.empty_strided(shape, local.stride(), device="meta")).stride()
+    return shape, None if strides == plain else strides
 
 
 def _new(wish: _Wish, memory: FreshMemory) -> torch.Tensor:
