@@ -15,6 +15,8 @@ from autockpt.values import telemetry as t
 
 RECONNECT_WAIT_S = 10.0
 """The last checkpoint waits so long for a keeper that is being started."""
+SEAL_WAIT_S = 10.0
+"""A snapshot that is copied is digested, and known to be so by all ranks, within this."""
 FINAL_ATTEMPTS = 200
 FINAL_FAILURES = 5
 """Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
@@ -35,11 +37,46 @@ class Ending(Saving):
             return
         try:
             self._fence()
-            if final_checkpoint:
+            if final_checkpoint and self._is_whole():
                 self._final_checkpoint()
+            elif final_checkpoint and self._plan.tier("disk").interval_steps:
+                self._keep_newest()
         except Exception as error:
             self._degraded("final checkpoint", repr(error))
         self._end("finished")
+
+    def _is_whole(self) -> bool:
+        """Whether the state is that of the step count.
+
+        Without a loop of ours, which would have said so, the last step ends with the script.
+        """
+        if self._stepped and self._forward_seen and not self._owns_boundary:
+            self._step, self._stepped = self._step + 1, False
+            self._mark_step()
+        if self._taken and not self._stepped and self._data is not None:
+            self._taken = not self._data.give_back()
+        return not self._stepped and not self._taken
+
+    def _keep_newest(self) -> None:
+        """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""
+        self._degraded(
+            "final checkpoint",
+            f"the loop was left within the iteration after step {self._step}, so none was made; "
+            "to keep an iteration that is complete call ckpt.step() before leaving",
+        )
+        newest, link = self._newest, self._link
+        if newest is None:
+            return
+        if newest == self._disk_newest:
+            self._wait_durable(newest, FINAL_WAIT_S)
+        else:  # the keepers make it durable when they see us leave
+            link.wait_until(
+                lambda: (
+                    newest in link.dropped
+                    or (link.memory_committed is not None and link.memory_committed >= newest)
+                ),
+                SEAL_WAIT_S,
+            )
 
     def _final_checkpoint(self) -> None:
         """A durable checkpoint of the last step, unless there is one."""

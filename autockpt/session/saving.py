@@ -164,7 +164,7 @@ class Saving(RankState):
         except Exception as error:
             self._abandon(generation, repr(error))
             raise
-        self._flight = (generation, step, disk)
+        self._flight, self._newest = (generation, step, disk), generation
         if staging.compare and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
