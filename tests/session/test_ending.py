@@ -1,5 +1,8 @@
 """What the last checkpoint says: as many steps as there were updates, however the training ends."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.cli.scripts import python, write
+from tests.cli.scripts import environment, python, write
 from tests.fakes import trainings
 
 DATA = TensorDataset(torch.arange(1.0, 101.0))
@@ -158,3 +161,59 @@ def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     _, (batch, _) = next(again.ckpt.batches(8))
     assert torch.equal(batch, seen[3])
+
+
+TWO_RANKS = """
+import os, sys, time
+import torch, autockpt
+from autockpt.session import ending
+ending.ALONE_S = 2.0
+model = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir=sys.argv[1])
+for _ in range(2):
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    ckpt.step()
+    assert ckpt._link.wait_until(lambda: ckpt.ready, 30)
+if ckpt._job.rank == 0:
+    time.sleep(600)  # in a collective that nobody joins
+print("leaving", flush=True)
+sys.exit("no more")
+"""
+
+
+@pytest.mark.parametrize("start", [("-m", "autockpt.cli.boot"), ()], ids=["boot", "bare"])
+def test_a_rank_that_ends_alone_is_gone_soon(
+    start: tuple[str, ...], new_run: Callable[..., str], tmp_path: Path
+) -> None:
+    """With our launcher `sys.exit("...")` is a failure like others: no checkpoint is tried.
+    Without it nobody can tell: the others are waited for, but once and not for long."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=5, disk=5))
+    write(tmp_path, "s.py", TWO_RANKS)
+    ranks = []
+    try:
+        for rank in range(2):
+            place = {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2", "AUTOCKPT_LAUNCH_ID": "pair",
+            }  # fmt: skip
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, *start, "s.py", run_dir], cwd=tmp_path, text=True,
+                    env=environment(**place, AUTOCKPT_NO_PROFILE="1"), stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )  # fmt: skip
+        assert ranks[1].stdout is not None
+        assert ranks[1].stdout.readline() == "leaving\n"
+        left = time.monotonic()
+        _, said = ranks[1].communicate(timeout=60)
+        assert time.monotonic() - left < 15, said
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate(timeout=20)
+    assert ranks[1].returncode == 1
+    assert said.endswith("no more\n") or not start
+    assert ("other ranks have not begun it within 2 s" in said) == (not start), said
