@@ -73,11 +73,16 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
         exec(program.code, program.main.__dict__)
     except SystemExit as ending:
         code = _exit_status(ending)
-        if code:
-            _tell_launcher(ending, final=not _attached())
-        else:
+        if not code:
             _after(run, mode, target)
-        raise
+            raise
+        _tell_launcher(ending, final=not _attached())
+        if not _attached():
+            raise
+        sys.last_value = ending  # a failure like others: it makes no last checkpoint
+        if not isinstance(ending.code, int):
+            print(ending.code, file=sys.stderr)
+        _leave(code)
     except BaseException as error:
         if _is_stop(error):
             _leave(0)

@@ -168,6 +168,12 @@ class DataPosition:
             self.epoch, self.index, self._start = self.epoch + 1, 0, 0
             self._by_index = not self._stateful
 
+    def give_back(self) -> bool:
+        """The newest batch comes again after a resume; False where the loader itself counts."""
+        if self._by_index:
+            self.index -= 1
+        return self._by_index
+
     def prepare(self) -> None:
         """Rebuilds the iterator of a resumed epoch; uses the global generator as it was then."""
         if self._resuming:

@@ -6,6 +6,8 @@ out, and the decision is taken again for everybody.
 
 import contextlib
 import os
+import queue
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from autockpt.executors.image import read_trailer
 from autockpt.executors.link import KeeperLink, Lent
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.restore import restore_shards
 from autockpt.executors.sharding.progress import merge_progress
 from autockpt.executors.shards import DiskShards, NodeShards, Shards, SlotChunks, Together
@@ -32,8 +35,14 @@ from autockpt.values.errors import (
 )
 from autockpt.values.generation import Generation
 
-ATTACH_TIMEOUT_S = 600.0
-"""All ranks must have attached within this time; they may still be importing."""
+_LIMITS = Deadlines()
+DIRECTORY_S = 300.0
+"""A claim and a decision have no limit in the protocol; slow storage takes minutes at worst."""
+PATIENCE_S = _LIMITS.attach_s + _LIMITS.inventory_s + _LIMITS.restore_s + DIRECTORY_S
+"""A trainer may hear nothing while all others attach and the slowest one restores.  The protocol
+ends every wait before this, unless no coordinator can be reached."""
+QUIET_S = 300.0
+"""After so long it is told that something is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +74,21 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
     Raises DirectoryBusyError (another live run), NoCheckpointError (committed once, nothing can be
     restored), ConfigError (the state does not fit the checkpoint).
     """
-    import queue
-
     restored: RestoredState | None = None
     source = ""
     read_s = 0.0
     while True:
-        try:
-            message = link.restore_orders.get(timeout=ATTACH_TIMEOUT_S)
-        except queue.Empty:
-            raise AutockptError(
-                f"rank {link.rank}: no decision from the keepers within {ATTACH_TIMEOUT_S:.0f} s; "
-                "is a rank missing? see logs/keeper-*.log in the run directory"
-            ) from None
-        match message:
-            case p.RestoreShard():
+        match _next_order(link):
+            case p.RestoreShard() as order:
                 began = time.monotonic()
-                restored, source = _carry_out(link, state, checkpoints, message, ahead)
+                restored, source = _carry_out(link, state, checkpoints, order, ahead)
                 read_s += time.monotonic() - began
             case p.StartFresh(epoch=epoch):
                 return Resumed(
                     epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
                     rng=None,
                 )  # fmt: skip
-            case p.Resume() if restored is not None:
+            case p.Resume() as message if restored is not None:
                 return _finish(link, state, message, source, restored, read_s)
             case p.AttachRefused(reason=reason):
                 named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
@@ -98,6 +98,23 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
                     f"{checkpoints}: {reason}; start over on purpose with --fresh, or roll back "
                     "with --resume-from"
                 )
+
+
+def _next_order(link: KeeperLink) -> Any:
+    """What the keepers say next.  Raises AutockptError when they say nothing."""
+    where = "is a rank missing? see logs/keeper-*.log in the run directory"
+    with contextlib.suppress(queue.Empty):
+        return link.restore_orders.get(timeout=QUIET_S)
+    print(
+        f"autockpt: rank {link.rank}: waiting for the other ranks to attach and restore "
+        f"({QUIET_S:.0f} s so far); {where}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    with contextlib.suppress(queue.Empty):
+        return link.restore_orders.get(timeout=PATIENCE_S - QUIET_S)
+    raise AutockptError(
+        f"rank {link.rank}: no decision from the keepers within {PATIENCE_S:.0f} s; {where}"
+    )
 
 
 def _carry_out(

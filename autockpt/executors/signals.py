@@ -4,6 +4,9 @@ A Python handler does not run while the thread sits in a collective.  `set_wakeu
 signal's number to a socket from C, and a thread of ours reads it within a millisecond: it tells the
 keeper, gives the loop a moment to reach a boundary, and leaves.  A survivor that stays would hold
 torchelastic's restart for 30 seconds (measured).
+
+The number does not say which process was meant, and a forked child inherits socket and handler: it
+gives both up before a signal can reach it.
 """
 
 import contextlib
@@ -18,7 +21,7 @@ GRACE_S = 1.5
 
 
 class TerminationWatch:
-    """Watches SIGTERM unless the script has its own handler for it."""
+    """Watches SIGTERM while the script has no handler of its own for it."""
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
         self._on_signal = on_signal
@@ -32,7 +35,12 @@ class TerminationWatch:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._former = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        self._handler = lambda *_: None
+        signal.signal(signal.SIGTERM, self._handler)
+        self._masks = threading.local()
+        os.register_at_fork(
+            before=self._hold, after_in_parent=self._let_through, after_in_child=self._give_up
+        )
         threading.Thread(target=self._watch, name="autockpt-signals", daemon=True).start()
 
     def stop(self) -> None:
@@ -43,13 +51,28 @@ class TerminationWatch:
         while True:
             data = self._reader.recv(16)
             self._pass_on(data)
-            if signal.SIGTERM in data:
+            if signal.SIGTERM in data and signal.getsignal(signal.SIGTERM) is self._handler:
                 break
         self.requested = int(signal.SIGTERM)
         with contextlib.suppress(Exception):
             self._on_signal(self.requested)
         if not self._stopped.wait(GRACE_S):
             os._exit(128 + self.requested)
+
+    def _hold(self) -> None:
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _let_through(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
+    def _give_up(self) -> None:
+        """In a forked child: as if we had never been there."""
+        in_force = signal.set_wakeup_fd(-1)
+        if in_force != self._writer.fileno():
+            signal.set_wakeup_fd(in_force, warn_on_full_buffer=False)
+        if signal.getsignal(signal.SIGTERM) is self._handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._let_through()
 
     def _pass_on(self, data: bytes) -> None:
         """Somebody else's wake-up descriptor keeps getting its bytes."""

@@ -12,9 +12,13 @@ from autockpt.executors.state import LiveState
 from autockpt.session.job import Job
 from autockpt.session.saving import FINAL_WAIT_S, Saving
 from autockpt.values import telemetry as t
+from autockpt.values.generation import Generation
 
 RECONNECT_WAIT_S = 10.0
 """The last checkpoint waits so long for a keeper that is being started."""
+ALONE_S = 60.0
+"""At exit the last checkpoint waits so long for other ranks to begin it too.  They may come later,
+but this may as well be the only one that ends, and then all wait for it to be gone."""
 FINAL_ATTEMPTS = 200
 FINAL_FAILURES = 5
 """Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
@@ -28,6 +32,8 @@ class Ending(Saving):
         super().__init__(job, state, data)
         self._hooks: OptimizerHooks | None = None
         self._watch = TerminationWatch(self._on_signal)
+        self._patience_s = FINAL_WAIT_S
+        """For other ranks at the end."""
 
     def close(self, *, final_checkpoint: bool = True) -> None:
         """Ends the protection: fences, makes a last checkpoint durable, lets the keeper go."""
@@ -35,11 +41,48 @@ class Ending(Saving):
             return
         try:
             self._fence()
-            if final_checkpoint:
+            if final_checkpoint and self._is_whole():
                 self._final_checkpoint()
+            elif final_checkpoint and self._plan.tier("disk").interval_steps:
+                self._keep_newest()
         except Exception as error:
             self._degraded("final checkpoint", repr(error))
         self._end("finished")
+
+    def _is_whole(self) -> bool:
+        """Whether the state is that of the step count.
+
+        Without a loop of ours, which would have said so, the last step ends with the script.
+        """
+        if self._stepped and self._forward_seen and not self._owns_boundary:
+            self._step, self._stepped = self._step + 1, False
+            self._mark_step()
+        if self._taken and not self._stepped and self._data is not None:
+            self._taken = not self._data.give_back()
+        return not self._stepped and not self._taken
+
+    def _keep_newest(self) -> None:
+        """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""
+        self._degraded(
+            "final checkpoint",
+            f"the loop was left within the iteration after step {self._step}, so none was made; "
+            "to keep an iteration that is complete call ckpt.step() before leaving",
+        )
+        newest = self._newest
+        # One for memory alone the keepers make durable when they see us leave.
+        if newest is not None and self._is_joined(newest) and newest == self._disk_newest:
+            self._wait_durable(newest, FINAL_WAIT_S)
+
+    def _is_joined(self, generation: Generation) -> bool:
+        """False when not all ranks have sealed it in time; one that was dropped is past that."""
+        link = self._link
+
+        def known() -> bool:
+            committed = link.memory_committed
+            sealed = committed is not None and committed >= generation
+            return sealed or generation in link.dropped or link.is_durable(generation)
+
+        return link.wait_until(known, self._patience_s)
 
     def _final_checkpoint(self) -> None:
         """A durable checkpoint of the last step, unless there is one."""
@@ -68,6 +111,9 @@ class Ending(Saving):
                     time.sleep(0.05)
                     continue
                 self._fence()
+            if not self._is_joined(generation):
+                reason = f"other ranks have not begun it within {self._patience_s:.0f} s"
+                break
             if self._wait_durable(generation, FINAL_WAIT_S):
                 return
             attempt, failures = attempt + 1, failures + 1
@@ -111,6 +157,8 @@ class Ending(Saving):
         if getattr(sys, "last_value", None) is not None:
             self._telemetry.close()
             return
+        if self._job.world_size > 1:
+            self._patience_s = ALONE_S
         self.close()
 
     def _on_signal(self, number: int) -> None:

@@ -58,9 +58,15 @@ class RankState:
         self._slots_seen = 0
         self._closed = False
         self._owns_boundary = False
-        self._auto_pending = False
+        self._stepped = False
+        """An optimizer has stepped since the last boundary."""
+        self._taken = False
+        """`batches` has handed out a batch since the last boundary."""
+        self._forward_seen = False
         self._auto_rng: Any = None
         self._clock = IterationClock()
+        self._newest: Generation | None = None
+        """Begun last."""
         self._disk_newest: Generation | None = None
         self._fence_stall_s = 0.0
         self._windows = IdleWindows(job.rank, job.profile, self._say)

@@ -188,7 +188,7 @@ class Saving(RankState):
             self._ask_slots()
             self._skip(step, refusal)
             return False
-        self._flight = (generation, step, disk)
+        self._flight, self._newest = (generation, step, disk), generation
         if staging.compare and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:

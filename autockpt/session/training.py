@@ -72,6 +72,7 @@ class Session(Ending):
         """(step, batch) for the steps not yet trained; resumes the loader at the right batch.
 
         `data` must have been attached.  After the last step a final checkpoint is made durable.
+        Whoever leaves the loop early calls `step()` before it: else the iteration does not count.
         """
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
@@ -79,9 +80,15 @@ class Session(Ending):
         source = self._data.batches()
         while self._step < total:
             step = self._step
-            yield step, next(source)
-            self._boundary(step + 1)
+            yield step, self._take(source)
+            if self._step == step:
+                self._boundary(step + 1)
         self.close()
+
+    def _take(self, source: Iterator[Any]) -> Any:
+        batch = next(source)
+        self._taken = True
+        return batch
 
     def _owns(self, total: int) -> None:
         """The loop is ours and its end is known."""
@@ -90,12 +97,13 @@ class Session(Ending):
             self._mind.total = total
 
     def steps(self, total: int) -> Iterator[int]:
-        """The steps not yet trained, for a loop that makes its own batches."""
+        """The steps not yet trained, for a loop that makes its own batches; as `batches`."""
         self._owns(total)
         while self._step < total:
             step = self._step
             yield step
-            self._boundary(step + 1)
+            if self._step == step:
+                self._boundary(step + 1)
         self.close()
 
     def step(self) -> int:
@@ -243,8 +251,10 @@ class Session(Ending):
         """Without batches/steps/step the boundary is the next training forward after a step."""
 
         def hook(module: torch.nn.Module, _: Any) -> None:
-            if self._auto_pending and module.training and not self._owns_boundary:
-                self._auto_pending = False
+            if not module.training or self._owns_boundary:
+                return
+            self._forward_seen = True
+            if self._stepped:
                 self._boundary(self._step + 1, rng=self._auto_rng)
 
         for module in self._state.models.values():
@@ -257,8 +267,8 @@ class Session(Ending):
         self._state.stepped(optimizer)
         self._windows.boundary()
         self._traffic.boundary()
+        self._stepped = True
         if not self._owns_boundary and not self._closed:
-            self._auto_pending = True
             self._auto_rng = rng_state() if self._due(self._step + 1) else None
 
     def _boundary(self, step: int, rng: Any = None) -> None:
@@ -266,7 +276,7 @@ class Session(Ending):
         if self._closed:
             return
         began = self._clock.boundary(self._background())
-        self._step = step
+        self._step, self._stepped, self._taken = step, False, False
         self._mark_step()
         self._tell_tried(began)
         if step == self._start_step + 1:

@@ -47,7 +47,6 @@ def test_before_it_gave_slots(attach: Callable[..., Any], new_run: Callable[...,
     loop.train()
     loop.ckpt.step()
     assert loop.ckpt._link.wait_until(lambda: bool(loop.ckpt._link.slots), PATIENCE_S)
-    loop.train()
     loop.ckpt.close()
     assert durable_steps(run_dir) == {1}
 
@@ -65,7 +64,6 @@ def test_while_it_writes(attach: Callable[..., Any], new_run: Callable[..., str]
     assert loop.ckpt.wait_durable(10 * PATIENCE_S) == 0.0 or durable_steps(run_dir) == {2}
     loop.train()
     loop.ckpt.step()
-    loop.train()
     loop.ckpt.close()
     assert time.monotonic() - began < PATIENCE_S
     assert 3 in durable_steps(run_dir)
@@ -89,7 +87,6 @@ def test_of_a_trainer_that_was_restarted(
     for _ in range(2):
         again.train()
         again.ckpt.step()
-    again.train()
     again.ckpt.close()
     assert 4 in durable_steps(run_dir)
     assert torch.equal(again.model.large, loop.model.large)
@@ -187,7 +184,6 @@ def test_the_large_part_is_restored(
     run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1))
     loop = Loop(attach, run_dir, 2**16)
     loop.warm_up()
-    loop.train()
     loop.ckpt.close()
     other = Large(2**16)
     assert not torch.equal(other.large, loop.model.large)

@@ -1,0 +1,219 @@
+"""What the last checkpoint says: as many steps as there were updates, however the training ends."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.cli.scripts import environment, python, write
+from tests.fakes import trainings
+
+DATA = TensorDataset(torch.arange(1.0, 101.0))
+
+
+class Counted:
+    """A training whose weight is minus the number of its updates."""
+
+    def __init__(self, attach: Callable[..., Any], run_dir: str, data: Any = None) -> None:
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(self.model.weight)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.ckpt = attach(model=self.model, optimizer=self.optimizer, data=data, run_dir=run_dir)
+
+    def train(self) -> None:
+        """One update."""
+        self.optimizer.zero_grad()
+        self.model(torch.ones(1, 1)).sum().backward()
+        self.optimizer.step()
+
+    def await_slots(self) -> None:
+        """They are asked for at the first boundary; no checkpoint shall be skipped for them."""
+        link = self.ckpt._link
+        assert not self.ckpt.step_count or link.wait_until(lambda: bool(link.slots), 20)
+
+    @property
+    def updates(self) -> int:
+        """How many there were, restored ones included."""
+        return round(-self.model.weight.item())
+
+
+@pytest.fixture
+def begin(attach: Callable[..., Any], new_run: Callable[..., str]) -> Callable[..., Counted]:
+    """Begins, or goes on with, a training that plans one checkpoint every third step."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=3, disk=3))
+
+    def make(data: Any = None) -> Counted:
+        return Counted(attach, run_dir, data)
+
+    return make
+
+
+def test_attach_alone_counts_the_last_step_when_the_script_ends(
+    new_run: Callable[..., str], tmp_path: Path
+) -> None:
+    """The finished script trains nothing when it is started again."""
+    source = f"""
+import torch, autockpt
+model = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir={new_run()!r})
+print("from", ckpt.step_count)
+for step in range(ckpt.step_count, 6):
+    optimizer.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+print("updates", round(-model.weight.item()))
+"""
+    cwd = write(tmp_path, "s.py", source).parent
+    for first in (0, 6):
+        done = python("s.py", cwd=cwd, AUTOCKPT_NO_PROFILE="1")
+        assert done.stdout == f"from {first}\nupdates 6\n", done.stderr
+
+
+def test_attach_alone_counts_nothing_that_it_cannot_see(begin: Callable[..., Counted]) -> None:
+    """Updates without a call of the model have no boundaries to be numbered by."""
+    it = begin()
+    for _ in range(4):
+        it.model.weight.grad = torch.ones(1, 1)
+        it.optimizer.step()
+    it.ckpt.close()
+    again = begin()
+    assert (again.ckpt.step_count, again.updates) == (0, 0)
+
+
+def test_a_loop_left_within_an_iteration_keeps_the_checkpoint_before_it(
+    begin: Callable[..., Counted], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The update behind it is of no step: in all there are as many as there are steps."""
+    it = begin()
+    for step in it.ckpt.steps(8):
+        it.train()
+        it.await_slots()
+        if step == 4:
+            break
+    it.ckpt.close()
+    assert "left within the iteration after step 4, so none was made" in capfd.readouterr().err
+    again = begin()
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+    for _ in again.ckpt.steps(8):
+        again.train()
+    assert again.updates == 8
+
+
+def test_an_iteration_that_was_said_to_be_complete_is_kept(begin: Callable[..., Counted]) -> None:
+    """step() before the break, and without one: the loop does not count it twice."""
+    it = begin()
+    for step in it.ckpt.steps(8):
+        it.train()
+        it.ckpt.step()
+        assert it.ckpt.step_count == step + 1
+        if step == 4:
+            break
+    it.ckpt.close()
+    again = begin()
+    assert (again.ckpt.step_count, again.updates) == (5, 5)
+
+
+def test_a_batch_that_was_not_trained_with_comes_again(begin: Callable[..., Counted]) -> None:
+    """Left before the update the state is whole, and the loader is put back by one batch."""
+    bare = list(DataLoader(DATA, 7))
+    for left, first in ((2, 0), (17, 2)):
+        it = begin(DataLoader(DATA, 7))
+        assert it.ckpt.step_count == first
+        for step, (batch,) in it.ckpt.batches(40):
+            assert torch.equal(batch, bare[step % 15][0])
+            if step == left:
+                break
+            it.train()
+        it.ckpt.close()
+    again = begin(DataLoader(DATA, 7))
+    assert (again.ckpt.step_count, again.updates) == (17, 17)
+    step, (batch,) = next(again.ckpt.batches(40))
+    assert torch.equal(batch, bare[2][0])
+
+
+def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
+    begin: Callable[..., Counted],
+) -> None:
+    """It cannot be put back, so the checkpoint before stays the last one."""
+    inputs, labels = torch.arange(40.0).view(40, 1), torch.arange(40)
+
+    def loader() -> Any:
+        return trainings.StatefulLoader(inputs, labels, 4, 0)
+
+    it = begin(loader())
+    seen = []
+    for step, (batch, _) in it.ckpt.batches(8):
+        seen.append(batch)
+        it.await_slots()
+        if step == 5:
+            break
+        it.train()
+    it.ckpt.close()
+    again = begin(loader())
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+    _, (batch, _) = next(again.ckpt.batches(8))
+    assert torch.equal(batch, seen[3])
+
+
+TWO_RANKS = """
+import os, sys, time
+import torch, autockpt
+from autockpt.session import ending
+ending.ALONE_S = 2.0
+model = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir=sys.argv[1])
+for _ in range(2):
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    ckpt.step()
+    assert ckpt._link.wait_until(lambda: ckpt.ready, 30)
+if ckpt._job.rank == 0:
+    time.sleep(600)  # in a collective that nobody joins
+print("leaving", flush=True)
+sys.exit("no more")
+"""
+
+
+@pytest.mark.parametrize("start", [("-m", "autockpt.cli.boot"), ()], ids=["boot", "bare"])
+def test_a_rank_that_ends_alone_is_gone_soon(
+    start: tuple[str, ...], new_run: Callable[..., str], tmp_path: Path
+) -> None:
+    """With our launcher `sys.exit("...")` is a failure like others: no checkpoint is tried.
+    Without it nobody can tell: the others are waited for, but once and not for long."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=5, disk=5))
+    write(tmp_path, "s.py", TWO_RANKS)
+    ranks = []
+    try:
+        for rank in range(2):
+            place = {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2", "AUTOCKPT_LAUNCH_ID": "pair",
+            }  # fmt: skip
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, *start, "s.py", run_dir], cwd=tmp_path, text=True,
+                    env=environment(**place, AUTOCKPT_NO_PROFILE="1"), stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )  # fmt: skip
+        assert ranks[1].stdout is not None
+        assert ranks[1].stdout.readline() == "leaving\n"
+        left = time.monotonic()
+        _, said = ranks[1].communicate(timeout=60)
+        assert time.monotonic() - left < 15, said
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate(timeout=20)
+    assert ranks[1].returncode == 1
+    assert said.endswith("no more\n") or not start
+    assert ("other ranks have not begun it within 2 s" in said) == (not start), said
