@@ -64,7 +64,7 @@ class DataPosition:
         """What plain epochs iterate: after a resume, the clone that has the persistent workers."""
         self._resuming = False
         self._stateful = isinstance(loader, Stateful)
-        self._by_index = not self._stateful
+        self.by_index = not self._stateful
         """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
         if not self._stateful:
             _require_plain_loader(loader)
@@ -73,7 +73,7 @@ class DataPosition:
         """Position as of now: between two batches."""
         state: dict[str, Any] = {"epoch": self.epoch, "index": self.index}
         state.update(self._sharing)
-        if self._by_index:
+        if self.by_index:
             state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
         else:
             state["loader"] = self.loader.state_dict()
@@ -92,9 +92,9 @@ class DataPosition:
         self._require_kind(state, old)
         self.epoch, self.index = state["epoch"], state["index"]
         self._shuffle, self._new_workers = state.get("shuffle"), state.get("new_workers", True)
-        self._by_index = "loader" not in state
+        self.by_index = "loader" not in state
         self._go_on(old, self._own())
-        if self._by_index:
+        if self.by_index:
             self._require_generators()
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
@@ -110,7 +110,7 @@ class DataPosition:
         self.index = place.index
         if place == old:
             return
-        self._by_index = True
+        self.by_index = True
         if not old.order.drawn:
             self._shuffle = None  # of no use but for seeds of workers, which other ranks drew
         elif self._shuffle is None and place.start:
@@ -166,13 +166,13 @@ class DataPosition:
             if self.index == 0 and before == (self.epoch, 0, 0):
                 raise ConfigError("data: the loader gave no batch in a whole epoch; is it empty?")
             self.epoch, self.index, self._start = self.epoch + 1, 0, 0
-            self._by_index = not self._stateful
+            self.by_index = not self._stateful
 
     def give_back(self) -> bool:
         """The newest batch comes again after a resume; False where the loader itself counts."""
-        if self._by_index:
+        if self.by_index:
             self.index -= 1
-        return self._by_index
+        return self.by_index
 
     def prepare(self) -> None:
         """Rebuilds the iterator of a resumed epoch; uses the global generator as it was then."""
@@ -193,7 +193,7 @@ class DataPosition:
             self._resuming = False
             return self._resumed_epoch()
         self._stand(self._own())
-        if not self._by_index:
+        if not self.by_index:
             return iter(self.loader)
         self._shuffle = self._generator_states()
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None

@@ -63,7 +63,9 @@ class RankState:
         self._taken = False
         """`batches` has handed out a batch since the last boundary."""
         self._forward_seen = False
-        self._auto_rng: Any = None
+        self._before_next: tuple[Any, Any] | None = None
+        """(random state, position of the data) behind the optimizer's step, where the boundary comes
+        with the next forward: its batch is drawn by then."""
         self._clock = IterationClock()
         self._newest: Generation | None = None
         """Begun last."""

@@ -149,10 +149,13 @@ class Saving(RankState):
         generation: Generation,
         *,
         disk: bool,
-        rng: Any = None,
+        before: tuple[Any, Any] | None = None,
         patience_s: float | None = None,
     ) -> bool:
-        """Begins the snapshot of a generation; False when it was skipped."""
+        """Begins the snapshot of a generation; False when it was skipped.
+
+        `before`: (random state, position of the data) of the boundary, if they have gone on since.
+        """
         patience_s = GRANT_WAIT_S if patience_s is None else patience_s
         slot = self._granted(generation, step, disk=disk, patience_s=patience_s)
         if slot is None:
@@ -168,10 +171,13 @@ class Saving(RankState):
         gate = self._windows.gate(schedule, staging, self._snapshotter.copier)
         self._snapshotter.gate = gate
         self._snapshotter.device_clone = staging.device_clone
+        rng, progress = None, self._progress()
+        if before is not None:
+            rng, progress["data"] = before
         refusal: str | None = None
         try:
             snapshot = self._snapshotter.begin(
-                arena, self._progress(), lazy=lazy, slot=slot, rng=rng,
+                arena, progress, lazy=lazy, slot=slot, rng=rng,
                 capacity=self._link.image_bytes,
                 began=lambda layout: self._tell_began(generation, step, slot, disk, layout),
                 completed=lambda snapshot: self._copied(generation, step, snapshot),
@@ -270,8 +276,10 @@ class Saving(RankState):
         return kept[2], kept[3]
 
     def _progress(self) -> dict[str, Any]:
-        data = None if self._data is None else self._data.state()
-        return {"step": self._step, "data": data, "mesh": self._mesh}
+        return {"step": self._step, "data": self._position(), "mesh": self._mesh}
+
+    def _position(self) -> dict[str, Any] | None:
+        return None if self._data is None else self._data.state()
 
     def _tell_tried(self, now_s: float) -> None:
         """At a boundary: what the snapshot of a comparison has cost, once its copy has ended.

@@ -255,7 +255,7 @@ class Session(Ending):
                 return
             self._forward_seen = True
             if self._stepped:
-                self._boundary(self._step + 1, rng=self._auto_rng)
+                self._boundary(self._step + 1, before=self._before_next)
 
         for module in self._state.models.values():
             # First of all: FSDP2's hook gathers the parameters, and they must be what they were.
@@ -269,26 +269,31 @@ class Session(Ending):
         self._traffic.boundary()
         self._stepped = True
         if not self._owns_boundary and not self._closed:
-            self._auto_rng = rng_state() if self._due(self._step + 1) else None
+            due = self._due(self._step + 1)
+            self._before_next = (rng_state(), self._position()) if due else None
 
-    def _boundary(self, step: int, rng: Any = None) -> None:
+    def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
         """The iteration that makes `step` steps has ended."""
         if self._closed:
             return
         began = self._clock.boundary(self._background())
+        if step == self._start_step + 1:
+            self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
+            self._require_counted()
         self._step, self._stepped, self._taken = step, False, False
         self._mark_step()
         self._tell_tried(began)
-        if step == self._start_step + 1:
-            self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
         try:
             if self._flight is not None:
                 self._fence()  # the iteration had no optimizer step (a skipped one)
             self._change_plan(step)
-            if self._due(step):
-                self._snapshot(step, self._generation(step), disk=self._disk_free(step), rng=rng)
-            else:
+            if not self._due(step):
                 self._not_due(step)
+            elif self._owns_boundary or before is not None:
+                disk = self._disk_free(step)
+                self._snapshot(step, self._generation(step), disk=disk, before=before)
+            else:
+                self._skip(step, "it became due when the next iteration had begun")
             self._ask_ahead(step + 1)
         except Exception as error:
             self._flight = None
@@ -297,6 +302,14 @@ class Session(Ending):
         self._report_block()
         if self._link.fenced or self._watch.requested:
             self._leave()
+
+    def _require_counted(self) -> None:
+        if self._data is not None and self._data.by_index and not self._taken:
+            self._degraded(
+                "data",
+                "no batch came from ckpt.batches(), so nobody counts them, and a restart begins "
+                "the loader anew; use ckpt.batches(total), or attach a loader with state_dict",
+            )
 
     def _not_due(self, step: int) -> None:
         if self._disk_due(step):

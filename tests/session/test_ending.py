@@ -1,5 +1,6 @@
 """What the last checkpoint says: as many steps as there were updates, however the training ends."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -161,6 +162,38 @@ def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     _, (batch, _) = next(again.ckpt.batches(8))
     assert torch.equal(batch, seen[3])
+
+
+def test_attach_alone_saves_the_data_as_it_was_behind_the_update(
+    begin: Callable[..., Counted],
+) -> None:
+    """The boundary comes with the next forward; the batch drawn for it is not left out."""
+    inputs, labels = torch.arange(40.0).view(40, 1), torch.arange(40)
+    loader = trainings.StatefulLoader(inputs, labels, 4, 0)
+    it, seen = begin(loader), []
+    for batch, _ in itertools.islice(loader, 5):
+        seen.append(batch)
+        it.await_slots()
+        it.train()
+    it.ckpt.wait_durable(30)
+    it.ckpt.close(final_checkpoint=False)
+    again = begin(again_loader := trainings.StatefulLoader(inputs, labels, 4, 0))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+    batch, _ = next(iter(again_loader))
+    assert torch.equal(batch, seen[3])
+
+
+def test_batches_that_nobody_counts_are_told(
+    begin: Callable[..., Counted], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A loader that says nothing of itself, in a loop that is not ours."""
+    loader = DataLoader(DATA, 7)
+    it = begin(loader)
+    for _ in itertools.islice(loader, 3):
+        it.train()
+        it.ckpt.step()
+    it.ckpt.close()
+    assert capfd.readouterr().err.count("no batch came from ckpt.batches()") == 1
 
 
 TWO_RANKS = """
