@@ -3,13 +3,13 @@
 import contextlib
 import os
 import re
-import signal
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from autockpt.cli.console import Console
+from autockpt.cli.signals import told_to_end
 
 if TYPE_CHECKING:
     from autockpt.integrations.archive.reading import Archive
@@ -51,9 +51,7 @@ def add(console: Console, request: Request) -> int:
         NoCheckpointError,
     )
 
-    ended = threading.Event()
-    if request.follow:
-        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    ended = told_to_end() if request.follow else threading.Event()
     archiver = _Archiver(console, request)
     while True:
         last, pause_s = ended.is_set() or not request.follow, FOLLOW_EVERY_S
