@@ -47,10 +47,11 @@ def attach(
     safely, naming it, and DirectoryBusyError when another live run owns the directory.  Under
     `autockpt profile` the session only passes batches through.
     """
+    from autockpt.executors.launchers import rank_and_world
     from autockpt.session.division import rank_rules
-    from autockpt.session.job import current_job, place_of_rank
+    from autockpt.session.job import current_job
 
-    rank, world_size = place_of_rank()
+    rank, world_size = rank_and_world(os.environ)
     ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
     if os.environ.get("AUTOCKPT_MODE") == "profile":
         from autockpt import profiling

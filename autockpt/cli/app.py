@@ -14,6 +14,7 @@ import click
 
 from autockpt.cli import options
 from autockpt.cli.console import Console, save_traceback
+from autockpt.cli.signals import Interrupted
 from autockpt.values.errors import AutockptError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -124,6 +125,9 @@ def run(argv: Sequence[str]) -> int | Callable[[], int]:
     except (click.Abort, KeyboardInterrupt):
         console.say("interrupted", verbosity=-1)
         return 130
+    except Interrupted as interrupted:
+        console.say("interrupted", verbosity=-1)
+        return 128 + interrupted.number
     except BrokenPipeError:
         # The reader (head, less) has gone; nothing more can be printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
-import signal
+import re
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from autockpt.cli.console import Console
+from autockpt.cli.signals import told_to_end
 
 if TYPE_CHECKING:
     from autockpt.integrations.archive.reading import Archive
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 FOLLOW_EVERY_S = 5.0
 """Between two looks at a run that is followed: a listing of its directory."""
+AGAIN_S = 30.0
+"""After storage that failed."""
 
 
 def is_archive(path: str) -> bool:
@@ -41,71 +44,145 @@ class Request:
 
 def add(console: Console, request: Request) -> int:
     """Adds what is to be added; exit code."""
-    from autockpt.values.errors import ConfigError, NoCheckpointError
-    from autockpt.values.record import to_data
+    from autockpt.values.errors import (
+        AutockptError,
+        ConfigError,
+        CorruptCheckpointError,
+        NoCheckpointError,
+    )
 
-    ended = threading.Event()
-    if request.follow:
-        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
-    done: list[Archived] = []
-    gone: set[str] = set()
+    ended = told_to_end() if request.follow else threading.Event()
+    archiver = _Archiver(console, request)
     while True:
-        last = ended.is_set()
+        last, pause_s = ended.is_set() or not request.follow, FOLLOW_EVERY_S
         try:
-            done += _new(console, request, gone)
-        except (NoCheckpointError, ConfigError) as error:
-            if not request.follow or (isinstance(error, ConfigError) and done):
+            archiver.look()
+        except NoCheckpointError:
+            if not request.follow:
                 raise
-        if not request.follow or last:
+        except (ConfigError, CorruptCheckpointError):
+            raise  # it will not become better
+        except AutockptError as error:
+            if last:
+                raise
+            archiver.failed(error)
+            pause_s = AGAIN_S
+        if last:
             break
-        ended.wait(FOLLOW_EVERY_S)
-    console.object("convert", {"archive": request.destination, "added": to_data(tuple(done))})
-    if not done:
-        console.say(f"{request.destination}: holds everything of {request.source} already")
-    elif any(one.lossy for one in done):
-        console.warn(
-            f"{request.destination} is LOSSY: what comes back is close to what was trained, and "
-            f"not equal; `autockpt quality` measures the difference on your job"
-        )
-    console.next(f"autockpt ls {request.destination}")
-    return 0
+        ended.wait(pause_s)
+    return archiver.end()
 
 
-def _new(console: Console, request: Request, gone: set[str]) -> "list[Archived]":
-    """One look at the run; a generation that was deleted while it was read is left out."""
-    from autockpt.integrations.archive.records import ArchiveFile
-    from autockpt.integrations.archive.writing import FULL_EVERY, add_generation, open_archive
-    from autockpt.integrations.image_reader import commit_of
-    from autockpt.integrations.places import find_place, good_generations
-    from autockpt.values.errors import AutockptError
+class _Archiver:
+    """Knows what was added, and what never will be."""
 
-    place = find_place(request.source)
-    chosen = request.generation or place.generation
-    names = [chosen] if chosen else good_generations(place.directory)
-    about = ArchiveFile(
-        run_id=commit_of(os.path.join(place.directory, names[-1])).run_id,
-        codec=cast("Codec", request.codec), full_every=request.full_every or FULL_EVERY,
-    )  # fmt: skip
-    done: list[Archived] = []
-    with contextlib.closing(open_archive(request.destination, about)) as archive:
-        there = archive.names()
-        newer = names if chosen else [n for n in names if not there or n > there[-1]]
-        for name in (name for name in newer if name not in gone):
-            folder = os.path.join(place.directory, name)
-            if not chosen and (found := _sickness(place.directory, name)):
-                gone.add(name)
-                console.say(f"{name}: not archived: {found}; name it to archive it all the same")
-                continue
-            try:
-                done.append(add_generation(archive, folder))
-            except AutockptError as error:
-                if not request.follow or os.path.exists(os.path.join(folder, "COMMIT")):
-                    raise
-                gone.add(name)
-                console.say(f"{name}: was deleted before it was archived ({error})")
-                continue
-            console.result(_added(done[-1]))
-    return done
+    def __init__(self, console: Console, request: Request) -> None:
+        self._console, self._request = console, request
+        self._done: list[Archived] = []
+        self._passed: set[str] = set()
+        self._damaged = False
+        self._trouble = ""
+
+    def look(self) -> None:
+        """Adds what the run has and the archive lacks.
+
+        Who follows a run passes over what was deleted while it was read, or is damaged.
+        """
+        from autockpt.integrations.archive.records import ArchiveFile
+        from autockpt.integrations.archive.writing import FULL_EVERY, open_archive
+        from autockpt.integrations.image_reader import commit_of
+        from autockpt.integrations.places import find_place, good_generations
+        from autockpt.run_directory import RunDirectory
+        from autockpt.values.errors import NoCheckpointError
+
+        request, run = self._request, RunDirectory(self._request.source)
+        if request.follow and run.exists and not run.checkpoints().is_dir():
+            raise NoCheckpointError(f"{request.source}: has no checkpoints yet")
+        place = find_place(request.source)
+        chosen = request.generation or place.generation
+        names = [chosen] if chosen else good_generations(place.directory)
+        newest = os.path.join(place.directory, names[-1])
+        if request.follow and not _is_committed(newest):
+            return  # deleted since it was listed
+        about = ArchiveFile(
+            run_id=commit_of(newest).run_id, codec=cast("Codec", request.codec),
+            full_every=request.full_every or FULL_EVERY,
+        )  # fmt: skip
+        with contextlib.closing(open_archive(request.destination, about)) as archive:
+            there = archive.names()
+            newer = names if chosen else [n for n in names if not there or n > there[-1]]
+            for name in (name for name in newer if name not in self._passed):
+                if not chosen and (found := _sickness(place.directory, name)):
+                    self._passed.add(name)
+                    self._console.say(
+                        f"{name}: not archived: {found}; name it to archive it all the same"
+                    )
+                    continue
+                self._add(archive, place.directory, name)
+        self._trouble = ""
+
+    def _add(self, archive: "Archive", directory: str, name: str) -> None:
+        from autockpt.integrations.archive.writing import add_generation
+        from autockpt.values.errors import AutockptError
+
+        folder = os.path.join(directory, name)
+        try:
+            done = add_generation(archive, folder)
+        except AutockptError as error:
+            if not self._request.follow or not self._passes_over(directory, name, error):
+                raise
+            return
+        self._done.append(done)
+        self._console.result(_added(done))
+
+    def _passes_over(self, directory: str, name: str, error: Exception) -> bool:
+        """Whether it is this generation that failed, and will fail again."""
+        from autockpt.executors.catalogue import verify_generation
+        from autockpt.values.errors import CorruptCheckpointError
+
+        if not _is_committed(os.path.join(directory, name)):
+            self._console.say(f"{name}: was deleted before it was archived ({error})")
+        elif (
+            isinstance(error, CorruptCheckpointError) and verify_generation(directory, name).damaged
+        ):
+            self._damaged = True
+            self._console.warn(f"{name}: not archived, it is damaged: {error}")
+        else:
+            return False
+        self._passed.add(name)
+        return True
+
+    def failed(self, error: Exception) -> None:
+        """Said once for each reason, however often it is tried again."""
+        reason = re.sub(r"[\d.]+", "", str(error))
+        if reason != self._trouble:
+            self._trouble = reason
+            self._console.warn(f"not archived: {error}; trying again every {AGAIN_S:.0f} s")
+
+    def end(self) -> int:
+        """Says what is there; exit code."""
+        from autockpt.values.errors import CorruptCheckpointError
+        from autockpt.values.record import to_data
+
+        destination, source = self._request.destination, self._request.source
+        added = to_data(tuple(self._done))
+        self._console.object("convert", {"archive": destination, "added": added})
+        if not is_archive(destination):
+            self._console.say(f"{source}: had nothing to archive")
+            return 0
+        if not self._done and not self._damaged:
+            self._console.say(f"{destination}: holds everything of {source} already")
+        elif any(one.lossy for one in self._done):
+            self._console.warn(
+                f"{destination} is LOSSY: what comes back is close to what was trained, and "
+                f"not equal; `autockpt quality` measures the difference on your job"
+            )
+        self._console.next(f"autockpt ls {destination}")
+        return CorruptCheckpointError.exit_code if self._damaged else 0
+
+
+def _is_committed(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, "COMMIT"))
 
 
 def _sickness(directory: str, name: str) -> str:

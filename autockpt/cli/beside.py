@@ -5,7 +5,9 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from autockpt.cli.console import Console
 from autockpt.cli.signals import Interrupted
@@ -13,33 +15,47 @@ from autockpt.run_directory import RunDirectory
 
 PATIENCE_S = 600.0
 """For what is left when the training has ended; it goes on by itself after that."""
-NICENESS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follower:
+    """An `autockpt` command that follows a run until SIGTERM, then looks a last time."""
+
+    name: str
+    """What people call it; its log is named so."""
+    command: tuple[str, ...]
+
+
+_Running = list[tuple[Follower, "subprocess.Popen[bytes]"]]
 
 
 @contextlib.contextmanager
-def beside(
-    run: RunDirectory, name: str, command: Sequence[str], console: Console
-) -> Iterator[None]:
-    """An `autockpt` command that follows a run, as long as the block lasts; then what is left.
+def beside(run: RunDirectory, followers: Sequence[Follower], console: Console) -> Iterator[None]:
+    """They follow the run as long as the block lasts; then what is left.
 
-    `name`: what people call it; its log is named so.  SIGTERM tells it that the training has
-    ended.  One launcher of a job starts it: the first that takes the lock.
+    SIGTERM tells them that the training has ended, and so does the death of this process.  One
+    launcher of a job starts each: the first that takes its lock.  A signal (`signals_raise`) ends
+    the waiting, and they finish by themselves.
     """
-    process = None
+    running: _Running = []
+    patience_s = PATIENCE_S
     with contextlib.ExitStack() as held:
-        if held.enter_context(_only_one(run, name)):
-            process = _start(run, name, command, console)
         try:
+            for follower in followers:
+                if held.enter_context(_only_one(run, follower)):
+                    running += _start(run, follower, console)
             yield
+        except Interrupted:
+            patience_s = 0.0
+            raise
         finally:
-            if process is not None:
-                _end(process, run, name, console)
+            _end(running, run, console, patience_s)
 
 
 @contextlib.contextmanager
-def _only_one(run: RunDirectory, name: str) -> Iterator[bool]:
+def _only_one(run: RunDirectory, follower: Follower) -> Iterator[bool]:
     """Whether no other launcher of this run has it."""
-    fd = os.open(run.logs / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(run.logs / f"{follower.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,19 +67,23 @@ def _only_one(run: RunDirectory, name: str) -> Iterator[bool]:
         os.close(fd)
 
 
-def _start(
-    run: RunDirectory, name: str, command: Sequence[str], console: Console
-) -> "subprocess.Popen[bytes] | None":
-    words = ["nice", "-n", str(NICENESS), sys.executable, "-m", "autockpt", *command]
+def _start(run: RunDirectory, follower: Follower, console: Console) -> _Running:
+    words = [
+        sys.executable, "-m", "autockpt.cli.follower", str(run.logs / f"{follower.name}.running"),
+        str(os.getpid()), *follower.command,
+    ]  # fmt: skip
     try:
-        with open(run.logs / f"{name}.log", "ab") as log:
-            return subprocess.Popen(
+        with open(run.logs / f"{follower.name}.log", "ab") as log:
+            process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=_environment(),
             )  # fmt: skip
     except OSError as error:
-        console.warn(f"the {name} did not start ({error}); the training goes on without it")
-        return None
+        console.warn(
+            f"the {follower.name} did not start ({error}); the training goes on without it"
+        )
+        return []
+    return [(follower, process)]
 
 
 def _environment() -> dict[str, str]:
@@ -71,16 +91,18 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def _end(
-    process: "subprocess.Popen[bytes]", run: RunDirectory, name: str, console: Console
-) -> None:
-    failed = process.poll()
-    if failed is None:
-        process.terminate()
-        try:
-            failed = process.wait(PATIENCE_S)
-        except (subprocess.TimeoutExpired, Interrupted):
-            console.warn(f"not waiting for the {name} any longer; it finishes by itself")
-            return
-    if failed:
-        console.warn(f"the {name} ended with {failed}; see {run.logs / name}.log")
+def _end(running: _Running, run: RunDirectory, console: Console, patience_s: float) -> None:
+    ended_s = time.monotonic() + patience_s
+    with contextlib.suppress(subprocess.TimeoutExpired, Interrupted):
+        for _, process in running:
+            if process.poll() is None:
+                process.terminate()
+        for _, process in running:
+            process.wait(max(0.0, ended_s - time.monotonic()))
+    for follower, process in running:
+        failed = process.poll()
+        if failed is None:
+            console.warn(f"not waiting for the {follower.name} any longer; it finishes by itself")
+        elif failed:
+            log = run.logs / f"{follower.name}.log"
+            console.warn(f"the {follower.name} ended with {failed}; see {log}")

@@ -16,6 +16,7 @@ torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 from collections.abc import Mapping
 
 from autockpt.executors import birth
+from autockpt.executors.launchers import number, rank_and_world, under_srun
 
 RUN_DIR = "AUTOCKPT_RUN_DIR"
 MODE = "AUTOCKPT_MODE"
@@ -64,20 +65,16 @@ def foreign_launcher(environ: Mapping[str, str]) -> str | None:
         return "torchrun"
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return "RANK and WORLD_SIZE"
-    if "SLURM_PROCID" in environ and _int(environ.get("SLURM_NTASKS")) > 1:
+    if under_srun(environ):
         return "Slurm"
     return None
 
 
 def rank(environ: Mapping[str, str]) -> int:
     """Global rank of this process; 0 outside any launcher."""
-    return _int(environ.get("RANK", environ.get("SLURM_PROCID")))
+    return rank_and_world(environ)[0]
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
     """How often torchelastic has restarted the workers."""
-    return _int(environ.get("TORCHELASTIC_RESTART_COUNT"))
-
-
-def _int(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    return number(environ, "TORCHELASTIC_RESTART_COUNT") or 0

@@ -21,9 +21,27 @@ if TYPE_CHECKING:
 
 def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) -> int:
     """Write status and report, say how it went; the exit code of the command."""
+    status = _status(run, ending)
+    run.write_status(status)
+    report, why_not = try_report(run)
+    if report is None:
+        console.warn(f"no report was written: {why_not}")
+        status = replace(status, report=None)
+        run.write_status(status)
+    _say(run, status, script, console)
+    console.object("run", {"run_dir": str(run.path), **to_data(status)})
+    return ending.exit_code
+
+
+def note(run: RunDirectory, ending: Ending) -> None:
+    """Write the status as far as it is known before the last copies are made."""
+    run.write_status(replace(_status(run, ending), report=None))
+
+
+def _status(run: RunDirectory, ending: Ending) -> RunStatus:
     durable, (copies, degraded) = run.newest_durable(), _tiers(run)
     remote = run.newest_remote()
-    status = RunStatus(
+    return RunStatus(
         state=ending.state,
         exit_code=ending.exit_code,
         restarts=ending.restarts,
@@ -37,15 +55,6 @@ def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) 
         report=str(run.report),
         reason=ending.reason,
     )
-    run.write_status(status)
-    report, why_not = try_report(run)
-    if report is None:
-        console.warn(f"no report was written: {why_not}")
-        status = replace(status, report=None)
-        run.write_status(status)
-    _say(run, status, script, console)
-    console.object("run", {"run_dir": str(run.path), **to_data(status)})
-    return ending.exit_code
 
 
 def _tiers(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":

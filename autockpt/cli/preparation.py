@@ -13,6 +13,7 @@ from autockpt.cli.decision_text import verdict
 from autockpt.cli.decisions import Scale
 from autockpt.cli.options import Script
 from autockpt.cli.outcome import shown
+from autockpt.executors.launchers import place_of_rank
 from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import ConfigError
@@ -236,11 +237,5 @@ def scale_of(launching: dict[str, Any]) -> Scale:
 
 
 def _foreign_scale() -> Scale:
-    def number(*names: str) -> int:
-        texts = [os.environ.get(name, "") for name in names]
-        return next((int(text) for text in texts if text.isdigit()), 1)
-
-    world_size = number("WORLD_SIZE", "SLURM_NTASKS")
-    local = number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else 0
-    nodes = number("GROUP_WORLD_SIZE", "SLURM_NNODES") if not local else world_size // local
-    return Scale(world_size=world_size, nodes=max(1, nodes))
+    place = place_of_rank(os.environ)
+    return Scale(world_size=place.world_size, nodes=place.nodes)

@@ -4,15 +4,15 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autockpt.cli.beside import beside
+from autockpt.cli.beside import Follower
 from autockpt.cli.console import Console
+from autockpt.cli.signals import told_to_end
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal, RemoteWish
 
@@ -53,25 +53,21 @@ class Request:
     """Go on with what the run writes, until SIGTERM; then a last time."""
 
 
-def copier_beside(
-    run: RunDirectory, wish: RemoteWish, console: Console
-) -> contextlib.AbstractContextManager[None]:
-    """Copies what the run commits, as long as the block lasts; then what is left."""
+def copiers(run: RunDirectory, wish: RemoteWish) -> list[Follower]:
+    """Who copies what the run commits: one or nobody."""
     if wish.url is None:
-        return contextlib.nullcontext()
+        return []
     command = ["push", str(run.path), wish.url, "--keep", str(wish.keep_last), "--follow"]
     if wish.rate_bytes_per_s is not None:
         command += ["--rate", f"{wish.rate_bytes_per_s:.0f} B/s"]
-    return beside(run, NAME, command, console)
+    return [Follower(name=NAME, command=tuple(command))]
 
 
 def push(console: Console, request: Request) -> int:
     """Copies the newest good checkpoint; with `follow` each that becomes the newest; exit code."""
     from autockpt.values.errors import AutockptError, GuardError, NoCheckpointError
 
-    ended = threading.Event()
-    if request.follow:
-        signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    ended = told_to_end() if request.follow else threading.Event()
     copier = _Copier(console, request)
     while True:
         last, pause_s = ended.is_set() or not request.follow, FOLLOW_EVERY_S

@@ -92,7 +92,8 @@ def run(
 
 def _launch(request: "Request", console: Console) -> int:
     from autockpt.cli import outcome
-    from autockpt.cli.archiver import archiver_beside
+    from autockpt.cli.archiver import archivers
+    from autockpt.cli.beside import beside
     from autockpt.cli.launch import Launch, launch
     from autockpt.cli.preparation import (
         check_directory,
@@ -103,7 +104,8 @@ def _launch(request: "Request", console: Console) -> int:
         scale_of,
         write_decision,
     )
-    from autockpt.cli.remote import bring_back, copier_beside
+    from autockpt.cli.remote import bring_back, copiers
+    from autockpt.cli.signals import signals_raise
 
     scale = scale_of(request.launching)
     goal = goal_of(request, scale)
@@ -124,8 +126,11 @@ def _launch(request: "Request", console: Console) -> int:
             profile_in_place=request.use_profile,
             **request.launching,
         )
-        with archiver_beside(run, goal.archive, console), copier_beside(run, goal.remote, console):
+        followers = [*archivers(run, goal.archive, console), *copiers(run, goal.remote)]
+        with signals_raise(), beside(run, followers, console):
             ending = launch(wanted, console)
+            if followers:  # who waits for them may be killed
+                outcome.note(run, ending)
         return outcome.finish(run, ending, request.script, console)
 
 

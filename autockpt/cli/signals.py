@@ -1,4 +1,5 @@
-"""Signals that end a job: what the launcher does with them before, during and after the ranks live.
+"""Signals that end a job: what the launcher does with them before, during and after the ranks live,
+and what those beside it do.
 
 While ranks run, torchelastic's own handlers raise in the agent, which forwards the signal once.
 """
@@ -6,6 +7,7 @@ While ranks run, torchelastic's own handlers raise in the agent, which forwards 
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -40,6 +42,14 @@ def signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def told_to_end() -> threading.Event:
+    """Set by SIGTERM, also by one that came while it was blocked (`follower`)."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    return ended
 
 
 def second_signal_kills(pids: Callable[[], list[int]]) -> None:

@@ -19,6 +19,7 @@ from autockpt.cli.preparation import (
     write_decision,
 )
 from autockpt.cli.remote import require_back
+from autockpt.executors.launchers import under_srun
 from autockpt.run_directory import RunDirectory, default_path
 from autockpt.values.errors import AutockptError, ConfigError
 
@@ -94,9 +95,13 @@ def _launch_id(scale: Scale) -> str:
     """The same on every rank of this launch, another one at the next."""
     import hashlib
 
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    names = (
+        "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
+        "SLURM_RESTART_COUNT",
+    )  # fmt: skip
     facts = [os.environ.get(name, "") for name in names]
-    if scale.nodes == 1:
+    # Tasks of srun may each have a shell of their own above them.
+    if scale.nodes == 1 and not under_srun(os.environ):
         facts.append(_started(os.getppid()))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 

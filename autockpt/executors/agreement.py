@@ -17,22 +17,11 @@ from autockpt.executors.keeper.control import (
     read_record,
     write_record,
 )
+from autockpt.executors.launchers import RankPlace
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import from_json, to_json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """One rank, as its launcher started it."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_size: int
-    """Ranks of its node."""
-
 
 NO_LABELS: Mapping[str, str] = {}
 _RECORD = "round.json"

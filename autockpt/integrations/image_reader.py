@@ -19,7 +19,7 @@ from autockpt.executors.sharding.loading import Loading, Want, moves_for
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.shards import parse_skeleton
 from autockpt.integrations.lazy import LazyTensor, empty
-from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 
 HELD_BYTES = 2**26
 """Of chunks that are kept, of however many images; two at least."""
@@ -28,7 +28,10 @@ MOST_HELD_BYTES = 2**30
 
 
 def commit_of(folder: str) -> CommitFile:
-    """The COMMIT of a generation.  Raises ConfigError where there is none."""
+    """The COMMIT of a generation.
+
+    Raises ConfigError where there is none, StorageError, CorruptCheckpointError.
+    """
     try:
         return read_commit(os.path.join(folder, "COMMIT"))
     except FileNotFoundError:
@@ -36,7 +39,7 @@ def commit_of(folder: str) -> CommitFile:
             f"{folder}: has no COMMIT: interrupted, or still being written; see `autockpt ls`"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
 class Images:

@@ -4,7 +4,6 @@ Agreement is the largest of what each rank measured, exchanged once after the wa
 the blocking probes, on a gloo group of our own; between them nobody waits for anybody.
 """
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autockpt.executors.launchers import place_of_rank
 from autockpt.executors.sharding.sharing import Place
 
 TIMEOUT_S = 180.0
@@ -33,11 +33,13 @@ class Ranks:
     @classmethod
     def find(cls) -> "Ranks":
         """From torch.distributed when it runs, else from the launcher's environment."""
-        rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        place = place_of_rank(os.environ)
+        rank, world = place.rank, place.world_size
+        local_rank, local_world = place.local_rank, place.local_size
         if dist.is_available() and dist.is_initialized():
             rank, world = dist.get_rank(), dist.get_world_size()
-        local_rank = _number("LOCAL_RANK", rank)
-        local_world = _number("LOCAL_WORLD_SIZE", world)
+        if world != place.world_size:  # the launcher does not know of this group
+            local_rank, local_world = rank, world
         return cls(rank, world, local_rank, local_world)
 
     @property
@@ -105,9 +107,3 @@ class Ranks:
         all_ranks = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(all_ranks, own, group=self._group)
         return [bytes(each.tolist()).rstrip(b"\0").decode() for each in all_ranks]
-
-
-def _number(name: str, otherwise: int) -> int:
-    with contextlib.suppress(ValueError):
-        return int(os.environ.get(name, otherwise))
-    return otherwise

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autockpt.executors.agreement import RankPlace, agree
+from autockpt.executors.agreement import agree
 from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
+from autockpt.executors.launchers import number, place_of_rank, slurm_launch, under_srun
 from autockpt.executors.protocol import messages as p
 from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.run_directory import RunDirectory
@@ -89,21 +90,16 @@ def current_job(
         files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
-    rank, world_size = place_of_rank()
-    local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", 0)
-    local_size = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", world_size)
+    place = place_of_rank(environment)
+    rank, world_size = place.rank, place.world_size
     launch_id, launcher_pid = _launcher()
-    restart_count = _number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", 0)
+    restart_count = number(environment, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0
     checkpoints = str(files.checkpoints(goal))
-    nodes = tuple(r // max(1, local_size) for r in range(world_size))
-    number = environment.get("AUTOCKPT_NODE", "")
+    nodes = (0,) * world_size
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
     control_host, domains = "", UNKNOWN_DOMAINS
-    if len(set(nodes)) > 1:
-        place = RankPlace(
-            rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size
-        )
-        labels, named = _own_labels(), int(number) if number.isdigit() else None
+    if place.nodes > 1:
+        labels, named = _own_labels(), number(environment, "AUTOCKPT_NODE")
         agreed = agree(checkpoints, launch_id, place, labels, named)
         nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
         control_host = listen_host(environment, one_host=agreed.one_host)
@@ -116,7 +112,7 @@ def current_job(
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,
-        local_rank=local_rank,
+        local_rank=place.local_rank,
         node=nodes[rank] if rank < world_size else 0,
         nodes=nodes,
         incarnation=incarnation,
@@ -151,11 +147,6 @@ def _own_labels() -> Mapping[str, str]:
         return {}
 
 
-def place_of_rank() -> tuple[int, int]:
-    """(rank, number of ranks) as torchrun, Slurm or nobody says."""
-    return _number("RANK", "SLURM_PROCID", 0), _number("WORLD_SIZE", "SLURM_NTASKS", 1)
-
-
 def _first_plan(
     goal: Goal, decision: Decision | None, newest: CheckpointPlan | None, *, in_place: bool
 ) -> CheckpointPlan:
@@ -188,17 +179,10 @@ def _launcher() -> tuple[str, int]:
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":
         return f"torchrun-{run_id}", os.getppid()
+    if under_srun(environment):
+        return slurm_launch(environment), os.getppid()
     if "RANK" in environment:
         parent = os.getppid()
         return f"agent-{parent}-{pid_start(parent)}", parent
     own = os.getpid()
     return f"process-{own}-{pid_start(own)}", own
-
-
-def _number(*names_and_default: str | int) -> int:
-    *names, default = names_and_default
-    for name in names:
-        text = os.environ.get(str(name), "")
-        if text.isdigit():
-            return int(text)
-    return int(default)

@@ -1,5 +1,6 @@
 """Real launches through torchelastic, each of a script that takes no time."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from autockpt.run_directory import RunDirectory, RunStatus
 from tests.cli.scripts import ROOT, autockpt, environment, write
+from tests.conftest import end_keeper
 
 
 def status_of(directory: Path) -> RunStatus:
@@ -179,6 +181,44 @@ sys.exit(9)
         assert process.returncode == 9
         assert out == f"{os.getpid()} r ['--lr=1']\n"
         assert "Traceback" not in err
+
+
+ATTACHED = """
+import torch, autockpt
+net = torch.nn.Linear(8, 8)
+opt = torch.optim.AdamW(net.parameters())
+ckpt = autockpt.attach(model=net, optimizer=opt)
+for step in ckpt.steps(3):
+    net(torch.randn(4, 8)).sum().backward(); opt.step(); opt.zero_grad()
+print("ranks", ckpt._job.nodes, ckpt._job.incarnation)
+"""
+
+
+def test_tasks_of_srun_are_ranks_of_one_launch(tmp_path: Path) -> None:
+    """Each below a shell of its own, and the script knows of no RANK: rank 1 is not refused."""
+    write(tmp_path, "s.py", ATTACHED)
+    command = f"{sys.executable} -m autockpt run --no-profile --run-dir r s.py; exit $?"
+    ranks = [
+        subprocess.Popen(
+            ["bash", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True, env=environment(
+                SLURM_JOB_ID="7", SLURM_STEP_ID="0", SLURM_NTASKS="2", SLURM_PROCID=str(rank),
+                SLURM_LOCALID=str(rank), SLURM_STEP_TASKS_PER_NODE="2",
+            ),
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        for process in reversed(ranks):
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            assert out == "ranks (0, 0) slurm-7.0#0\n"
+    finally:
+        for process in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        end_keeper(str(tmp_path / "r"))
 
 
 TRAINING = """

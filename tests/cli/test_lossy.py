@@ -1,17 +1,24 @@
 """From a policy that wants a lossy archive to a restore that says what was lost."""
 
 import json
-from dataclasses import replace
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from autockpt.cli import archive as archives
 from autockpt.cli.archive import Request, add
 from autockpt.cli.console import Console
 from autockpt.integrations.archive.reading import Archive
+from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
-from tests.cli.scripts import ROOT, autockpt
+from tests.cli.scripts import ROOT, autockpt, environment
 from tests.integrations.trained import saved, trained_job
 
 SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
@@ -76,6 +83,105 @@ def test_a_state_with_nan_is_archived_only_when_it_is_named(
         add(Console(), replace(wish, generation="gen-e000001-s000000008"))
         assert len(archive.names()) == 2
     archive.close()
+
+
+def wish_of(tmp_path: Path, *, follow: bool) -> Request:
+    """Everything in `checkpoints` into `history`, lossless."""
+    return Request(
+        source=str(tmp_path / "checkpoints"), destination=str(tmp_path / "history"),
+        generation=None, codec="none", full_every=None, follow=follow,
+    )  # fmt: skip
+
+
+def members(tmp_path: Path) -> list[str]:
+    """Of the archive `history`."""
+    archive = Archive(str(tmp_path / "history"))
+    archive.close()
+    return archive.names()
+
+
+@pytest.fixture
+def ends_on_sigterm() -> Iterator[None]:
+    """`add` follows in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@dataclass(slots=True, kw_only=True)
+class Told(Console):
+    """Does something at the first warning, and ends the follower as soon as something is added."""
+
+    warned: Callable[[str], object]
+
+    def warn(self, text: str) -> None:
+        """Once, for one reason."""
+        Console.warn(self, text)
+        self.warned(text)
+
+    def result(self, text: str) -> None:
+        """SIGTERM: the training is over."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_who_follows_into_an_archive_of_another_codec_is_told(tmp_path: Path) -> None:
+    """At once, not tried again until the training ends and then called a success."""
+    saved(tmp_path / "checkpoints", trained_job())
+    add(Console(), wish_of(tmp_path, follow=False))
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "autockpt", "convert", "checkpoints", "history", "--to", "archive",
+         "--codec", "excp", "--follow"],
+        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        told = follower.communicate(timeout=60)[1]
+    finally:
+        follower.kill()
+        follower.communicate()
+    assert (follower.returncode, "with codec none" in told) == (78, True), told
+
+
+def test_storage_that_fails_for_a_while_does_not_end_the_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_on_sigterm: None
+) -> None:
+    """A file stands where the archive should be, until somebody moves it."""
+    monkeypatch.setattr(archives, "AGAIN_S", 0.01)
+    saved(tmp_path / "checkpoints", trained_job())
+    blocker = tmp_path / "mount"
+    blocker.touch()
+    wish = replace(wish_of(tmp_path, follow=True), destination=str(blocker / "history"))
+    warnings: list[str] = []
+
+    def mend(text: str) -> None:
+        warnings.append(text)
+        blocker.unlink()
+
+    assert add(Told(warned=mend), wish) == 0
+    assert [text.startswith("not archived: ") for text in warnings] == [True]
+    archive = Archive(wish.destination)
+    assert len(archive.names()) == 1
+    archive.close()
+
+
+def test_a_follower_passes_over_what_is_damaged_and_says_so_at_the_end(
+    tmp_path: Path, ends_on_sigterm: None
+) -> None:
+    """What came after it is archived; without --follow nothing is passed over."""
+    damaged = saved(tmp_path / "checkpoints", trained_job())
+    saved(tmp_path / "checkpoints", trained_job(), Generation(epoch=1, seq=8))
+    shard = next(Path(damaged).glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.chmod(0o600)
+    shard.write_bytes(bytes(data))
+    with pytest.raises(CorruptCheckpointError, match="shard-"):
+        add(Console(), wish_of(tmp_path, follow=False))
+    assert members(tmp_path) == []
+    warnings: list[str] = []
+    told = Told(warned=warnings.append)
+    assert add(told, wish_of(tmp_path, follow=True)) == CorruptCheckpointError.exit_code
+    assert members(tmp_path) == ["gen-e000001-s000000008"]
+    assert [text.partition(":")[0] for text in warnings] == [os.path.basename(damaged)]
 
 
 def test_a_job_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:

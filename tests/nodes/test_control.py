@@ -11,7 +11,6 @@ import pytest
 from autockpt.executors import agreement
 from autockpt.executors.agreement import (
     Node,
-    RankPlace,
     Round,
     agree,
     next_incarnation,
@@ -25,6 +24,7 @@ from autockpt.executors.keeper.control import (
     read_address,
     write_address,
 )
+from autockpt.executors.launchers import RankPlace
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import FailureDomains
@@ -163,4 +163,4 @@ def test_nodes_are_counted_where_two_have_one_number() -> None:
 
 def place(rank: int, world_size: int = 2) -> RankPlace:
     """The only rank of its node."""
-    return RankPlace(rank=rank, world_size=world_size, local_rank=0, local_size=1)
+    return RankPlace(rank=rank, world_size=world_size, local_rank=0, local_size=1, nodes=2)

@@ -74,10 +74,7 @@ def open_archive(path: str, about: ArchiveFile) -> Archive:
             raise ConfigError(f"{path}: exists and is no archive; name another destination")
         try:
             os.makedirs(path, exist_ok=True)
-            with open(os.path.join(path, NAME), "x", encoding="utf-8") as file:
-                file.write(to_json(about))
-                file.flush()
-                os.fsync(file.fileno())
+            _write_new(os.path.join(path, NAME), to_json(about))
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     archive = Archive(path)
@@ -89,6 +86,18 @@ def open_archive(path: str, about: ArchiveFile) -> Archive:
             f"{about.run_id}, {about.codec}, {about.full_every}; name another destination"
         )
     return archive
+
+
+def _write_new(path: str, text: str) -> None:
+    """All of it, or nothing is left."""
+    with open(path, "x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.unlink(path)
+            raise
 
 
 def add_generation(

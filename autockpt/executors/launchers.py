@@ -1,0 +1,130 @@
+"""How a launcher tells a process which rank it is, and where the others are.
+
+    torchrun, autockpt run   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE
+    deepspeed                RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE
+    srun                     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE;
+                             a script may copy the first two to RANK and WORLD_SIZE
+    pods, scripts            RANK, WORLD_SIZE and MASTER_ADDR; LOCAL_WORLD_SIZE where ranks that
+                             share a node cannot be told
+
+Session, command line and profiling ask here, so that all of them mean the same job.  SLURM_STEP_ID
+tells tasks of srun from the batch script, which has the other variables, too.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autockpt.values.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """One rank, as its launcher started it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    """Ranks of its node; they follow one another."""
+    nodes: int
+    """Of the job."""
+
+
+def rank_and_world(environ: Mapping[str, str]) -> tuple[int, int]:
+    """(rank, number of ranks); (0, 1) where nobody says."""
+    slurm = ("SLURM_PROCID", "SLURM_NTASKS") if "SLURM_STEP_ID" in environ else ("", "")
+    rank = number(environ, "RANK", slurm[0])
+    world_size = number(environ, "WORLD_SIZE", slurm[1])
+    return rank or 0, 1 if world_size is None else world_size
+
+
+def place_of_rank(environ: Mapping[str, str]) -> RankPlace:
+    """Where this process stands.
+
+    Raises ConfigError where nothing says which ranks share a node, or where they are dealt out.
+    """
+    rank, world_size = rank_and_world(environ)
+    said = number(environ, "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    local_rank = number(environ, "LOCAL_RANK")
+    if said is not None:
+        size = max(1, said)
+        nodes = number(environ, "GROUP_WORLD_SIZE") or max(1, -(-world_size // size))
+        first = rank - rank % size
+    else:
+        sizes = _ranks_per_node(environ, rank, world_size)
+        node, first = 0, 0
+        while first + sizes[node] <= rank and node < len(sizes) - 1:
+            node, first = node + 1, first + sizes[node]
+        size, nodes = sizes[node], len(sizes)
+        if under_srun(environ) and number(environ, "SLURM_LOCALID") not in (None, rank - first):
+            raise ConfigError(
+                f"rank {rank} is task {environ['SLURM_LOCALID']} of its node, not {rank - first}: "
+                "ranks of a node must follow one another; use srun --distribution=block"
+            )
+    return RankPlace(
+        rank=rank, world_size=world_size, local_size=size, nodes=nodes,
+        local_rank=rank - first if local_rank is None else local_rank,
+    )  # fmt: skip
+
+
+def under_srun(environ: Mapping[str, str]) -> bool:
+    """Whether this is one of several ranks that srun started, with no launcher between."""
+    if "SLURM_STEP_ID" not in environ or "TORCHELASTIC_RUN_ID" in environ:
+        return False
+    tasks = number(environ, "SLURM_NTASKS") or 1
+    ranks = (number(environ, "SLURM_PROCID"), tasks)
+    return tasks > 1 and rank_and_world(environ) == ranks
+
+
+def slurm_launch(environ: Mapping[str, str]) -> str:
+    """What all tasks of one srun call it; a job that is queued again calls it the same."""
+    return f"slurm-{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+
+
+def number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The first of these variables that is a number."""
+    texts = (environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdecimal()), None)
+
+
+def _ranks_per_node(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, ...]:
+    if under_srun(environ):
+        names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+        listed = next((environ[name] for name in names if name in environ), "")
+        counts = _expanded(listed)
+        if sum(counts) == world_size:
+            return counts
+        nodes = number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 0
+        if nodes and world_size % nodes == 0:
+            return (world_size // nodes,) * nodes
+    one_node = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") == 1
+    if world_size <= 1 or one_node or _is_loopback(environ.get("MASTER_ADDR", "")):
+        return (world_size,)
+    raise ConfigError(
+        f"rank {rank} of {world_size}: nothing says which ranks share a node; set LOCAL_WORLD_SIZE "
+        f"for each (1 where every rank has a host of its own, {world_size} where all share one)"
+    )
+
+
+def _expanded(listed: str) -> tuple[int, ...]:
+    """Slurm's `5,4(x3)` is (5, 4, 4, 4); () for anything else.
+
+    Source: the manual of srun, SLURM_TASKS_PER_NODE.
+    """
+    counts: list[int] = []
+    for part in listed.split(","):
+        found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part.strip())
+        if found is None:
+            return ()
+        counts += [int(found[1])] * int(found[2] or 1)
+    return tuple(counts)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether ranks that meet there share a machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
