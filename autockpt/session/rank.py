@@ -64,7 +64,7 @@ class RankState:
         """`batches` has handed out a batch since the last boundary."""
         self._forward_seen = False
         self._before_next: tuple[Any, Any] | None = None
-        """(random state, position of the data) behind the optimizer's step, where the boundary comes
+        """(random state, position of the data) behind the optimizer's step, if the boundary comes
         with the next forward: its batch is drawn by then."""
         self._clock = IterationClock()
         self._newest: Generation | None = None
