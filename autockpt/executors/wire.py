@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +202,8 @@ class TrainerResumed:
     """The restored state is in place; for telemetry and the failure log."""
 
     rank: int
+    epoch: int
+    """That goes on now."""
     generation: Generation | None
     step: int
     source: str
