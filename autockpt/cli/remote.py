@@ -80,7 +80,7 @@ def push(console: Console, request: Request) -> int:
         except NoCheckpointError:
             if not request.follow:
                 raise
-        except GuardError as error:  # fenced: it will not become better
+        except GuardError as error:  # it will not become better
             copier.failed(error)
             raise
         except AutockptError as error:
@@ -126,6 +126,8 @@ class _Copier:
         name = place.generation or _newest(place.directory, read=last)
         if name is None or name == self._there:
             return
+        if place.generation:
+            _require_good(place.directory, name)
         began_s = time.monotonic()
         try:
             copied = self._copies.push(
@@ -207,6 +209,35 @@ def _newest(directory: str, *, read: bool) -> str | None:
     if read:
         raise NoCheckpointError(f"{directory}: holds no good checkpoint")
     return None
+
+
+def _require_good(directory: str, name: str) -> None:
+    """One that is named is read back, too: in the store it is a good one, and older ones go for it.
+
+    Raises NoCheckpointError, GuardError for a mark or a NaN, CorruptCheckpointError, StorageError.
+    """
+    from autockpt.executors.catalogue import list_generations, verify_generation
+    from autockpt.values.errors import (
+        CorruptCheckpointError,
+        GuardError,
+        NoCheckpointError,
+        StorageError,
+    )
+
+    record = next((one for one in list_generations(directory) if one.name == name), None)
+    if record is None or record.state == "incomplete":
+        raise NoCheckpointError(f"{directory}: holds no committed {name}")
+    found = verify_generation(directory, name)
+    if found.problems:
+        kind = CorruptCheckpointError if found.damaged else StorageError
+        raise kind(f"{name} is not copied: {'; '.join(found.problems[:3])}")
+    marked = {
+        "is marked CORRUPT; see `autockpt verify --repair`": record.state == "corrupt",
+        found.sick or "its numbers are suspect": found.sick or record.health != "good",
+        "a person set it aside": os.path.exists(os.path.join(directory, name, "QUARANTINE")),
+    }
+    for why in (why for why, is_so in marked.items() if is_so):
+        raise GuardError(f"{name} is not copied: {why}")
 
 
 # --- back -----------------------------------------------------------------------------------------

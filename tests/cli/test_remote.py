@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.cli import remote
+from autockpt.cli.console import Console
+from autockpt.executors.remote import Objects, RemoteCopies
 from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import AutockptError, CorruptCheckpointError, GuardError
+from autockpt.values.goal import RemoteWish
 from tests.cli.scripts import ROOT, autockpt
+from tests.contracts.remote_contract import Trained, g
 
 SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
 JOB = ("--size", "tiny", "--log-every", "1000", "--horizon", "100", "--digest")
@@ -100,3 +106,39 @@ def test_a_url_that_cannot_be_meant_is_refused_by_the_policy(
     assert code == 78
     assert told in said
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "told"),
+    [
+        ("byte", CorruptCheckpointError, "rank 0"),
+        ("CORRUPT", GuardError, "marked CORRUPT"),
+        ("SUSPECT", GuardError, "suspect"),
+        ("QUARANTINE", GuardError, "a person set it aside"),
+    ],
+)
+def test_a_named_checkpoint_that_is_not_good_is_not_copied(
+    tmp_path: Path, damage: str, error: type[AutockptError], told: str
+) -> None:
+    """With one that is kept, it would take the place of the last good copy."""
+    run, url = Trained(tmp_path / "run"), (tmp_path / "store").as_uri()
+    wish = RemoteWish(url=url, keep_last=1)
+
+    def push(seq: int) -> None:
+        source = str(run.folder(run.save(seq)))
+        if seq == 2 and damage == "byte":
+            shard = run.folder(g(2)) / "shard-00000-a1.safetensors"
+            rotten = bytearray(shard.read_bytes())
+            rotten[-1] ^= 1
+            shard.write_bytes(rotten)
+        elif seq == 2:
+            (run.folder(g(2)) / damage).touch()
+        remote.push(Console(json=False), remote.Request(source=source, wish=wish, follow=False))
+
+    push(1)
+    with pytest.raises(error, match=f"is not copied: .*{told}"):
+        push(2)
+    copies = RemoteCopies(Objects(url))
+    assert [commit.generation for commit in copies.commits()] == [g(1)]
+    push(3)
+    assert [commit.generation for commit in copies.commits()] == [g(3)]
