@@ -19,6 +19,7 @@ from autockpt.values.goal import Goal, RemoteWish
 if TYPE_CHECKING:
     from autockpt.executors.gate import Gate
     from autockpt.executors.remote import Copied, RemoteCopies
+    from autockpt.values.errors import AutockptError
 
 NAME = "copier"
 FOLLOW_EVERY_S = 5.0
@@ -268,9 +269,7 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
         except ConfigError:
             raise
         except AutockptError as error:
-            if not _has_some(path):
-                raise type(error)(f"{error}; --fresh begins anew without it") from error
-            console.warn(f"going on from {shown(path)} without what {copies.url} holds: {error}")
+            _go_on_without(copies.url, path, error, console)
             return
     for line in told:
         console.warn(line)
@@ -280,19 +279,35 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
 def require_back(run: RunDirectory, goal: Goal, console: Console) -> None:
     """Under a launcher of one's own nobody waits for a long fetch, and nobody copies.
 
-    Raises ConfigError where the store holds what the directory lacks.
+    A store that does not answer ends the start only where there is nothing else to begin from.
+    Raises ConfigError where the store holds what the directory lacks, StorageError.
     """
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import AutockptError, ConfigError
 
     if goal.remote.url is None:
         return
-    missing = copies_at(goal.remote.url).missing(str(run.checkpoints(goal)))
+    copies, path, missing = copies_at(goal.remote.url), str(run.checkpoints(goal)), None
+    try:
+        missing = copies.missing(path)
+    except ConfigError:
+        raise
+    except AutockptError as error:
+        _go_on_without(copies.url, path, error, console)
     if missing is not None:
         raise ConfigError(
             f"{missing.name} is in {goal.remote.url} and not in {run.path}; bring it back first: "
             f"autockpt pull {goal.remote.url} {run.path}   (or --fresh to begin anew without it)"
         )
     console.say(f"to copy checkpoints: autockpt push {run.path} {goal.remote.url} --follow")
+
+
+def _go_on_without(url: str, path: str, error: "AutockptError", console: Console) -> None:
+    """Says so; raises the error where the directory has nothing to begin from."""
+    from autockpt.cli.outcome import shown
+
+    if not _has_some(path):
+        raise type(error)(f"{error}; --fresh begins anew without it") from error
+    console.warn(f"going on from {shown(path)} without what {url} holds: {error}")
 
 
 def _has_some(path: str) -> bool:

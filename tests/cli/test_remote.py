@@ -12,7 +12,7 @@ from autockpt.executors.remote import Objects, RemoteCopies
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, GuardError
 from autockpt.values.goal import RemoteWish
-from tests.cli.scripts import ROOT, autockpt
+from tests.cli.scripts import ECHO, ROOT, autockpt, write
 from tests.contracts.remote_contract import Trained, g
 
 SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
@@ -92,6 +92,30 @@ def test_copies_are_listed_and_brought_back_by_hand(tmp_path: Path) -> None:
     assert "resumed step 20 from disk" in resumed.stderr
     nothing = autockpt("pull", (tmp_path / "empty").as_uri(), "other", cwd=tmp_path)
     assert (nothing.returncode, "holds no good checkpoint" in nothing.stderr) == (66, True)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_under_a_launcher_of_ones_own_a_store_that_fails_ends_only_a_first_start(
+    tmp_path: Path, trained: bool
+) -> None:
+    """What stands in the directory is enough to begin from."""
+    if trained:
+        run = Trained(tmp_path / "r" / "checkpoints")
+        run.save(20)
+        run.directory.release(run.epoch)
+    script = write(tmp_path, "t.py", ECHO)
+    begun = autockpt(
+        "run", "--no-profile", "--run-dir", "r", "--set", "remote.url=s3://bucket/r", str(script),
+        cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1",
+        GROUP_RANK="0", TORCHELASTIC_RUN_ID="one", MASTER_ADDR="127.0.0.1", MASTER_PORT="1",
+        AWS_ACCESS_KEY_ID="nobody", AWS_SECRET_ACCESS_KEY="nothing", AWS_REGION="nowhere",
+        AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_ALLOW_HTTP="true",
+    )  # fmt: skip
+    assert begun.returncode == (0 if trained else 74), begun.stderr
+    assert ("argv" in begun.stdout) == trained
+    told = "going on from" if trained else "--fresh begins anew without it"
+    assert told in begun.stderr
+    assert "cannot read" in begun.stderr
 
 
 @pytest.mark.parametrize(
