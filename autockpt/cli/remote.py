@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import signal
@@ -104,7 +105,8 @@ class _Copier:
         from autockpt.executors.telemetry import TelemetryWriter
 
         rate, self._request, self._console = request.wish.rate_bytes_per_s, request, console
-        self._gate: Gate = OpenGate() if rate is None else PacedGate(rate)
+        # No cap on a wait, which would let a part pass unpaid: nobody waits for the copy.
+        self._gate: Gate = OpenGate() if rate is None else PacedGate(rate, longest_wait_s=math.inf)
         self._copies = copies_at(str(request.wish.url))
         self._there = ""
         """Newest generation that was copied."""

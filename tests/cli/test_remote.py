@@ -8,7 +8,9 @@ import pytest
 
 from autockpt.cli import remote
 from autockpt.cli.console import Console
+from autockpt.executors.gate import PacedGate
 from autockpt.executors.remote import Objects, RemoteCopies
+from autockpt.executors.remote import objects as objects_module
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, GuardError
 from autockpt.values.goal import RemoteWish
@@ -166,3 +168,25 @@ def test_a_named_checkpoint_that_is_not_good_is_not_copied(
     assert [commit.generation for commit in copies.commits()] == [g(1)]
     push(3)
     assert [commit.generation for commit in copies.commits()] == [g(3)]
+
+
+def test_a_low_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that take 16 s each at that rate; by a clock that only the waits move."""
+    monkeypatch.setattr(objects_module, "PART_BYTES", 2**14)
+    run, now_s = Trained(tmp_path / "run"), [0.0]
+    run.save(1)
+    sent = sum(len(data) for name, data in run.files(g(1)).items() if name != "COMMIT")
+    wish = RemoteWish(url=(tmp_path / "store").as_uri(), keep_last=1, rate_bytes_per_s=2.0**10)
+    copier = remote._Copier(
+        Console(json=False), remote.Request(source=str(run.path), wish=wish, follow=False)
+    )
+    gate = copier._gate
+    assert isinstance(gate, PacedGate)
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    gate._now_s, gate._sleep, gate._paid_at_s = lambda: now_s[0], sleep, 0.0
+    copier.look(last=True)
+    assert sent > 4 * 2**14
+    assert (sent - 2**14) / now_s[0] <= 2.0**10
