@@ -7,7 +7,7 @@
     plan.yaml        the part of it that executors follow                   (CheckpointPlan)
     telemetry/       what happened, one JSON event per line and rank        (Event)
     controller/      what the online controller was told and answered       (recordings)
-    failures.jsonl   one line per interruption                              (FailureRecord)
+    failures.jsonl   one line per interruption and node that met it         (FailureRecord)
     status.json      how it ended                                           (RunStatus)
     report.html, logs/
     checkpoints/     unless the goal names another place
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
-from autockpt.values.failure import FailureRecord
+from autockpt.values.failure import FailureRecord, interruptions
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
@@ -341,9 +341,9 @@ class RunDirectory:
             yield f"{path.parent.name}/{path.name}", [data for _, data in _json_lines(path)]
 
     def failures(self) -> tuple[FailureRecord, ...]:
-        """The failure log, oldest first."""
+        """The interruptions in the failure log, oldest first."""
         path = self.path / "failures.jsonl"
-        return tuple(
+        return interruptions(
             from_data(FailureRecord, data, where=f"{path}:{number}")
             for number, data in _json_lines(path)
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import threading
@@ -19,6 +20,7 @@ from autockpt.values.goal import Goal, RemoteWish
 if TYPE_CHECKING:
     from autockpt.executors.gate import Gate
     from autockpt.executors.remote import Copied, RemoteCopies
+    from autockpt.values.errors import AutockptError
 
 NAME = "copier"
 FOLLOW_EVERY_S = 5.0
@@ -76,7 +78,7 @@ def push(console: Console, request: Request) -> int:
         except NoCheckpointError:
             if not request.follow:
                 raise
-        except GuardError as error:  # fenced: it will not become better
+        except GuardError as error:  # it will not become better
             copier.failed(error)
             raise
         except AutockptError as error:
@@ -99,7 +101,8 @@ class _Copier:
         from autockpt.executors.telemetry import TelemetryWriter
 
         rate, self._request, self._console = request.wish.rate_bytes_per_s, request, console
-        self._gate: Gate = OpenGate() if rate is None else PacedGate(rate)
+        # No cap on a wait, which would let a part pass unpaid: nobody waits for the copy.
+        self._gate: Gate = OpenGate() if rate is None else PacedGate(rate, longest_wait_s=math.inf)
         self._copies = copies_at(str(request.wish.url))
         self._there = ""
         """Newest generation that was copied."""
@@ -122,6 +125,8 @@ class _Copier:
         name = place.generation or _newest(place.directory, read=last)
         if name is None or name == self._there:
             return
+        if place.generation:
+            _require_good(place.directory, name)
         began_s = time.monotonic()
         try:
             copied = self._copies.push(
@@ -205,6 +210,35 @@ def _newest(directory: str, *, read: bool) -> str | None:
     return None
 
 
+def _require_good(directory: str, name: str) -> None:
+    """One that is named is read back, too: in the store it is a good one, and older ones go for it.
+
+    Raises NoCheckpointError, GuardError for a mark or a NaN, CorruptCheckpointError, StorageError.
+    """
+    from autockpt.executors.catalogue import list_generations, verify_generation
+    from autockpt.values.errors import (
+        CorruptCheckpointError,
+        GuardError,
+        NoCheckpointError,
+        StorageError,
+    )
+
+    record = next((one for one in list_generations(directory) if one.name == name), None)
+    if record is None or record.state == "incomplete":
+        raise NoCheckpointError(f"{directory}: holds no committed {name}")
+    found = verify_generation(directory, name)
+    if found.problems:
+        kind = CorruptCheckpointError if found.damaged else StorageError
+        raise kind(f"{name} is not copied: {'; '.join(found.problems[:3])}")
+    marked = {
+        "is marked CORRUPT; see `autockpt verify --repair`": record.state == "corrupt",
+        found.sick or "its numbers are suspect": found.sick or record.health != "good",
+        "a person set it aside": os.path.exists(os.path.join(directory, name, "QUARANTINE")),
+    }
+    for why in (why for why, is_so in marked.items() if is_so):
+        raise GuardError(f"{name} is not copied: {why}")
+
+
 # --- back -----------------------------------------------------------------------------------------
 
 
@@ -233,9 +267,7 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
         except ConfigError:
             raise
         except AutockptError as error:
-            if not _has_some(path):
-                raise type(error)(f"{error}; --fresh begins anew without it") from error
-            console.warn(f"going on from {shown(path)} without what {copies.url} holds: {error}")
+            _go_on_without(copies.url, path, error, console)
             return
     for line in told:
         console.warn(line)
@@ -245,19 +277,35 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
 def require_back(run: RunDirectory, goal: Goal, console: Console) -> None:
     """Under a launcher of one's own nobody waits for a long fetch, and nobody copies.
 
-    Raises ConfigError where the store holds what the directory lacks.
+    A store that does not answer ends the start only where there is nothing else to begin from.
+    Raises ConfigError where the store holds what the directory lacks, StorageError.
     """
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import AutockptError, ConfigError
 
     if goal.remote.url is None:
         return
-    missing = copies_at(goal.remote.url).missing(str(run.checkpoints(goal)))
+    copies, path, missing = copies_at(goal.remote.url), str(run.checkpoints(goal)), None
+    try:
+        missing = copies.missing(path)
+    except ConfigError:
+        raise
+    except AutockptError as error:
+        _go_on_without(copies.url, path, error, console)
     if missing is not None:
         raise ConfigError(
             f"{missing.name} is in {goal.remote.url} and not in {run.path}; bring it back first: "
             f"autockpt pull {goal.remote.url} {run.path}   (or --fresh to begin anew without it)"
         )
     console.say(f"to copy checkpoints: autockpt push {run.path} {goal.remote.url} --follow")
+
+
+def _go_on_without(url: str, path: str, error: "AutockptError", console: Console) -> None:
+    """Says so; raises the error where the directory has nothing to begin from."""
+    from autockpt.cli.outcome import shown
+
+    if not _has_some(path):
+        raise type(error)(f"{error}; --fresh begins anew without it") from error
+    console.warn(f"going on from {shown(path)} without what {url} holds: {error}")
 
 
 def _has_some(path: str) -> bool:

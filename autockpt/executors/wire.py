@@ -204,6 +204,8 @@ class TrainerResumed:
     """The restored state is in place; for telemetry and the failure log."""
 
     rank: int
+    epoch: int
+    """That goes on now."""
     generation: Generation | None
     step: int
     source: str

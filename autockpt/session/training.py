@@ -236,8 +236,8 @@ class Session(Ending):
         )  # fmt: skip
         self._link.send(
             wire.TrainerResumed(
-                rank=self._job.rank, generation=resumed.generation, step=resumed.step,
-                source=resumed.source, bytes=resumed.bytes,
+                rank=self._job.rank, epoch=self._epoch, generation=resumed.generation,
+                step=resumed.step, source=resumed.source, bytes=resumed.bytes,
                 restore_s=time.monotonic() - began,
             )
         )  # fmt: skip

@@ -1,7 +1,9 @@
-"""What failed: our own log, one line per interruption, and histories that others have recorded."""
+"""What failed: our own log, and histories that others have recorded."""
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autockpt.values.errors import ConfigError
@@ -13,7 +15,7 @@ the place of the checkpoints was gone; silent: the state was wrong before anybod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """One interruption of the job and what it took to go on."""
+    """One interruption of the job, as one node met it, and what it took to go on."""
 
     schema_version: int = 1
     wall: str
@@ -33,6 +35,34 @@ class FailureRecord:
     """Where the state came back from: memory, disk, "" when unknown."""
     lost_steps: int = 0
     lost_s: float = 0.0
+    epoch: int = 0
+    """That went on after it, the same on all nodes; 0: not known."""
+
+
+def interruptions(records: Iterable[FailureRecord]) -> tuple[FailureRecord, ...]:
+    """One record for each interruption, of a log to which every node's keeper writes.
+
+    Records without an epoch stand alone.
+    """
+    each = itertools.groupby(enumerate(records), lambda one: one[1].epoch or -one[0])
+    return tuple(_worst([record for _, record in group]) for _, group in each)
+
+
+def _worst(records: Sequence[FailureRecord]) -> FailureRecord:
+    """What the node says that lost most: memory before a process, then the longest restore."""
+    worst = max(records, key=lambda one: (one.kind != "process", one.restore_s or 0.0))
+    return replace(
+        worst,
+        what="+".join(sorted({part for one in records for part in one.what.split("+")})),
+        step=max(one.step for one in records),
+        exposure_s=max(one.exposure_s for one in records),
+        detect_s=max((s for s in (one.detect_s for one in records) if s is not None), default=None),
+        restart_s=max(
+            (s for s in (one.restart_s for one in records) if s is not None), default=None
+        ),
+        lost_steps=max(one.lost_steps for one in records),
+        lost_s=max(one.lost_s for one in records),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,6 +162,8 @@ class Node:
         self.guests.fetch(order)
 
     def _heard(self, event: p.NodeEvent) -> None:
+        if isinstance(event, p.ShardComing):
+            return
         if isinstance(event, p.ShardFetched):
             key = (event.shard.rank, event.shard.slot, event.shard.parity is not None)
             self.guests_held[key] = event.shard

@@ -841,6 +841,40 @@ class RemoteContract:
         assert any(name.startswith(aside) for name in kept)
         assert len(list((run.path / "quarantine").glob("*.why"))) == len(kept)
 
+    @pytest.mark.parametrize("damaged", [1, 2])
+    def test_damage_that_nobody_has_noticed_yet_is_healed(
+        self, run: Trained, copies: RemoteCopies, damaged: int
+    ) -> None:
+        """The store has it whole: no older one is taken for a bit that flipped here."""
+        run.save(1)
+        run.save(2, base=1)
+        copies.push(run.directory, g(2))
+        files = run.files(g(1)), run.files(g(2))
+        shard = run.folder(g(damaged)) / "shard-00000-a1.safetensors"
+        bytes_there = bytearray(shard.read_bytes())
+        bytes_there[-1] ^= 1
+        shard.write_bytes(bytes_there)
+        run.directory.release(run.epoch)
+        copied, (told,) = copies.pull(str(run.path))
+        assert (copied.generation, copied.bytes > 0) == (g(2), True)
+        assert told.startswith(f"{g(damaged).name}: set aside")
+        assert (run.files(g(1)), run.files(g(2))) == files
+        (why,) = (run.path / "quarantine").glob("*.why")
+        assert f"{g(damaged).name}: damaged; brought back from a copy: rank 0" in why.read_text()
+
+    def test_what_is_damaged_here_and_there_costs_the_generation(
+        self, two: Trained, copies: RemoteCopies, objects: Objects
+    ) -> None:
+        """It is fetched once, not for ever, and the older one is what comes back."""
+        shard = two.folder(g(2)) / "shard-00000-a1.safetensors"
+        rotten = bytearray(shard.read_bytes())
+        rotten[-1] ^= 1
+        shard.write_bytes(rotten)
+        objects.write(f"{g(2).name}/{shard.name}", bytes(rotten))
+        two.directory.release(two.epoch)
+        copied, told = copies.pull(str(two.path))
+        assert (copied.generation, len(told)) == (g(1), 2)
+
     # ----------------------------------------------------------------- damage in the store
 
     @pytest.mark.parametrize(

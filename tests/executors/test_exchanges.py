@@ -13,6 +13,7 @@ from autockpt.executors import device_path, wire
 from autockpt.executors.device_path import DeviceLinks
 from autockpt.executors.exchanges import Exchanges
 from autockpt.executors.keeper import exchanges as of_keepers
+from autockpt.executors.keeper import guests as guests_module
 from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.slots import MemoryTable
@@ -40,6 +41,7 @@ class Node:
         self.rank, self.peers = rank, peers
         self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.told: list[Any] = []
+        self.coming: list[p.ShardComing] = []
         self.copied: list[bool] = []
         """Of every shard that came, whether through the devices."""
         self.logged: list[str] = []
@@ -62,7 +64,7 @@ class Node:
         )  # fmt: skip
         self.exchanges = KeeperExchanges(self._to_trainer)
         self.guests = Guests(
-            run_id=RUN, memory=self.memory, post=self.posted.put, tell=self.told.append,
+            run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *said: self.copied.append(said[-1]),
             receiver=lambda _: self.rank, exchanges=self.exchanges,
@@ -70,6 +72,9 @@ class Node:
         )  # fmt: skip
         self.port = self.guests.open(SECRET, identity(rank), HOST)
         peers[rank] = self
+
+    def _tell(self, event: Any) -> None:
+        (self.coming if isinstance(event, p.ShardComing) else self.told).append(event)
 
     def _to_trainer(self, rank: int, message: Any, descriptors: tuple[int, ...]) -> None:
         if self.deaf:
@@ -164,6 +169,19 @@ def test_the_rate_of_the_plan_is_kept(make: Make) -> None:
     nodes[1].fetch(0)
     run(nodes, lambda: bool(nodes[1].told))
     assert time.monotonic() - began > 0.3
+    assert nodes[1].copied == [True]
+
+
+def test_an_exchange_that_goes_on_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper does not see the bytes, and knows that it has not ended."""
+    monkeypatch.setattr(guests_module, "COMING_S", 0.0)
+    nodes = make()
+    nodes[0].rate = 100.0 * CHUNK
+    nodes[1].fetch(0)
+    run(nodes, lambda: bool(nodes[1].told))
+    marks = [word.mark for word in nodes[1].coming]
+    assert marks
+    assert marks == sorted(marks)
     assert nodes[1].copied == [True]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.keeper import guests as guests_module
+from autockpt.executors.keeper.bringing import DEADLINE_S, time_for
 from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.slots import MemoryTable
@@ -40,6 +41,7 @@ class Node:
         self.rank, self.peers = rank, peers
         self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.told: list[Any] = []
+        self.coming: list[p.ShardComing] = []
         self.memory = MemoryTable()
         self.image = Image(SIZES[rank], seed=rank, rank=rank)
         if not empty:
@@ -49,7 +51,7 @@ class Node:
             memory.image(0, SIZES[rank])[:] = self.image.view
             memory.seal(0, self.image.index)
         self.guests = Guests(
-            run_id=RUN, memory=self.memory, post=self.posted.put, tell=self.told.append,
+            run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: 0.0,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
             exchanges=KeeperExchanges(lambda *_: None),
@@ -57,6 +59,9 @@ class Node:
         )  # fmt: skip
         self.port = self.guests.open(SECRET, identity(rank), HOST)
         peers[rank] = self
+
+    def _tell(self, event: Any) -> None:
+        (self.coming if isinstance(event, p.ShardComing) else self.told).append(event)
 
     @property
     def shard(self) -> p.HeldShard:
@@ -254,3 +259,24 @@ def test_without_headroom_a_parity_is_refused(
     assert failed.final
     assert "parity held by rank 0" in failed.reason
     assert nodes[0].guests.total_bytes == 0
+
+
+def test_what_is_on_its_way_is_told(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word says more than the one before, and the last one that all of it is here."""
+    monkeypatch.setattr(guests_module, "COMING_S", 0.0)
+    nodes[1].guests.fetch(orders(nodes, 1)[1])
+    run(nodes, lambda: bool(nodes[1].told))
+    words = nodes[1].coming
+    marks = [word.mark for word in words]
+    assert marks
+    assert marks == sorted(marks)
+    assert all((w.rank, w.slot, w.parity) == (1, 0, True) for w in words)
+    assert CHUNK // 2 <= marks[-1] <= sum(SIZES)
+
+
+def test_a_large_shard_has_more_time_than_a_small_one() -> None:
+    """80 GB at 1 Gbit/s is 640 s; nobody has to be that fast."""
+    assert time_for(10**8) == DEADLINE_S
+    assert time_for(80 * 10**9) > 10 * 640

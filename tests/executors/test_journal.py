@@ -17,6 +17,9 @@ from autockpt.executors.keeper.slots import (
 from autockpt.executors.memory import Arena
 from autockpt.executors.telemetry import TelemetryWriter
 from autockpt.executors.wire import TrainerResumed
+from autockpt.profiles.failures import estimate_rates
+from autockpt.profiles.imports import own_log
+from autockpt.run_directory import RunDirectory
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json
@@ -50,12 +53,18 @@ def board(rank: int, *, step: int, started_s: float = 900.0, step_s: float = 990
 
 
 def back(
-    rank: int = 0, *, step: int = 30, source: str = "memory", restore_s: float = 2.0
+    rank: int = 0,
+    *,
+    step: int = 30,
+    source: str = "memory",
+    restore_s: float = 2.0,
+    epoch: int = 2,
 ) -> TrainerResumed:
     """A rank trains again."""
     return TrainerResumed(
-        rank=rank, generation=G, step=step, source=source, bytes=100, restore_s=restore_s
-    )
+        rank=rank, epoch=epoch, generation=G, step=step, source=source, bytes=100,
+        restore_s=restore_s,
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -123,11 +132,35 @@ def test_all_ranks_of_a_node_are_one_interruption(tmp_path: Path, clock: Clock) 
     assert (record.step, record.lost_steps, record.what) == (46, 6, "trainer")
 
 
+def test_one_interruption_of_many_nodes_is_one(tmp_path: Path, clock: Clock) -> None:
+    """Survivors leave their collectives without a word, so every keeper logs it: readers count it
+    once, as the node that lost its memory met it, and the next one apart."""
+    journals = [Journal(str(tmp_path), node) for node in range(8)]
+    for epoch, lost in ((2, 5), (3, None)):
+        for node, journal in enumerate(journals):
+            journal.trainer_lost(board(node, step=40 + node), 1, "")
+        clock.now_s += 10.0
+        for node, journal in enumerate(journals):
+            source = "peer" if node == lost else "memory"
+            journal.resumed(back(node, step=30, source=source, restore_s=1.0, epoch=epoch))
+    assert len(failures(tmp_path)) == 16
+    first, second = RunDirectory(tmp_path).failures()
+    assert (first.kind, first.node, first.source, first.epoch) == ("node", 5, "peer", 2)
+    assert (first.step, first.lost_steps, second.kind) == (47, 17, "process")
+    assert first.exposure_s == pytest.approx(90.0)
+    text = (tmp_path / "failures.jsonl").read_text()
+    history = own_log.read(text, where="log", nodes=8)
+    assert [incident.kind for incident in history.incidents] == ["node", "process"]
+    assert sum(one.job_s for one in history.exposures) == pytest.approx(2 * 90.0)
+    rates = estimate_rates((first, second), nodes=8)
+    assert (rates.per_node.events, rates.per_job.events) == (1, 1)
+
+
 def test_the_first_start_is_no_failure(tmp_path: Path, clock: Clock) -> None:
     """Nothing was lost."""
     journal = Journal(str(tmp_path), 0)
     journal.resumed(
-        TrainerResumed(rank=0, generation=None, step=0, source="", bytes=0, restore_s=0.0)
+        TrainerResumed(rank=0, epoch=1, generation=None, step=0, source="", bytes=0, restore_s=0.0)
     )
     assert failures(tmp_path) == []
     assert [type(e).__name__ for e in events(tmp_path)] == []

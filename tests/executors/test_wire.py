@@ -167,8 +167,8 @@ MALFORMED: dict[str, bytes] = {
     "no generation": b'{"type":"SnapshotCopied","body":{"rank":0,"generation":'
     b'{"epoch":0,"seq":0}}}',
     "long number": b'{"type":"SlotsRefused","body":{"rank":' + b"9" * 5000 + b',"reason":""}}',
-    "beyond floats": b'{"type":"TrainerResumed","body":{"rank":0,"generation":null,"step":0,'
-    b'"source":"","bytes":0,"restore_s":1' + b"0" * 400 + b"}}",
+    "beyond floats": b'{"type":"TrainerResumed","body":{"rank":0,"epoch":2,"generation":null,'
+    b'"step":0,"source":"","bytes":0,"restore_s":1' + b"0" * 400 + b"}}",
 }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ class Storage(Trainers):
             job.append(found)
             return None
         if not self.peace and self.rng.random() < 0.4:
+            self.to_node(keeper, self._coming(do, mark=job[1]))
             return None
         # Of several sources each was read at its own time; none may have changed since.
         pieces = [c for c, before in zip(found, job[3], strict=True) if c and c is before]
@@ -138,6 +139,15 @@ class Storage(Trainers):
             if rank == wanted.rank and (mixes or content.shard.root == wanted.root):
                 return content
         return None
+
+    def _coming(self, do: m.FetchShard, *, mark: int) -> m.ShardComing:
+        return m.ShardComing(
+            rank=do.shard.rank,
+            generation=do.shard.generation,
+            slot=do.slot,
+            mark=mark,
+            parity=do.shard.parity is not None,
+        )
 
     def _fetch_failed(self, do: m.FetchShard, *, final: bool) -> m.FetchFailed:
         return m.FetchFailed(

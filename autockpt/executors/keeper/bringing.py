@@ -18,15 +18,22 @@ from autockpt.executors.memory import page_align
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.destination import Destination, SlotDestination
 from autockpt.executors.transfer.events import FetchEnd, TransferFailed
-from autockpt.executors.transfer.frames import Span, Subject
+from autockpt.executors.transfer.frames import Listener, Span, Subject
 from autockpt.executors.transfer.pool import TransferPool
 from autockpt.executors.transfer.transfer import Transfer
 from autockpt.values.errors import AutockptError
 
 DEADLINE_S = 600.0
 """For one shard, however lively the other end is; a silent one is dropped far sooner."""
+LEAST_BYTES_PER_S = 1e6
+"""A large shard has the time that it takes at this rate, below which nothing is planned."""
 FINAL = ("refused", "corrupt")
 """Faults after which asking the same node again is in vain."""
+
+
+def time_for(nbytes: int) -> float:
+    """Most seconds that a transfer of an image may take."""
+    return max(DEADLINE_S, nbytes / LEAST_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,44 @@ def subject_of(shard: p.HeldShard, run_id: str) -> Subject:
     )  # fmt: skip
 
 
+class _Marked:
+    """Memory of a part, which tells of every chunk that it keeps."""
+
+    def __init__(self, destination: Destination, came: Callable[[int], None]) -> None:
+        self._destination, self._came = destination, came
+
+    def place(self, number: int, nbytes: int) -> memoryview:
+        """The memory of a chunk."""
+        return self._destination.place(number, nbytes)
+
+    def keep(self, number: int, chunk: memoryview) -> None:
+        """It holds the chunk."""
+        nbytes = len(chunk)
+        self._destination.keep(number, chunk)
+        self._came(nbytes)
+
+    def drop(self, number: int, chunk: memoryview) -> None:
+        """It holds rubbish."""
+        self._destination.drop(number, chunk)
+
+
+class _Carried:
+    """An exchange, which tells of every look at it: its two trainers end it when one is silent."""
+
+    def __init__(self, exchange: Exchange, came: Callable[[int], None]) -> None:
+        self._exchange, self._came = exchange, came
+        self.listener: Listener = exchange.listener
+
+    def bring(self, transfer: Transfer, look: Callable[[], None]) -> tuple[str, ...]:
+        """Digests of what came."""
+
+        def looked() -> None:
+            look()
+            self._came(1)
+
+        return self._exchange.bring(transfer, looked)
+
+
 class Bringing:
     """One FetchShard that is being carried out."""
 
@@ -107,17 +152,22 @@ class Bringing:
         *,
         complete: Callable[["Bringing", ImageIndex], None],
         failed: Callable[["Bringing", str, bool], None],
+        coming: Callable[["Bringing"], None] = lambda bringing: None,
     ) -> None:
         """`complete(self, index)` or `failed(self, reason, final)` is called once, on any thread,
-        unless it was aborted before; then nothing writes into the slot any more."""
+        unless it was aborted before; then nothing writes into the slot any more.  `coming(self)`
+        on any thread whenever `mark` has grown."""
         self.order = order
         self.filling = filling
-        self.began_s = time.monotonic()
+        self.began_s = self.told_s = time.monotonic()
+        """`told_s`: when its owner last told how far it has come."""
         self.nbytes = 0
+        self.mark = 0
+        """Grows with what came."""
         self.exchange: Exchange | None = None
         """Through the devices: its trainer may write the slot until it says that it has ended."""
         self._otherwise: Callable[[str], None] | None = None
-        self._complete, self._failed = complete, failed
+        self._complete, self._failed, self._coming = complete, failed, coming
         self._view: memoryview | None = None
         self._transfers: list[Transfer] = []
         self._parts = 0
@@ -125,6 +175,7 @@ class Bringing:
         """Of the images that parts came of, by number of the part."""
         self._over = False
         self._lock = threading.RLock()
+        self._marking = threading.Lock()
         self._writing = threading.Lock()
         """Held while the slot is completed, which takes no transfer."""
 
@@ -163,15 +214,23 @@ class Bringing:
             for number, part in enumerate(parts):
                 if self.is_over():  # not even a thread was to be had
                     return False
+                exchange = self.exchange
                 transfer = pool.fetch(
-                    part.node, addresses[part.node], part.subject, part.root, part.destination,
-                    ended=partial(self._ended, number), deadline_s=DEADLINE_S, chunks=part.spans,
-                    carrier=self.exchange,
+                    part.node, addresses[part.node], part.subject, part.root,
+                    _Marked(part.destination, self._came), ended=partial(self._ended, number),
+                    deadline_s=time_for(part.subject.image_bytes), chunks=part.spans,
+                    carrier=None if exchange is None else _Carried(exchange, self._came),
                 )  # fmt: skip
                 self._transfers.append(transfer)
         if not parts:
             self._finish()
         return True
+
+    def _came(self, count: int) -> None:
+        """On a thread of transfers."""
+        with self._marking:
+            self.mark += count
+        self._coming(self)
 
     def _ended(self, number: int, event: FetchEnd) -> None:
         """A part is here or never will be; on a thread of transfers."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from autockpt.executors import wire
 from autockpt.executors.image import trailer_capacity
-from autockpt.executors.keeper.bringing import DEADLINE_S, Bringing, Copying
+from autockpt.executors.keeper.bringing import Bringing, Copying, time_for
 from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena, page_align, require_headroom
@@ -201,6 +201,7 @@ class Gathering:
     def _fetch(self, place: p.ShardCopy, fetched: _Fetched, chunks: list[int]) -> str:
         """Why it did not work, or empty."""
         ended: Future[str] = Future()
+        within_s = time_for(len(chunks) * place.shard.chunk_bytes)
         order = p.FetchShard(shard=place.shard, sources=(place,), slot=0)
         bringing = Bringing(
             order, Copying(order, self._run_id, spans_of(chunks)),
@@ -210,10 +211,10 @@ class Gathering:
         self._under_way[bringing] = ended
         try:
             self._guests.bring_elsewhere(bringing, fetched.arena.view)
-            return ended.result(timeout=DEADLINE_S)
+            return ended.result(timeout=within_s)
         except TimeoutError:
             bringing.abort("it took too long")
-            return f"node {place.node} did not send it within {DEADLINE_S:.0f} s"
+            return f"node {place.node} did not send it within {within_s:.0f} s"
         finally:
             del self._under_way[bringing]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from autockpt.executors.gate import Gate, OpenGate, PacedGate, Windows
 from autockpt.executors.image import ImageIndex, chunk_digest, clear_trailer, read_trailer
-from autockpt.executors.keeper.bringing import DEADLINE_S, Bringing
+from autockpt.executors.keeper.bringing import Bringing, time_for
 from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.handshake import Identity
 from autockpt.executors.keeper.parities import filling_of
@@ -34,6 +34,8 @@ from autockpt.values.units import format_bytes
 
 ADDRESS_S = 10.0
 """The other keeper has said by then where it listens."""
+COMING_S = 3.0
+"""Between two words on a fetch that is under way."""
 ANSWER_S = 5.0
 """The keeper's loop answers a request within this time, or it is refused."""
 
@@ -137,7 +139,9 @@ class Guests:
             reason = str(error)
             self._post(lambda: self._tell_failed(order, reason, final=True))
             return
-        bringing = Bringing(order, filling, complete=self._complete, failed=self._failed)
+        bringing = Bringing(
+            order, filling, complete=self._complete, failed=self._failed, coming=self._coming
+        )  # fmt: skip
         self._fetches[key] = bringing
         threading.Thread(
             target=self._bring, args=(bringing,), name="autockpt-fetch", daemon=True
@@ -282,6 +286,23 @@ class Guests:
             time.sleep(0.05)
         return address
 
+    def _coming(self, bringing: Bringing) -> None:
+        """On any thread, for every chunk."""
+        now_s = time.monotonic()
+        if now_s >= bringing.told_s + COMING_S:
+            bringing.told_s = now_s
+            self._post(lambda: self._tell_coming(bringing))
+
+    def _tell_coming(self, bringing: Bringing) -> None:
+        rank, slot, parity = key = _key(bringing.order)
+        if self._fetches.get(key) is bringing:
+            generation = bringing.order.shard.generation
+            self._tell(
+                p.ShardComing(
+                    rank=rank, generation=generation, slot=slot, mark=bringing.mark, parity=parity
+                )
+            )
+
     def _complete(self, bringing: Bringing, index: ImageIndex) -> None:
         """On any thread."""
         self._post(lambda: self._fetched(bringing, index))
@@ -397,8 +418,8 @@ class Guests:
                 source = ImageSource(arena.fd, image, index, want.what)
                 self._sources[home] = source
             return Loan(
-                source=source, deadline_s=DEADLINE_S, gate=self._gate(),
-                windows=self._windows(),
+                source=source, deadline_s=time_for(index.image_bytes),
+                gate=self._gate(), windows=self._windows(),
                 carry=None if home[1] else self._carry(home[3], index),
             )  # fmt: skip
         kind = "parity" if want.what == "parity" else "shard"

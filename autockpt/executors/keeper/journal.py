@@ -44,7 +44,10 @@ class Outage:
 
 
 class Journal:
-    """Telemetry events of one keeper, and one FailureRecord per interruption."""
+    """Telemetry events of one keeper, and one FailureRecord per interruption.
+
+    Keepers of other nodes write theirs to the same log; the epoch says which belong together.
+    """
 
     def __init__(self, run_directory: str, node: int) -> None:
         self._node = node
@@ -257,6 +260,7 @@ class Journal:
             source=message.source,
             lost_steps=lost_steps,
             lost_s=lost_s,
+            epoch=message.epoch,
         )
         self.outage = None
         try:

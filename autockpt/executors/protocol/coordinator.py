@@ -45,6 +45,7 @@ class CoordinatorProtocol(Planning):
             m.RankSealed: self.rank_sealed,
             m.RankPrepared: self.rank_prepared,
             m.CopySealed: self.copy_sealed,
+            m.CopyComing: self.copy_coming,
             m.CopyFailed: self.copy_failed,
             m.RankDropped: self.rank_dropped,
             m.RankVerified: self.rank_verified,

@@ -68,7 +68,8 @@ class Round:
     """Copies of one generation under way."""
 
     generation: Generation
-    began_s: float
+    news_s: float
+    """When it began, or something of a copy came last."""
     shards: dict[int, HeldShard]
     """By rank, as their owners sealed them, as far as that is known."""
     parities: dict[int, HeldShard] = field(default_factory=dict)
@@ -77,6 +78,8 @@ class Round:
     """(rank, node that has a copy)."""
     encoded: set[int] = field(default_factory=set)
     """Ranks whose node has made the parity that they hold."""
+    marks: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+    """How far copies have come, by rank, node that fetches, and whether it is a parity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ class Deadlines:
     commit_s: float = 1800.0
     """First to last vote of a durable save; slow shared storage at full state size."""
     copies_s: float = 120.0
-    """A round of copies to other nodes; slots are kept meanwhile, so saves may be skipped."""
+    """A round of copies to other nodes of which nothing more comes; one that goes on may take any
+    time.  Slots are kept meanwhile, so saves may be skipped."""
     plan_s: float = 10.0
     """First to last rank prepared; trainers may be held this long at worst, so it is short."""
     plan_margin_steps: int = 3

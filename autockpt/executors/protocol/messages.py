@@ -348,6 +348,19 @@ class ShardFetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardComing:
+    """What `FetchShard` named is not complete, and more of it is here; told every few seconds."""
+
+    rank: int
+    generation: Generation
+    slot: int
+    mark: int
+    """Grows with what came: bytes; looks at it, where a trainer brings it."""
+    parity: bool = False
+    """It is to be the parity that `rank` holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed:
     """The shard could not be fetched; nothing writes into the guest slot any more."""
 
@@ -935,6 +948,18 @@ class CopySealed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyComing:
+    """A copy, or the parity, is on its way here; answer to CopiesWanted while it is."""
+
+    owner: int
+    """Rank whose shard it is, or who holds the parity."""
+    generation: Generation
+    mark: int
+    """How far it has come; above 0, and comparable with earlier ones of the same copy only."""
+    parity: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFailed:
     """This node will not have a copy, or the parity, of `generation` of `owner`."""
 
@@ -1207,6 +1232,7 @@ ToCoordinator = (
     | RankSealed
     | RankPrepared
     | CopySealed
+    | CopyComing
     | CopyFailed
     | RankDropped
     | RankVerified
@@ -1251,6 +1277,7 @@ NodeEvent = (
     | ShardPersisted
     | PersistFailed
     | ShardFetched
+    | ShardComing
     | FetchFailed
     | ShardVerified
     | ShardBad

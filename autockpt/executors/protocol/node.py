@@ -36,6 +36,7 @@ class NodeProtocol(NodeSaving):
             m.ShardPersisted: self.shard_persisted,
             m.PersistFailed: self.persist_failed,
             m.ShardFetched: self.shard_fetched,
+            m.ShardComing: self.shard_coming,
             m.FetchFailed: self.fetch_failed,
             m.ShardVerified: self.shard_verified,
             m.ShardBad: self.shard_bad,

@@ -16,6 +16,7 @@ from autockpt.executors.protocol.messages import (
     AnnounceProtected,
     CopiesEnded,
     CopiesWanted,
+    CopyComing,
     CopyFailed,
     CopySealed,
     FetchFailed,
@@ -28,6 +29,7 @@ from autockpt.executors.protocol.messages import (
     RankBad,
     RestoreOrdered,
     RestoreShard,
+    ShardComing,
     ShardCopy,
     ShardFetched,
     ShardSource,
@@ -105,6 +107,9 @@ class NodeProtecting(NodeState):
                 return
             reason = "no guest slot is free"
             self.tell(CopyFailed(owner=shard.rank, generation=generation, reason=reason))
+        elif fetch.mark:
+            rank, parity = guest
+            self.tell(CopyComing(owner=rank, generation=generation, mark=fetch.mark, parity=parity))
 
     def _sealed_guest(self, shard: HeldShard) -> HeldShard | None:
         """The copy, or the parity of the very same shards."""
@@ -159,6 +164,14 @@ class NodeProtecting(NodeState):
         self.emit(AnnounceProtected(generation=None, reason=reason))
 
     # ------------------------------------------------------------------ fetches
+
+    def shard_coming(self, event: ShardComing) -> None:
+        """How far it has come; the coordinator hears of it when it asks again."""
+        fetch = self.fetches.get((event.rank, event.parity))
+        if fetch is None or (fetch.slot, fetch.generation) != (event.slot, event.generation):
+            self.stale(event)
+            return
+        fetch.mark = event.mark
 
     def shard_fetched(self, event: ShardFetched) -> None:
         """It is complete: a ward or a set is protected here, or a rank can be restored."""

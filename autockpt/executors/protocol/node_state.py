@@ -47,13 +47,15 @@ class Persist:
     """Set when the file is complete; then the slot is free again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Fetch:
     """A shard or parity on its way from other nodes into a guest slot."""
 
     slot: int
     generation: Generation
     sources: tuple[ShardCopy, ...]
+    mark: int = 0
+    """How far it has come; 0: nothing was heard of it."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from autockpt.executors.protocol.coordinator_state import CoordinatorState, Pari
 from autockpt.executors.protocol.messages import (
     CopiesEnded,
     CopiesWanted,
+    CopyComing,
     CopyFailed,
     CopySealed,
     HeldShard,
@@ -113,7 +114,7 @@ class Protecting(CoordinatorState):
             return
         shards = self._sealed(newest)
         made = {parity.rank: parity for each in self.sets for parity in parities_of(each, shards)}
-        self._set_round(Round(generation=newest, began_s=self.now_s, shards=shards, parities=made))
+        self._set_round(Round(generation=newest, news_s=self.now_s, shards=shards, parities=made))
         self.repeat_round()
 
     def copy_sealed(self, from_node: int, message: CopySealed) -> None:
@@ -131,10 +132,13 @@ class Protecting(CoordinatorState):
             detail = f"node {from_node} has a {what} rank {shard.rank} that nobody asked for"
             self.end_round(detail)
             return
+        before = len(copies.sealed) + len(copies.encoded)
         if shard.parity is None:
             copies.sealed.add((shard.rank, from_node))
         else:
             copies.encoded.add(shard.rank)
+        if len(copies.sealed) + len(copies.encoded) > before:
+            copies.news_s = self.now_s
         if self.all_copied(copies):
             self._set_round(None)
             self.protected, self.intact = copies.generation, True
@@ -155,6 +159,18 @@ class Protecting(CoordinatorState):
             return shard.parity == copies.parities[shard.rank].parity
         owned = copies.shards.get(shard.rank)
         return owned is None or owned.root == shard.root
+
+    def copy_coming(self, from_node: int, message: CopyComing) -> None:
+        """More of a copy is there: the round is not waited for in vain.
+
+        One that begins anew, as it broke, is no news until it is further than before.
+        """
+        if self.round is None or message.generation != self.round.generation:
+            self.stale(message)
+            return
+        marks, key = self.round.marks, (message.owner, from_node, message.parity)
+        if message.mark > marks.get(key, 0):
+            marks[key], self.round.news_s = message.mark, self.now_s
 
     def copy_failed(self, from_node: int, message: CopyFailed) -> None:
         """One copy will not be made, so the round is for nothing."""
@@ -193,12 +209,12 @@ class Protecting(CoordinatorState):
         self.round = copies
 
     def expire_round(self) -> None:
-        """Every wait ends."""
+        """Every wait ends; copies that go on coming are waited for."""
         if self.round is None:
             return
-        waited = self.now_s - self.round.began_s
+        waited = self.now_s - self.round.news_s
         if waited >= self.deadlines.copies_s:
-            self.end_round(f"copies were not complete within {waited:.0f} s")
+            self.end_round(f"nothing more of its copies came for {waited:.0f} s")
 
     def repeat_round(self) -> None:
         """Ask again; nodes that have their copies say so again."""

@@ -294,8 +294,9 @@ class RemoteCopies:
         """Brings the newest generation that a restart may take, or the named one, into a checkpoint
         directory, with what it is stored as a difference to; what was set aside on the way.
 
-        Every byte is compared with its digest before the generation counts; one that is damaged is
-        set aside, and the next older one is brought.  `moved` hears of bytes, from several threads.
+        Every byte is compared with its digest before the generation counts.  What is damaged in the
+        directory is set aside and brought once more; if it is damaged here, too, the next older one
+        is brought.  `moved` hears of bytes, from several threads.
         Raises NoCheckpointError, ConfigError for a directory of another run, or of this one that is
         continued in two, CorruptCheckpointError when RUN is damaged, DirectoryBusyError for one
         that a live run holds, StorageError.
@@ -311,13 +312,22 @@ class RemoteCopies:
         entries = [_entry(commit) for commit in commits.values()]
         told: list[str] = []
         for chosen in wanted:
-            count = 0
+            count, local = 0, []
             try:
                 for needed in sorted(with_bases([chosen], entries)):
                     if needed not in commits:
                         raise CorruptCheckpointError(f"{chosen}: needs {needed}, which is not here")
-                    count += self._fetch(directory, commits[needed], moved)
-                _require_whole(directory, chosen, named=generation is not None)
+                    fetched = self._fetch(directory, commits[needed], moved)
+                    count += fetched
+                    local += [] if fetched else [commits[needed]]
+                try:
+                    _require_whole(directory, chosen, named=generation is not None)
+                except CorruptCheckpointError:
+                    healed = self._heal(directory, local, moved, told)
+                    if not healed:
+                        raise
+                    count += healed
+                    _require_whole(directory, chosen, named=generation is not None)
                 return _copied(commits[chosen], count), told
             except CorruptCheckpointError as error:
                 if os.path.isdir(directory.generation_path(chosen)):
@@ -326,6 +336,25 @@ class RemoteCopies:
                 else:
                     told.append(f"{chosen}: {error}")
         raise NoCheckpointError(f"{self.url}: no checkpoint came back whole: {'; '.join(told)}")
+
+    def _heal(
+        self,
+        directory: CheckpointDirectory,
+        local: Iterable[CommitFile],
+        moved: Callable[[int], None],
+        told: list[str],
+    ) -> int:
+        """Brings once more what the directory had, oldest first, and had damaged; bytes of it."""
+        count = 0
+        for commit in local:
+            name = commit.generation.name
+            result = verify_generation(directory.path, name)
+            if result.damaged:
+                why = f"damaged; brought back from a copy: {'; '.join(result.problems[:3])}"
+                with _local("set aside", directory.generation_path(commit.generation)):
+                    told.append(set_aside(directory.path, name, why))
+                count += self._fetch(directory, commit, moved)
+        return count
 
     def _begin(self, path: str) -> CheckpointDirectory:
         """Identity, the newest claim and the lineage stand in the directory, if they did not."""

@@ -1,9 +1,15 @@
-"""Our own failure log, `failures.jsonl` of a run: one FailureRecord a line."""
+"""Our own failure log, `failures.jsonl` of a run: one FailureRecord a line and node."""
 
 import math
 
 from autockpt.values.errors import ConfigError
-from autockpt.values.failure import Exposure, FailureHistory, FailureRecord, Incident
+from autockpt.values.failure import (
+    Exposure,
+    FailureHistory,
+    FailureRecord,
+    Incident,
+    interruptions,
+)
 from autockpt.values.record import from_json
 
 
@@ -19,7 +25,7 @@ def read(text: str, *, where: str, nodes: int) -> FailureHistory:
     The log has no training after its last failure; the run's telemetry, which `autockpt profile`
     reads beside it, does.
     """
-    incidents, exposures, now_s = [], [], 0.0
+    records = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -28,6 +34,9 @@ def read(text: str, *, where: str, nodes: int) -> FailureHistory:
             raise ConfigError(
                 f"{where}:{number}: exposure_s {record.exposure_s}: must be >= 0 and finite"
             )
+        records.append(record)
+    incidents, exposures, now_s = [], [], 0.0
+    for record in interruptions(records):
         begin_s, now_s = now_s, now_s + record.exposure_s
         incidents.append(Incident(at_s=now_s, kind=record.kind, what=record.what))
         exposures.append(
