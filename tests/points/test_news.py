@@ -1,0 +1,67 @@
+"""What the thinking thread of a real run hears of its checkpoints: how long they took."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from autockpt.session import Session, mind, saving
+from autockpt.values.telemetry import Event, PersistCommitted, SnapshotBegan
+from tests.fakes import trainings
+from tests.fakes.live import PATIENCE_S, Live
+
+STORES = Path(__file__).parent
+SAVED, HELD_S = 4, 0.2
+SPEC = trainings.JobSpec(steps=SAVED + mind.REMEMBERED + 20)
+
+
+def heard(ckpt: Session, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """What the controller is told from now on."""
+    assert ckpt._mind is not None
+    controller, told = ckpt._mind._controller, list[Event]()
+    observe = controller.observe
+
+    def listen(event: Event) -> None:
+        observe(event)
+        told.append(event)
+
+    monkeypatch.setattr(controller, "observe", listen)
+    return told
+
+
+def wait_for(told: list[Event], kind: type[Event]) -> None:
+    """Until the controller has been told such an event."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(isinstance(event, kind) for event in told):
+        assert time.monotonic() < deadline, f"no {kind.__name__}"
+        time.sleep(0.01)
+
+
+def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is on its way to disk while memory takes more snapshots than are remembered."""
+    held = tmp_path / "held"
+    held.touch()
+    monkeypatch.setenv("HELD_STORE", str(held))
+    monkeypatch.setenv("PYTHONPATH", str(STORES / "held_store"))
+    monkeypatch.setattr(mind, "THINK_S", 0.02)
+    monkeypatch.setattr(saving, "GRANT_WAIT_S", PATIENCE_S)
+    job, ckpt = live.attach(SPEC, trainings.plan(memory=1, disk=1000))
+    told, saved_s = heard(ckpt, monkeypatch), 0.0
+    for step, batch in ckpt.batches(SPEC.steps):
+        trainings.train_step(job, step, batch)
+        assert step == 0 or ckpt._link.wait_until(lambda: ckpt.ready, PATIENCE_S)
+        if step == SAVED - 1:
+            ckpt.save()
+            saved_s = time.monotonic()
+        if step == SPEC.steps - 2:
+            break
+    time.sleep(max(0.0, saved_s + HELD_S - time.monotonic()))
+    held.unlink()
+    assert ckpt.wait_durable(PATIENCE_S) > 0
+    wait_for(told, PersistCommitted)
+    assert sum(isinstance(event, SnapshotBegan) for event in told) > mind.REMEMBERED
+    (durable,) = (event for event in told if isinstance(event, PersistCommitted))
+    assert durable.step == SAVED
+    assert durable.latency_s >= HELD_S
