@@ -4,6 +4,7 @@ Two ways in: `assemble` for `autockpt profile`, which probed at leisure, and `pr
 a run without a profile, which knows only what its own first iterations showed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -144,7 +145,7 @@ def profile_from_run(
             InterferenceMeasure(
                 work="persist",
                 slowdown=estimators.slowdown(quiet, samples.busy_s),
-                busy_s=float(np.mean(samples.busy_s)),
+                busy_s=_worked_s(samples),
             ),
         )
     profile = Profile(
@@ -179,6 +180,15 @@ def profile_from_run(
     in_place = "measured in place by a run's first iterations; `autockpt profile` sees more"
     said = (in_place, *facts.warnings, *warnings)
     return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
+
+
+def _worked_s(samples: RunSamples) -> float:
+    """Background work in a busy iteration: a save may end before the iteration does."""
+    busy_s = float(np.mean(samples.busy_s))
+    if not samples.persists_s or busy_s <= 0:
+        return busy_s
+    persist_s = float(np.mean(samples.persists_s))
+    return persist_s / max(1, math.ceil(persist_s / busy_s))
 
 
 def derive_recovery(

@@ -265,7 +265,8 @@ class Session(Ending):
         """The iteration that makes `step` steps has ended."""
         if self._closed:
             return
-        began = self._clock.boundary(self._background())
+        began = self._clock.boundary(self._saving or self._background())
+        self._saving = bool(self._link.writing())
         self._step = step
         self._mark_step()
         self._tell_tried(began)

@@ -64,6 +64,8 @@ class Observed:
     """Of the quiet blocks since the newest snapshot,"""
     quiet_blocks: int = 0
     """and their number."""
+    busy_blocks: int = 0
+    """Blocks in a row without a quiet iteration."""
     slower: Contrast = field(default_factory=Contrast)
     """Of iterations with background work."""
     restore_memory: Window = field(default_factory=Window)
@@ -130,10 +132,12 @@ class Observed:
     def _iterated(self, event: Iterated) -> None:
         self.progressed = True
         if event.quiet_s > 0:
+            self.busy_blocks = 0
             self.quiet.observe(event.quiet_s)
             self.quiet_sum_s += event.quiet_s
             self.quiet_blocks += 1
         if event.busy_s > 0:
+            self.busy_blocks += not event.quiet_s
             self.busy.observe(event.busy_s)
         self.slower.observe(event.quiet_s, event.busy_s)
 
@@ -178,7 +182,12 @@ class Observed:
 
     @property
     def iteration_s(self) -> float:
-        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy."""
+        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy.
+
+        Where a save is in every iteration quiet ones are long ago, and busy ones tell it.
+        """
+        if self.quiet.n and self.busy_blocks >= BLOCKS:
+            return self.busy.mean / (1.0 + self.slower.mean)
         if self.quiet.n:
             return self.quiet.mean
         return self.prior.iteration_s if self.prior is not None else self.busy.mean
@@ -213,8 +222,8 @@ class Observed:
     def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
         """Training time lost per snapshot, and per persist beyond it.
 
-        Background work of P seconds spreads over P / busy iterations, at least one, each of which
-        is longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
+        Background work of P seconds spreads over P / busy iterations, rounded up, each of which is
+        longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
         """
         span_s = max(copy_s, persist_s)
         if not self.slower.n:
@@ -226,8 +235,10 @@ class Observed:
         return copying_s, total_s - copying_s
 
     def _stretched_s(self, span_s: float) -> float:
-        """Quiet time of the iterations that background work of `span_s` meets."""
-        return max(self.iteration_s, span_s / (1.0 + self.slower.mean))
+        """Quiet time of the iterations that background work of `span_s` meets; the last counts as a
+        whole, as it does in `slower`."""
+        busy_s = self.iteration_s * (1.0 + self.slower.mean)
+        return self.iteration_s * max(1, math.ceil(span_s / busy_s))
 
     def cost_errors_s(self, *, sync: bool) -> tuple[float, float]:
         """Standard errors of what a snapshot and a persist cost in training time."""

@@ -1,14 +1,14 @@
-"""What the thinking thread of a real run hears of its checkpoints: how long they took."""
+"""What the thinking thread of a real run hears of its checkpoints, and what they were beside."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from autockpt.session import Session, mind, saving
-from autockpt.values.telemetry import Event, PersistCommitted, SnapshotBegan
+from autockpt.session import Session, clock, mind, saving
+from autockpt.values.telemetry import Event, Iterated, PersistCommitted, SnapshotBegan
 from tests.fakes import trainings
-from tests.fakes.live import PATIENCE_S, Live
+from tests.fakes.live import PATIENCE_S, Live, granted
 
 STORES = Path(__file__).parent
 SAVED, HELD_S = 4, 0.2
@@ -65,3 +65,20 @@ def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
     (durable,) = (event for event in told if isinstance(event, PersistCommitted))
     assert durable.step == SAVED
     assert durable.latency_s >= HELD_S
+
+
+def test_an_iteration_in_which_a_save_began_and_ended_is_no_quiet_one(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long iterations, quick storage: at every boundary all is durable.  A copy to memory alone
+    counts for nothing."""
+    monkeypatch.setattr(clock, "BLOCK_S", 0.0)
+    job, ckpt = live.attach(trainings.JobSpec(steps=14), trainings.plan(memory=2, disk=4))
+    for step, batch in ckpt.batches(14):
+        trainings.train_step(job, step, batch)
+        granted(ckpt)
+        ckpt.wait_durable(PATIENCE_S)
+    blocks = {event.step: event for event in live.events(Iterated)}
+    assert {event.step for event in live.events(PersistCommitted)} >= {4, 8, 12}
+    assert {step for step, block in blocks.items() if block.busy_s > 0} == {5, 9, 13}
+    assert {step for step, block in blocks.items() if block.quiet_s > 0} >= {3, 7, 11}

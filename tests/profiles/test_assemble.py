@@ -164,3 +164,14 @@ def test_a_stale_profile_names_what_differs_and_the_command() -> None:
         freshness.require_fresh(FINGERPRINT, now, where="runs/a")
     assert "gpus none, this job has H200" in str(caught.value)
     assert str(caught.value).endswith("run: autockpt profile")
+
+
+def test_a_save_shorter_than_an_iteration_slows_it_for_its_own_time() -> None:
+    """1 s of work that takes 0.5 s from an iteration of 10 s; and the same over three of 0.5 s."""
+    short = RunSamples(quiet_s=(10.0,) * 3, busy_s=(10.5,) * 3, persists_s=(1.0,) * 3)
+    (measure,) = profile_from_run(short, FACTS).interference
+    assert measure.busy_s == pytest.approx(1.0)
+    assert measure.slowdown.mean * 10.0 / measure.busy_s == pytest.approx(0.5)
+    long = RunSamples(quiet_s=(0.5,) * 3, busy_s=(0.55,) * 3, persists_s=(1.5,) * 3)
+    (measure,) = profile_from_run(long, FACTS).interference
+    assert measure.busy_s == pytest.approx(0.5)
