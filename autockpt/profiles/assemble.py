@@ -107,7 +107,13 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         state=facts.state,
         memory=facts.memory,
         failures=facts.failures,
-        recovery=derive_recovery(facts.recovery, facts.state.total_bytes, links, storage),
+        recovery=derive_recovery(
+            facts.recovery,
+            facts.state.total_bytes,
+            links,
+            storage,
+            ranks=facts.fingerprint.ranks_per_node,
+        ),
         links=links,
         traffic=measured.traffic,
         storage=storage,
@@ -161,7 +167,13 @@ def profile_from_run(
         state=facts.state,
         memory=facts.memory,
         failures=facts.failures,
-        recovery=derive_recovery(facts.recovery, facts.state.total_bytes, (), storage),
+        recovery=derive_recovery(
+            facts.recovery,
+            facts.state.total_bytes,
+            (),
+            storage,
+            ranks=facts.fingerprint.ranks_per_node,
+        ),
         storage=storage,
         interference=interference,
         gpus=facts.gpus,
@@ -196,8 +208,14 @@ def derive_recovery(
     state_bytes: int,
     links: Sequence[LinkMeasure],
     storage: Sequence[StorageMeasure],
+    *,
+    ranks: int,
 ) -> RecoveryTimes:
-    """`known` with restores that were only assumed replaced by those that follow from probes."""
+    """`known` with restores that were only assumed replaced by those that follow from probes.
+
+    The storage of a node serves its `ranks` together, `state_bytes` each; from memory each copies
+    its own.
+    """
     copy = next((link for link in links if link.link == "host_copy"), None)
     reads = [m for m in storage if m.operation == "read"]
     memory, disk = known.restore_memory, known.restore_disk
@@ -206,8 +224,9 @@ def derive_recovery(
         memory = _derived(seconds, copy.n, "one host copy of the state")
     if reads and disk.source == "assumed":
         best = max(reads, key=lambda m: m.bytes_per_s.p50)
-        seconds = best.alpha_s + state_bytes / best.bytes_per_s.p50
-        disk = _derived(seconds, best.bytes_per_s.n, "one cold read of the state")
+        seconds = best.alpha_s + ranks * state_bytes / best.bytes_per_s.p50
+        what = "one cold read of the state of all ranks of a node"
+        disk = _derived(seconds, best.bytes_per_s.n, what)
     return replace(known, restore_memory=memory, restore_disk=disk)
 
 
