@@ -49,7 +49,7 @@ REMEMBERED = 64
 
 
 class Mind:
-    """Rank 0's planner.  `observe` and `committed` are cheap and may be called from any thread."""
+    """Rank 0's planner.  What it is told is cheap to tell, from any thread."""
 
     def __init__(
         self,
@@ -116,6 +116,17 @@ class Mind:
                 latency_s=now - began_s, write_s=0.0,
             )
         )  # fmt: skip
+
+    def dropped(self, generation: Generation, reason: str) -> None:
+        """The keeper's news that a checkpoint will not be durable: it is under way no more."""
+        name = str(generation)
+        began = self._began.pop(name, None)
+        if began is not None:
+            self._queue.append(
+                t.PersistFailed(
+                    at_s=time.monotonic(), rank=-1, generation=name, step=began[1], reason=reason
+                )
+            )
 
     def reason(self, version: int) -> str:
         """Why a version of the plan was proposed."""

@@ -316,6 +316,8 @@ class Session(Ending):
             self._stop_sharing(message.reason)
         if isinstance(message, p.AnnounceDurable) and self._mind is not None:
             self._mind.committed(message.generation)
+        if isinstance(message, p.AnnounceDropped) and self._mind is not None:
+            self._mind.dropped(message.generation, message.reason)
         if isinstance(message, p.AnnounceMemoryCommitted) and message.generation == self._asked:
             # With a snapshot at every iteration: the next slot is free from now on.
             self._ask_if_due(self._step + 1)

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from autockpt.session import Session, clock, mind, saving
-from autockpt.values.telemetry import Event, Iterated, PersistCommitted, SnapshotBegan
+from autockpt.values.telemetry import (
+    Event,
+    Iterated,
+    PersistCommitted,
+    PersistFailed,
+    SnapshotBegan,
+)
 from tests.fakes import trainings
 from tests.fakes.live import PATIENCE_S, Live, granted
 
@@ -82,3 +88,26 @@ def test_an_iteration_in_which_a_save_began_and_ended_is_no_quiet_one(
     assert {event.step for event in live.events(PersistCommitted)} >= {4, 8, 12}
     assert {step for step, block in blocks.items() if block.busy_s > 0} == {5, 9, 13}
     assert {step for step, block in blocks.items() if block.quiet_s > 0} >= {3, 7, 11}
+
+
+def test_a_save_that_the_disk_refused_holds_nothing_back(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller is told that it ended, and so no save is under way."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    monkeypatch.setenv("FAILING_STORE", str(broken))
+    monkeypatch.setenv("PYTHONPATH", str(STORES / "failing_store"))
+    monkeypatch.setattr(mind, "THINK_S", 0.02)
+    job, ckpt = live.attach(trainings.JobSpec(steps=100), trainings.plan(memory=4, disk=4))
+    told = heard(ckpt, monkeypatch)
+    for step, batch in ckpt.batches(100):
+        if step == 5:
+            break
+        trainings.train_step(job, step, batch)
+        granted(ckpt)
+    wait_for(told, PersistFailed)
+    (failed,) = (event for event in told if isinstance(event, PersistFailed))
+    assert failed.step == 4
+    assert ckpt._mind is not None
+    assert not ckpt._mind._controller._controller.seen.busy_saving(time.monotonic())
