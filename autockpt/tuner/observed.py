@@ -22,6 +22,8 @@ from autockpt.values.telemetry import (
 
 SHARE_WEIGHT = 10.0
 """Failures that the share of survivable ones counts for already, as in the prior."""
+OUTDATED_SAVES = 4
+"""So many saves without a quiet iteration between them, and older quiet ones tell nothing."""
 STUCK_S = 600.0
 """A save without an end after this long no longer holds back a change of the plan."""
 
@@ -64,8 +66,8 @@ class Observed:
     """Of the quiet blocks since the newest snapshot,"""
     quiet_blocks: int = 0
     """and their number."""
-    busy_blocks: int = 0
-    """Blocks in a row without a quiet iteration."""
+    busy_saves: int = 0
+    """Saves that became durable since the newest quiet iteration."""
     slower: Contrast = field(default_factory=Contrast)
     """Of iterations with background work."""
     restore_memory: Window = field(default_factory=Window)
@@ -98,6 +100,7 @@ class Observed:
         elif isinstance(event, PersistCommitted):
             self.persist.observe(event.latency_s)
             self.persisted += 1
+            self.busy_saves += 1
             self.saving.pop(event.generation, None)
         elif isinstance(event, PersistFailed | SnapshotDiscarded):
             self.saving.pop(event.generation, None)
@@ -132,12 +135,11 @@ class Observed:
     def _iterated(self, event: Iterated) -> None:
         self.progressed = True
         if event.quiet_s > 0:
-            self.busy_blocks = 0
+            self.busy_saves = 0
             self.quiet.observe(event.quiet_s)
             self.quiet_sum_s += event.quiet_s
             self.quiet_blocks += 1
         if event.busy_s > 0:
-            self.busy_blocks += not event.quiet_s
             self.busy.observe(event.busy_s)
         self.slower.observe(event.quiet_s, event.busy_s)
 
@@ -186,7 +188,7 @@ class Observed:
 
         Where a save is in every iteration quiet ones are long ago, and busy ones tell it.
         """
-        if self.quiet.n and self.busy_blocks >= BLOCKS:
+        if self.quiet.n and self.busy.n and self.busy_saves >= OUTDATED_SAVES:
             return self.busy.mean / (1.0 + self.slower.mean)
         if self.quiet.n:
             return self.quiet.mean

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.tuner.estimates import WINDOW, Contrast, Window, winsorised
-from autockpt.tuner.observed import Observed
-from autockpt.values.telemetry import Iterated
+from autockpt.tuner.observed import OUTDATED_SAVES, Observed
+from autockpt.values.telemetry import Iterated, PersistCommitted
 from tests.fakes.profiles import example_failures, example_recovery
 
 
@@ -111,6 +111,14 @@ def block(number: int, *, quiet_s: float = 0.0, busy_s: float = 0.0) -> Iterated
     )  # fmt: skip
 
 
+def durable(number: int) -> PersistCommitted:
+    """The end of a save."""
+    return PersistCommitted(
+        at_s=float(number), rank=-1, generation=f"e1s{number}", step=number, bytes=1,
+        stored_bytes=1, latency_s=9.0, write_s=9.0,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("persist_s", "met"), [(5.0, 1), (13.0, 2)])
 def test_a_save_inside_long_iterations_costs_what_these_lost(persist_s: float, met: int):
     """2 s each time, in one iteration of 10 s or over two of them."""
@@ -133,5 +141,9 @@ def test_where_every_iteration_is_busy_they_tell_the_quiet_one():
         seen.observe(block(number, busy_s=11.0) if number % 4 == 0 else block(number, quiet_s=10.0))
     assert seen.iteration_s == pytest.approx(10.0)
     for number in range(40, 80):
+        seen.observe(block(number, busy_s=22.0))
+    assert seen.iteration_s == pytest.approx(10.0), "one long save says nothing"
+    for number in range(80, 80 + OUTDATED_SAVES):
+        seen.observe(durable(number))
         seen.observe(block(number, busy_s=22.0))
     assert seen.iteration_s == pytest.approx(20.0)
