@@ -9,32 +9,19 @@ from autockpt.tuner.schedules import KEPT
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
     Event,
-    FailureObserved,
     Iterated,
     PersistCommitted,
     PersistFailed,
-    Restored,
     ScheduleTried,
     SnapshotBegan,
     SnapshotDiscarded,
     SnapshotSealed,
 )
 
-SHARE_WEIGHT = 10.0
-"""Failures that the share of survivable ones counts for already, as in the prior."""
 OUTDATED_SAVES = 4
 """So many saves without a quiet iteration between them, and older quiet ones tell nothing."""
 STUCK_S = 600.0
 """A save without an end after this long no longer holds back a change of the plan."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """One interruption."""
-
-    at_s: float
-    survived: bool
-    """The node's memory did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +34,7 @@ class UnderWay:
 
 @dataclass(slots=True, kw_only=True)
 class Observed:
-    """Running estimates of one job, fed with the events of one rank and of its keeper."""
+    """Running estimates of one job, fed with the events of rank 0."""
 
     failures: FailureRates
     """As known before the run."""
@@ -70,8 +57,6 @@ class Observed:
     """Saves that became durable since the newest quiet iteration."""
     slower: Contrast = field(default_factory=Contrast)
     """Of iterations with background work."""
-    restore_memory: Window = field(default_factory=Window)
-    restore_disk: Window = field(default_factory=Window)
     sealed: int = 0
     persisted: int = 0
     first_s: float | None = None
@@ -79,14 +64,10 @@ class Observed:
     """Time of the newest event."""
     seals_s: tuple[float, ...] = ()
     """Times of the newest snapshots."""
-    lost: tuple[Loss, ...] = ()
-    """Every failure since the start, oldest first."""
     saving: dict[str, UnderWay] = field(default_factory=dict)
     """By generation."""
     tried: tuple[ScheduleTried, ...] = ()
     """The newest snapshots of the comparison of schedules under way, or of the last one."""
-    progressed: bool = False
-    """Iterations ended since the last failure; without any, a second loss is the same failure."""
 
     def observe(self, event: Event) -> None:
         """Take in one event; kinds that say nothing about costs are ignored."""
@@ -108,11 +89,6 @@ class Observed:
             self._iterated(event)
         elif isinstance(event, ScheduleTried):
             self.tried = (*self.tried, event)[-KEPT:]
-        elif isinstance(event, FailureObserved):
-            self._lost(event)
-        elif isinstance(event, Restored):
-            window = self.restore_memory if event.source == "memory" else self.restore_disk
-            window.observe(event.restore_s)
 
     def _began(self, event: SnapshotBegan) -> None:
         """Saves that nobody ended are forgotten once they hold nothing back any more."""
@@ -133,7 +109,6 @@ class Observed:
         self.seals_s = (*self.seals_s, event.at_s)[-2:]
 
     def _iterated(self, event: Iterated) -> None:
-        self.progressed = True
         if event.quiet_s > 0:
             self.busy_saves = 0
             self.quiet.observe(event.quiet_s)
@@ -142,20 +117,6 @@ class Observed:
         if event.busy_s > 0:
             self.busy.observe(event.busy_s)
         self.slower.observe(event.quiet_s, event.busy_s)
-
-    def _lost(self, event: FailureObserved) -> None:
-        """One interruption may be seen on several ranks; a lost keeper alone interrupts nobody."""
-        if event.what == "keeper":
-            return
-        self.saving.clear()
-        survived = event.what == "trainer"
-        if self.lost and not self.progressed:
-            former = self.lost[-1]
-            merged = replace(former, survived=former.survived and survived)
-            self.lost = (*self.lost[:-1], merged)
-            return
-        self.lost = (*self.lost, Loss(at_s=event.at_s, survived=survived))
-        self.progressed = False
 
     def busy_saving(self, now_s: float) -> bool:
         """Whether a save is under way."""
@@ -215,8 +176,8 @@ class Observed:
             persist_slowdown_s=0.0 if sync else writing,
             blocked_s=max(0.0, persist - stall) if sync else 0.0,
             restart_s=recovery.detect.value_s + recovery.restart.value_s,
-            restore_memory_s=self.restore_memory.mean or recovery.restore_memory.value_s,
-            restore_disk_s=self.restore_disk.mean or recovery.restore_disk.value_s,
+            restore_memory_s=recovery.restore_memory.value_s,
+            restore_disk_s=recovery.restore_disk.value_s,
             # No event tells of an exchange: what it costs stays as the profile has it.
             peers=self.prior.peers if self.prior is not None else None,
         )
@@ -253,15 +214,11 @@ class Observed:
         return self.stall.error, math.hypot(spread_s, longer * persist_s)
 
     def rates(self) -> FailureRates:
-        """Failure rates with this run's own exposure and events added."""
+        """Failure rates with this process's own exposure added; a failure would have ended it."""
         days = (self.last_s - self.first_s) / 86400.0 if self.first_s is not None else 0.0
-        survived = sum(loss.survived for loss in self.lost)
-        died = len(self.lost) - survived
         known = self.failures
-        share = known.process_share * SHARE_WEIGHT + survived
         return replace(
             known,
-            per_node=known.per_node.updated(events=died, exposure_days=days * known.nodes),
-            per_job=known.per_job.updated(events=survived, exposure_days=days),
-            process_share=share / (SHARE_WEIGHT + len(self.lost)),
+            per_node=known.per_node.updated(events=0, exposure_days=days * known.nodes),
+            per_job=known.per_job.updated(events=0, exposure_days=days),
         )
