@@ -119,7 +119,7 @@ class Encoding:
 
 def ranks_per_node(profile: Profile) -> int:
     """Ranks that share one node's storage and memory."""
-    return -(-profile.fingerprint.world_size // max(1, profile.fingerprint.nodes))
+    return profile.fingerprint.ranks_per_node
 
 
 def write_time_s(measure: StorageMeasure, count_bytes: float) -> float:

@@ -4,6 +4,7 @@ Two ways in: `assemble` for `autockpt profile`, which probed at leisure, and `pr
 a run without a profile, which knows only what its own first iterations showed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -106,7 +107,13 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         state=facts.state,
         memory=facts.memory,
         failures=facts.failures,
-        recovery=derive_recovery(facts.recovery, facts.state.total_bytes, links, storage),
+        recovery=derive_recovery(
+            facts.recovery,
+            facts.state.total_bytes,
+            links,
+            storage,
+            ranks=facts.fingerprint.ranks_per_node,
+        ),
         links=links,
         traffic=measured.traffic,
         storage=storage,
@@ -144,7 +151,7 @@ def profile_from_run(
             InterferenceMeasure(
                 work="persist",
                 slowdown=estimators.slowdown(quiet, samples.busy_s),
-                busy_s=float(np.mean(samples.busy_s)),
+                busy_s=_worked_s(samples),
             ),
         )
     profile = Profile(
@@ -160,7 +167,13 @@ def profile_from_run(
         state=facts.state,
         memory=facts.memory,
         failures=facts.failures,
-        recovery=derive_recovery(facts.recovery, facts.state.total_bytes, (), storage),
+        recovery=derive_recovery(
+            facts.recovery,
+            facts.state.total_bytes,
+            (),
+            storage,
+            ranks=facts.fingerprint.ranks_per_node,
+        ),
         storage=storage,
         interference=interference,
         gpus=facts.gpus,
@@ -181,13 +194,28 @@ def profile_from_run(
     return replace(profile, warnings=(*said, *missing(profile), *unsteady(profile)))
 
 
+def _worked_s(samples: RunSamples) -> float:
+    """Background work in a busy iteration: a save may end before the iteration does."""
+    busy_s = float(np.mean(samples.busy_s))
+    if not samples.persists_s or busy_s <= 0:
+        return busy_s
+    persist_s = float(np.mean(samples.persists_s))
+    return persist_s / max(1, math.ceil(persist_s / busy_s))
+
+
 def derive_recovery(
     known: RecoveryTimes,
     state_bytes: int,
     links: Sequence[LinkMeasure],
     storage: Sequence[StorageMeasure],
+    *,
+    ranks: int,
 ) -> RecoveryTimes:
-    """`known` with restores that were only assumed replaced by those that follow from probes."""
+    """`known` with restores that were only assumed replaced by those that follow from probes.
+
+    The storage of a node serves its `ranks` together, `state_bytes` each; from memory each copies
+    its own.
+    """
     copy = next((link for link in links if link.link == "host_copy"), None)
     reads = [m for m in storage if m.operation == "read"]
     memory, disk = known.restore_memory, known.restore_disk
@@ -196,8 +224,9 @@ def derive_recovery(
         memory = _derived(seconds, copy.n, "one host copy of the state")
     if reads and disk.source == "assumed":
         best = max(reads, key=lambda m: m.bytes_per_s.p50)
-        seconds = best.alpha_s + state_bytes / best.bytes_per_s.p50
-        disk = _derived(seconds, best.bytes_per_s.n, "one cold read of the state")
+        seconds = best.alpha_s + ranks * state_bytes / best.bytes_per_s.p50
+        what = "one cold read of the state of all ranks of a node"
+        disk = _derived(seconds, best.bytes_per_s.n, what)
     return replace(known, restore_memory=memory, restore_disk=disk)
 
 

@@ -219,8 +219,9 @@ class Conductor:
                 self._progress.at(_PROBED + (1.0 - _PROBED) * probe.fraction)
                 return
             probe.abandon()
-        elif self._ranks.nodes > 1:
-            self._ranks.largest([0.0])  # another node may still be fetching from this one
+        elif self._ranks.world_size > 1:
+            # Another rank may still be writing, or fetching from this node.
+            self._ranks.largest([0.0])
         self._complete = True
         self._write()
 
@@ -260,17 +261,22 @@ class Conductor:
         wait_s = [s.phases_s["data_wait"] for label, s in self.timer.samples if label == "quiet"]
         self._windows.bring_home(self.measured, self._ranks, wait_s)
         quiet = [s.iteration_s for label, s in self.timer.samples if label == "quiet"]
-        iteration_s, persist_s, no_memory, peers, windows, devices, encodes = self._ranks.largest(
-            [
-                statistics.median(quiet),
-                self._probes.expected_persist_s(),
-                float(self._probes.snapshot.arena is None),
-                float(self._probes.copier() is not None),
-                float(self._windows.idles),
-                float(self._probes.device_copier() is not None),
-                float(self._probes.encodes()),
-            ]
+        alike, writes = self._ranks.local_world_size, self._ranks.probes_node
+        (iteration_s, persist_s, named, no_memory, peers, windows, devices, encodes) = (
+            self._ranks.largest(
+                [
+                    statistics.median(quiet),
+                    self._probes.expected_persist_s(alike) if writes else 0.0,
+                    float(self._probes.named),
+                    float(self._probes.snapshot.arena is None),
+                    float(self._probes.copier() is not None),
+                    float(self._windows.idles),
+                    float(self._probes.device_copier() is not None),
+                    float(self._probes.encodes()),
+                ]
+            )
         )
+        self._probes.named = bool(named)
         if no_memory:
             self._warn("interference: not measured, no memory was left for a snapshot")
             return
@@ -303,7 +309,10 @@ class Conductor:
         self._interference = InterferenceProbe(units, self._works, clock=self._clock())
 
     def _background(self, units: tuple[Unit, ...]) -> dict[str, Work]:
-        """The work beside the iterations; storage is written by one rank of a node only."""
+        """The work beside the iterations.
+
+        Samples are written by one rank of a node only; a save is, as in a run, of all ranks.
+        """
         assert self._probes is not None
         probes, snapshot = self._probes, self._probes.snapshot
         write = probes.writer() if self._ranks.probes_node else None
@@ -317,13 +326,12 @@ class Conductor:
             works["snapshot_blocking"] = CopyWork(movers.AtBoundary(snapshot))
         if any(unit.work == ENCODE_WORK for unit in units):
             works[ENCODE_WORK] = EncodeWork(probes.encoders())
+        works["persist"] = PersistWork(snapshot, probes.persister())
         if write is None:
             works["storage_write"] = Quiet()
-            works["persist"] = PersistWork(snapshot, lambda: None)
             return works
         limit = probes.writes_per_unit(sum(unit.work == "storage_write" for unit in units))
         works["storage_write"] = WriteWork(write, limit=limit)
-        works["persist"] = PersistWork(snapshot, probes.persister())
         return works
 
     def _late(self, until_s: float) -> bool:

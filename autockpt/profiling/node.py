@@ -58,7 +58,8 @@ class NodeProbes:
         self._state, self._directory, self._device = state, directory, device
         self._settings = settings
         self._created: list[Path] = []
-        self._named = False
+        self.named = False
+        """Files that are written for a probe need a name here."""
         self._image: memoryview | None = None
         self._keep: list[Arena] = []
         self._bases: list[codecs.Piece] = []
@@ -152,7 +153,7 @@ class NodeProbes:
         sample = self._image[: storage.SAMPLE_LIMIT_BYTES]
 
         def write() -> None:
-            with clean.probe_file(str(self._directory), named=self._named) as path:
+            with clean.probe_file(str(self._directory), named=self.named) as path:
                 movers.write(path, sample)
 
         return write if self.attempt("storage write", write) else None
@@ -161,7 +162,7 @@ class NodeProbes:
         """Does with a whole image what a keeper does."""
 
         def persist() -> None:
-            with clean.probe_file(str(self._directory), named=self._named) as path:
+            with clean.probe_file(str(self._directory), named=self.named) as path:
                 movers.persist(path, self.snapshot.image)
 
         return persist
@@ -180,15 +181,15 @@ class NodeProbes:
         sample = min(len(self._image or b"1"), storage.SAMPLE_LIMIT_BYTES)
         return max(1, INTERFERENCE_WRITE_BYTES // (max(1, units) * sample))
 
-    def expected_persist_s(self) -> float:
-        """Copy and write of a whole image, from what was measured so far."""
+    def expected_persist_s(self, ranks: int) -> float:
+        """Copy and write of the images of so many ranks, from what was measured so far."""
         rates = [
             sample.bytes / sample.seconds
             for sample in (self.measured.storage.samples if self.measured.storage else ())
             if sample.operation == "write"
         ]
         rate = statistics.median(rates) if rates else UNKNOWN_BYTES_PER_S
-        return self._blocking_s + self.snapshot.layout.image_bytes / rate
+        return self._blocking_s + ranks * self.snapshot.layout.image_bytes / rate
 
     def close(self) -> None:
         """Ends threads and removes the directories that were made for probing."""
@@ -279,7 +280,7 @@ class NodeProbes:
             read=read_image,
             seed=self._settings.seed,
         )
-        self._named = probe.named
+        self.named = probe.named
         self.measured.storage = probe.run(write_s=write_s, read_s=read_s)
 
     def _codecs(self, budget_s: float) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autockpt.executors.layout.plan import Layout
-from autockpt.executors.protocol.messages import AnnounceDurable, AnnounceMemoryCommitted
 from autockpt.executors.state import LiveState
 from autockpt.policies.costs import Costs, profile_costs
 from autockpt.policies.decide import decide
@@ -31,6 +30,7 @@ from autockpt.tuner.proposals import PlanProposal, intervals_of
 from autockpt.tuner.recording import RecordedController
 from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
+from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.profile import Profile
 from autockpt.values.units import format_duration
@@ -44,10 +44,12 @@ OBSERVED_CHECKPOINTS = 3
 """Durable checkpoints before a run without a profile is planned for."""
 OBSERVED_BLOCKS = 3
 """Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
+REMEMBERED = 64
+"""Snapshots for disk whose end is waited for."""
 
 
 class Mind:
-    """Rank 0's planner.  `observe` and `committed` are cheap and may be called from any thread."""
+    """Rank 0's planner.  What it is told is cheap to tell, from any thread."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Mind:
         self._queue: deque[t.Event] = deque()
         self._applied: deque[CheckpointPlan] = deque()
         self._began: dict[str, tuple[float, int]] = {}
+        """Time and step of the newest snapshots for disk that have no end yet."""
         self._samples = _Samples()
         self._measuring = job.profile_in_place
         self._offers: dict[int, PlanProposal] = {}
@@ -91,24 +94,39 @@ class Mind:
 
     def observe(self, event: t.Event) -> None:
         """An event of this rank; called on the training thread."""
-        if isinstance(event, t.SnapshotBegan):
+        if isinstance(event, t.SnapshotBegan) and "disk" in event.tiers:
             self._began[event.generation] = (event.at_s, event.step)
-            while len(self._began) > 64:
-                self._began.pop(next(iter(self._began)))
+            for old in list(self._began)[:-REMEMBERED]:
+                self._began.pop(old, None)
         self._queue.append(event)
 
-    def committed(self, message: AnnounceMemoryCommitted | AnnounceDurable) -> None:
-        """The keeper's news of a durable checkpoint, as a telemetry event."""
-        if isinstance(message, AnnounceMemoryCommitted):
+    def committed(self, generation: Generation) -> None:
+        """The keeper's news of a durable checkpoint, as a telemetry event.
+
+        One that was not begun here for disk (before a restart, for memory only) shows no time.
+        """
+        now, name = time.monotonic(), str(generation)
+        began = self._began.pop(name, None)
+        if began is None:
             return
-        now, name = time.monotonic(), str(message.generation)
-        began_s, step = self._began.get(name, (now, -1))
+        began_s, step = began
         self._queue.append(
             t.PersistCommitted(
                 at_s=now, rank=-1, generation=name, step=step, bytes=0, stored_bytes=0,
                 latency_s=now - began_s, write_s=0.0,
             )
         )  # fmt: skip
+
+    def dropped(self, generation: Generation, reason: str) -> None:
+        """The keeper's news that a checkpoint will not be durable: it is under way no more."""
+        name = str(generation)
+        began = self._began.pop(name, None)
+        if began is not None:
+            self._queue.append(
+                t.PersistFailed(
+                    at_s=time.monotonic(), rank=-1, generation=name, step=began[1], reason=reason
+                )
+            )
 
     def reason(self, version: int) -> str:
         """Why a version of the plan was proposed."""

@@ -51,6 +51,8 @@ class RankState:
         self._snapshotter: Snapshotter | None = None
         self._flight: tuple[Generation, int, bool] | None = None
         """(generation, step, disk) of the snapshot between boundary and fence."""
+        self._saving = False
+        """A save for disk was under way in this iteration, also where it has ended by now."""
         self._asked: Generation | None = None
         self._asked_disk = False
         """As it was asked for, so it will be: a plan may have changed since."""

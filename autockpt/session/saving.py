@@ -77,6 +77,7 @@ class Saving(RankState):
         return Generation(epoch=self._epoch, seq=step - self._start_step + attempt)
 
     def _background(self) -> bool:
+        """Something of a save is under way now."""
         return bool(self._link.writing()) or self._flight is not None
 
     def _ask_ahead(self, step: int) -> None:
@@ -199,6 +200,7 @@ class Saving(RankState):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
             self._disk_newest = generation
+            self._saving = staging.persist != "sync"
         if not lazy or staging.persist == "sync":
             self._fence()
         if staging.persist == "sync" and disk:

@@ -276,7 +276,8 @@ class Session(Ending):
         """The iteration that makes `step` steps has ended."""
         if self._closed:
             return
-        began = self._clock.boundary(self._background())
+        began = self._clock.boundary(self._saving or self._background())
+        self._saving = bool(self._link.writing())
         if step == self._start_step + 1:
             self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
             self._require_counted()
@@ -336,8 +337,10 @@ class Session(Ending):
             self._link.running_as(self._epoch, *applied)
         if isinstance(message, p.AnnounceDropped) and message.reason.startswith(p.REPLICAS_DIFFER):
             self._stop_sharing(message.reason)
-        if isinstance(message, p.AnnounceDurable | p.AnnounceMemoryCommitted) and self._mind:
-            self._mind.committed(message)
+        if isinstance(message, p.AnnounceDurable) and self._mind is not None:
+            self._mind.committed(message.generation)
+        if isinstance(message, p.AnnounceDropped) and self._mind is not None:
+            self._mind.dropped(message.generation, message.reason)
         if isinstance(message, p.AnnounceMemoryCommitted) and message.generation == self._asked:
             # With a snapshot at every iteration: the next slot is free from now on.
             self._ask_if_due(self._step + 1)

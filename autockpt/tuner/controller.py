@@ -92,7 +92,7 @@ class Controller:
 
     def observe(self, event: Event) -> None:
         """Take in one event of this run, oldest first."""
-        sealed, lost = self.seen.sealed, len(self.seen.lost)
+        sealed = self.seen.sealed
         self.seen.observe(event)
         self._outlook = None
         if isinstance(event, PlanChanged) and event.plan_version > self.plan.version:
@@ -102,8 +102,6 @@ class Controller:
         if self.seen.sealed > sealed:
             self._count_overhead()
             self._end_watch()
-        if len(self.seen.lost) > lost and emergencies.in_burst(self.memory):
-            self.memory.hurry_until_s = event.at_s + self.settings.hurry_s
 
     def expect(self, plan: CheckpointPlan, expected: Expected | None = None) -> None:
         """A plan that somebody else decided and offers to all ranks, e.g. from a whole profile."""

@@ -1,8 +1,7 @@
-"""When to act at once: checkpoints far beyond what they may cost, and bursts of failures."""
+"""When to act at once: checkpoints far beyond what they may cost."""
 
 from autockpt.tuner.memory import Memory
 from autockpt.tuner.outlook import Outlook
-from autockpt.tuner.proposals import intervals_of
 from autockpt.tuner.settings import ControllerSettings
 
 EXCESS = 2.0
@@ -28,17 +27,3 @@ def too_dear(memory: Memory, outlook: Outlook, settings: ControllerSettings) -> 
     mean_s = outlook.tiers.cost_s(max(1, disk // every) if every else 1)
     cost_s = mean_s - outlook.costs.stall_s + memory.seen.stall.samples[-1]
     return cost_s / (times[-1] - times[-2]) > EXCESS * budget(memory, outlook, settings)
-
-
-def in_burst(memory: Memory) -> bool:
-    """Whether the two newest failures came within the interval that serves them."""
-    if len(memory.seen.lost) < 2:
-        return False
-    before, last = memory.seen.lost[-2:]
-    return last.at_s - before.at_s < serving_s(memory, survived=last.survived)
-
-
-def serving_s(memory: Memory, *, survived: bool) -> float:
-    """Interval of the tier that serves a failure."""
-    every, disk = intervals_of(memory.plan)
-    return (every if survived and every else disk) * memory.seen.iteration_s

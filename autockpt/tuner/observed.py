@@ -9,30 +9,19 @@ from autockpt.tuner.schedules import KEPT
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
     Event,
-    FailureObserved,
     Iterated,
     PersistCommitted,
     PersistFailed,
-    Restored,
     ScheduleTried,
     SnapshotBegan,
     SnapshotDiscarded,
     SnapshotSealed,
 )
 
-SHARE_WEIGHT = 10.0
-"""Failures that the share of survivable ones counts for already, as in the prior."""
+OUTDATED_SAVES = 4
+"""So many saves without a quiet iteration between them, and older quiet ones tell nothing."""
 STUCK_S = 600.0
 """A save without an end after this long no longer holds back a change of the plan."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """One interruption."""
-
-    at_s: float
-    survived: bool
-    """The node's memory did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +34,7 @@ class UnderWay:
 
 @dataclass(slots=True, kw_only=True)
 class Observed:
-    """Running estimates of one job, fed with the events of one rank and of its keeper."""
+    """Running estimates of one job, fed with the events of rank 0."""
 
     failures: FailureRates
     """As known before the run."""
@@ -64,10 +53,10 @@ class Observed:
     """Of the quiet blocks since the newest snapshot,"""
     quiet_blocks: int = 0
     """and their number."""
+    busy_saves: int = 0
+    """Saves that became durable since the newest quiet iteration."""
     slower: Contrast = field(default_factory=Contrast)
     """Of iterations with background work."""
-    restore_memory: Window = field(default_factory=Window)
-    restore_disk: Window = field(default_factory=Window)
     sealed: int = 0
     persisted: int = 0
     first_s: float | None = None
@@ -75,14 +64,10 @@ class Observed:
     """Time of the newest event."""
     seals_s: tuple[float, ...] = ()
     """Times of the newest snapshots."""
-    lost: tuple[Loss, ...] = ()
-    """Every failure since the start, oldest first."""
     saving: dict[str, UnderWay] = field(default_factory=dict)
     """By generation."""
     tried: tuple[ScheduleTried, ...] = ()
     """The newest snapshots of the comparison of schedules under way, or of the last one."""
-    progressed: bool = False
-    """Iterations ended since the last failure; without any, a second loss is the same failure."""
 
     def observe(self, event: Event) -> None:
         """Take in one event; kinds that say nothing about costs are ignored."""
@@ -96,6 +81,7 @@ class Observed:
         elif isinstance(event, PersistCommitted):
             self.persist.observe(event.latency_s)
             self.persisted += 1
+            self.busy_saves += 1
             self.saving.pop(event.generation, None)
         elif isinstance(event, PersistFailed | SnapshotDiscarded):
             self.saving.pop(event.generation, None)
@@ -103,11 +89,6 @@ class Observed:
             self._iterated(event)
         elif isinstance(event, ScheduleTried):
             self.tried = (*self.tried, event)[-KEPT:]
-        elif isinstance(event, FailureObserved):
-            self._lost(event)
-        elif isinstance(event, Restored):
-            window = self.restore_memory if event.source == "memory" else self.restore_disk
-            window.observe(event.restore_s)
 
     def _began(self, event: SnapshotBegan) -> None:
         """Saves that nobody ended are forgotten once they hold nothing back any more."""
@@ -128,28 +109,14 @@ class Observed:
         self.seals_s = (*self.seals_s, event.at_s)[-2:]
 
     def _iterated(self, event: Iterated) -> None:
-        self.progressed = True
         if event.quiet_s > 0:
+            self.busy_saves = 0
             self.quiet.observe(event.quiet_s)
             self.quiet_sum_s += event.quiet_s
             self.quiet_blocks += 1
         if event.busy_s > 0:
             self.busy.observe(event.busy_s)
         self.slower.observe(event.quiet_s, event.busy_s)
-
-    def _lost(self, event: FailureObserved) -> None:
-        """One interruption may be seen on several ranks; a lost keeper alone interrupts nobody."""
-        if event.what == "keeper":
-            return
-        self.saving.clear()
-        survived = event.what == "trainer"
-        if self.lost and not self.progressed:
-            former = self.lost[-1]
-            merged = replace(former, survived=former.survived and survived)
-            self.lost = (*self.lost[:-1], merged)
-            return
-        self.lost = (*self.lost, Loss(at_s=event.at_s, survived=survived))
-        self.progressed = False
 
     def busy_saving(self, now_s: float) -> bool:
         """Whether a save is under way."""
@@ -178,7 +145,12 @@ class Observed:
 
     @property
     def iteration_s(self) -> float:
-        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy."""
+        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy.
+
+        Where a save is in every iteration quiet ones are long ago, and busy ones tell it.
+        """
+        if self.quiet.n and self.busy.n and self.busy_saves >= OUTDATED_SAVES:
+            return self.busy.mean / (1.0 + self.slower.mean)
         if self.quiet.n:
             return self.quiet.mean
         return self.prior.iteration_s if self.prior is not None else self.busy.mean
@@ -204,8 +176,8 @@ class Observed:
             persist_slowdown_s=0.0 if sync else writing,
             blocked_s=max(0.0, persist - stall) if sync else 0.0,
             restart_s=recovery.detect.value_s + recovery.restart.value_s,
-            restore_memory_s=self.restore_memory.mean or recovery.restore_memory.value_s,
-            restore_disk_s=self.restore_disk.mean or recovery.restore_disk.value_s,
+            restore_memory_s=recovery.restore_memory.value_s,
+            restore_disk_s=recovery.restore_disk.value_s,
             # No event tells of an exchange: what it costs stays as the profile has it.
             peers=self.prior.peers if self.prior is not None else None,
         )
@@ -213,8 +185,8 @@ class Observed:
     def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
         """Training time lost per snapshot, and per persist beyond it.
 
-        Background work of P seconds spreads over P / busy iterations, at least one, each of which
-        is longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
+        Background work of P seconds spreads over P / busy iterations, rounded up, each of which is
+        longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
         """
         span_s = max(copy_s, persist_s)
         if not self.slower.n:
@@ -226,8 +198,10 @@ class Observed:
         return copying_s, total_s - copying_s
 
     def _stretched_s(self, span_s: float) -> float:
-        """Quiet time of the iterations that background work of `span_s` meets."""
-        return max(self.iteration_s, span_s / (1.0 + self.slower.mean))
+        """Quiet time of the iterations that background work of `span_s` meets; the last counts as a
+        whole, as it does in `slower`."""
+        busy_s = self.iteration_s * (1.0 + self.slower.mean)
+        return self.iteration_s * max(1, math.ceil(span_s / busy_s))
 
     def cost_errors_s(self, *, sync: bool) -> tuple[float, float]:
         """Standard errors of what a snapshot and a persist cost in training time."""
@@ -240,15 +214,11 @@ class Observed:
         return self.stall.error, math.hypot(spread_s, longer * persist_s)
 
     def rates(self) -> FailureRates:
-        """Failure rates with this run's own exposure and events added."""
+        """Failure rates with this process's own exposure added; a failure would have ended it."""
         days = (self.last_s - self.first_s) / 86400.0 if self.first_s is not None else 0.0
-        survived = sum(loss.survived for loss in self.lost)
-        died = len(self.lost) - survived
         known = self.failures
-        share = known.process_share * SHARE_WEIGHT + survived
         return replace(
             known,
-            per_node=known.per_node.updated(events=died, exposure_days=days * known.nodes),
-            per_job=known.per_job.updated(events=survived, exposure_days=days),
-            process_share=share / (SHARE_WEIGHT + len(self.lost)),
+            per_node=known.per_node.updated(events=0, exposure_days=days * known.nodes),
+            per_job=known.per_job.updated(events=0, exposure_days=days),
         )

@@ -334,6 +334,11 @@ class Fingerprint:
         """Short digest of all fields, the key of caches and plans."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that share one node's storage and memory."""
+        return -(-self.world_size // max(1, self.nodes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

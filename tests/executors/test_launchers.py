@@ -14,7 +14,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_R
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "16", "SLURM_NNODES": "2"}
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0"}
 PARENT = f"agent-{os.getppid()}"
-OWN = f"process-{os.getpid()}"
+OWN = "process-{pid}"
 
 
 def place(rank: int, world: int, local_rank: int, local: int, nodes: int) -> RankPlace:
@@ -67,7 +67,7 @@ def test_a_rank_knows_its_place_and_its_launch(
     """So does the command line that decides for it, and the profiler that measures it."""
     monkeypatch.setattr(os, "environ", environ)
     assert place_of_rank(environ) == expected
-    assert _launcher()[0].startswith(launch)
+    assert _launcher()[0].startswith(launch.format(pid=os.getpid()))
     scale = scale_of({"nnodes": "1", "nproc_per_node": "1"})
     assert (scale.world_size, scale.nodes) == (expected.world_size, expected.nodes)
     ranks = Ranks.find()

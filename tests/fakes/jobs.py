@@ -9,7 +9,6 @@ from autockpt.tuner.proposals import PlanProposal
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.telemetry import (
     Event,
-    FailureObserved,
     Iterated,
     PersistCommitted,
     PlanChanged,
@@ -32,7 +31,6 @@ class FakeJob:
     """Relative slow-down of an iteration while a persist runs."""
     noise: float = 0.0
     seed: int = 0
-    fail_every_s: float | None = None
     stall_of: Callable[[CheckpointPlan], float] | None = None
     """Stall as a function of the plan, for changes that backfire."""
     persist_of: Callable[[CheckpointPlan], float] | None = None
@@ -44,7 +42,6 @@ class FakeJob:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.next_failure_s = self.fail_every_s or float("inf")
 
     def run(self, controller: Controller, *, until_s: float, apply: bool = True) -> None:
         """Train until `until_s`, asking the controller after every snapshot interval."""
@@ -53,8 +50,6 @@ class FakeJob:
             every = plan.snapshot_interval_steps
             self._iterate(controller, every)
             self._checkpoint(controller, plan)
-            if self.now_s >= self.next_failure_s:
-                self._fail(controller)
             found = controller.propose(self.now_s, self.step)
             if found is not None:
                 assert found == controller.propose(self.now_s, self.step), "asking changes nothing"
@@ -121,16 +116,6 @@ class FakeJob:
                     write_s=persist_s,
                 ),
             )  # fmt: skip
-
-    def _fail(self, controller: Controller) -> None:
-        self.next_failure_s = self.now_s + (self.fail_every_s or 0.0)
-        self._tell(
-            controller,
-            FailureObserved(
-                at_s=self.now_s, rank=-1, what="trainer", failed_rank=0, pid=1, step=self.step,
-                detail="killed",
-            ),
-        )  # fmt: skip
 
     def _noisy(self, value: float, noise: float) -> float:
         return value * max(0.1, self.chance.gauss(1.0, noise)) if noise else value

@@ -123,13 +123,13 @@ def test_without_iterations_there_is_no_profile() -> None:
 def test_assumed_restores_follow_from_probes_and_measured_ones_stay() -> None:
     """1 GB over 10 GB/s is 0.1 s; a restore of an earlier run is better than any prediction."""
     links = (fit_link("host_copy", COPY),)
-    derived = derive_recovery(FACTS.recovery, 10**9, links, ())
+    derived = derive_recovery(FACTS.recovery, 10**9, links, (), ranks=1)
     seen = replace(FACTS.recovery, restore_memory=Estimate(value_s=0.7, source="measured", n=2))
 
     assert derived.restore_memory.source == "derived"
     assert derived.restore_memory.value_s == pytest.approx(0.1)
     assert derived.restore_disk.source == "assumed"
-    assert derive_recovery(seen, 10**9, links, ()).restore_memory.value_s == 0.7
+    assert derive_recovery(seen, 10**9, links, (), ranks=1).restore_memory.value_s == 0.7
 
 
 def test_a_run_gives_a_partial_profile() -> None:
@@ -164,3 +164,21 @@ def test_a_stale_profile_names_what_differs_and_the_command() -> None:
         freshness.require_fresh(FINGERPRINT, now, where="runs/a")
     assert "gpus none, this job has H200" in str(caught.value)
     assert str(caught.value).endswith("run: autockpt profile")
+
+
+def test_a_save_shorter_than_an_iteration_slows_it_for_its_own_time() -> None:
+    """1 s of work that takes 0.5 s from an iteration of 10 s; and the same over three of 0.5 s."""
+    short = RunSamples(quiet_s=(10.0,) * 3, busy_s=(10.5,) * 3, persists_s=(1.0,) * 3)
+    (measure,) = profile_from_run(short, FACTS).interference
+    assert measure.busy_s == pytest.approx(1.0)
+    assert measure.slowdown.mean * 10.0 / measure.busy_s == pytest.approx(0.5)
+    long = RunSamples(quiet_s=(0.5,) * 3, busy_s=(0.55,) * 3, persists_s=(1.5,) * 3)
+    (measure,) = profile_from_run(long, FACTS).interference
+    assert measure.busy_s == pytest.approx(0.5)
+
+
+def test_ranks_of_a_node_read_through_one_storage() -> None:
+    """Eight ranks with 1 GB each at 1 GB/s; from memory each copies its own at 10 GB/s."""
+    recovery = assemble(FACTS, full()).recovery
+    assert recovery.restore_disk.value_s == pytest.approx(8.0, rel=0.01)
+    assert recovery.restore_memory.value_s == pytest.approx(0.1)

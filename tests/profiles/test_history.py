@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from autockpt.profiles.failures import estimate_rates
-from autockpt.profiling.history import failure_history
+from autockpt.profiling.history import READ_BYTES, failure_history
 from autockpt.run_directory import RunDirectory
 from autockpt.values.failure import FailureRecord
 
@@ -60,3 +62,21 @@ def test_a_damaged_log_is_passed_over(tmp_path: Path) -> None:
     rates, _ = failure_history(str(tmp_path / "b"), nodes=1)
 
     assert rates.per_job.events == 0
+
+
+def test_a_long_quiet_run_is_exposure_too(tmp_path: Path) -> None:
+    """Four days in blocks of a second, with saves between that became rarer: too much to read."""
+    run = run_with(tmp_path, "a", trained_s=1.0)
+    block = '{"event":"Iterated","total_s":0.99,"checkpoint_s":0.01,"at_s":%d}\n'
+    save = '{"event":"SnapshotBegan","generation":"e1s%d"}\n'
+    blocks = 4 * 86400
+    with run.rank_telemetry(0).open("w") as file:
+        for second in range(blocks):
+            file.write(block % second)
+            if second % (5 if second < 3600 else 50) == 0:
+                file.write(save % second)
+    assert run.rank_telemetry(0).stat().st_size > 20 * READ_BYTES
+    rates, _ = failure_history(str(tmp_path / "b"), nodes=1)
+    exact = estimate_rates([], nodes=1, tail_exposure_s=float(blocks))
+    assert rates.per_job.mean_per_day == pytest.approx(exact.per_job.mean_per_day, rel=0.01)
+    assert rates.per_job.mean_per_day < 0.8 * estimate_rates([], nodes=1).per_job.mean_per_day

@@ -313,6 +313,36 @@ while True:
     assert {m.work for m in ended.profile.interference} >= {"snapshot_copy"}
 
 
+def test_time_until_durable_is_that_of_all_ranks_of_a_node(tmp_path: Path) -> None:
+    """Two ranks write to storage that takes an image in 0.2 s: both are durable after 0.4 s."""
+    script = (
+        MODEL
+        + """
+import atexit, fcntl, os, time
+import torch.distributed as dist
+atexit.register(os._exit, 0)
+from autockpt.profiling import movers
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+def throttled(path, image):
+    with open("storage", "w") as storage:
+        for _ in range(20):
+            fcntl.flock(storage, fcntl.LOCK_EX)
+            time.sleep(0.01)
+            fcntl.flock(storage, fcntl.LOCK_UN)
+            time.sleep(0.001)  # the other's turn
+movers.persist = throttled
+while True:
+    step()
+"""
+    )
+    ended = profiled(tmp_path, script, "-m", "torch.distributed.run", "--nproc-per-node=2")
+
+    assert ended.code == 0, ended.err
+    assert ended.profile.persist_s is not None
+    assert ended.profile.persist_s.mean > 0.35
+
+
 def test_a_profile_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     """SIGKILL while the storage is probed: the next listing shows nothing of the probe."""
     (tmp_path / "script.py").write_text(MODEL + "while True: step()")

@@ -7,13 +7,12 @@ import pytest
 from autockpt.policies.costs import PeerCosts
 from autockpt.policies.frequency import choose_intervals
 from autockpt.tuner.controller import Controller, begin
-from autockpt.tuner.observed import Loss
 from autockpt.tuner.proposals import intervals_of, scaled
 from autockpt.tuner.settings import ControllerSettings
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
 from autockpt.values.redundancy import Redundancy
-from autockpt.values.telemetry import FailureObserved, PlanChanged
+from autockpt.values.telemetry import PlanChanged
 from tests.fakes.jobs import FakeJob
 from tests.fakes.machines import SharedMachine
 from tests.fakes.profiles import example_failures, example_recovery
@@ -154,8 +153,10 @@ def test_pinned_intervals_do_not_move():
     goal = Goal(
         pins=Pins(memory_interval_steps=5, disk_interval_steps=50), limits=Limits(overhead=0.9)
     )
-    job = FakeJob(stall_s=20.0, fail_every_s=30.0)
-    job.run(controller(plan(5, 50), goal=goal), until_s=2 * HOUR)
+    job, tuned = FakeJob(stall_s=20.0), controller(plan(5, 50), goal=goal)
+    job.run(tuned, until_s=HOUR)
+    tuned.interrupted(job.now_s, exposure_s=1.0)
+    job.run(tuned, until_s=2 * HOUR)
     assert not job.proposals
 
 
@@ -265,13 +266,7 @@ def test_a_burst_of_failures_shortens_intervals_for_an_hour():
     job = FakeJob(stall_s=0.2, slower=0.0)
     tuned = controller(plan(90, 900), mtbf_s=2 * HOUR)
     job.run(tuned, until_s=2900.0)
-    for at_s in (job.now_s - 20.0, job.now_s):
-        tuned.observe(
-            FailureObserved(
-                at_s=at_s, rank=-1, what="trainer", failed_rank=0, pid=1, step=1, detail=""
-            )
-        )
-        tuned.seen.progressed = True
+    tuned.interrupted(job.now_s, exposure_s=20.0)
     job.run(tuned, until_s=job.now_s + 100.0)
     hurry = job.proposals[-1]
     assert hurry.kind == "hurry"
@@ -353,7 +348,7 @@ def test_replay_gives_the_same_proposals():
     """Same events, same questions: the same answers."""
     runs = []
     for _ in range(2):
-        job = FakeJob(stall_s=2.0, noise=0.4, seed=11, fail_every_s=5000.0)
+        job = FakeJob(stall_s=2.0, noise=0.4, seed=11)
         tuned = controller(safe_default_plan(), goal=Goal())
         job.run(tuned, until_s=24 * HOUR)
         runs.append(job.proposals)
@@ -361,28 +356,16 @@ def test_replay_gives_the_same_proposals():
     assert runs[0]
 
 
-def test_failures_seen_in_the_run_raise_the_rate():
-    """Believed: one in 20 hours; seen: one in 20 minutes.  The interval shortens."""
-    job = FakeJob(stall_s=1.0, fail_every_s=1200.0)
-    rare = example_failures(mtbf_s=20 * HOUR)
-    memory = begin(plan=plan(400, 400), failures=rare, recovery=example_recovery())
+def test_a_run_without_a_failure_lowers_the_rate():
+    """Believed: one in 20 minutes.  After 30 quiet hours the interval is longer."""
+    job = FakeJob(stall_s=1.0)
+    often = example_failures(mtbf_s=HOUR / 3)
+    memory = begin(plan=plan(40, 40), failures=often, recovery=example_recovery())
     tuned = Controller(memory, goal=Goal())
     before = tuned.outlook.rates.total_per_s
     job.run(tuned, until_s=30 * HOUR)
-    assert tuned.outlook.rates.total_per_s > 10 * before
-    assert intervals_of(tuned.plan)[0] < 200
-
-
-def test_one_interruption_seen_on_many_ranks_counts_once():
-    """And a lost keeper alone is none."""
-    tuned = controller()
-    job = FakeJob()
-    job.run(tuned, until_s=200.0)
-    for what in ("keeper", "trainer", "trainer", "node"):
-        tuned.observe(
-            FailureObserved(at_s=210.0, rank=-1, what=what, failed_rank=0, pid=1, step=1, detail="")
-        )
-    assert tuned.seen.lost == (Loss(at_s=210.0, survived=False),)
+    assert tuned.outlook.rates.total_per_s < before / 2
+    assert intervals_of(tuned.plan)[0] > 50
 
 
 def test_a_plan_decided_elsewhere_is_watched_like_our_own():

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.tuner.estimates import WINDOW, Contrast, Window, winsorised
+from autockpt.tuner.observed import OUTDATED_SAVES, Observed
+from autockpt.values.telemetry import Iterated, PersistCommitted
+from tests.fakes.profiles import example_failures, example_recovery
 
 
 def test_one_wild_sample_does_not_move_the_mean():
@@ -93,3 +96,54 @@ def test_a_slow_down_is_never_negative(blocks):
         contrast.observe(quiet_s, busy_s)
         assert contrast.mean >= 0.0
         assert len(contrast.before) + len(contrast.during) + len(contrast.after) <= 80
+
+
+def observed() -> Observed:
+    """Nothing yet."""
+    return Observed(failures=example_failures(), recovery=example_recovery())
+
+
+def block(number: int, *, quiet_s: float = 0.0, busy_s: float = 0.0) -> Iterated:
+    """One long iteration, quiet or not."""
+    return Iterated(
+        at_s=float(number), rank=0, step=number, count=1, total_s=quiet_s + busy_s,
+        checkpoint_s=0.0, quiet_s=quiet_s, busy_s=busy_s,
+    )  # fmt: skip
+
+
+def durable(number: int) -> PersistCommitted:
+    """The end of a save."""
+    return PersistCommitted(
+        at_s=float(number), rank=-1, generation=f"e1s{number}", step=number, bytes=1,
+        stored_bytes=1, latency_s=9.0, write_s=9.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("persist_s", "met"), [(5.0, 1), (13.0, 2)])
+def test_a_save_inside_long_iterations_costs_what_these_lost(persist_s: float, met: int):
+    """2 s each time, in one iteration of 10 s or over two of them."""
+    seen = observed()
+    for number in range(40):
+        busy = number % 4 < met
+        seen.observe(
+            block(number, busy_s=10.0 + 2.0 / met) if busy else block(number, quiet_s=10.0)
+        )
+        if number % 4 == met:
+            seen.persist.observe(persist_s)
+    costs = seen.costs(sync=False)
+    assert costs.copy_slowdown_s + costs.persist_slowdown_s == pytest.approx(2.0)
+
+
+def test_where_every_iteration_is_busy_they_tell_the_quiet_one():
+    """The quiet ones of the beginning are outdated when iterations become longer."""
+    seen = observed()
+    for number in range(40):
+        seen.observe(block(number, busy_s=11.0) if number % 4 == 0 else block(number, quiet_s=10.0))
+    assert seen.iteration_s == pytest.approx(10.0)
+    for number in range(40, 80):
+        seen.observe(block(number, busy_s=22.0))
+    assert seen.iteration_s == pytest.approx(10.0), "one long save says nothing"
+    for number in range(80, 80 + OUTDATED_SAVES):
+        seen.observe(durable(number))
+        seen.observe(block(number, busy_s=22.0))
+    assert seen.iteration_s == pytest.approx(20.0)

@@ -34,8 +34,8 @@ def recorded(lines: list[Line], *, full_after: int = 10**9) -> RecordedControlle
 
 
 def a_run(own: RecordedController, *, seed: int = 4) -> FakeJob:
-    """A day with noise, failures and dearer checkpoints from noon on."""
-    job = FakeJob(stall_s=1.0, noise=0.3, seed=seed, fail_every_s=9000.0)
+    """A day with noise, a failure and dearer checkpoints from noon on."""
+    job = FakeJob(stall_s=1.0, noise=0.3, seed=seed)
     own.lasts(24 * HOUR)
     job.run(own, until_s=12 * HOUR)
     job.stall_s = 8.0
