@@ -3,10 +3,12 @@
 Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `python` leaves.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from autockpt.executors.agreement import agree
 from autockpt.executors.directory import CheckpointDirectory, pid_start
@@ -177,8 +179,9 @@ def _launcher() -> tuple[str, int]:
         pid = environment.get("AUTOCKPT_LAUNCHER_PID", "")
         return environment["AUTOCKPT_LAUNCH_ID"], int(pid) if pid.isdigit() else os.getppid()
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if run_id != "none":
-        return f"torchrun-{run_id}", os.getppid()
+    if run_id != "none":  # which a user may give to every launch of a job
+        agent = _agent(run_id, os.getppid())
+        return f"torchrun-{run_id}-{agent}-{pid_start(agent)}", agent
     if under_srun(environment):
         return slurm_launch(environment), os.getppid()
     if "RANK" in environment:
@@ -186,3 +189,17 @@ def _launcher() -> tuple[str, int]:
         return f"agent-{parent}-{pid_start(parent)}", parent
     own = os.getpid()
     return f"process-{own}-{pid_start(own)}", own
+
+
+def _agent(run_id: str, pid: int) -> int:
+    """The process of torchrun that started a rank: from the rank's parent, `pid`, upwards the first
+    that was not told its id.
+
+    Those below are scripts around ours, and others for every rank and restart.
+    """
+    told = b"TORCHELASTIC_RUN_ID=" + os.fsencode(run_id)
+    with contextlib.suppress(OSError):  # of somebody else, or gone: nothing above it is known
+        while told in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            pid = int(stat.rpartition(b")")[2].split()[1])
+    return pid

@@ -554,7 +554,7 @@ class WriteAlone(CoordinatorProtocol):
         return
 
     def want_persisted(self, save: Save) -> None:
-        if self.breakpoint:
+        if self.breakpoint or self.unreachable:
             super().want_persisted(save)
 
 

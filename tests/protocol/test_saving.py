@@ -236,6 +236,31 @@ def test_a_notice_of_the_end_does_the_same() -> None:
     assert sorted(d.rank for d in cluster.take(m.StartPersist)) == [0, 1]
 
 
+def test_a_lost_node_has_commits_stored_until_it_is_back() -> None:
+    """The newest at once, and what is completed meanwhile; then only what is due."""
+    cluster = running(slots=3)
+    cluster.save(gen(1, 1))
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 2))
+    cluster.seal(1, gen(1, 2))
+    cluster.done = []
+    cluster.cut = {1}
+    cluster.tell(m.NodeLost(node=1))
+    assert {start.generation for start in cluster.take(m.StartPersist)} == {gen(1, 1)}
+    cluster.seal(0, gen(1, 2))
+    assert {start.generation for start in cluster.take(m.StartPersist)} == {gen(1, 2)}
+    cluster.cut = set()
+    cluster.tick(10.0)
+    for generation in (gen(1, 1), gen(1, 2)):
+        for rank in (0, 1):
+            cluster.persisted(rank, generation)
+    cluster.tell(m.CommitWritten(generation=gen(1, 2)))
+    cluster.done = []
+    cluster.save(gen(1, 3))
+    assert cluster.held(0)[-1] == "e1s3"
+    assert cluster.take(m.StartPersist) == []
+
+
 def test_a_suspect_state_protects_nothing_and_is_not_protected() -> None:
     """NaN everywhere is memory-committed, but the good one before it keeps its slot."""
     cluster = running()

@@ -7,6 +7,7 @@ The decisions are NodeProtocol's and CoordinatorProtocol's; this module is their
 import contextlib
 import os
 import re
+import select
 import selectors
 import socket
 import struct
@@ -61,11 +62,15 @@ class Trainer:
     leaving: str = ""
     wanted: wire.SlotsWanted | None = None
     """Put off until it is known what the slots that it has are needed for."""
+    process: int | None = None
+    """Descriptor of its process, readable when that has ended; None where the system has none."""
 
 
 @dataclass(slots=True)
 class _State:
     trainers: dict[int, Trainer] = field(default_factory=dict)
+    replaced: list[Trainer] = field(default_factory=list)
+    """A later start has come, and they are still connected: they may write into their slots."""
     epoch: int = 0
     memory_committed: str = ""
     durable: str = ""
@@ -210,8 +215,7 @@ class Keeper:
 
     def _accept(self, listener: Any) -> None:
         sock, _ = listener.accept()
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, uid, _ = struct.unpack("3i", credentials)
+        _, uid = _peer(sock)
         if uid != os.getuid():
             self._log(f"refused a connection of uid {uid}")
             sock.close()
@@ -236,9 +240,35 @@ class Keeper:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         connection.close()
-        for trainer in list(self._s.trainers.values()):
+        for trainer in [*self._s.trainers.values(), *self._s.replaced]:
             if trainer.connection is connection:
                 self._trainer_gone(trainer)
+
+    def _watch(self, trainer: Trainer) -> None:
+        """Its end is seen at once: processes that it forked may hold its connection for long."""
+        connection = trainer.connection
+        try:
+            trainer.process = os.pidfd_open(_peer(connection.sock)[0])
+        except ProcessLookupError:
+            self.post(lambda: self._ended(connection))
+        except OSError:
+            pass  # an old kernel, or a process that we cannot see: the connection tells
+        else:
+            self._selector.register(
+                trainer.process, selectors.EVENT_READ, lambda _: self._ended(connection)
+            )
+
+    def _unwatch(self, trainer: Trainer) -> None:
+        if trainer.process is not None:
+            self._selector.unregister(trainer.process)
+            os.close(trainer.process)
+            trainer.process = None
+
+    def _ended(self, connection: wire.Connection) -> None:
+        """Its process is gone; what that has said is heard."""
+        while connection.sock.fileno() >= 0 and _is_ready(connection.sock.fileno()):
+            self._readable(connection)
+        self._closed(connection)
 
     # ------------------------------------------------------------------ trainers
 
@@ -267,25 +297,23 @@ class Keeper:
     def _hello(
         self, connection: wire.Connection, hello: wire.Hello, descriptors: list[int]
     ) -> None:
-        if hello.wire_version != wire.WIRE_VERSION or not descriptors:
+        """Lets a trainer in, or refuses it, which changes nothing here."""
+        former = self._former(hello, connection)
+        refusal = self._refusal(hello, former, connection)
+        if refusal is not None or not descriptors:
             for fd in descriptors:
                 os.close(fd)
-            reason = f"keeper speaks version {wire.WIRE_VERSION}, trainer {hello.wire_version}"
-            refusal = p.AttachRefused(
-                rank=hello.rank, incarnation=hello.attach.incarnation, reason=reason
-            )
-            connection.send(refusal)
+            self._refuse(connection, hello, refusal or "it brought no board")
             return
+        if former is not None:
+            self._bury(former)
+            self._s.replaced.append(former)
         self._kept.give_back(hello.rank)
-        former = self._s.trainers.get(hello.rank)
-        if former is not None and former.pid == hello.pid:
-            self._closed(former.connection)
-            former = None
         memory = self._memory.of(hello.rank)
-        board = Arena.attach(descriptors[0])
+        # Of every trainer that is let in: by the board of the one before, a slot would count as
+        # filled before the copy into it has begun.
+        memory.take_board(Arena.attach(descriptors[0]))
         fresh_memory = not memory.slots
-        if former is None:
-            memory.board = board
         self._memory.adopt(
             hello.rank,
             descriptors[1:],
@@ -297,13 +325,44 @@ class Keeper:
         trainer = Trainer(
             rank=hello.rank, pid=hello.pid, attach=hello.attach, connection=connection
         )
-        if former is not None:
-            self._refuse_second(trainer, former, hello.control_host)
-            return
         self._s.trainers[hello.rank] = trainer
         self._had_trainers = True
+        self._watch(trainer)
         self._give_slots(trainer)
         self._attached(trainer, hello.control_host)
+
+    def _former(self, hello: wire.Hello, connection: wire.Connection) -> Trainer | None:
+        """The trainer that lives with this rank, if it is another one."""
+        former = self._s.trainers.get(hello.rank)
+        if former is None or former.connection is connection:
+            return former
+        if former.pid == hello.pid or (former.process is not None and _is_ready(former.process)):
+            self._ended(former.connection)
+            return None
+        return former
+
+    def _refusal(
+        self, hello: wire.Hello, former: Trainer | None, connection: wire.Connection
+    ) -> str | None:
+        """Why a trainer is not let in; None: it is."""
+        if hello.wire_version != wire.WIRE_VERSION:
+            return f"keeper speaks version {wire.WIRE_VERSION}, trainer {hello.wire_version}"
+        if self._trainer_of(connection) is not None:
+            return "its connection is a trainer's already"
+        if former is not None and not _may_replace(hello.attach, former.attach):
+            return (
+                f"rank {hello.rank} of this run is live: pid {former.pid}, launch "
+                f"{former.attach.incarnation}; stop that run first, or use another --run-dir"
+            )
+        return self._protocol.attach_refusal(hello.attach)
+
+    def _refuse(self, connection: wire.Connection, hello: wire.Hello, reason: str) -> None:
+        incarnation = hello.attach.incarnation
+        self._log(f"refused rank {hello.rank} (pid {hello.pid}) of {incarnation}: {reason}")
+        with contextlib.suppress(OSError):  # it did not wait for the answer
+            connection.send(
+                p.AttachRefused(rank=hello.rank, incarnation=incarnation, reason=reason)
+            )
 
     def _attached(self, trainer: Trainer, control_host: str) -> None:
         """The protocol decides whether it is admitted; if so, its nodes are the job."""
@@ -335,27 +394,6 @@ class Keeper:
 
         if here > 1 and not attach.fresh:
             self._disk.submit(look)
-
-    def _refuse_second(self, trainer: Trainer, former: Trainer, control_host: str) -> None:
-        """Two live processes claim one rank: the older incarnation is fenced or the new refused."""
-        mine, theirs = trainer.attach.incarnation, former.attach.incarnation
-        if mine.launch_id != theirs.launch_id and not trainer.attach.previous_launcher_dead:
-            reason = (
-                f"rank {trainer.rank} of this run is live: pid {former.pid}, launch "
-                f"{theirs}; stop that run first, or use another --run-dir"
-            )
-            trainer.connection.send(
-                p.AttachRefused(rank=trainer.rank, incarnation=mine, reason=reason)
-            )
-            return
-        fence = p.FenceTrainer(
-            rank=former.rank, incarnation=theirs, reason=f"replaced by launch {mine}"
-        )
-        self._send(former, fence)
-        self._closed(former.connection)
-        self._s.trainers[trainer.rank] = trainer
-        self._give_slots(trainer)
-        self._attached(trainer, control_host)
 
     def _adopted(self, rank: int) -> None:
         memory = self._memory.of(rank)
@@ -396,10 +434,18 @@ class Keeper:
             self._node_event(message)
 
     def _trainer_gone(self, trainer: Trainer) -> None:
-        if self._s.trainers.get(trainer.rank) is trainer:
-            del self._s.trainers[trainer.rank]
-            if trainer.leaving != "finished":
-                self._kept.keep(trainer.rank, self._memory.of(trainer.rank).image_capacity)
+        self._unwatch(trainer)
+        if trainer in self._s.replaced:
+            self._s.replaced.remove(trainer)
+        else:
+            self._bury(trainer)
+        self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
+
+    def _bury(self, trainer: Trainer) -> None:
+        """It is the trainer of its rank no more: it is gone, or a later start has come."""
+        del self._s.trainers[trainer.rank]
+        if trainer.leaving != "finished":
+            self._kept.keep(trainer.rank, self._memory.of(trainer.rank).image_capacity)
         self._all_finished = trainer.leaving == "finished"
         if not trainer.leaving:
             self._journal.trainer_lost(
@@ -408,7 +454,6 @@ class Keeper:
             self._log(f"trainer of rank {trainer.rank} (pid {trainer.pid}) is gone")
         self._shards.leave(trainer.rank, sealed=False)
         self._exchanges.trainer_gone(trainer.rank)
-        self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
         self._lonely_since = time.monotonic()
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
@@ -548,6 +593,8 @@ class Keeper:
             case p.AnnounceDropped(generation=generation, reason=reason):
                 self._journal.dropped(generation, reason)
                 self._to_all(instruction)
+            case p.FenceTrainer():
+                self._fence(instruction)
             case p.Report(kind=kind, detail=detail):
                 self._log(f"{kind}: {detail}")
                 if kind == "violation":
@@ -606,6 +653,12 @@ class Keeper:
                 os.close(fd)
 
         self.post(tell)
+
+    def _fence(self, fence: p.FenceTrainer) -> None:
+        """Those it is meant for, and nobody who has come in their place."""
+        for trainer in [*self._s.trainers.values(), *self._s.replaced]:
+            if (trainer.rank, trainer.attach.incarnation) == (fence.rank, fence.incarnation):
+                self._send(trainer, fence)
 
     def _grant(self, grant: p.GrantSlot) -> None:
         self._guests.overwritten(grant.rank, grant.slot)
@@ -716,6 +769,29 @@ class Keeper:
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         print(f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True)
+
+
+def _may_replace(new: p.TrainerAttached, old: p.TrainerAttached) -> bool:
+    """Of two live processes with one rank the later round of the launch is right; of running ones,
+    which come to a new keeper, that of the newer epoch."""
+    if new.epoch is not None and old.epoch is not None:
+        return new.epoch > old.epoch
+    same_launch = new.incarnation.launch_id == old.incarnation.launch_id
+    return same_launch and new.incarnation != old.incarnation
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """(process, user) at the other end, as of its `connect`."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
+
+
+def _is_ready(fd: int) -> bool:
+    """Whether there is something to read."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _without_figures(reason: str) -> str:

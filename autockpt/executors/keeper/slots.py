@@ -48,11 +48,16 @@ class RankMemory:
         """Bytes of image that fit a slot."""
         return self.slots[0].nbytes - self.trailer_bytes if self.slots else 0
 
+    def take_board(self, board: Arena | None) -> None:
+        """From now on progress is read there.  Whoever reads the one before may finish."""
+        if self.board is not None:
+            self.board.let_go()
+        self.board = board
+
     def cell(self, index: int) -> int:
         """A number on the board, 0 without a board."""
-        if self.board is None:
-            return 0
-        return int(self.board.view.cast("Q")[index])
+        board = self.board
+        return 0 if board is None else int(board.view.cast("Q")[index])
 
     def copied(self, slot: int) -> int:
         """Copied prefix of the image in a slot."""
@@ -144,6 +149,7 @@ class MemoryTable:
         memory = self.ranks.pop(rank, None)
         if memory is not None:
             memory.close_slots()
+            memory.take_board(None)
 
     @property
     def total_bytes(self) -> int:

@@ -92,7 +92,7 @@ class CoordinatorProtocol(Planning):
             self.break_off(reason)
 
     def node_lost(self, event: m.NodeLost) -> None:
-        """As if all its ranks were lost, except that it may come back with their memory."""
+        """As if all its ranks were lost, until it comes back with their memory."""
         if event.node not in self.nodes:
             return
         self.unreachable.add(event.node)
@@ -100,7 +100,8 @@ class CoordinatorProtocol(Planning):
         if self.phase == "running":
             self.drop_plan(reason)
             self.end_round(reason)
-            self.break_off(reason)
+            self.emit(m.Report(kind="warning", detail=f"breakpoint save: {reason}"))
+            self.persist_newest()
         else:
             self.break_incarnation(f"{reason} before the run resumed")
 

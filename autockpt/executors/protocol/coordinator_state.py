@@ -165,6 +165,7 @@ class CoordinatorState:
         self.floor: Generation | None = None
         """Saves up to here are settled and forgotten."""
         self.breakpoint = False
+        """Every memory commit goes to disk: the end of this incarnation is near."""
         self.proposal: Proposal | None = None
         self.plan_newest = 0
         """Newest version ever proposed in this epoch."""

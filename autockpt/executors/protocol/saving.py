@@ -212,7 +212,7 @@ class Saving(Protecting):
         self.broadcast(MemoryCommitted(generation=save.generation, health=health))
         self._drop_older_seals(save)
         self.begin_round()
-        if self.breakpoint:
+        if self.breakpoint or self.unreachable:
             self.persist_newest()
 
     def _drop_older_seals(self, save: Save) -> None:

@@ -1,0 +1,96 @@
+"""Which launch a rank belongs to: all ranks and restarts of one torchrun, and no other."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autockpt.executors.directory import read_commit
+from autockpt.session import job
+from tests.cli.scripts import environment, python, write
+
+AGENT = """
+import os, subprocess, sys
+told = {"TORCHELASTIC_RUN_ID": "job"}
+ranks = [subprocess.Popen(sys.argv[1:], env={**os.environ, **told}) for _ in range(2)]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+RANK = ("sh", "-c", "echo $PPID; read line")
+WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
+"""More than one command: its process does not become the rank's."""
+
+
+@pytest.mark.parametrize("wrappers", [0, 1, 2])
+def test_the_agent_is_found_above_scripts_that_start_the_ranks(wrappers: int) -> None:
+    """One process for all ranks of a launch, whatever stands between."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, *wrappers * WRAPPER, *RANK], env=environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    parents = [int(agent.stdout.readline()) for _ in range(2)]
+    assert (agent.pid in parents) == (not wrappers)
+    assert {job._agent("job", parent) for parent in parents} == {agent.pid}
+    agent.communicate("\n\n", timeout=60)
+    assert agent.returncode == 0
+
+
+def test_launches_with_one_run_id_have_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and restarts of an agent share theirs."""
+    monkeypatch.delenv("AUTOCKPT_LAUNCH_ID", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    names = []
+    for agent in (os.getpid(), os.getpid(), os.getppid()):
+        monkeypatch.setattr(os, "getppid", lambda agent=agent: agent)
+        names.append(job._launcher()[0])
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith(f"torchrun-job-{os.getpid()}-")
+
+
+TRAINING = """
+import os, time, torch, autockpt
+net = torch.nn.Linear(64, 64)
+opt = torch.optim.AdamW(net.parameters())
+ckpt = autockpt.attach(model=net, optimizer=opt)
+first = ckpt.step_count
+print("first", first, flush=True)
+for step in ckpt.steps(100):
+    net(torch.randn(4, 64)).pow(2).mean().backward()
+    opt.step(); opt.zero_grad()
+    ckpt.save()
+    if step == first + 5:
+        ckpt.wait_durable(30.0)
+        os._exit(1)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_next_launch_under_one_run_id_does_what_it_was_asked_for(
+    tmp_path: Path, new_run: Callable[..., str]
+) -> None:
+    """The one before crashed; this one is neither refused nor taken for a restart of it."""
+    run = new_run()
+    write(tmp_path, "s.py", TRAINING)
+    command = [
+        "-m", "torch.distributed.run", "--rdzv-id", "job", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "localhost:0", "--max-restarts", "0", "s.py",
+    ]  # fmt: skip
+
+    def first_step(**more: str) -> int:
+        done = python(*command, cwd=tmp_path, AUTOCKPT_RUN_DIR=run, AUTOCKPT_NO_PROFILE="1", **more)
+        said = [line for line in done.stdout.splitlines() if line.startswith("first ")]
+        assert said, done.stderr[-3000:]
+        return int(said[0].split()[1])
+
+    assert first_step() == 0
+    assert first_step() > 0
+    oldest = min(Path(run).glob("checkpoints/gen-*/COMMIT"))
+    wanted = read_commit(str(oldest))
+    assert first_step(AUTOCKPT_RESUME_FROM=wanted.generation.name) == wanted.step
+    assert first_step(AUTOCKPT_FRESH="1") == 0
