@@ -68,7 +68,6 @@ class KeeperLink:
         checkpoints: str,
         attach: p.TrainerAttached,
         launcher_pid: int,
-        restart_count: int,
         control_host: str = "",
         on_lost: Callable[[str], None],
     ) -> None:
@@ -77,7 +76,6 @@ class KeeperLink:
         self._checkpoints = checkpoints
         self._attach = attach
         self._launcher_pid = launcher_pid
-        self._restart_count = restart_count
         self._control_host = control_host
         self._on_lost = on_lost
         self._connection: wire.Connection | None = None
@@ -177,7 +175,6 @@ class KeeperLink:
             slots_held=len(held),
             slot_chunk_bytes=self.chunk_bytes,
             slot_image_bytes=self.image_bytes,
-            restart_count=self._restart_count,
             control_host=self._control_host,
         )
         assert self.board.fd is not None

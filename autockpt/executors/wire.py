@@ -36,12 +36,12 @@ class Hello:
     rank: int
     attach: protocol.TrainerAttached
     launcher_pid: int
+    """Who started it; its own where nobody did."""
     slots_held: int
     """Slot descriptors that come with this message, behind the board's; 0 at the first start."""
     slot_chunk_bytes: int
     slot_image_bytes: int
     """Image capacity of the slots held."""
-    restart_count: int
     control_host: str = ""
     """Where the keeper listens for those of other nodes; empty: there are none."""
 

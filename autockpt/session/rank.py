@@ -87,7 +87,6 @@ class RankState:
             checkpoints=job.checkpoints,
             attach=job.attach_event(),
             launcher_pid=job.launcher_pid,
-            restart_count=job.restart_count,
             control_host=job.control_host,
             on_lost=lambda reason: self._degraded("keeper", reason),
         )

@@ -1,7 +1,7 @@
 """A trainer without a training: a process that says hello and fills slots when it is told to.
 
-`python -m tests.executors.bare_trainer RUN LAUNCH ROUND`: reads orders from its standard input, one
-a line, and answers each with a line of JSON.  `BareTrainer` is the test's end of it.
+`python -m tests.executors.bare_trainer RUN LAUNCH ROUND LAUNCHER`: reads orders from its standard
+input, one a line, and answers each with a line of JSON.  `BareTrainer` is the test's end of it.
 """
 
 import contextlib
@@ -29,8 +29,11 @@ IMAGE_BYTES, CHUNK_BYTES, HEAD_BYTES = 2**20, 2**18, 4096
 class BareTrainer:
     """The process, as a test sees it."""
 
-    def __init__(self, run_dir: str, launch: str, restart_round: int) -> None:
-        command = [sys.executable, "-m", __name__, run_dir, launch, str(restart_round)]
+    def __init__(self, run_dir: str, launch: str, restart_round: int, launcher: int) -> None:
+        """`launcher`: the process that is said to have started it."""
+        command = [
+            sys.executable, "-m", __name__, run_dir, launch, str(restart_round), str(launcher)
+        ]  # fmt: skip
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self._process.pid
         self._worker = 0
@@ -83,15 +86,15 @@ class BareTrainer:
 class _Trainer:
     """In the process."""
 
-    def __init__(self, run_dir: str, launch: str, restart_round: int) -> None:
+    def __init__(self, run_dir: str, launch: str, restart_round: int, launcher: int) -> None:
         self._checkpoints = os.path.join(run_dir, "checkpoints")
         incarnation = p.Incarnation(launch_id=launch, restart_round=restart_round)
         attach = p.TrainerAttached(
             rank=0, incarnation=incarnation, world_size=1, nodes=(0,), slots=0
         )
         self._link = KeeperLink(
-            run_dir, 0, checkpoints=self._checkpoints, attach=attach, launcher_pid=0,
-            restart_count=restart_round, on_lost=lambda reason: None,
+            run_dir, 0, checkpoints=self._checkpoints, attach=attach, launcher_pid=launcher,
+            on_lost=lambda reason: None,
         )  # fmt: skip
         # By its board every slot is full, until it begins one: a keeper must not go by that.
         cells = self._link.board.view.cast("Q")
@@ -188,8 +191,8 @@ def _header() -> bytes:
 
 def main() -> None:
     """Orders in, answers out."""
-    run_dir, launch, restart_round = sys.argv[1:]
-    trainer = _Trainer(run_dir, launch, int(restart_round))
+    run_dir, launch, restart_round, launcher = sys.argv[1:]
+    trainer = _Trainer(run_dir, launch, int(restart_round), int(launcher))
     for line in sys.stdin:
         name, *numbers = line.split()
         answer = getattr(trainer, name)(*map(int, numbers))

@@ -69,7 +69,7 @@ class Bench:
 
     def claim(self, *, epoch: int | None = None) -> Any:
         """Asks for the directory."""
-        return self.order(p.ClaimEpoch(incarnation=WHO, epoch=epoch, previous_launcher_dead=False))
+        return self.order(p.ClaimEpoch(incarnation=WHO, epoch=epoch))
 
     def commit(self, *seqs: int) -> None:
         """Committed and verified generations."""

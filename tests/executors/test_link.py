@@ -18,7 +18,7 @@ def link(folder: Path) -> KeeperLink:
         rank=0, incarnation=incarnation, world_size=2, nodes=(0, 0), slots=0
     )  # fmt: skip
     return KeeperLink(
-        str(folder), 0, checkpoints=str(folder), attach=attach, launcher_pid=0, restart_count=0,
+        str(folder), 0, checkpoints=str(folder), attach=attach, launcher_pid=0,
         on_lost=lambda reason: None,
     )  # fmt: skip
 

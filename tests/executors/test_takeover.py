@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,8 +26,10 @@ def start(run_dir: str) -> Iterator[Start]:
     """Starts trainers of it, which end with the test."""
     made: list[BareTrainer] = []
 
-    def one(launch: str = "launch", restart_round: int = 0) -> BareTrainer:
-        made.append(BareTrainer(run_dir, launch, restart_round))
+    def one(
+        launch: str = "launch", restart_round: int = 0, launcher: int | None = None
+    ) -> BareTrainer:
+        made.append(BareTrainer(run_dir, launch, restart_round, launcher or os.getpid()))
         return made[-1]
 
     yield one
@@ -121,7 +124,9 @@ def test_a_refused_trainer_changes_nothing(
     assert trainer.tell("begin", 1) == {"skipped": ""}
     before = shared(run_dir)
     second = start(launch, restart_round)
-    assert why in second.attach()["refusal"]
+    refusal = second.attach()["refusal"]
+    assert why in refusal
+    assert "launcher is dead" not in refusal
     second.end()
     deadline = time.monotonic() + PATIENCE_S
     while (after := shared(run_dir)) != before:
@@ -131,6 +136,16 @@ def test_a_refused_trainer_changes_nothing(
     status = keeper_status(run_dir, 0)
     assert status is not None
     assert status.trainers == (0,)
+
+
+def test_the_refusal_says_when_the_launcher_of_the_living_one_is_dead(start: Start) -> None:
+    """Its trainers train on; whose end it is to wait for is not the launcher's."""
+    launcher = subprocess.Popen(["true"])
+    launcher.wait(PATIENCE_S)
+    orphan = start(launcher=launcher.pid)
+    assert orphan.attach()["refusal"] == ""
+    told = f"pid {orphan.pid}, launch launch#0, whose launcher is dead; stop that run first"
+    assert told in start("another").attach()["refusal"]
 
 
 def test_a_refused_trainer_does_not_stand_in_the_way(start: Start) -> None:

@@ -59,6 +59,8 @@ class Trainer:
     refused: bool = False
     final: bool = False
     """Refused, and trying again will not help."""
+    unseen: bool = False
+    """Its keeper takes it for dead."""
     epoch: int | None = None
     seq: int = 0
     step: int = 0

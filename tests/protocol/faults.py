@@ -55,8 +55,9 @@ class Faults(Storage):
         shards = tuple(c.shard for c in held if c is not None and c.sealed and c.shard)
         keeper.inbox.append(m.SlotsAdopted(rank=rank, slots=self.slots, held=shards))
 
-    def attach(self, trainer: Trainer, *, dead: bool = False) -> None:
+    def attach(self, trainer: Trainer) -> None:
         """The trainer connects to its keeper."""
+        trainer.unseen = False
         event = m.TrainerAttached(
             rank=trainer.rank,
             incarnation=trainer.incarnation,
@@ -64,7 +65,6 @@ class Faults(Storage):
             nodes=trainer.nodes,
             slots=self.slots,
             epoch=trainer.epoch,
-            previous_launcher_dead=dead,
             redundancy=self.redundancy,
             fresh=self.fresh,
             plan_version=(newest := max(trainer.decided, default=0)),
@@ -91,7 +91,7 @@ class Faults(Storage):
         if self.elastic and self.rng.random() < self.elastic:
             self.resize()
         self.say("launch", self.launch)
-        self.start_trainers(self.launch, dead=False)
+        self.start_trainers(self.launch)
 
     def resize(self) -> None:
         """Another number of ranks, which gather what is in memory.
@@ -112,7 +112,7 @@ class Faults(Storage):
         contents = (content for (owner, _), content in slots.items() if owner == rank)
         return all(content is None or content.world == self.world for content in contents)
 
-    def start_trainers(self, launch: tuple[str, int], *, dead: bool) -> None:
+    def start_trainers(self, launch: tuple[str, int]) -> None:
         """All ranks of one incarnation attach."""
         incarnation = m.Incarnation(launch_id=launch[0], restart_round=launch[1])
         for node in self.nodes:
@@ -126,18 +126,29 @@ class Faults(Storage):
                 fitted=self.fits(rank),
             )
             self.trainers.append(trainer)
-            self.attach(trainer, dead=dead)
+            self.attach(trainer)
 
     def end_trainer(self, trainer: Trainer) -> None:
         """A process dies; its keeper notices."""
         if trainer not in self.trainers:
             return
         self.trainers.remove(trainer)
+        self.release(trainer)
+        self.lose_memory(self.nodes[trainer.node])
+
+    def lose_sight(self, trainer: Trainer) -> None:
+        """Its connection ends while it stands still; it comes back to the next keeper."""
+        trainer.unseen = True
+        trainer.writing, trainer.order = [], None
+        trainer.persisting.clear()
+        self.release(trainer)
+
+    def release(self, trainer: Trainer) -> None:
+        """It writes nothing more, and its keeper notices."""
         for content in self.nodes[trainer.node].slots.values():
             if content is not None and content.writer is trainer:
                 content.writer = None
         self.local(trainer, m.TrainerLost(rank=trainer.rank, incarnation=trainer.incarnation))
-        self.lose_memory(self.nodes[trainer.node])
 
     def end_keeper(self, node: Node) -> None:
         """A keeper dies with its connections and its work."""
@@ -188,14 +199,19 @@ class Faults(Storage):
         self.start_launch(zombies=self.zombies)
 
     def foreign_launch(self) -> None:
-        """Somebody starts the same run again while it is running."""
+        """Somebody starts the same run again while it is running, or where it seems to be dead."""
         dead = self.rng.random() < 0.5
         self.launches += 1
         launch = (f"L{self.launches}", 0)
         self.say("foreign launch", launch, "previous dead:", dead)
-        self.start_trainers(launch, dead=dead)
         if dead:
             self.launch = launch
+            for trainer in list(self.trainers):
+                if self.rng.random() >= self.zombies or trainer.refused or not trainer.running:
+                    self.end_trainer(trainer)
+                else:
+                    self.lose_sight(trainer)
+        self.start_trainers(launch)
 
     def kill_trainer(self) -> None:
         """SIGKILL."""

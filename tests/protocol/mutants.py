@@ -587,7 +587,7 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite-restored": Mutant(OverwriteRestored, "2", 4000),
     "keep-undurable": Mutant(KeepUndurable, "2", 1000),
     "give-up-unsealed": Mutant(GiveUpUnsealed, "2", 1000),
-    "drop-outgrown": Mutant(DropOutgrown, "2", 6000),
+    "drop-outgrown": Mutant(DropOutgrown, "2", 10_000),
     "keep-discarded": Mutant(KeepDiscarded, "3", 100),
     "reuse-names": Mutant(ReuseNames, "12", 100),
     "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),

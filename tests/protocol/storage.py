@@ -352,8 +352,9 @@ class Storage(Trainers):
         if job[1] == 0 and keeper.machine.incarnation not in (None, do.incarnation):
             return m.EpochRefused(incarnation=do.incarnation, reason="replaced")
         if job[1] == 0 and do.epoch is None:
-            launches = {t.incarnation.launch_id for t in self.trainers if t.running}
-            if launches - {do.incarnation.launch_id} and not do.previous_launcher_dead:
+            seen = (t for t in self.trainers if t.running and not t.unseen)
+            launches = {t.incarnation.launch_id for t in seen}
+            if launches - {do.incarnation.launch_id}:
                 return m.EpochRefused(incarnation=do.incarnation, reason="held by another launch")
             if self.runtime.reads_before_claim:
                 job.append(self.read_catalogue(do, self.disk.epoch + 1))

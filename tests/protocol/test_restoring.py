@@ -224,15 +224,18 @@ def test_a_rank_lost_on_the_way_ends_the_incarnation() -> None:
 
 
 def test_another_launch_is_refused_while_the_holder_lives() -> None:
-    """The refusal names the holder; with a dead launcher it is let in."""
+    """The refusal names the holder; when nobody of it is left, the other one is let in."""
     cluster = Cluster()
     cluster.start()
     cluster.attach(0, OTHER)
     (refused,) = cluster.take(m.AttachRefused)
     assert "launch#0 holds the run" in refused.reason
-    cluster.attach(0, OTHER, previous_launcher_dead=True)
-    (fenced,) = cluster.take(m.FenceTrainer)
-    assert fenced.incarnation == LAUNCH
+    for rank in (0, 1):
+        cluster.tell_node(rank, m.TrainerLost(rank=rank, incarnation=LAUNCH))
+    cluster.done = []
+    cluster.attach_all(OTHER)
+    (claim,) = cluster.take(m.ClaimEpoch)
+    assert claim.incarnation == OTHER
 
 
 def test_a_lower_round_never_comes_back() -> None:

@@ -299,8 +299,7 @@ class Trainers(World):
             if (trainer.rank, trainer.incarnation) == (do.rank, do.incarnation):
                 same = now is not None and now.launch_id == do.incarnation.launch_id
                 older = now is not None and now.restart_round < do.incarnation.restart_round
-                sure = keeper.machine.admission.sure or trainer.refused
-                early = older if same else now is not None and not sure
+                early = older if same else now is not None and not trainer.refused
                 if early and trainer.running and trainer.epoch == self.disk.epoch:
                     self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
 

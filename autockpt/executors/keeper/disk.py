@@ -103,9 +103,8 @@ class DiskWorker:
                 raise GuardError(f"{who} was replaced before it could claim {self._directory.path}")
             if order.epoch is None:
                 epoch = self._directory.claim(
-                    self._run_id, who.launch_id, who.restart_round,
-                    force=order.previous_launcher_dead,
-                )  # fmt: skip
+                    self._run_id, who.launch_id, who.restart_round, force=False
+                )
             elif self._directory.holds(order.epoch):
                 epoch = order.epoch
             else:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from autockpt.executors import wire
-from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory
+from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory, pid_start
 from autockpt.executors.keeper.disk import DiskWorker
 from autockpt.executors.keeper.exchanges import KeeperExchanges
 from autockpt.executors.keeper.gathering import Gathering
@@ -57,6 +57,7 @@ class Trainer:
 
     rank: int
     pid: int
+    launcher_pid: int
     attach: p.TrainerAttached
     connection: wire.Connection
     leaving: str = ""
@@ -323,8 +324,9 @@ class Keeper:
         if fresh_memory and memory.slots:
             self._adopted(hello.rank)
         trainer = Trainer(
-            rank=hello.rank, pid=hello.pid, attach=hello.attach, connection=connection
-        )
+            rank=hello.rank, pid=hello.pid, launcher_pid=hello.launcher_pid, attach=hello.attach,
+            connection=connection,
+        )  # fmt: skip
         self._s.trainers[hello.rank] = trainer
         self._had_trainers = True
         self._watch(trainer)
@@ -336,7 +338,8 @@ class Keeper:
         former = self._s.trainers.get(hello.rank)
         if former is None or former.connection is connection:
             return former
-        if former.pid == hello.pid or (former.process is not None and _is_ready(former.process)):
+        same = (former.pid, _peer(former.connection.sock)) == (hello.pid, _peer(connection.sock))
+        if same or (former.process is not None and _is_ready(former.process)):
             self._ended(former.connection)
             return None
         return former
@@ -351,8 +354,8 @@ class Keeper:
             return "its connection is a trainer's already"
         if former is not None and not _may_replace(hello.attach, former.attach):
             return (
-                f"rank {hello.rank} of this run is live: pid {former.pid}, launch "
-                f"{former.attach.incarnation}; stop that run first, or use another --run-dir"
+                f"rank {hello.rank} of this run is live: {_who(former)}; stop that run first, or "
+                "use another --run-dir"
             )
         return self._protocol.attach_refusal(hello.attach)
 
@@ -778,6 +781,14 @@ def _may_replace(new: p.TrainerAttached, old: p.TrainerAttached) -> bool:
         return new.epoch > old.epoch
     same_launch = new.incarnation.launch_id == old.incarnation.launch_id
     return same_launch and new.incarnation != old.incarnation
+
+
+def _who(trainer: Trainer) -> str:
+    """For a person who has to end it."""
+    told = f"pid {trainer.pid}, launch {trainer.attach.incarnation}"
+    # In another pid namespace than ours neither of the two is seen.
+    orphan = pid_start(trainer.pid) and not pid_start(trainer.launcher_pid)
+    return f"{told}, whose launcher is dead" if orphan else told
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

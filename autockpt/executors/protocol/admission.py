@@ -2,7 +2,7 @@
 
 The same launch with a higher rendezvous round replaces the lower one at once, because its launcher
 has killed the old trainers or is about to.  Another launch must wait until nobody of the holder is
-alive, or its launcher is known to be dead.  What was replaced never comes back.
+alive.  What was replaced never comes back.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,6 @@ class Admission:
         """Highest round admitted per launch."""
         self.epoch = 0
         """Newest epoch known to have been claimed."""
-        self.sure = False
-        """The current one knows that the launcher before it is dead."""
         self.replaced: set[str] = set()
 
     def refusal(self, attach: TrainerAttached, alive: Sequence[int]) -> str | None:
@@ -41,19 +39,19 @@ class Admission:
         if attach.epoch is not None:
             return self._running_refusal(attach.epoch)
         same = asked.launch_id == self.current.launch_id
-        if not same and alive and not attach.previous_launcher_dead:
+        if not same and alive:
             return f"{self.current} holds the run: its ranks {sorted(alive)} are alive"
         return None
 
     def _running_refusal(self, epoch: int) -> str | None:
         """After a keeper's death zombies come back as well: the newest epoch is the real one."""
-        if epoch > self.epoch and not self.sure:
+        if epoch > self.epoch:
             return None
         return f"epoch {epoch} is over; {self.current} holds the run"
 
     def admit(self, attach: TrainerAttached) -> None:
         """The incarnation of `attach` is the current one now."""
-        self.current, self.sure = attach.incarnation, attach.previous_launcher_dead
+        self.current = attach.incarnation
         self.rounds[attach.incarnation.launch_id] = attach.incarnation.restart_round
         self.epoch = max(self.epoch, attach.epoch or 0)
 

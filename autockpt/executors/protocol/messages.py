@@ -231,8 +231,6 @@ class TrainerAttached:
     """Empty: not known yet (optimizer state is still empty); then shards are not compared."""
     epoch: int | None = None
     """Set when a *running* trainer comes back to a new keeper: the epoch it trains in."""
-    previous_launcher_dead: bool = False
-    """The launcher of the previous incarnation was seen to be dead (its lock is free)."""
     resume_from: Generation | None = None
     """Explicit rollback: restore exactly this one.  Equal on all ranks."""
     fresh: bool = False
@@ -805,7 +803,6 @@ class ClaimEpoch:
 
     incarnation: Incarnation
     epoch: int | None
-    previous_launcher_dead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,11 +115,7 @@ class Restoring(Saving):
             return
         self.go("claiming")
         assert self.incarnation is not None
-        dead = any(a.previous_launcher_dead for a in self.attaches.values())
-        claim = ClaimEpoch(
-            incarnation=self.incarnation, epoch=self.rejoining, previous_launcher_dead=dead
-        )
-        self.emit(claim)
+        self.emit(ClaimEpoch(incarnation=self.incarnation, epoch=self.rejoining))
 
     def _rank_back(self, node: int, attach: TrainerAttached) -> None:
         """Its keeper restarted, or the start order was lost on the way."""
