@@ -131,7 +131,7 @@ def test_a_rank_that_fails_keeps_nobody_waiting() -> None:
     seen = play(Scene(needs=everything(2), chunks=len(ALL), faults={"0": ("fail", 5)}))
     assert seen.ended == [1, 0]
     assert seen.takes[1] == [1] * len(ALL)
-    assert max(seen.takes[0]) == 1
+    assert max(seen.takes[0]) <= 1
 
 
 @pytest.mark.parametrize(("fault", "buffers"), [(("stop", 3), 1), (("absent", 0), 8)])
