@@ -30,6 +30,8 @@ from autockpt.values.plan import CheckpointPlan, Decision, Expected, Staging, Ti
 
 FEATURES = 12
 CLASSES = 5
+OUTLIVES_S = 0.5
+"""From the start of a forked process to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class JobSpec:
     loader: str = "plain"
     """plain, workers, persistent, generator (torch DataLoaders) or stateful."""
     model: str = "plain"
-    """plain, tied, bf16 or odd (buffers of every dtype)."""
+    """plain, tied, bf16, conv (channels last) or odd (buffers of every dtype)."""
     scaler: bool = False
     """Trains with a (CPU) GradScaler."""
     two_optimizers: bool = False
@@ -58,6 +60,8 @@ class JobSpec:
     """Ranks average their gradients; they meet at the file TEST_STORE in the environment."""
     stray_at: int | None = None
     """The step in which rank 1 changes a parameter that should be equal on all ranks."""
+    forks: bool = False
+    """Forks a process, as loaders do, that outlives it with all that it inherits."""
 
 
 class Net(nn.Module):
@@ -75,6 +79,8 @@ class Net(nn.Module):
         self.head = nn.Linear(spec.width, CLASSES)
         self.gain = nn.Parameter(torch.ones(()))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        if spec.model == "conv":
+            self.mix = nn.Conv2d(3, 3, 3, padding=1).to(memory_format=torch.channels_last)
         if spec.model == "odd":
             for name, value in odd_buffers().items():
                 self.register_buffer(name, value)
@@ -84,6 +90,9 @@ class Net(nn.Module):
         self.seen += len(x)
         if hasattr(self, "phase"):
             self.phase *= torch.tensor(1j, dtype=self.phase.dtype)
+        if hasattr(self, "mix"):
+            images = x.view(-1, 3, 2, 2).to(memory_format=torch.channels_last)
+            x = self.mix(images).reshape(len(x), FEATURES)
         x = self.dropout(F.relu(self.norm(self.inner(x))))
         return self.gain * self.head(x + self.again(torch.tanh(self.middle(x))))
 
@@ -433,6 +442,9 @@ def run(spec: JobSpec, run_dir: str, out: str, *, attach: bool = True) -> None:
 
     ckpt = autockpt.attach(**job.attached, run_dir=run_dir)
     say(folder, event="started", rank=rank, step=ckpt.step_count)
+    if spec.forks and os.fork() == 0:
+        time.sleep(OUTLIVES_S)
+        os._exit(0)
     for step, batch in ckpt.batches(spec.steps):
         cell.set(step + 1)
         train_step(job, step, batch)

@@ -31,6 +31,7 @@ SPECS = (
     trainings.JobSpec(steps=30, pace_s=0.004, seed=2, loader="stateful", optimizer="fused"),
     trainings.JobSpec(steps=30, pace_s=0.004, seed=3, model="tied", scaler=True),
     trainings.JobSpec(steps=30, pace_s=0.004, seed=4, model="odd", optimizer="sgd"),
+    trainings.JobSpec(steps=30, pace_s=0.004, seed=5, model="conv", optimizer="fused", forks=True),
 )
 PLANS = (
     trainings.plan(memory=2, disk=6),
