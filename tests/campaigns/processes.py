@@ -237,7 +237,9 @@ class ExactRanks:
     def run(self, number: int, rng: random.Random) -> str:
         """One job; the number of its ranks goes around."""
         ranks = 2 + number % 3
-        spec = trainings.JobSpec(steps=40, pace_s=0.01, seed=11, ddp=True, optimizer="fused")
+        spec = trainings.JobSpec(
+            steps=40, pace_s=0.01, seed=11, ddp=True, optimizer="fused", model="conv", forks=True
+        )
         if ranks not in self._ends:
             bare = self._scratch / f"bare-{ranks}"
             self._ends[ranks] = undisturbed(self._zygote, spec, bare, ranks=ranks)
