@@ -1,6 +1,7 @@
 """The public functions; loaded on first use."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,15 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
     generation, a safetensors file, directory or index, a file of torch.save (read with
     weights_only=True), or a directory of torch.distributed.checkpoint.  Of a generation the images
     of all ranks are put together, or (`rank`) one is taken as it is.  Never runs code of a file.
+    Warns (UserWarning) of a generation that came back from a lossy archive.
     Raises ConfigError for what is no checkpoint, CorruptCheckpointError for damage.
     """
+    from autockpt.integrations.generation import LOSSY
     from autockpt.integrations.lazy import materialised
     from autockpt.integrations.loading import opened
 
-    with opened(path, generation=generation, rank=rank) as tree:
-        state: dict[str, Any] = materialised(tree)
+    with opened(path, generation=generation, rank=rank) as source:
+        state: dict[str, Any] = materialised(source.tree)
+    if source.lossy:
+        warnings.warn(LOSSY.format(path=path, lossy=source.lossy), stacklevel=2)
     return state

@@ -89,7 +89,7 @@ def convert(
         return archives.bring_back(console, source, destination, target, generation, force=force)
     from autockpt.integrations.export import MAX_SHARD_BYTES, export
     from autockpt.integrations.importing import TARGET, import_tree
-    from autockpt.integrations.loading import opened_source
+    from autockpt.integrations.loading import opened
     from autockpt.integrations.places import generation_folder
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
@@ -99,7 +99,7 @@ def convert(
     if limit <= 0:
         raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
     if target == TARGET:
-        with opened_source(source, generation=generation, rank=rank) as found:
+        with opened(source, generation=generation, rank=rank) as found:
             done = import_tree(
                 found.tree, destination, lossy=found.lossy, models=found.models, force=force,
                 progress=told(console),

@@ -34,15 +34,19 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
     """
     from autockpt.cli.convert import told
     from autockpt.integrations.comparing import compare
+    from autockpt.integrations.generation import LOSSY
     from autockpt.integrations.lazy import tensors_of
     from autockpt.integrations.loading import opened
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
 
-    with opened(a) as whole_a, opened(b) as whole_b:
-        left, right = _parts(whole_a, only), _parts(whole_b, only)
+    with opened(a) as from_a, opened(b) as from_b:
+        left, right = _parts(from_a.tree, only), _parts(from_b.tree, only)
         if only and not left and not right:
-            raise ConfigError(f"neither has {', '.join(only)}; there are: {', '.join(whole_a)}")
+            raise ConfigError(f"neither has {', '.join(only)}; there are: {', '.join(from_a.tree)}")
+        for path, source in ((a, from_a), (b, from_b)):
+            if source.lossy:
+                console.warn(LOSSY.format(path=path, lossy=source.lossy))
         progress = told(console)
         total, done = sum(tensor.nbytes for tensor in tensors_of(left)), 0
 

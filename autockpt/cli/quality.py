@@ -128,9 +128,9 @@ class Starts:
     @staticmethod
     def _bare(source: str, name: str | None, path: str) -> str:
         from autockpt.integrations.importing import import_tree
-        from autockpt.integrations.loading import opened_source
+        from autockpt.integrations.loading import opened
 
-        with opened_source(source, generation=name) as found:
+        with opened(source, generation=name) as found:
             import_tree(found.tree, path, models=found.models)
         return path
 

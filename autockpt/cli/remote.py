@@ -18,6 +18,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal, RemoteWish
 
 if TYPE_CHECKING:
+    from autockpt.executors.directory import CommitFile
     from autockpt.executors.gate import Gate
     from autockpt.executors.remote import Copied, RemoteCopies
     from autockpt.values.errors import AutockptError
@@ -392,6 +393,7 @@ def _target(destination: str) -> str:
 def ls(console: Console, url: str) -> None:
     """The copies, oldest first."""
     from autockpt.cli.ls import when
+    from autockpt.executors.directory import lossy_mark
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
@@ -409,7 +411,7 @@ def ls(console: Console, url: str) -> None:
                     "world_size": commit.world_size, "created_s": commit.created_s,
                     "bytes": sum(int(r.get("bytes", 0)) for r in commit.records),
                     "health": commit.health, "offered": commit.generation in offered,
-                    "parent": to_data(commit.parent),
+                    "parent": to_data(commit.parent), "lossy": lossy_mark(commit.records),
                 }
                 for commit in commits
             ],
@@ -428,9 +430,18 @@ def ls(console: Console, url: str) -> None:
                 format_bytes(sum(int(r.get("bytes", 0)) for r in commit.records)),
                 when(commit.created_s),
                 commit.health,
-                "" if commit.generation in offered else "left behind by an older one",
+                "; ".join(_notes(commit, offered=commit.generation in offered)),
             )
             for commit in commits
         ),
     )
     console.next(f"autockpt pull {url} RUN_DIR")
+
+
+def _notes(commit: "CommitFile", *, offered: bool) -> Iterator[str]:
+    from autockpt.executors.directory import lossy_mark
+
+    if not offered:
+        yield "left behind by an older one"
+    if lossy := lossy_mark(commit.records):
+        yield f"LOSSY: {lossy}"

@@ -7,6 +7,7 @@ dcp.load(state, storage_reader=GenerationReader("runs/train-20260101-120000"))
 
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from autockpt.executors.layout.boxes import Box
 from autockpt.integrations import torch_file
 from autockpt.integrations.dcp_saving import GenerationWriter as GenerationWriter
 from autockpt.integrations.dcp_writer import StandIns
-from autockpt.integrations.generation import GenerationTree
+from autockpt.integrations.generation import LOSSY, GenerationTree
 from autockpt.integrations.lazy import LazyTensor
 from autockpt.integrations.places import generation_folder
 from autockpt.values.errors import ConfigError
@@ -38,7 +39,8 @@ class GenerationReader(StorageReader):
 
     Keys are those of an export: "model", "optimizer" (by parameter names, as
     `get_optimizer_state_dict` gives it), other attached objects by their names, "step".  Every
-    chunk is compared with its digest; ranks may ask for other parts than were written.
+    chunk is compared with its digest; ranks may ask for other parts than were written.  Warns
+    (UserWarning) of a generation that came back from a lossy archive.
     """
 
     def __init__(
@@ -119,6 +121,8 @@ class GenerationReader(StorageReader):
         if self._source is None:
             folder = generation_folder(self._path, self._generation)
             self._source = GenerationTree(folder, rank=self._rank)
+            if lossy := self._source.lossy:
+                warnings.warn(LOSSY.format(path=folder, lossy=lossy), stacklevel=2)
         return self._source
 
     def _close(self) -> None:

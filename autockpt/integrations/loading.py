@@ -31,14 +31,7 @@ class Source:
 
 
 @contextlib.contextmanager
-def opened(path: str, *, generation: str | None = None, rank: int | None = None) -> Iterator[Tree]:
-    """The tree of a checkpoint, see `opened_source`."""
-    with opened_source(path, generation=generation, rank=rank) as source:
-        yield source.tree
-
-
-@contextlib.contextmanager
-def opened_source(
+def opened(
     path: str, *, generation: str | None = None, rank: int | None = None
 ) -> Iterator[Source]:
     """A checkpoint; its tensors can be read until the block ends.

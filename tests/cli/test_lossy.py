@@ -11,11 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
+from autockpt.api import load
 from autockpt.cli import archive as archives
+from autockpt.cli.app import run
 from autockpt.cli.archive import Request, add
 from autockpt.cli.console import Console
 from autockpt.integrations.archive.reading import Archive
+from autockpt.integrations.dcp import GenerationReader
+from autockpt.integrations.importing import import_tree
+from autockpt.integrations.loading import opened
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.cli.scripts import ROOT, autockpt, environment
@@ -83,6 +89,37 @@ def test_a_state_with_nan_is_archived_only_when_it_is_named(
         add(Console(), replace(wish, generation="gen-e000001-s000000008"))
         assert len(archive.names()) == 2
     archive.close()
+
+
+@pytest.fixture
+def close_to_it(tmp_path: Path) -> str:
+    """A run whose only checkpoint has lost something."""
+    kept = saved(tmp_path / "checkpoints", trained_job())
+    with opened(kept) as source:
+        import_tree(source.tree, str(tmp_path / "r"), lossy="archived with x", models=source.models)
+    return str(tmp_path / "r")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_who_reads_a_lossy_checkpoint_is_told(
+    tmp_path: Path, close_to_it: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In Python, through torch's reader, by `diff`, by `ls` here and in an object store."""
+    told = r"^LOSSY: .* is not what was trained, but close to it \(archived with x\)$"
+    with pytest.warns(UserWarning, match=told):
+        state = load(close_to_it)
+    with pytest.warns(UserWarning, match=told):
+        torch.distributed.checkpoint.load(
+            {"model": state["model"]}, storage_reader=GenerationReader(close_to_it), no_dist=True
+        )
+    assert run(["diff", close_to_it, str(tmp_path / "checkpoints")]) == 0
+    assert "LOSSY: " + close_to_it in capsys.readouterr().err
+    url = (tmp_path / "store").as_uri()
+    assert run(["push", close_to_it, url]) == 0
+    for place in (close_to_it, url):
+        capsys.readouterr()
+        assert run(["ls", place]) == 0
+        assert "LOSSY: archived with x" in capsys.readouterr().out
 
 
 def wish_of(tmp_path: Path, *, follow: bool) -> Request:

@@ -102,10 +102,12 @@ def test_a_chain_is_lossy_between_full_members_and_says_so(tmp_path: Path) -> No
     archive.close()
     restore_member(str(path), str(tmp_path / "again"), names[3])
     with (
-        opened(folders[3]) as true,
-        opened(folders[2]) as before,
-        opened(str(tmp_path / "again")) as lossy,
+        opened(folders[3]) as source,
+        opened(folders[2]) as earlier,
+        opened(str(tmp_path / "again")) as back,
     ):
+        true, before, lossy = source.tree, earlier.tree, back.tree
+        assert back.lossy.startswith("archived with")
         for name in ("embed.weight", "body.weight"):
             error = (true["model"][name].read() - lossy["model"][name].read()).norm()
             step = (true["model"][name].read() - before["model"][name].read()).norm()

@@ -24,11 +24,11 @@ def test_a_generation_equals_itself_and_not_the_next(tmp_path: Path) -> None:
     job = trained_job()
     first = saved(tmp_path / "a", job)
     with opened(first) as a, opened(first) as b:
-        assert compare(a, b).equal
+        assert compare(a.tree, b.tree).equal
     train(job, 1)
     second = saved(tmp_path / "b", job)
     with opened(first) as a, opened(second) as b:
-        found = compare(a, b)
+        found = compare(a.tree, b.tree)
     groups = {group.name: group for group in found.groups}
     assert not found.equal
     assert groups["model"].changed > 0

@@ -63,7 +63,7 @@ def test_divided_checkpoints_are_exported_and_are_the_same(
             assert same(loaded["model"], expected(root, way)["model"])
             continue
         with opened(str(folder)) as a, opened(out) as b:
-            assert compare(a, b).equal
+            assert compare(a.tree, b.tree).equal
 
 
 def test_what_dcp_saved_is_a_checkpoint_of_ours(root: Path) -> None:

@@ -19,7 +19,7 @@ from autockpt.executors.shards import DiskShards
 from autockpt.executors.state import LiveState
 from autockpt.integrations.dcp import GenerationWriter
 from autockpt.integrations.importing import import_tree
-from autockpt.integrations.loading import opened_source
+from autockpt.integrations.loading import opened
 from autockpt.integrations.places import generation_folder
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from tests.executors.checkpoints import commit_state
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 def imported(source: Path, out: Path) -> tuple[str, Any]:
     """(folder of the generation that was made, what the import says)."""
-    with opened_source(str(source)) as found:
+    with opened(str(source)) as found:
         done = import_tree(found.tree, str(out), models=found.models)
     return generation_folder(str(out)), done
 
