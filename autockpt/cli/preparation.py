@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from autockpt.cli import decisions, environment
@@ -52,13 +51,15 @@ def check(request: Request) -> None:
             )
 
 
-def goal_of(request: Request, scale: Scale) -> Goal:
-    """The policy's goal; a resumed run without --policy keeps the goal it has, under --set."""
-    if request.run_dir and not request.policy:
-        kept = RunDirectory(request.run_dir).read_goal()
+def goal_of(
+    run_dir: str | None, policy: str | None, settings: tuple[str, ...], scale: Scale
+) -> Goal:
+    """The policy's goal; a run that is there, without --policy, keeps its own, under --set."""
+    if run_dir and not policy:
+        kept = RunDirectory(run_dir).read_goal()
         if kept is not None:
-            return decisions.changed_goal(kept, request.settings) if request.settings else kept
-    return decisions.read_goal(request.policy, request.settings, scale=scale)
+            return decisions.changed_goal(kept, settings) if settings else kept
+    return decisions.read_goal(policy, settings, scale=scale)
 
 
 def check_directory(request: Request, goal: Goal) -> None:
@@ -87,39 +88,23 @@ def check_directory(request: Request, goal: Goal) -> None:
             "pass that run's --run-dir to resume it, or --fresh to begin a new lineage beside them"
         )
     if not request.fresh and request.resume_from is None:
-        _require_moved(run, goal)
+        require_found(run, goal)
 
 
-def _require_moved(run: RunDirectory, goal: Goal) -> None:
+def require_found(run: RunDirectory, goal: Goal) -> None:
     """Raises ConfigError where the run has checkpoints elsewhere than it would look for them."""
+    from autockpt.executors import catalogue
+
     kept = run.read_goal()
-    old, new = run.checkpoints(kept), run.checkpoints(goal)
-    if kept is None or old == new:
-        return
-    there = _committed(old)
-    if there and not (there[-1] in _committed(new) and _identity(old) == _identity(new)):
-        raise ConfigError(
-            f"{run.path}: its {len(there)} checkpoints are in {old}, and this start would look for "
-            f"them in {new}; resume with --set disk.path={old}, move them to {new} first, or begin "
-            "anew without them with --fresh"
-        )
-
-
-def _identity(checkpoints: Path) -> str:
-    """Whose they are: a run's own random number."""
-    try:
-        return (checkpoints / "RUN").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
+    if kept is not None:
+        old, new = os.fspath(run.checkpoints(kept)), os.fspath(run.checkpoints(goal))
+        catalogue.require_found(os.fspath(run.path), old, new)
 
 
 def _committed(directory: os.PathLike[str]) -> list[str]:
-    from autockpt.executors.catalogue import list_generations
+    from autockpt.executors.catalogue import committed_names
 
-    if not os.path.isdir(directory):
-        return []
-    records = list_generations(os.fspath(directory))
-    return [record.name for record in records if record.state in ("committed", "verified")]
+    return committed_names(os.fspath(directory))
 
 
 def profile_of(request: Request, scale: Scale, console: Console) -> tuple[Profile, str] | None:

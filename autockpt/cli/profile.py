@@ -56,13 +56,15 @@ def profile(
     The script is stopped when enough was seen; its cleanup code (finally, atexit) runs.  Options
     stand before SCRIPT; everything after it is the script's own.
     """
-    from autockpt.cli.decisions import read_goal
-    from autockpt.cli.preparation import own, prepare, scale_of
+    from autockpt.cli.preparation import goal_of, own, prepare, require_found, scale_of
+    from autockpt.run_directory import RunDirectory
 
     found = find_script(script, module, args)
     options = launch_settings(launching)
     scale = scale_of(options)
-    goal = read_goal(policy, settings, scale=scale)
+    goal = goal_of(out, policy, settings, scale)
+    if out is not None:
+        require_found(RunDirectory(out), goal)
     if environment.foreign_launcher(os.environ) is not None:
         return _as_worker(found, out, console, tuning=tuning)
     with own(found, out, options) as run:

@@ -108,7 +108,7 @@ def _launch(request: "Request", console: Console) -> int:
     from autockpt.cli.signals import signals_raise
 
     scale = scale_of(request.launching)
-    goal = goal_of(request, scale)
+    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
     check_directory(request, goal)
     found = profile_of(request, scale, console)
     with own(request.script, request.run_dir, request.launching) as run:
@@ -143,7 +143,7 @@ def _dry_run(request: "Request", console: Console) -> int:
     from autockpt.values.record import to_data
 
     scale = scale_of(request.launching)
-    goal = goal_of(request, scale)
+    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
     check_directory(request, goal)
     found = profile_of(request, scale, console)
     run_dir = request.run_dir or str(default_path(request.script.target))

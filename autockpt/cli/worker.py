@@ -61,7 +61,7 @@ def _prepare(request: Request, scale: Scale, path: str, foreign: str, console: C
     if environment.rank(os.environ) != 0:
         _wait_for_leader(path, launch_id)
         return
-    goal = goal_of(request, scale)
+    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
     check_directory(request, goal)
     found = profile_of(request, scale, console)
     run = RunDirectory.create(path)

@@ -79,6 +79,33 @@ def list_generations(directory: str) -> list[GenerationRecord]:
     return records
 
 
+def committed_names(directory: str) -> list[str]:
+    """Generations that a start may resume from, if they are good, oldest first; [] if none."""
+    if not os.path.isdir(directory):
+        return []
+    records = list_generations(directory)
+    return [record.name for record in records if record.state in ("committed", "verified")]
+
+
+def require_found(run: str, kept: str, wanted: str) -> None:
+    """Raises ConfigError where a run has checkpoints in `kept` that a start in `wanted` lacks."""
+    there = committed_names(kept) if kept != wanted else []
+    if there and not (there[-1] in committed_names(wanted) and _owner(kept) == _owner(wanted)):
+        raise ConfigError(
+            f"{run}: its {len(there)} checkpoints are in {kept}, and this start would look for "
+            f"them in {wanted}; resume with disk.path: {kept} (--set disk.path={kept}), move them "
+            f"to {wanted} first, or begin anew without them with --fresh (attach(fresh=True))"
+        )
+
+
+def _owner(directory: str) -> bytes:
+    """Whose the checkpoints are: a run's own random number."""
+    try:
+        return read_small(os.path.join(directory, "RUN"))
+    except (OSError, AutockptError):
+        return b""
+
+
 def _record(directory: str, name: str) -> GenerationRecord:
     folder = os.path.join(directory, name)
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autockpt.executors.agreement import agree
+from autockpt.executors.catalogue import require_found
 from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.launchers import number, place_of_rank, slurm_launch, under_srun
@@ -87,8 +88,13 @@ def current_job(
     script = os.path.splitext(os.path.basename(sys.argv[0] or "run"))[0] or "run"
     path = environment.get("AUTOCKPT_RUN_DIR") or run_dir or os.path.join("runs", script)
     files = RunDirectory.create(os.path.abspath(path))
-    goal = policy or files.read_goal() or Goal()
+    kept = files.read_goal()
+    goal = policy or kept or Goal()
+    fresh = fresh or environment.get("AUTOCKPT_FRESH") == "1"
     if policy is not None:
+        if kept is not None and not fresh and "AUTOCKPT_RESUME_FROM" not in environment:
+            old, new = os.fspath(files.checkpoints(kept)), os.fspath(files.checkpoints(policy))
+            require_found(os.fspath(files.path), old, new)
         files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
@@ -122,7 +128,7 @@ def current_job(
         launcher_pid=launcher_pid,
         restart_count=restart_count,
         resume_from=Generation.from_name(resume_from) if resume_from else None,
-        fresh=first and (fresh or environment.get("AUTOCKPT_FRESH") == "1"),
+        fresh=first and fresh,
         goal=goal,
         plan=_first_plan(goal, decision, files.read_plan(), in_place=in_place),
         decision=decision,

@@ -11,8 +11,10 @@ from autockpt.cli.app import run
 from autockpt.cli.options import find_script
 from autockpt.cli.preparation import Request, check_directory, goal_of, prepare
 from autockpt.run_directory import RunDirectory
+from autockpt.session.job import current_job
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
+from tests.cli.scripts import autockpt
 from tests.integrations.trained import FIRST, saved, trained_job
 
 ONE = decisions.Scale(world_size=1, nodes=1)
@@ -49,7 +51,7 @@ def request(*settings: str, policy: str | None = None, fresh: bool = False) -> R
 
 def start(asked: Request) -> Goal:
     """As far as a launcher goes before the job."""
-    goal = goal_of(asked, ONE)
+    goal = goal_of(asked.run_dir, asked.policy, asked.settings, ONE)
     check_directory(asked, goal)
     prepare(RunDirectory.create("r"), asked.script, "run", goal, ONE)
     return goal
@@ -99,6 +101,35 @@ def test_the_command_exits_with_78(storage: Path, capsys: pytest.CaptureFixture[
     assert f"--set disk.path={storage}" in capsys.readouterr().err
     again = ["--policy", "second.yaml", "--set", f"disk.path={storage}"]
     assert run([*words, *again, "t.py"]) == 0
+
+
+def test_a_profile_over_a_run_leaves_its_goal(storage: Path) -> None:
+    """Nor does it forget where the checkpoints are.  The script never trains."""
+    first = start(request(policy="first.yaml"))
+    saved(storage, trained_job())
+    words = ("profile", "--out", "r")
+    refused = autockpt(*words, "--policy", "second.yaml", "t.py", cwd=storage.parent)
+    assert "would look for them in" in refused.stderr
+    assert RunDirectory("r").read_goal() == first
+    assert "cannot be profiled" in autockpt(*words, "t.py", cwd=storage.parent).stderr
+    assert RunDirectory("r").read_goal() == first
+
+
+def test_attach_with_another_place_is_refused_as_well(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it begins anew; a launcher's `--fresh` or `--resume-from` says so too."""
+    first, second = (decisions.read_goal(f"{name}.yaml", ()) for name in ("first", "second"))
+    current_job(run_dir="r", policy=first)
+    saved(storage, trained_job())
+    with pytest.raises(ConfigError, match=rf"1 checkpoints are in {storage}.*attach\(fresh=True\)"):
+        current_job(run_dir="r", policy=second)
+    assert RunDirectory("r").read_goal() == first
+    assert current_job(run_dir="r", policy=second, fresh=True).fresh
+    current_job(run_dir="r", policy=second)
+    current_job(run_dir="r", policy=first)
+    monkeypatch.setenv("AUTOCKPT_FRESH", "1")
+    assert current_job(run_dir="r", policy=second).fresh
 
 
 def test_checkpoints_may_move(storage: Path) -> None:
