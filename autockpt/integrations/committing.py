@@ -1,10 +1,13 @@
 """Generations written by a tool: the lease, the fence and the COMMIT are those of a keeper."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autockpt.executors.directory import CheckpointDirectory
+from autockpt.integrations.places import good_generations
+from autockpt.values.errors import NoCheckpointError
 from autockpt.values.generation import Generation
 
 
@@ -21,8 +24,9 @@ class GenerationsOf:
         self.path, self.run_id = self._directory.path, self._directory.open()
         launch = f"writer-{os.getpid()}-{os.urandom(4).hex()}"
         self._epoch = self._directory.claim(self.run_id, launch, 0, force=False)
-        good = [e.generation for e in self._directory.catalogue(self.run_id) if not e.corrupt]
-        self._parent = good[-1] if good else None
+        self._parent: Generation | None = None
+        with contextlib.suppress(NoCheckpointError):
+            self._parent = Generation.from_name(good_generations(path)[-1])
         self._directory.write_decision(self._epoch, 1, self._parent, "written by a tool")
         self._open: Generation | None = None
 

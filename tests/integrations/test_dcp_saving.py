@@ -11,8 +11,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import autockpt
 from autockpt.executors.catalogue import list_generations, verify_generation
+from autockpt.executors.directory import CheckpointDirectory
 from autockpt.integrations.committing import GenerationsOf
 from autockpt.integrations.dcp import GenerationReader, GenerationWriter
+from autockpt.values.generation import Generation
 from tests.executors.states import DTYPES, random_tensor
 from tests.integrations.test_export import same
 from tests.integrations.trained import trained_job
@@ -99,6 +101,26 @@ def test_a_newer_run_fences_the_writer(tmp_path: Path) -> None:
         save({"x": torch.zeros(2)}, storage_writer=writer, no_dist=True)
     newer.close()
     assert torch.equal(autockpt.load(str(tmp_path / "c"))["x"], torch.ones(2))
+
+
+def test_it_goes_on_from_what_a_restart_would_take(tmp_path: Path) -> None:
+    """Not from what a rollback left behind, nor from a suspect one."""
+    path = tmp_path / "c"
+    writer = written(path, {"x": torch.ones(2)})
+    for _ in range(2):
+        save({"x": torch.zeros(2)}, storage_writer=writer, no_dist=True)
+    writer.close()
+    first = Generation.from_name(list_generations(str(path))[0].name)
+    directory = CheckpointDirectory(str(path))
+    epoch = directory.claim(directory.open(), "resumed by hand", 0, force=False)
+    directory.write_decision(epoch, 1, first, "--resume-from")
+    directory.release(epoch)
+    written(path, {"x": torch.full((2,), 3.0)}).close()
+    newest = list_generations(str(path))[-1]
+    assert newest.parent == first.name
+    (path / newest.name / "SUSPECT").touch()
+    written(path, {"x": torch.full((2,), 4.0)}).close()
+    assert list_generations(str(path))[-1].parent == first.name
 
 
 def test_plans_that_were_kept_are_refused(tmp_path: Path) -> None:
