@@ -105,6 +105,8 @@ def test_all_errors_at_once_to_the_character():
         ("version: 2\n", "p.yaml:1:10: error: version: version 2 needs a newer autockpt"),
         ("version: 1\ninterval: 15\n", "interval: a bare number is ambiguous; write a unit"),
         ("version: 1\ninterval: 0 steps\n", "interval: '0 steps' must be more than 0"),
+        ("version: 1\ninterval: 1e20 h\n", "interval: '1e20 h' is longer than any training"),
+        ("version: 1\ninterval: 1000000000001 steps\n", "steps' is longer than any training"),
         ("version: 1\ninterval: 1.5 steps\n", "'1.5 steps' is not a whole number of steps"),
         ("version: 1\nlimits: {stall: 2 m}\n", "unknown unit 'm'; did you mean min"),
         ("version: 1\nlimits: {overhead: 100 %}\n", "'100 %' must be less than 100 %"),

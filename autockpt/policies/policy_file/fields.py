@@ -20,6 +20,9 @@ from autockpt.values.units import (
     parse_size_bytes,
 )
 
+MOST_STEPS, MOST_S = 10**12, 100 * 365 * 86400.0
+"""Of an interval: what divides it is searched for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
@@ -70,15 +73,21 @@ def _positive(value: float, written: Any) -> float:
     return value
 
 
+def _interval(value: float, most: float, written: Any) -> float:
+    if value > most:
+        raise ValueError(f"{written!r} is longer than any training; leave it out, or say e.g. 1 d")
+    return _positive(value, written)
+
+
 def read_interval(value: Any) -> Every:
     """`15 min` or `500 steps`."""
     text = _text(value, "15 min or 500 steps")
     match = re.fullmatch(r"\s*([0-9]+)\s*steps?\s*", text)
     if match:
-        return Every(steps=int(_positive(int(match.group(1)), value)))
+        return Every(steps=int(_interval(int(match.group(1)), MOST_STEPS, value)))
     if "step" in text:
         raise ValueError(f"{text!r} is not a whole number of steps, e.g. 500 steps")
-    return Every(seconds=_positive(parse_duration_s(text), value))
+    return Every(seconds=_interval(parse_duration_s(text), MOST_S, value))
 
 
 def read_duration_s(value: Any) -> float:
