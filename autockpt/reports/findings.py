@@ -373,7 +373,8 @@ def unstable(facts: Facts) -> Finding | None:
         return None
     ratio = profile.iteration_s.p90 / profile.iteration_s.p10
     seen = (
-        f"{profile.iteration_s.n} iterations, p10 {format_duration(profile.iteration_s.p10)}, "
+        f"{profile.iteration_s.n} samples of an iteration, "
+        f"p10 {format_duration(profile.iteration_s.p10)}, "
         f"p90 {format_duration(profile.iteration_s.p90)}"
     )
     if ratio <= SPREAD:

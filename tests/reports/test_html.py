@@ -169,6 +169,19 @@ def test_an_unprotected_run_says_so_with_the_cure() -> None:
     assert "UNPROTECTED" not in render(build(run_data()))
 
 
+def test_a_profile_of_a_run_s_first_iterations_counts_blocks() -> None:
+    """Its samples are means of blocks."""
+    data = profile_data()
+    assert data.profile is not None
+    samples = {"iteration_s": (0.3, 0.31), "busy_iteration_s": (0.33,)}
+    in_place = dataclasses.replace(data.profile, samples=samples)
+    text = render(build(dataclasses.replace(data, profile=in_place)))
+    n = in_place.iteration_s.n
+    assert f"in the median of {n} blocks of a second or more" in text
+    assert f"{n} iterations" not in text
+    assert f"in the median of {n} iterations" in render(build(data))
+
+
 def test_an_empty_report_is_still_a_page() -> None:
     """Nothing on disk: no crash, and the next step in the verdict."""
     text = render(build(RunData(title="")))

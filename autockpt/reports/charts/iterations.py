@@ -11,8 +11,10 @@ from autockpt.values.units import format_duration
 HEIGHT, BASE, BINS = 150, 112, 48
 
 
-def draw(iteration_s: Distribution, samples: Sequence[float] = ()) -> Html:
-    """Bars of `samples` with p10, p50, p90 and p95 marked."""
+def draw(
+    iteration_s: Distribution, samples: Sequence[float] = (), *, counted: str = "iterations"
+) -> Html:
+    """Bars of `samples` with p10, p50, p90 and p95 marked; `counted`: what one sample is."""
     quantiles = {"p10": iteration_s.p10, "p50": iteration_s.p50, "p95": iteration_s.p95}
     kept = sorted(s for s in samples if math.isfinite(s))
     low, high = _range(kept, iteration_s)
@@ -20,7 +22,7 @@ def draw(iteration_s: Distribution, samples: Sequence[float] = ()) -> Html:
         f"{name} {format_duration(value)}" for name, value in quantiles.items()
     )
     return figure(
-        f"{title}, {iteration_s.n} iterations",
+        f"{title}, {iteration_s.n} {counted}",
         HEIGHT,
         *(_bars(kept, low, high) if kept else [_band(iteration_s, low, high)]),
         line(0, BASE, WIDTH, BASE, "axis"),

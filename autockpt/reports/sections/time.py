@@ -135,7 +135,7 @@ def _measured(model: ReportModel) -> tuple[Triple | None, Triple | None, Triple 
 
 
 def _iteration(profile: Profile) -> list[Child]:
-    samples = profile.samples.get("iteration_s", ())
+    samples = profile.samples
     phases = profile.phases_s
     rows = [
         (
@@ -147,11 +147,14 @@ def _iteration(profile: Profile) -> list[Child]:
         for name, phase in phases.items()
     ]
     spread = _spread(profile)
+    # A run that is measured in place tells means of its blocks, not every iteration.
+    counted = "blocks of a second or more" if "busy_iteration_s" in samples else "iterations"
     return [
         tag("h3", "One iteration"),
         tag("p", f"{format_duration(profile.iteration_s.p50)} in the median of "
-            f"{profile.iteration_s.n} iterations{spread}."),
-        chart(iterations.draw(profile.iteration_s, samples)),
+            f"{profile.iteration_s.n} {counted}{spread}."),
+        chart(iterations.draw(profile.iteration_s, samples.get("iteration_s", ()),
+                              counted=counted)),
         table(("phase", "median", "p95", "share"), rows, caption="Phases of an iteration",
               numbers=(1, 2, 3)) if rows else None,
     ]  # fmt: skip
