@@ -3,7 +3,6 @@
 Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `python` leaves.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -186,26 +185,31 @@ def _launcher() -> tuple[str, int]:
         return environment["AUTOCKPT_LAUNCH_ID"], int(pid) if pid.isdigit() else os.getppid()
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":  # which a user may give to every launch of a job
-        agent = _agent(run_id, os.getppid())
+        agent = _agent(f"TORCHELASTIC_RUN_ID={run_id}", os.getppid())
         return f"torchrun-{run_id}-{agent}-{pid_start(agent)}", agent
     if under_srun(environment):
         return slurm_launch(environment), os.getppid()
     if "RANK" in environment:
-        parent = os.getppid()
-        return f"agent-{parent}-{pid_start(parent)}", parent
+        agent = _agent(f"RANK={environment['RANK']}", os.getppid())
+        return f"agent-{agent}-{pid_start(agent)}", agent
     own = os.getpid()
     return f"process-{own}-{pid_start(own)}", own
 
 
-def _agent(run_id: str, pid: int) -> int:
-    """The process of torchrun that started a rank: from the rank's parent, `pid`, upwards the first
-    that was not told its id.
+def _agent(told: str, pid: int) -> int:
+    """The process that started a rank: from the rank's parent, `pid`, upwards the first that was
+    not told `told`, a variable and its value.
 
-    Those below are scripts around ours, and others for every rank and restart.
+    Those below are scripts around ours, and others for every rank and restart.  Where everybody was
+    told, as in a pod, it is the parent.
     """
-    told = b"TORCHELASTIC_RUN_ID=" + os.fsencode(run_id)
-    with contextlib.suppress(OSError):  # of somebody else, or gone: nothing above it is known
-        while told in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-            pid = int(stat.rpartition(b")")[2].split()[1])
-    return pid
+    found = pid
+    try:
+        while os.fsencode(told) in Path(f"/proc/{found}/environ").read_bytes().split(b"\0"):
+            stat = Path(f"/proc/{found}/stat").read_bytes()
+            found = int(stat.rpartition(b")")[2].split()[1])
+    except FileNotFoundError:  # above the first process, or one that is gone
+        return pid
+    except OSError:  # of somebody else
+        return found
+    return found

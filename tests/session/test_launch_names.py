@@ -14,29 +14,51 @@ from tests.cli.scripts import environment, python, write
 
 AGENT = """
 import os, subprocess, sys
-told = {"TORCHELASTIC_RUN_ID": "job"}
-ranks = [subprocess.Popen(sys.argv[1:], env={**os.environ, **told}) for _ in range(2)]
+named = {"TORCHELASTIC_RUN_ID": "job"} if sys.argv.pop(1) == "torchrun" else {}
+told = [{**os.environ, **named, "RANK": str(rank)} for rank in range(2)]
+ranks = [subprocess.Popen(sys.argv[1:], env=one) for one in told]
 sys.exit(max(rank.wait() for rank in ranks))
 """
-RANK = ("sh", "-c", "echo $PPID; read line")
+RANK = ("sh", "-c", "echo $RANK $PPID; read line")
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
 """More than one command: its process does not become the rank's."""
 
 
 @pytest.mark.parametrize("wrappers", [0, 1, 2])
-def test_the_agent_is_found_above_scripts_that_start_the_ranks(wrappers: int) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "a script"])
+def test_the_agent_is_found_above_scripts_that_start_the_ranks(
+    launcher: str, wrappers: int
+) -> None:
     """One process for all ranks of a launch, whatever stands between."""
     agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, *wrappers * WRAPPER, *RANK], env=environment(),
+        [sys.executable, "-c", AGENT, launcher, *wrappers * WRAPPER, *RANK], env=environment(),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert agent.stdin is not None
     assert agent.stdout is not None
-    parents = [int(agent.stdout.readline()) for _ in range(2)]
-    assert (agent.pid in parents) == (not wrappers)
-    assert {job._agent("job", parent) for parent in parents} == {agent.pid}
+    parents = dict(map(int, agent.stdout.readline().split()) for _ in range(2))
+    assert (agent.pid in parents.values()) == (not wrappers)
+    told = {r: "TORCHELASTIC_RUN_ID=job" if launcher == "torchrun" else f"RANK={r}" for r in (0, 1)}
+    assert {job._agent(told[r], parent) for r, parent in parents.items()} == {agent.pid}
     agent.communicate("\n\n", timeout=60)
     assert agent.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a pid namespace")
+@pytest.mark.parametrize("wrappers", [0, 1])
+def test_where_everybody_was_told_it_is_the_parent(wrappers: int) -> None:
+    """A pod sets RANK for all its processes: those above ours say nothing of a launch."""
+    asks = (
+        "import os; from autockpt.session import job;"
+        "print(os.getppid(), job._agent('RANK=0', os.getppid()))"
+    )
+    pod = ("unshare", "--pid", "--fork", "--mount-proc", *WRAPPER, *wrappers * WRAPPER)
+    told = {**environment(), "RANK": "0"}
+    done = subprocess.run(
+        [*pod, sys.executable, "-c", asks], env=told, capture_output=True, text=True, timeout=60
+    )
+    parent, agent = map(int, done.stdout.split())
+    assert agent == parent == 1 + wrappers, done.stderr
 
 
 def test_launches_with_one_run_id_have_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
