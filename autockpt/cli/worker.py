@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autockpt.cli import environment
@@ -19,7 +20,7 @@ from autockpt.cli.preparation import (
     write_decision,
 )
 from autockpt.cli.remote import require_back
-from autockpt.executors.launchers import under_srun
+from autockpt.executors.launchers import agent_of, under_srun
 from autockpt.run_directory import RunDirectory, default_path
 from autockpt.values.errors import AutockptError, ConfigError
 
@@ -32,7 +33,7 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
     scale = scale_of(request.launching)
     path = request.run_dir or _shared_path(request.script, scale)
     if environment.restart_count(os.environ) == 0:
-        _prepare(request, scale, path, foreign, console)
+        _prepare(replace(request, run_dir=path), scale, foreign, console)
     variables = {environment.RUN_DIR: os.path.abspath(path), environment.MODE: "run"}
     if request.resume_from:
         variables[environment.RESUME_FROM] = request.resume_from
@@ -56,8 +57,8 @@ def run_here(script: Script) -> Callable[[], int]:
     return execute
 
 
-def _prepare(request: Request, scale: Scale, path: str, foreign: str, console: Console) -> None:
-    launch_id = _launch_id(scale)
+def _prepare(request: Request, scale: Scale, foreign: str, console: Console) -> None:
+    path, launch_id = str(request.run_dir), _launch_id(scale)
     if environment.rank(os.environ) != 0:
         _wait_for_leader(path, launch_id)
         return
@@ -87,7 +88,8 @@ def _shared_path(script: Script, scale: Scale) -> str:
         )
     import psutil
 
-    began = time.localtime(psutil.Process(os.getppid()).create_time())
+    agent = agent_of(os.environ, os.getppid())
+    began = time.localtime(psutil.Process(agent).create_time())
     return str(name.with_name(f"{stem}-{time.strftime('%Y%m%d-%H%M%S', began)}"))
 
 
@@ -102,7 +104,7 @@ def _launch_id(scale: Scale) -> str:
     facts = [os.environ.get(name, "") for name in names]
     # Tasks of srun may each have a shell of their own above them.
     if scale.nodes == 1 and not under_srun(os.environ):
-        facts.append(_started(os.getppid()))
+        facts.append(_started(agent_of(os.environ, os.getppid())))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 

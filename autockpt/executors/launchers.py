@@ -12,9 +12,11 @@ tells tasks of srun from the batch script, which has the other variables, too.
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from autockpt.values.errors import ConfigError
 
@@ -81,6 +83,28 @@ def under_srun(environ: Mapping[str, str]) -> bool:
 def slurm_launch(environ: Mapping[str, str]) -> str:
     """What all tasks of one srun call it; a job that is queued again calls it the same."""
     return f"slurm-{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+
+
+def agent_of(environ: Mapping[str, str], pid: int) -> int:
+    """The process that started this rank: from the rank's parent, `pid`, upwards the first that was
+    not told what torchrun calls the launch, or else the rank.
+
+    Those below are scripts around ours, and others for every rank and restart.  Where everybody was
+    told, as in a pod, it is the parent.
+    """
+    name = "TORCHELASTIC_RUN_ID"
+    if environ.get(name, "none") == "none":
+        name = "RANK"
+    told, found = os.fsencode(f"{name}={environ.get(name)}"), pid
+    try:
+        while told in Path(f"/proc/{found}/environ").read_bytes().split(b"\0"):
+            stat = Path(f"/proc/{found}/stat").read_bytes()
+            found = int(stat.rpartition(b")")[2].split()[1])
+    except FileNotFoundError:  # above the first process, or one that is gone
+        return pid
+    except OSError:  # of somebody else
+        return found
+    return found
 
 
 def number(environ: Mapping[str, str], *names: str) -> int | None:

@@ -7,13 +7,18 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autockpt.executors.agreement import agree
 from autockpt.executors.catalogue import require_found
 from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
-from autockpt.executors.launchers import number, place_of_rank, slurm_launch, under_srun
+from autockpt.executors.launchers import (
+    agent_of,
+    number,
+    place_of_rank,
+    slurm_launch,
+    under_srun,
+)
 from autockpt.executors.protocol import messages as p
 from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.run_directory import RunDirectory
@@ -185,31 +190,12 @@ def _launcher() -> tuple[str, int]:
         return environment["AUTOCKPT_LAUNCH_ID"], int(pid) if pid.isdigit() else os.getppid()
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":  # which a user may give to every launch of a job
-        agent = _agent(f"TORCHELASTIC_RUN_ID={run_id}", os.getppid())
+        agent = agent_of(environment, os.getppid())
         return f"torchrun-{run_id}-{agent}-{pid_start(agent)}", agent
     if under_srun(environment):
         return slurm_launch(environment), os.getppid()
     if "RANK" in environment:
-        agent = _agent(f"RANK={environment['RANK']}", os.getppid())
+        agent = agent_of(environment, os.getppid())
         return f"agent-{agent}-{pid_start(agent)}", agent
     own = os.getpid()
     return f"process-{own}-{pid_start(own)}", own
-
-
-def _agent(told: str, pid: int) -> int:
-    """The process that started a rank: from the rank's parent, `pid`, upwards the first that was
-    not told `told`, a variable and its value.
-
-    Those below are scripts around ours, and others for every rank and restart.  Where everybody was
-    told, as in a pod, it is the parent.
-    """
-    found = pid
-    try:
-        while os.fsencode(told) in Path(f"/proc/{found}/environ").read_bytes().split(b"\0"):
-            stat = Path(f"/proc/{found}/stat").read_bytes()
-            found = int(stat.rpartition(b")")[2].split()[1])
-    except FileNotFoundError:  # above the first process, or one that is gone
-        return pid
-    except OSError:  # of somebody else
-        return found
-    return found

@@ -19,7 +19,16 @@ told = [{**os.environ, **named, "RANK": str(rank)} for rank in range(2)]
 ranks = [subprocess.Popen(sys.argv[1:], env=one) for one in told]
 sys.exit(max(rank.wait() for rank in ranks))
 """
-RANK = ("sh", "-c", "echo $RANK $PPID; read line")
+ASKS = """
+import os
+from autockpt.cli import worker
+from autockpt.cli.decisions import Scale
+from autockpt.executors.launchers import agent_of
+scale, parent = Scale(world_size=2, nodes=1), os.getppid()
+print(parent, agent_of(os.environ, parent), worker._launch_id(scale), flush=True)
+os.read(0, 1)
+"""
+"""A rank that waits, so that those above it live."""
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
 """More than one command: its process does not become the rank's."""
 
@@ -31,16 +40,16 @@ def test_the_agent_is_found_above_scripts_that_start_the_ranks(
 ) -> None:
     """One process for all ranks of a launch, whatever stands between."""
     agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, launcher, *wrappers * WRAPPER, *RANK], env=environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", AGENT, launcher, *wrappers * WRAPPER, sys.executable, "-c", ASKS],
+        env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert agent.stdin is not None
     assert agent.stdout is not None
-    parents = dict(map(int, agent.stdout.readline().split()) for _ in range(2))
-    assert (agent.pid in parents.values()) == (not wrappers)
-    told = {r: "TORCHELASTIC_RUN_ID=job" if launcher == "torchrun" else f"RANK={r}" for r in (0, 1)}
-    assert {job._agent(told[r], parent) for r, parent in parents.items()} == {agent.pid}
-    agent.communicate("\n\n", timeout=60)
+    parents, agents, launches = zip(*(agent.stdout.readline().split() for _ in (0, 1)), strict=True)
+    assert (str(agent.pid) in parents) == (not wrappers)
+    assert set(agents) == {str(agent.pid)}
+    assert len(set(launches)) == 1
+    agent.communicate("xx", timeout=60)
     assert agent.returncode == 0
 
 
@@ -49,8 +58,8 @@ def test_the_agent_is_found_above_scripts_that_start_the_ranks(
 def test_where_everybody_was_told_it_is_the_parent(wrappers: int) -> None:
     """A pod sets RANK for all its processes: those above ours say nothing of a launch."""
     asks = (
-        "import os; from autockpt.session import job;"
-        "print(os.getppid(), job._agent('RANK=0', os.getppid()))"
+        "import os; from autockpt.executors.launchers import agent_of;"
+        "print(os.getppid(), agent_of(os.environ, os.getppid()))"
     )
     pod = ("unshare", "--pid", "--fork", "--mount-proc", *WRAPPER, *wrappers * WRAPPER)
     told = {**environment(), "RANK": "0"}
