@@ -82,7 +82,7 @@ class Observed:
             self.persist.observe(event.latency_s)
             self.persisted += 1
             self.busy_saves += 1
-            self.saving.pop(event.generation, None)
+            self._ended(event.generation)
         elif isinstance(event, PersistFailed | SnapshotDiscarded):
             self.saving.pop(event.generation, None)
         elif isinstance(event, Iterated):
@@ -95,6 +95,12 @@ class Observed:
         recent = {k: v for k, v in self.saving.items() if event.at_s - v.began_s < STUCK_S}
         new = UnderWay(began_s=event.at_s, disk="disk" in event.tiers)
         self.saving = {**recent, event.generation: new}
+
+    def _ended(self, generation: str) -> None:
+        """A durable save ends those before it: of one whose keeper died, nobody tells the end."""
+        ended = self.saving.pop(generation, None)
+        if ended is not None:
+            self.saving = {k: v for k, v in self.saving.items() if v.began_s > ended.began_s}
 
     def _sealed(self, event: SnapshotSealed) -> None:
         self.stall.observe(event.boundary_stall_s + event.fence_stall_s)

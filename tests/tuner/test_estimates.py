@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autockpt.tuner.estimates import WINDOW, Contrast, Window, winsorised
 from autockpt.tuner.observed import OUTDATED_SAVES, Observed
-from autockpt.values.telemetry import Iterated, PersistCommitted
+from autockpt.values.telemetry import Iterated, PersistCommitted, SnapshotBegan
 from tests.fakes.profiles import example_failures, example_recovery
 
 
@@ -117,6 +117,23 @@ def durable(number: int) -> PersistCommitted:
         at_s=float(number), rank=-1, generation=f"e1s{number}", step=number, bytes=1,
         stored_bytes=1, latency_s=9.0, write_s=9.0,
     )  # fmt: skip
+
+
+def began(number: int) -> SnapshotBegan:
+    """The beginning of a save to both tiers."""
+    return SnapshotBegan(
+        at_s=float(number), rank=0, step=number, generation=f"e1s{number}", tiers="memory+disk"
+    )
+
+
+def test_a_save_whose_keeper_died_holds_back_no_longer_than_until_the_next_is_durable() -> None:
+    """Of it nobody tells the end; one that began later is still under way."""
+    seen = observed()
+    for event in (began(1), began(2), began(3), durable(2)):
+        seen.observe(event)
+    assert list(seen.saving) == ["e1s3"]
+    seen.observe(durable(3))
+    assert not seen.busy_saving(4.0)
 
 
 @pytest.mark.parametrize(("persist_s", "met"), [(5.0, 1), (13.0, 2)])
