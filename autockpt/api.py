@@ -43,10 +43,16 @@ def attach(
     `data` is a DataLoader or anything with state_dict/load_state_dict; `others` are named objects
     with both (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make
     the whole model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest);
-    DTensors, DDP, FSDP and DeepSpeed need none.  `run_dir` and `goal` matter without
-    `autockpt run`, which brings its own.  Raises ConfigError for anything that cannot be saved
-    safely, naming it, and DirectoryBusyError when another live run owns the directory.  Under
-    `autockpt profile` the session only passes batches through.
+    DTensors, DDP, FSDP and DeepSpeed need none.
+
+    `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
+    started.  The run that is there is resumed, whatever the script's arguments are by now, unless
+    `fresh`: then a new one begins beside its checkpoints.  `run_dir` and `goal` matter without
+    `autockpt run`, which brings its own.
+
+    Raises ConfigError for anything that cannot be saved safely, naming it, and DirectoryBusyError
+    when another live run owns the directory.  Under `autockpt profile` the session only passes
+    batches through.
     """
     from autockpt.executors.launchers import rank_and_world
     from autockpt.session.division import rank_rules

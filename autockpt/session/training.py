@@ -95,6 +95,18 @@ class Session(Ending):
         self._owns_boundary, self._total = True, total
         if self._mind is not None:
             self._mind.total = total
+        if 0 < total <= self._step == self._start_step:
+            self._tell_over(total)
+
+    def _tell_over(self, total: int) -> None:
+        """Of the script's second start, which may have been meant as another training."""
+        launched = "AUTOCKPT_RUN_DIR" in os.environ
+        other, anew = ("--run-dir DIR", "--fresh") if launched else ("run_dir=...", "fresh=True")
+        self._say(
+            f"{os.path.relpath(self._job.run_directory)} holds a run that is already at step "
+            f"{self._step} of {total}, so nothing is trained; {other} for another, {anew} to begin "
+            "anew" + ("" if launched else " (of autockpt.attach)")
+        )
 
     def steps(self, total: int) -> Iterator[int]:
         """The steps not yet trained, for a loop that makes its own batches; as `batches`."""

@@ -6,8 +6,8 @@ and `ckpt.batches` as the loop.  Start it, kill it, start it again: it goes on a
 batch and the random numbers where it was, and `--digest` prints the same line as a run that was
 never killed.
 
-    python examples/gpt/train.py --size 1m --steps 100 --digest
-    torchrun --nproc-per-node 2 examples/gpt/train.py --size 1m --steps 100 --digest
+    python examples/gpt/train.py --size 1m --digest --run-dir runs/one
+    torchrun --nproc-per-node 2 examples/gpt/train.py --size 1m --digest --run-dir runs/two
     python examples/gpt/train.py --no-checkpoint        # the bare script, to compare with
 """
 
@@ -190,7 +190,9 @@ def train(args: argparse.Namespace, device: torch.device, rank: int, world_size:
     if args.checkpoint:
         import autockpt
 
-        ckpt = autockpt.attach(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
+        ckpt = autockpt.attach(
+            model=model, optimizer=optimizer, scheduler=scheduler, data=loader, run_dir=args.run_dir
+        )
         batches = ckpt.batches(args.steps)
     else:
         batches = bare_batches(loader, args.steps)
@@ -306,6 +308,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of autocast")
     parser.add_argument("--fused", action="store_true", help="the fused AdamW")
     parser.add_argument("--threads", type=int, help="CPU threads of this process")
+    parser.add_argument("--run-dir", help="of python and torchrun (runs/train)")
     parser.add_argument("--checkpoint", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--digest", action="store_true", help="print a digest of the final state")
     parser.add_argument("--log-every", type=int, default=10, help="steps between printed lines")

@@ -1,6 +1,7 @@
 """What the last checkpoint says: as many steps as there were updates, however the training ends."""
 
 import itertools
+import re
 import subprocess
 import sys
 import time
@@ -76,6 +77,28 @@ print("updates", round(-model.weight.item()))
     for first in (0, 6):
         done = python("s.py", cwd=cwd, AUTOCKPT_NO_PROFILE="1")
         assert done.stdout == f"from {first}\nupdates 6\n", done.stderr
+
+
+def test_a_loop_with_nothing_left_says_which_run_is_over(
+    begin: Callable[..., Counted],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another experiment of the same script trained nothing, and exited with 0."""
+
+    def said() -> str:
+        it = begin()
+        for _ in it.ckpt.steps(3):
+            it.await_slots()
+            it.train()
+        assert it.updates == 3
+        monkeypatch.setenv("AUTOCKPT_RUN_DIR", it.ckpt._job.run_directory)
+        return capsys.readouterr().err
+
+    assert "already at step" not in said()
+    assert re.search(r"run that is already at step 3 of 3, .*; --run-dir DIR for another", said())
+    monkeypatch.delenv("AUTOCKPT_RUN_DIR")
+    assert re.search(r"run that is already at step 3 of 3, .*fresh=True to begin anew", said())
 
 
 def test_attach_alone_counts_nothing_that_it_cannot_see(begin: Callable[..., Counted]) -> None:
