@@ -147,6 +147,37 @@ def command_line(script: Script) -> str:
     return shlex.join([*(["-m"] if script.module else []), script.shown, *script.args])
 
 
+def next_run(words: Sequence[str], script: Script | None = None) -> str:
+    """`autockpt run` with these options, as a shell takes it."""
+    import shlex
+
+    job = "SCRIPT" if script is None else command_line(script)
+    return " ".join(["autockpt run", *map(shlex.quote, words), job])
+
+
+def origin_of(goal: Goal, scale: Scale) -> tuple[str, dict[str, str]]:
+    """A policy that can be read here, and the settings that make the goal of it.
+
+    The policy is the one that the goal was read from, if that is still there.
+    """
+    from autockpt.policies.policy_file import settings_between
+
+    for source in (goal.policy, POLICY):
+        try:
+            base = read_goal(source, (), scale=scale)
+        except ConfigError:
+            continue
+        return source, settings_between(base, goal)
+    raise AssertionError(f"{POLICY} can be read")
+
+
+def policy_words(goal: Goal, scale: Scale) -> list[str]:
+    """--policy and --set for a run with this goal."""
+    source, settings = origin_of(goal, scale)
+    words = ["--policy", source] if source != POLICY else []
+    return words + [word for key, text in settings.items() for word in ("--set", f"{key}={text}")]
+
+
 def launch_words(scale: Scale) -> str:
     """The launch options that give this scale, with a blank behind them."""
     if scale.world_size == 1:

@@ -203,6 +203,32 @@ LAUNCH_NAMES = (
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
 )
 
+RUN_NAMES = (
+    *("policy", "settings", "profile", "no_profile", "run_dir", "fresh", "resume_from"),
+    *LAUNCH_NAMES,
+)
+"""What of `autockpt run` another command line must repeat to mean the same."""
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Of these options of the running command those that the user gave, as they were given."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if name not in names or not given:
+            continue
+        value = context.params[name]
+        if isinstance(option, click.Option) and option.is_flag:
+            words.append(option.opts[-1])
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [word for one in values for word in (option.opts[-1], str(one))]
+    return words
+
 
 def launch_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The launch options among a command's parameters."""

@@ -1,9 +1,11 @@
 """`autockpt plan`: decide from a profile, and say why."""
 
+import shlex
+
 import click
 
 from autockpt.cli.console import Console
-from autockpt.cli.options import Command, common, policy_options
+from autockpt.cli.options import Command, common, policy_options, repeated
 
 EXAMPLES = """
 autockpt plan --profile runs/train-20260101-120000
@@ -51,5 +53,7 @@ def plan(
         RunDirectory(target.parent).write_text(target.name, plan_to_yaml(decision))
     console.object("plan", plan_object(decision.plan, decision))
     print_decision(console, decision)
-    words = f"--policy {policy} " if policy else ""
-    console.next(f"autockpt run --profile {profile} {words}SCRIPT")
+    keep = (
+        "" if failures is None else f"{shlex.join(['autockpt', 'failures', failures])} --keep && "
+    )
+    console.next(keep + decisions.next_run(repeated(("profile", "policy", "settings"))))

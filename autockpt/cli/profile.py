@@ -9,6 +9,7 @@ import click
 from autockpt.cli import environment
 from autockpt.cli.console import Console
 from autockpt.cli.options import (
+    LAUNCH_NAMES,
     WRAPPING,
     Command,
     Script,
@@ -17,6 +18,7 @@ from autockpt.cli.options import (
     launch_options,
     launch_settings,
     policy_options,
+    repeated,
     script_arguments,
 )
 from autockpt.values.errors import AutockptError, StaleProfileError
@@ -129,7 +131,8 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
     from autockpt.values.record import to_data
 
     measured = decisions.read_profile(str(run.path))
-    decision = decisions.decide(measured, run.read_goal() or Goal())
+    goal = run.read_goal() or Goal()
+    decision = decisions.decide(measured, goal)
     decisions.write(run, decision)
     report, why_not = try_report(run)
     console.object(
@@ -158,11 +161,10 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
     scale = decisions.Scale(
         world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
     )
-    words = tune_text.policy_words(*tuned) if tuned is not None else ""
-    console.next(
-        f"autockpt run --profile {shown(run.profile_path)} {words}"
-        f"{decisions.launch_words(scale)}{decisions.command_line(script)}"
-    )
+    words = tune_text.policy_words(*tuned) if tuned is not None else []
+    words = words or decisions.policy_words(goal, scale)
+    place = ["--profile", shown(run.profile_path)]
+    console.next(decisions.next_run([*place, *words, *repeated(LAUNCH_NAMES)], script))
     return 0
 
 

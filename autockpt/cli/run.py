@@ -9,6 +9,7 @@ import click
 from autockpt.cli import environment
 from autockpt.cli.console import Console
 from autockpt.cli.options import (
+    RUN_NAMES,
     WRAPPING,
     Command,
     common,
@@ -16,6 +17,7 @@ from autockpt.cli.options import (
     launch_options,
     launch_settings,
     policy_options,
+    repeated,
     script_arguments,
 )
 
@@ -169,5 +171,5 @@ def _dry_run(request: "Request", console: Console) -> int:
         print_plan(console, plan)
     else:
         print_decision(console, decision)
-    console.next(f"autockpt run {decisions.command_line(request.script)}")
+    console.next(decisions.next_run(repeated(RUN_NAMES), request.script))
     return 0

@@ -13,6 +13,7 @@ from autockpt.cli.quantities import Options, positive
 from autockpt.values.errors import ConfigError, StaleProfileError, StorageError
 
 if TYPE_CHECKING:
+    from autockpt.cli.decisions import Scale
     from autockpt.cli.tune_text import Found
     from autockpt.profiling.content import Content
     from autockpt.tuner.search.outcome import Outcome
@@ -44,7 +45,7 @@ class Task:
     """Where it lies."""
     profile: "Profile"
     goal: "Goal"
-    policy: str | None
+    scale: "Scale"
     budget: int
     seed: int
     limit_s: float
@@ -82,7 +83,7 @@ def tune(console: Console, **options: Any) -> None:
     and whatever is best must beat the default in interleaved writes beyond their spread.
     Writes trials.jsonl (every sample), study.journal (for optuna-dashboard) and tuned.yaml.
     """
-    from autockpt.cli import tune_text
+    from autockpt.cli import decisions, tune_text
 
     if options["replay"] is not None:
         tune_text.show(console, *_replay(options), {})
@@ -91,7 +92,7 @@ def tune(console: Console, **options: Any) -> None:
     tune_text.show(console, header, outcome, files)
     _renew_report(Path(files["trials.jsonl"]))
     place = options["run_dir"] or options["profile"]
-    console.next(f"autockpt run --profile {place} --policy {files['tuned.yaml']} SCRIPT")
+    console.next(decisions.next_run(["--profile", place, "--policy", files["tuned.yaml"]]))
 
 
 def _renew_report(trials: Path) -> None:
@@ -130,6 +131,7 @@ def _replay(options: Options) -> "tuple[Header, Outcome]":
 def _read(options: Options) -> Task:
     """Everything that can be wrong without a measurement is found here."""
     from autockpt.cli import decisions
+    from autockpt.cli.preparation import goal_of
     from autockpt.tuner.search.outcome import model_of
     from autockpt.tuner.search.search import require_budget
     from autockpt.values.units import parse_duration_s
@@ -143,7 +145,8 @@ def _read(options: Options) -> Task:
     scale = decisions.Scale(
         world_size=profile.fingerprint.world_size, nodes=profile.fingerprint.nodes
     )
-    goal = decisions.read_goal(options["policy"], options["settings"], scale=scale)
+    run = options["run_dir"] if os.path.isdir(place) else None  # which may be a profile's file
+    goal = goal_of(run, options["policy"], options["settings"], scale)
     model_of(profile, goal, sample_bytes=profile.state.total_bytes).space.allowed()
     differences = decisions.machine_mismatches(profile.fingerprint, scale)
     if differences:
@@ -156,7 +159,7 @@ def _read(options: Options) -> Task:
         folder=Path(place) if os.path.isdir(place) else Path(place).absolute().parent,
         profile=profile,
         goal=goal,
-        policy=options["policy"],
+        scale=scale,
         budget=options["budget"],
         seed=options["seed"],
         limit_s=limit_s,
@@ -165,7 +168,7 @@ def _read(options: Options) -> Task:
 
 def _search(console: Console, task: Task, out: str | None) -> "tuple[Header, Outcome, Path]":
     """Measures in the job's directory, and writes what was found beside the profile."""
-    from autockpt.cli import tune_text
+    from autockpt.cli import decisions, tune_text
     from autockpt.profiling.content import content
     from autockpt.profiling.finalist import target_directory
     from autockpt.profiling.tuning import largest_sample
@@ -177,10 +180,10 @@ def _search(console: Console, task: Task, out: str | None) -> "tuple[Header, Out
         bytes_of = content(task.checkpoints, task.profile.state, nbytes=largest * task.ranks)
         console.say(f"tune: writes {bytes_of.source} to {directory}")
         header, outcome = _measure(console, task, bytes_of, directory, largest, folder)
-    extends = task.policy or "builtin:auto"
+    extends, settings = decisions.origin_of(task.goal, task.scale)
     if not extends.startswith("builtin:"):
         extends = os.path.relpath(extends, folder)
-    fragment = tune_text.policy_fragment(outcome, extends=extends)
+    fragment = tune_text.policy_fragment(outcome, extends=extends, settings=settings)
     RunDirectory(folder).write_text("tuned.yaml", fragment)
     return header, outcome, folder
 

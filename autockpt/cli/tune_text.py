@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autockpt.cli.console import Console
+from autockpt.policies.policy_file import as_yaml, quoted
 from autockpt.tuner.search.outcome import Outcome, Tried
 from autockpt.tuner.search.record import Header, Trial
 from autockpt.tuner.search.space import MIB
@@ -65,9 +66,9 @@ def matters(outcome: Outcome) -> str:
     return f"{shares}; together {found.explained:.0%} of the spread of the writes"
 
 
-def policy_words(header: Header, outcome: Outcome, files: Mapping[str, str]) -> str:
-    """The option with which a run follows the winner; "" where the default stays."""
-    return "" if outcome.verdict.kept_default else f"--policy {files['tuned.yaml']} "
+def policy_words(header: Header, outcome: Outcome, files: Mapping[str, str]) -> list[str]:
+    """The option with which a run follows the winner; [] where the default stays."""
+    return [] if outcome.verdict.kept_default else ["--policy", files["tuned.yaml"]]
 
 
 def as_object(header: Header, outcome: Outcome, files: Mapping[str, str]) -> dict[str, Any]:
@@ -84,28 +85,34 @@ def as_object(header: Header, outcome: Outcome, files: Mapping[str, str]) -> dic
     }
 
 
-def policy_fragment(outcome: Outcome, *, extends: str) -> str:
-    """A policy file that pins what was found, or nothing where the default stays."""
+def policy_fragment(
+    outcome: Outcome, *, extends: str, settings: Mapping[str, str] | None = None
+) -> str:
+    """A policy file: what is extended, under `settings` by key, with what was found pinned.
+
+    Nothing is pinned where the default stays.
+    """
     verdict, winner = outcome.verdict, outcome.verdict.winner
     said = textwrap.wrap(verdict.reason, 96)
     lines = [
         "# Found by `autockpt tune`; `autockpt run --policy THIS SCRIPT` follows it.",
         *(f"# {line}" for line in said),
         "version: 1",
-        f"extends: {extends}",
+        f"extends: {quoted(extends)}",
     ]
+    written = dict(settings or {})
     if verdict.kept_default:
-        return "\n".join([*lines, "# Nothing is pinned: what runs untuned is not beaten.", ""])
-    lines += [
-        "disk:",
-        f"  writers: {winner.writers}",
-        f"  chunk: {_size(winner.chunk_bytes)}",
-        f"  direct: {'true' if winner.direct_io else 'false'}",
-        f"  codec: {winner.codec}",
-    ]
+        lines.append("# Nothing is pinned: what runs untuned is not beaten.")
+        return "\n".join([*lines, *as_yaml(written), ""])
+    written |= {
+        "disk.writers": str(winner.writers),
+        "disk.chunk": _size(winner.chunk_bytes),
+        "disk.direct": "true" if winner.direct_io else "false",
+        "disk.codec": winner.codec,
+    }
     if verdict.rating.slots != outcome.default_slots:
-        lines += ["memory:", f"  slots: {verdict.rating.slots}  # best beside these writes"]
-    return "\n".join([*lines, ""])
+        written["memory.slots"] = f"{verdict.rating.slots}  # best beside these writes"
+    return "\n".join([*lines, *as_yaml(written), ""])
 
 
 def _size(chunk_bytes: int) -> str:

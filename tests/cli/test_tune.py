@@ -192,7 +192,8 @@ def test_a_profile_can_be_tuned_at_once(capsys: pytest.CaptureFixture[str]) -> N
     assert (header.goal.pins.codec, header.budget) == ("none", 25)
     assert all(Path(path).is_file() for path in files.values())
     words = tune_text.policy_words(*found)
-    assert words == ("" if outcome.verdict.kept_default else f"--policy {files['tuned.yaml']} ")
+    tuned = ["--policy", files["tuned.yaml"]]
+    assert words == ([] if outcome.verdict.kept_default else tuned)
     assert re.search(r"2[0-9] of 25", capsys.readouterr().err)  # whole rounds of a final
 
 

@@ -6,12 +6,14 @@ import re
 import pytest
 
 from autockpt.policies.policy_file import (
+    as_yaml,
     diff,
     explain,
     init_text,
     load_policy,
     parse_policy,
     schema,
+    settings_between,
     with_settings,
 )
 from autockpt.policies.policy_file.document import parse
@@ -361,6 +363,27 @@ def test_a_goal_takes_settings_as_its_file_did(text):
         [f"{key}=auto" for key in keys() if not key.startswith("archive.") and key != "interval"],
     ):
         assert with_settings(goal, settings) == parse_policy(text, settings=settings).goal
+
+
+@pytest.mark.parametrize("text", [FULL, *(preset_text(name) for name in presets())])
+def test_what_makes_one_goal_of_another_can_be_written_down(text):
+    """To the bit, as --set and as a file, both ways."""
+    full, auto = parse_policy(text, file="one").goal, parse_policy("version: 1", file="one").goal
+    odd = parse_policy(text, file="one", settings=ODD).goal
+    for before, after in ((auto, full), (full, auto), (full, odd), (odd, auto)):
+        settings = settings_between(before, after)
+        assert with_settings(before, [f"{k}={v}" for k, v in settings.items()]) == after
+        base = settings_between(auto, before)
+        file = "\n".join(["version: 1", *as_yaml(base | settings)])
+        assert parse_policy(file, file="one").goal == after
+    assert settings_between(full, full) == {}
+    assert settings_between(auto, parse_policy("version: 1\nlimits: {stall: 50 ms}").goal) == {
+        "limits.stall": "50 ms"
+    }
+
+
+ODD = ["limits.stall=1.2345678901 ms", "limits.overhead=0.1 %", "limits.disk=1234567 B",
+       'disk.path="/data: a #1"', "interval=333 steps", "redundancy.rate=1234567 B/s"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from autockpt.policies.policy_file.layers import (
 )
 from autockpt.policies.policy_file.plan_yaml import plan_from_yaml, plan_to_yaml
 from autockpt.policies.policy_file.texts import Difference, diff, explain, init_text, schema
+from autockpt.policies.policy_file.written import as_yaml, quoted, settings_between
 
 __all__ = [
     "Difference",
     "EffectiveValue",
     "Policy",
+    "as_yaml",
     "diff",
     "explain",
     "init_text",
@@ -24,6 +26,8 @@ __all__ = [
     "parse_policy",
     "plan_from_yaml",
     "plan_to_yaml",
+    "quoted",
     "schema",
+    "settings_between",
     "with_settings",
 ]
