@@ -1,6 +1,7 @@
 """`autockpt profile`: measure a job, then write a profile, a plan and a report."""
 
 import os
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from autockpt.cli.options import (
 from autockpt.values.errors import AutockptError, StaleProfileError
 
 if TYPE_CHECKING:
+    from autockpt.cli.decisions import Scale
     from autockpt.cli.launch import Ending
     from autockpt.cli.tune_text import Found
     from autockpt.run_directory import RunDirectory
@@ -64,11 +66,11 @@ def profile(
     found = find_script(script, module, args)
     options = launch_settings(launching)
     scale = scale_of(options)
+    if environment.foreign_launcher(os.environ) is not None:
+        return _as_worker(found, out, policy, settings, scale, console, tuning=tuning)
     goal = goal_of(out, policy, settings, scale)
     if out is not None:
         require_found(RunDirectory(out), goal)
-    if environment.foreign_launcher(os.environ) is not None:
-        return _as_worker(found, out, console, tuning=tuning)
     with own(found, out, options) as run:
         prepare(run, found, "profile", goal, scale)
         _measure(run, found, options, console)
@@ -169,18 +171,35 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
 
 
 def _as_worker(
-    script: Script, out: str | None, console: Console, *, tuning: bool
+    script: Script,
+    out: str | None,
+    policy: str | None,
+    settings: tuple[str, ...],
+    scale: "Scale",
+    console: Console,
+    *,
+    tuning: bool,
 ) -> Callable[[], int]:
     """Under torchrun or Slurm: profile in this rank; the plan is made afterwards."""
-    from autockpt.cli.worker import run_here
+    from autockpt.cli import decisions
+    from autockpt.cli.preparation import goal_of, prepare, require_found
+    from autockpt.cli.worker import first, run_here
+    from autockpt.run_directory import RunDirectory
     from autockpt.values.errors import ConfigError
 
     if out is None:
         raise ConfigError("under torchrun or Slurm all ranks need one place: add --out DIR")
-    os.makedirs(out, exist_ok=True)
+    place = out
+
+    def lead(launch_id: str) -> None:
+        goal = goal_of(place, policy, settings, scale)
+        require_found(RunDirectory(place), goal)
+        prepare(RunDirectory.create(place), script, "profile", goal, scale, launch_id)
+        words = ["plan", "--profile", place, *decisions.policy_words(goal, scale)]
+        command = shlex.join(["autockpt", *(["tune", place] if tuning else words)])
+        console.next(f"{command}   (when it is over)")
+
+    first(place, scale, lead)
     variables = {environment.RUN_DIR: os.path.abspath(out), environment.MODE: "profile"}
     os.environ.update(variables)
-    if environment.rank(os.environ) == 0:
-        command = f"autockpt tune {out}" if tuning else f"autockpt plan --profile {out}"
-        console.next(f"{command}   (when it is over)")
     return run_here(script)

@@ -32,8 +32,8 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
     """Prepare the directory (rank 0) or wait for it; what runs the script afterwards."""
     scale = scale_of(request.launching)
     path = request.run_dir or _shared_path(request.script, scale)
-    if environment.restart_count(os.environ) == 0:
-        _prepare(replace(request, run_dir=path), scale, foreign, console)
+    here = replace(request, run_dir=path)
+    first(path, scale, lambda launch_id: _prepare(here, scale, launch_id, foreign, console))
     variables = {environment.RUN_DIR: os.path.abspath(path), environment.MODE: "run"}
     if request.resume_from:
         variables[environment.RESUME_FROM] = request.resume_from
@@ -43,6 +43,20 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
         variables[environment.NO_PROFILE] = "1"
     os.environ.update(variables)
     return run_here(request.script)
+
+
+def first(path: str, scale: Scale, prepare_as: Callable[[str], None]) -> None:
+    """At the start of a launch rank 0 prepares its directory, and the others wait for that.
+
+    `prepare_as` gets the id of the launch, which it leaves in run.json when all is there.
+    """
+    if environment.restart_count(os.environ) != 0:
+        return
+    launch_id = _launch_id(scale)
+    if environment.rank(os.environ) == 0:
+        prepare_as(launch_id)
+    else:
+        _wait_for_leader(path, launch_id)
 
 
 def run_here(script: Script) -> Callable[[], int]:
@@ -57,11 +71,10 @@ def run_here(script: Script) -> Callable[[], int]:
     return execute
 
 
-def _prepare(request: Request, scale: Scale, foreign: str, console: Console) -> None:
-    path, launch_id = str(request.run_dir), _launch_id(scale)
-    if environment.rank(os.environ) != 0:
-        _wait_for_leader(path, launch_id)
-        return
+def _prepare(
+    request: Request, scale: Scale, launch_id: str, foreign: str, console: Console
+) -> None:
+    path = str(request.run_dir)
     goal = goal_of(request.run_dir, request.policy, request.settings, scale)
     check_directory(request, goal)
     found = profile_of(request, scale, console)

@@ -183,6 +183,41 @@ sys.exit(9)
         assert "Traceback" not in err
 
 
+def test_a_profile_under_a_foreign_launcher_keeps_its_policy(tmp_path: Path) -> None:
+    """Rank 0 writes goal and run before rank 1 begins; the plan that comes next is under it."""
+    write(
+        tmp_path, "s.py", "import os; print(os.path.exists('p/goal.json'), flush=True); os._exit(0)"
+    )
+    write(tmp_path, "pol.yaml", "version: 1\ndisk: {path: ckpt}\n")
+    command = [sys.executable, "-m", "autockpt", "profile", "--out", "p", "--policy", "pol.yaml",
+               "--set", "limits.stall=50 ms", "s.py", "--lr=1"]  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)
+    ]
+    outs = [process.communicate(timeout=60) for process in ranks]
+    assert [out for out, _ in outs] == ["True\n", "True\n"]
+    words = "--policy pol.yaml --set 'limits.stall=50 ms'"
+    assert f"next: autockpt plan --profile p {words}   (when it is over)" in outs[1][1]
+    run = RunDirectory(tmp_path / "p")
+    goal, info = run.read_goal(), run.read_info()
+    assert goal is not None
+    assert (goal.storage_path, goal.limits.stall_s) == (str(tmp_path / "ckpt"), 0.05)
+    assert info is not None
+    assert (info.mode, info.args, info.ranks_per_node) == ("profile", ("--lr=1",), 2)
+    assert run.checkpoints() == tmp_path / "ckpt"
+    refused = autockpt("profile", "--out", "s.py/p", "s.py", cwd=tmp_path, RANK="0", WORLD_SIZE="1")
+    assert "a file stands where a directory is needed" in refused.stderr
+    assert "bug" not in refused.stderr
+
+
 ATTACHED = """
 import torch, autockpt
 net = torch.nn.Linear(8, 8)
