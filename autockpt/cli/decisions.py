@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autockpt.cli.options import Script
-from autockpt.run_directory import RUNS, RunDirectory
+from autockpt.run_directory import RUNS, RunDirectory, RunInfo
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError
 from autockpt.values.goal import Goal
@@ -117,13 +117,20 @@ def find_profile(script: Script, scale: Scale) -> tuple[Profile, str] | None:
             info, profile = run.read_info(), run.read_profile()
         except AutockptError:
             continue
-        same = info is not None and (info.script, info.args) == (script.target, args)
+        same = info is not None and is_of(info, script) and info.args == args
         if same and profile is not None and not machine_mismatches(profile.fingerprint, scale):
             found.append((profile.created, str(path), profile))
     if not found:
         return None
     _, where, profile = max(found, key=lambda entry: entry[:2])
     return profile, where
+
+
+def is_of(info: RunInfo, script: Script) -> bool:
+    """Whether a run is of this script, however its path is spelled."""
+    if info.module or script.module:
+        return (info.script, info.module) == (script.target, script.module)
+    return os.path.realpath(info.script) == os.path.realpath(script.target)
 
 
 def decide(profile: Profile, goal: Goal) -> Decision:

@@ -62,17 +62,12 @@ def goal_of(
     return decisions.read_goal(policy, settings, scale=scale)
 
 
-def check_directory(request: Request, goal: Goal) -> None:
+def check_directory(request: Request, goal: Goal, console: Console) -> None:
     """Raises ConfigError where resuming, or not resuming, cannot be what is wanted."""
     run = RunDirectory(request.run_dir or default_path(request.script.target))
     info = run.read_info()
-    script = request.script
-    foreign = info is not None and (info.script, info.module) != (script.target, script.module)
-    if info is not None and foreign and not request.fresh:
-        raise ConfigError(
-            f"{request.run_dir}: holds a run of {info.script}, not of {script.target}; "
-            "name another --run-dir, or --fresh to begin anew in this one"
-        )
+    if info is not None and not request.fresh:
+        _require_its_script(info, request, console)
     committed = _committed(run.checkpoints(goal))
     if request.resume_from is not None and request.resume_from not in committed:
         known = ", ".join(committed[-3:]) or "none"
@@ -89,6 +84,21 @@ def check_directory(request: Request, goal: Goal) -> None:
         )
     if not request.fresh and request.resume_from is None:
         require_found(run, goal)
+
+
+def _require_its_script(info: RunInfo, request: Request, console: Console) -> None:
+    """The script that the run is of; one that has moved with its checkout is taken for it."""
+    script = request.script
+    if decisions.is_of(info, script):
+        return
+    moved = not (info.module or script.module or os.path.exists(info.script))
+    if moved and os.path.basename(info.script) == os.path.basename(script.target):
+        console.say(f"{info.script} is gone: its run goes on with {script.target}")
+        return
+    raise ConfigError(
+        f"{request.run_dir}: holds a run of {info.script}, not of {script.target}; resume it with "
+        "that script, or name another --run-dir (--fresh would give up what it has trained)"
+    )
 
 
 def require_found(run: RunDirectory, goal: Goal) -> None:

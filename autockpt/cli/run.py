@@ -111,7 +111,7 @@ def _launch(request: "Request", console: Console) -> int:
 
     scale = scale_of(request.launching)
     goal = goal_of(request.run_dir, request.policy, request.settings, scale)
-    check_directory(request, goal)
+    check_directory(request, goal, console)
     found = profile_of(request, scale, console)
     with own(request.script, request.run_dir, request.launching) as run:
         prepare(run, request.script, "run", goal, scale)
@@ -146,7 +146,7 @@ def _dry_run(request: "Request", console: Console) -> int:
 
     scale = scale_of(request.launching)
     goal = goal_of(request.run_dir, request.policy, request.settings, scale)
-    check_directory(request, goal)
+    check_directory(request, goal, console)
     found = profile_of(request, scale, console)
     run_dir = request.run_dir or str(default_path(request.script.target))
     if found is None:

@@ -76,7 +76,7 @@ def _prepare(
 ) -> None:
     path = str(request.run_dir)
     goal = goal_of(request.run_dir, request.policy, request.settings, scale)
-    check_directory(request, goal)
+    check_directory(request, goal, console)
     found = profile_of(request, scale, console)
     run = RunDirectory.create(path)
     prepare(run, request.script, "run", goal, scale)

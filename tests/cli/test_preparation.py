@@ -1,5 +1,6 @@
 """What a resumed run goes on with: its goal, and the place of its checkpoints."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from autockpt.cli import decisions
 from autockpt.cli.app import run
+from autockpt.cli.console import Console
 from autockpt.cli.options import find_script
 from autockpt.cli.preparation import Request, check_directory, goal_of, prepare
 from autockpt.run_directory import RunDirectory
@@ -52,7 +54,7 @@ def request(*settings: str, policy: str | None = None, fresh: bool = False) -> R
 def start(asked: Request) -> Goal:
     """As far as a launcher goes before the job."""
     goal = goal_of(asked.run_dir, asked.policy, asked.settings, ONE)
-    check_directory(asked, goal)
+    check_directory(asked, goal, Console())
     prepare(RunDirectory.create("r"), asked.script, "run", goal, ONE)
     return goal
 
@@ -130,6 +132,39 @@ def test_attach_with_another_place_is_refused_as_well(
     current_job(run_dir="r", policy=first)
     monkeypatch.setenv("AUTOCKPT_FRESH", "1")
     assert current_job(run_dir="r", policy=second).fresh
+
+
+def test_a_script_is_itself_by_every_path(
+    storage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative, by a link, from another directory; after a move of the checkout it is said."""
+    for name in ("sub", "code"):
+        (storage.parent / name).mkdir()
+    Path("code/t.py").write_text("print('trained')\n")
+    Path("link").symlink_to("code")
+    Path("link.py").symlink_to("code/t.py")
+
+    def begun(spelling: str) -> None:
+        start(replace(request(), script=find_script(spelling, False, ("--lr", "1"))))
+
+    monkeypatch.chdir("sub")
+    goal = goal_of("../r", None, (), ONE)
+    prepare(RunDirectory.create("../r"), find_script("../code/t.py", False, ()), "run", goal, ONE)
+    monkeypatch.chdir("..")
+    for spelling in ("code/t.py", "link/t.py", "sub/../code/t.py", "link.py"):
+        begun(spelling)
+    assert "gone" not in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"holds a run of .*link.py, not of .*; resume it with"):
+        begun("t.py")
+    begun("code/t.py")
+    Path("code").rename("moved")
+    begun("moved/t.py")
+    assert re.search(
+        r"code/t.py is gone: its run goes on with .*moved/t.py", capsys.readouterr().err
+    )
+    Path("moved/t.py").rename("other.py")
+    with pytest.raises(ConfigError, match="name another --run-dir"):
+        begun("other.py")
 
 
 def test_checkpoints_may_move(storage: Path) -> None:
