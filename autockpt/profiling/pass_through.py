@@ -59,6 +59,28 @@ class PassThroughSession:
         self._step += 1
         return self._step
 
+    def save(self) -> None:
+        """Nothing is saved."""
+
+    @property
+    def ready(self) -> bool:
+        """No slots are waited for."""
+        return True
+
+    @property
+    def fence_stall_s(self) -> float:
+        """Nothing is waited for at fences."""
+        return 0.0
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """There is no keeper."""
+        return None
+
+    def wait_durable(self, timeout_s: float) -> float:
+        """There is no checkpoint to wait for."""
+        return 0.0
+
     def fence(self) -> None:
         """Nothing is in flight that a mutation could tear."""
 
