@@ -10,6 +10,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +33,8 @@ LOSS = r"loss[ =:]+([-+0-9.eE]+)"
 NEVER = "1000000000 steps"
 PATIENCE_S = 60.0
 """Between asking a resumed job to end and killing it."""
+LAST_LINES, LONGEST = 20, 200
+"""Of a job without enough losses: lines that are shown, and characters of each."""
 
 
 @click.command(cls=Command, examples=EXAMPLES, context_settings=WRAPPING)
@@ -161,7 +165,7 @@ class Job:
 
         words = [word.replace("{seed}", str(seed)) for word in self.words]
         command = [
-            sys.executable, "-m", "autockpt", "run", "--no-profile", "--run-dir", run_dir,
+            sys.executable, "-m", "autockpt", "run", "-q", "--no-profile", "--run-dir", run_dir,
             "--set", "memory.enabled=false", "--set", f"disk.interval={NEVER}", *words,
         ]  # fmt: skip
         with subprocess.Popen(
@@ -170,23 +174,31 @@ class Job:
         ) as process:  # fmt: skip
             try:
                 found, last = self._read(process)
+                ended = None if len(found) == self.steps else _exit_code(process)
             finally:
                 _end(process)
-        if len(found) < self.steps:
-            raise ConfigError(
-                f"{shlex.join(words)}: printed {len(found)} losses that match "
-                f"{self.loss.pattern!r}, expected {self.steps}; it must go on that far and print "
-                f"one per iteration. Its last line: {last!r:.200}"
-            )
-        return found
+        if len(found) == self.steps:
+            return found
+        what = (
+            f"printed {len(found)} losses that match {self.loss.pattern!r}, expected {self.steps}"
+        )
+        if ended:
+            what = f"failed with exit code {ended}; it {what}"
+        else:
+            what += "; it must go on that far and print one per iteration"
+        raise ConfigError(
+            f"{shlex.join(without_secrets(words))}: {what}. Its last lines:\n"
+            + textwrap.indent("\n".join(last), "  ")
+        )
 
-    def _read(self, process: "subprocess.Popen[str]") -> tuple[list[float], str]:
-        """(losses, last line); stops reading when there are enough."""
+    def _read(self, process: "subprocess.Popen[str]") -> tuple[list[float], deque[str]]:
+        """(losses, last lines); stops reading when there are enough."""
         found: list[float] = []
-        last = ""
+        last: deque[str] = deque(maxlen=LAST_LINES)
         assert process.stdout is not None
         for line in process.stdout:
-            last = line.strip() or last
+            if line.strip():
+                last.append(line.rstrip()[:LONGEST])
             match = self.loss.search(line)
             if match is not None:
                 with contextlib.suppress(ValueError):
@@ -194,6 +206,13 @@ class Job:
             if len(found) == self.steps:
                 break
         return found, last
+
+
+def _exit_code(process: "subprocess.Popen[str]") -> int | None:
+    """Of a job that has closed its output; None where it goes on all the same."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(PATIENCE_S)
+    return None
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from autockpt.cli import archive as archives
 from autockpt.cli.app import run
 from autockpt.cli.archive import Request, add
 from autockpt.cli.console import Console
+from autockpt.cli.quality import Job
 from autockpt.integrations.archive.reading import Archive
 from autockpt.integrations.dcp import GenerationReader
 from autockpt.integrations.importing import import_tree
 from autockpt.integrations.loading import opened
-from autockpt.values.errors import CorruptCheckpointError
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
-from tests.cli.scripts import ROOT, autockpt, environment
+from tests.cli.scripts import ROOT, autockpt, environment, write
 from tests.integrations.trained import saved, trained_job
 
 SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
@@ -227,3 +229,22 @@ def test_a_job_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, "no regular expression" in done.stderr) == (78, True)
     done = autockpt("quality", "--archive", ".", "t.py", "--lr", "1", cwd=tmp_path)
     assert (done.returncode, "has no {seed}" in done.stderr) == (78, True)
+
+
+def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+    """Its exit code and its own last lines; one that ends well is told what is expected of it."""
+    source = """
+import sys
+print("loss 1.5", flush=True)
+if "--fail" in sys.argv:
+    raise SystemExit("no data in " + sys.argv[-1])
+"""
+    script = str(write(tmp_path, "s.py", source))
+    failing = Job(words=(script, "--fail", "{seed}"), steps=2, loss=re.compile(r"loss (\S+)"))
+    with pytest.raises(ConfigError, match=r"failed with exit code 1; it printed 1 .*") as failed:
+        failing.losses(str(tmp_path / "a"), 7)
+    assert "\n  no data in 7" in str(failed.value)
+    assert "next: " not in str(failed.value)
+    short = replace(failing, words=(script,))
+    with pytest.raises(ConfigError, match="must go on that far and print one per iteration"):
+        short.losses(str(tmp_path / "b"), 7)
