@@ -58,6 +58,7 @@ def attach(
     from autockpt.session.division import rank_rules
     from autockpt.session.job import current_job
 
+    _require_goal(goal, others.get("policy"))
     rank, world_size = rank_and_world(os.environ)
     ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
     if os.environ.get("AUTOCKPT_MODE") == "profile":
@@ -71,6 +72,17 @@ def attach(
     state = LiveState.of(model=model, optimizer=optimizer, ruled=ruled, **others)
     job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)
     return Session(job, state, data)
+
+
+def _require_goal(goal: Any, policy: Any) -> None:
+    """Raises ConfigError for a policy file, or a goal by another name.  A net may be a policy."""
+    from autockpt.values.errors import ConfigError
+
+    said = "; attach(goal=...) takes a Goal (autockpt.values.goal), `autockpt run --policy` a file"
+    if isinstance(policy, str | os.PathLike | Goal):
+        raise ConfigError(f"attach(policy=...): {policy!s:.80} is no object to be saved{said}")
+    if not isinstance(goal, Goal | None):
+        raise ConfigError(f"attach(goal=...): got {type(goal).__qualname__}{said}")
 
 
 def profile_of(run_dir: str) -> Profile | None:

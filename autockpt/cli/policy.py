@@ -41,7 +41,7 @@ def policy() -> None:
 def check(console: Console, file: str) -> None:
     """Report every mistake of FILE as file:line:col: error: path: message; did you mean ...?"""
     loaded = _load(file)
-    written = [value for value in loaded.values if value.source != "default"]
+    written = [value for value in loaded.values if value.value != "auto"]
     console.object("policy check", {"file": file, "ok": True, "values": len(written)})
     console.result(f"{file}: ok, {len(written)} of {len(loaded.values)} values are not auto")
     console.next(f"autockpt policy explain {file}")

@@ -140,7 +140,7 @@ def _dry_run(request: "Request", console: Console) -> int:
     from autockpt.cli import decisions
     from autockpt.cli.decision_text import plan_object, print_decision, print_plan
     from autockpt.cli.preparation import check_directory, goal_of, profile_of, scale_of
-    from autockpt.policies.unmeasured import plan_without_profile
+    from autockpt.policies.unmeasured import plan_while_measured, plan_without_profile
     from autockpt.run_directory import default_path
     from autockpt.values.record import to_data
 
@@ -150,7 +150,8 @@ def _dry_run(request: "Request", console: Console) -> int:
     found = profile_of(request, scale, console)
     run_dir = request.run_dir or str(default_path(request.script.target))
     if found is None:
-        plan, decision = plan_without_profile(goal), None
+        unmeasured = plan_while_measured if request.use_profile else plan_without_profile
+        plan, decision = unmeasured(goal), None
     else:
         decision = decisions.decide(found[0], goal)
         plan = decision.plan
@@ -165,7 +166,8 @@ def _dry_run(request: "Request", console: Console) -> int:
         },
     )
     console.result(f"policy    {goal.policy}, objective {goal.objective}")
-    console.result(f"profile   {found[1] if found else 'none that fits; measured while it runs'}")
+    none = "none that fits; measured while it runs" if request.use_profile else "none is taken"
+    console.result(f"profile   {found[1] if found else none}")
     console.result(f"files     would be written to {run_dir}/; nothing was touched")
     if decision is None:
         print_plan(console, plan)

@@ -8,6 +8,8 @@ from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
+PROFILING_INTERVAL_STEPS = 8
+"""While a run profiles itself: often enough to be measured within its first dozens of steps."""
 SET_SIZE = 4
 """Of a parity set whose size nobody named: a third of an image on every node."""
 
@@ -44,6 +46,18 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         overhead_budget=goal.limits.overhead,
         redundancy=_wished(goal),
     )
+
+
+def plan_while_measured(goal: Goal) -> CheckpointPlan:
+    """What a run begins with that profiles itself: often enough, unless an interval is pinned."""
+    plan, pins = plan_without_profile(goal), goal.pins
+    if pins.memory_interval_steps is not None or pins.disk_interval_steps is not None:
+        return plan
+    tiers = tuple(
+        replace(tier, interval_steps=PROFILING_INTERVAL_STEPS) if tier.interval_steps else tier
+        for tier in plan.tiers
+    )
+    return replace(plan, tiers=tiers)
 
 
 def _wished(goal: Goal) -> Redundancy:

@@ -6,7 +6,7 @@ Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autockpt.executors.agreement import agree
 from autockpt.executors.catalogue import require_found
@@ -20,7 +20,7 @@ from autockpt.executors.launchers import (
     under_srun,
 )
 from autockpt.executors.protocol import messages as p
-from autockpt.policies.unmeasured import plan_without_profile
+from autockpt.policies.unmeasured import plan_while_measured, plan_without_profile
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -28,9 +28,6 @@ from autockpt.values.goal import Goal
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
-
-PROFILING_INTERVAL_STEPS = 8
-"""While a run profiles itself: often enough to be measured within its first dozens of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,24 +159,12 @@ def _own_labels() -> Mapping[str, str]:
 def _first_plan(
     goal: Goal, decision: Decision | None, newest: CheckpointPlan | None, *, in_place: bool
 ) -> CheckpointPlan:
-    """The newest plan of this run: re-tuned, decided, or the safe default."""
+    """The newest plan of this run: re-tuned, decided, or the one it starts with."""
     if newest is not None and newest.version > (decision.plan.version if decision else 0):
         return newest
     if decision is not None:
         return decision.plan
-    plan = plan_without_profile(goal)
-    pins = goal.pins
-    pinned = {
-        "memory": pins.memory_interval_steps is not None,
-        "disk": pins.disk_interval_steps is not None,
-    }
-    if not in_place or any(pinned.values()):
-        return plan
-    tiers = tuple(
-        replace(tier, interval_steps=PROFILING_INTERVAL_STEPS) if tier.interval_steps else tier
-        for tier in plan.tiers
-    )
-    return replace(plan, tiers=tiers)
+    return plan_while_measured(goal) if in_place else plan_without_profile(goal)
 
 
 def _launcher() -> tuple[str, int]:

@@ -69,9 +69,13 @@ def test_memory_for_one_slot_still_saves_to_storage(live: Live) -> None:
             r"ema\.weights\.1\.deep: a builtins\.object cannot be saved safely",
         ),
         ({"ema": object()}, r"attach\(ema=\.\.\.\): a object has no state_dict/load_state_dict"),
+        (
+            {"policy": "p.yaml"},
+            r"attach\(policy=\.\.\.\): p\.yaml is no .*goal=\.\.\.\) takes a Goal",
+        ),
         ({"model": "net"}, r"attach\(model=\.\.\.\): expected a torch\S+Module, got str"),
     ],
-    ids=["function", "nested", "no-state-dict", "no-module"],
+    ids=["function", "nested", "no-state-dict", "policy", "no-module"],
 )
 def test_what_cannot_be_saved_is_said_at_attach(
     more: dict[str, Any], said: str, live: Live

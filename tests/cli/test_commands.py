@@ -251,3 +251,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert text_of(capsys, "--version") == f"autockpt {autockpt.__version__}\n"
     assert "torch" in text_of(capsys, "--version", "-v")
     assert "torch" in json.loads(text_of(capsys, "--version", "-v", "--json"))["versions"]
+
+
+def test_a_starter_file_is_auto_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written as `auto` is not counted as anything else."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["policy", "init", "p.yaml"]) == 0
+    capsys.readouterr()
+    assert run(["policy", "check", "p.yaml"]) == 0
+    assert "ok, 0 of " in capsys.readouterr().out

@@ -13,8 +13,9 @@ from autockpt.cli import profile as profile_command
 from autockpt.cli.app import run
 from autockpt.policies.policy_file import load_policy
 from autockpt.run_directory import RunDirectory
+from autockpt.session.job import current_job
 from autockpt.values.goal import Goal
-from autockpt.values.record import from_data
+from autockpt.values.record import from_data, to_data
 from tests.fakes.profiles import example_profile, example_state
 
 POLICY = """
@@ -75,6 +76,24 @@ def test_a_dry_run_is_followed_by_the_same_run(capsys: pytest.CaptureFixture[str
         *("--policy", "my policy.yaml", *SET, "--no-profile", "--run-dir", "out/z z"),
         *("--nproc-per-node", "2", "my s.py", "--lr", "a b"),
     ]
+
+
+def test_a_dry_run_shows_what_a_run_without_a_profile_begins_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intervals to be measured at, and with --no-profile those that stay."""
+    for option, words, interval in (
+        ([], "none that fits; measured while it runs", 8),
+        (["--no-profile"], "none is taken", 100),
+    ):
+        assert run(["run", "--dry-run", *option, "my s.py"]) == 0
+        assert f"profile   {words}\n" in capsys.readouterr().out
+        shown = dry_run(capsys, shlex.join(["autockpt", "run", *option, "my s.py"]))
+        monkeypatch.setenv("AUTOCKPT_NO_PROFILE", "1" if option else "0")
+        begun = current_job(run_dir=f"run {interval}").plan
+        assert {tier.interval_steps for tier in begun.tiers} == {interval}
+        assert shown["plan"] == to_data(begun)
+        monkeypatch.delenv("AUTOCKPT_NO_PROFILE")
 
 
 def test_a_plan_is_followed_by_a_run_of_it(capsys: pytest.CaptureFixture[str]) -> None:
