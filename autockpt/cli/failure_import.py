@@ -35,7 +35,12 @@ def read_failures(
     Raises ConfigError where the file cannot be read, and for what it lacks.
     """
     if os.path.isdir(path):
-        path = os.path.join(path, "failures.jsonl")
+        run, path, form = RunDirectory(path), os.path.join(path, "failures.jsonl"), form or "log"
+        if run.exists and not os.path.exists(path):
+            return FailureHistory(
+                source=f"failure log, {path}", incidents=(), exposures=(),
+                notes=("this run met no failure; `autockpt profile` counts how long it trained",),
+            )  # fmt: skip
     text = _text(path)
     form = form or _recognised(text, path)
     if observed_s is not None and form not in ("xid", "csv"):

@@ -63,7 +63,7 @@ def _keep(file: str, history: object) -> str:
     import os
 
     from autockpt.run_directory import FAILURES, RUNS, RunDirectory
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import ConfigError, StorageError
     from autockpt.values.record import to_json
 
     path = os.path.abspath(file)
@@ -72,6 +72,9 @@ def _keep(file: str, history: object) -> str:
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]
     name = f"{os.path.basename(path)}-{digest}.json"
     folder = os.path.join(RUNS, FAILURES)
-    os.makedirs(folder, exist_ok=True)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"--keep: cannot make {folder}: {error.strerror}") from error
     RunDirectory(folder).write_text(name, to_json(history) + "\n")
     return os.path.join(folder, name)

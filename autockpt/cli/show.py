@@ -52,7 +52,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         "run": commit.run_id,
         "directory": folder,
     }
-    copies, degraded = _tiers(path)
+    copies, degraded = _tiers(path, console)
     told = {"copies": copies and to_data(copies), "degraded": to_data(degraded)}
     console.object("show", {**shown, "shards": shards, **told})
     for key, value in shown.items():
@@ -81,13 +81,21 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
     console.next(f"autockpt verify {path} {name}")
 
 
-def _tiers(path: str) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
-    """(what other nodes hold in memory, tiers that are degraded), where the path is a run's."""
+def _tiers(path: str, console: Console) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
+    """(what other nodes hold in memory, tiers that are degraded), where the path is a run's.
+
+    A checkpoint is shown also where the run's records cannot be read.
+    """
     from autockpt.cli.gather import tiers_of
     from autockpt.run_directory import RunDirectory
+    from autockpt.values.errors import AutockptError
 
     run = RunDirectory(path)
-    return tiers_of(run) if run.exists else (None, ())
+    try:
+        return tiers_of(run) if run.exists else (None, ())
+    except AutockptError as error:
+        console.warn(f"tiers not shown: {error}")
+        return None, ()
 
 
 _COLUMNS = ("rank", "file", "stored_bytes", "tensors", "codec", "chunks")

@@ -10,7 +10,7 @@ import torch
 from autockpt.cli.app import run
 from autockpt.run_directory import RunDirectory
 from tests.fakes.profiles import example_profile
-from tests.integrations.trained import saved, train, trained_job
+from tests.integrations.trained import FIRST, saved, train, trained_job
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -139,3 +139,18 @@ def test_show_tells_parts_of_tensors(here: Path, capsys: pytest.CaptureFixture[s
     shown = object_of(capsys, "show", "parts")
     (row,) = [row for row in shown["shards"][1]["contents"] if row["name"] == "x"]
     assert (row["shape"], row["of"], row["boxes"]) == ([1, 3], [2, 3], ["[1:2, 0:3]"])
+
+
+def test_a_checkpoint_is_shown_where_the_runs_records_are_not_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Telemetry of another version is a warning beside it."""
+    run_directory = RunDirectory.create(tmp_path / "r")
+    saved(run_directory.checkpoints(), trained_job())
+    line = '{"event": "Foretold", "schema_version": 1, "at_s": 1.0, "rank": 0}\n'
+    run_directory.rank_telemetry(0).write_text(line)
+    assert run(["show", str(run_directory.path)]) == 0
+    shown = capsys.readouterr()
+    assert "warning: tiers not shown: " in shown.err
+    assert "Foretold" in shown.err
+    assert f"generation    {FIRST.name}" in shown.out

@@ -14,8 +14,9 @@ from autockpt.cli.failure_import import FORMATS, read_failures
 from autockpt.profiles.failures import estimate_rates
 from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.failure import FailureRecord
+from autockpt.values.record import to_data
 from tests.fakes.profiles import example_profile
 
 CSV = Path(__file__).parent.parent.parent / "examples" / "failures.csv"
@@ -175,3 +176,28 @@ def test_the_figures_of_the_document_are_what_its_command_prints(
     shown = text.partition("$ autockpt failures examples/failures.csv --nodes 64\n")[2]
     assert run(("failures", "examples/failures.csv", "--nodes", "64")) == 0
     assert capsys.readouterr().out == shown.partition("```")[0]
+
+
+def test_a_run_that_met_no_failure_says_so(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """No log is no file that cannot be read; a directory without a run still is."""
+    RunDirectory.create("good")
+    assert run(("failures", "good")) == 0
+    assert "note: this run met no failure" in capsys.readouterr().out
+    body = object_of(capsys, "failures", "good", "--nodes", "4")
+    assert (body["incidents"], body["node_days"]) == (0, 0.0)
+    assert body["rates"] == to_data(estimate_rates((), nodes=1))
+    (here / "empty").mkdir()
+    assert run(("failures", "empty")) == 78
+    assert "empty/failures.jsonl: cannot be read" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_made_is_no_bug(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    """A file stands where the records are kept."""
+    (here / "s.txt").write_text(SACCT)
+    (here / "runs").write_text("")
+    assert run(("failures", "s.txt", "--keep")) == StorageError.exit_code
+    error = capsys.readouterr().err
+    assert "--keep: cannot make runs/failures: " in error
+    assert "bug" not in error
