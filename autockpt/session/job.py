@@ -35,6 +35,8 @@ class Job:
     """One rank of one launch."""
 
     run_directory: str
+    unnamed: bool
+    """Nobody named the run directory: it is the one of the script's name."""
     checkpoints: str
     rank: int
     world_size: int
@@ -87,7 +89,8 @@ def current_job(
     """The job as torchrun, `autockpt run` or a plain `python` started it."""
     environment = os.environ
     script = os.path.splitext(os.path.basename(sys.argv[0] or "run"))[0] or "run"
-    path = environment.get("AUTOCKPT_RUN_DIR") or run_dir or os.path.join("runs", script)
+    named = environment.get("AUTOCKPT_RUN_DIR") or run_dir
+    path = named or os.path.join("runs", script)
     files = RunDirectory.create(os.path.abspath(path))
     kept = files.read_goal()
     goal = policy or kept or Goal()
@@ -108,8 +111,8 @@ def current_job(
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
     control_host, domains = "", UNKNOWN_DOMAINS
     if place.nodes > 1:
-        labels, named = _own_labels(), number(environment, "AUTOCKPT_NODE")
-        agreed = agree(checkpoints, launch_id, place, labels, named)
+        labels, node = _own_labels(), number(environment, "AUTOCKPT_NODE")
+        agreed = agree(checkpoints, launch_id, place, labels, node)
         nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
         control_host = listen_host(environment, one_host=agreed.one_host)
     # What the launch asked for is done once; its restarts go on from what they have by then.
@@ -118,6 +121,7 @@ def current_job(
     resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first else None
     return Job(
         run_directory=os.path.abspath(path),
+        unnamed=not named,
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,

@@ -100,13 +100,17 @@ class Session(Ending):
 
     def _tell_over(self, total: int) -> None:
         """Of the script's second start, which may have been meant as another training."""
-        launched = "AUTOCKPT_RUN_DIR" in os.environ
-        other, anew = ("--run-dir DIR", "--fresh") if launched else ("run_dir=...", "fresh=True")
         self._say(
             f"{os.path.relpath(self._job.run_directory)} holds a run that is already at step "
-            f"{self._step} of {total}, so nothing is trained; {other} for another, {anew} to begin "
-            "anew" + ("" if launched else " (of autockpt.attach)")
+            f"{self._step} of {total}, so nothing is trained; {self._ways_out()}"
         )
+
+    @staticmethod
+    def _ways_out() -> str:
+        """How another run is begun than the one that is there."""
+        if "AUTOCKPT_RUN_DIR" in os.environ:
+            return "--run-dir DIR for another, --fresh to begin anew"
+        return "attach(run_dir=...) for another, attach(fresh=True) to begin anew"
 
     def steps(self, total: int) -> Iterator[int]:
         """The steps not yet trained, for a loop that makes its own batches; as `batches`."""
@@ -254,9 +258,13 @@ class Session(Ending):
             )
         )  # fmt: skip
         if resumed.generation is not None:
+            unnamed = self._job.unnamed and not self._job.restart_count
+            place = f" in {os.path.relpath(self._job.run_directory)}; {self._ways_out()}"
             self._say(
                 f"resumed step {resumed.step} from {resumed.source} "
                 f"(generation {resumed.generation}, {time.monotonic() - began:.2f} s)"
+                + place
+                * unnamed
             )
 
     def _watch_forward(self) -> None:

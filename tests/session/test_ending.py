@@ -22,7 +22,7 @@ DATA = TensorDataset(torch.arange(1.0, 101.0))
 class Counted:
     """A training whose weight is minus the number of its updates."""
 
-    def __init__(self, attach: Callable[..., Any], run_dir: str, data: Any = None) -> None:
+    def __init__(self, attach: Callable[..., Any], run_dir: str | None, data: Any = None) -> None:
         self.model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(self.model.weight)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
@@ -98,7 +98,31 @@ def test_a_loop_with_nothing_left_says_which_run_is_over(
     assert "already at step" not in said()
     assert re.search(r"run that is already at step 3 of 3, .*; --run-dir DIR for another", said())
     monkeypatch.delenv("AUTOCKPT_RUN_DIR")
-    assert re.search(r"run that is already at step 3 of 3, .*fresh=True to begin anew", said())
+    assert re.search(
+        r"run that is already at step 3 of 3, .*; attach\(run_dir=\.\.\.\) for", said()
+    )
+
+
+def test_who_names_no_run_is_told_which_one_goes_on(
+    attach: Callable[..., Any],
+    new_run: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """More steps of what was meant as another experiment went on from the first one's weights."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["code/exp.py"])
+    run_dir = trainings.prepare(new_run("runs/exp"), trainings.plan(memory=3, disk=3))
+    for total, named in ((3, None), (6, None), (9, run_dir)):
+        it = Counted(attach, named)
+        for _ in it.ckpt.steps(total):
+            it.await_slots()
+            it.train()
+        told = re.search(
+            r"resumed step \d.* s\)( in runs/exp; attach\(run_dir=.*)?", capsys.readouterr().err
+        )
+        assert [bool(told), bool(told and told[1])] == [total > 3, total == 6]
 
 
 def test_attach_alone_counts_nothing_that_it_cannot_see(begin: Callable[..., Counted]) -> None:
