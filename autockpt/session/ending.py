@@ -7,6 +7,7 @@ from typing import Any
 from autockpt.executors import wire
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.random_state import rng_mark
 from autockpt.executors.signals import TerminationWatch
 from autockpt.executors.state import LiveState
 from autockpt.session.job import Job
@@ -55,11 +56,11 @@ class Ending(Saving):
         Without a loop of ours, which would have said so, the last step ends with the script.
         """
         if self._stepped and self._forward_seen and not self._owns_boundary:
-            self._step, self._stepped = self._step + 1, False
+            self._step, self._stepped, self._forward_seen = self._step + 1, False, False
             self._mark_step()
-        if self._taken and not self._stepped and self._data is not None:
-            self._taken = not self._data.give_back()
-        return not self._stepped and not self._taken
+        if self._stepped or self._forward_seen or self._drawn_mark not in (None, rng_mark()):
+            return False
+        return not self._taken or self._data is None or self._data.give_back()
 
     def _keep_newest(self) -> None:
         """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""

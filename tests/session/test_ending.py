@@ -140,6 +140,50 @@ def test_a_batch_that_was_not_trained_with_comes_again(begin: Callable[..., Coun
     assert torch.equal(batch, bare[2][0])
 
 
+@pytest.mark.parametrize("loop", ["batches", "steps", "attach alone"])
+def test_a_forward_is_part_of_an_iteration_that_is_not_kept(
+    begin: Callable[..., Counted], loop: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may have changed buffers and generators, and its batch comes again."""
+    it = begin(DataLoader(DATA, 7) if loop == "batches" else None)
+    own = {"batches": lambda: it.ckpt.batches(8), "steps": lambda: it.ckpt.steps(8)}
+    for step, _ in enumerate(own.get(loop, itertools.count)()):
+        it.await_slots()
+        if step == 4:
+            it.model(torch.ones(1, 1))
+            break
+        it.train()
+    it.ckpt.close()
+    assert "left within the iteration after step 4, so none was made" in capfd.readouterr().err
+    again = begin(it.ckpt._data and DataLoader(DATA, 7))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+
+
+class Noisy(TensorDataset):
+    """Draws with every sample, as augmentations do."""
+
+    def __getitem__(self, index: int) -> Any:
+        """A number that does not come again."""
+        return torch.rand(1) + self.tensors[0][index]
+
+
+def test_a_batch_that_was_drawn_for_comes_again_as_it_was(begin: Callable[..., Counted]) -> None:
+    """The generators have gone on with it, and cannot be put back."""
+    it, seen = begin(DataLoader(Noisy(*DATA.tensors), 7)), []
+    for step, batch in it.ckpt.batches(8):
+        seen.append(batch)
+        it.await_slots()
+        if step == 4:
+            break
+        it.train()
+    it.ckpt.close()
+    again = begin(DataLoader(Noisy(*DATA.tensors), 7))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+    for (_, batch), before in zip(again.ckpt.batches(8), seen[3:], strict=False):
+        assert torch.equal(batch, before)
+        again.train()
+
+
 def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
     begin: Callable[..., Counted],
 ) -> None:
