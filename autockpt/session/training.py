@@ -27,7 +27,7 @@ from autockpt.executors.keeper.slots import (
     CELL_MARK,
 )
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.random_state import rng_mark, rng_state, set_rng_state
+from autockpt.executors.random_state import rng_mark, set_rng_state
 from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
@@ -272,7 +272,7 @@ class Session(Ending):
         self._stepped = True
         if not self._owns_boundary and not self._closed:
             due = self._due(self._step + 1)
-            self._before_next = (rng_state(), self._position()) if due else None
+            self._before_next = self._kept() if due else None
 
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
         """The iteration that makes `step` steps has ended."""

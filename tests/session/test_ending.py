@@ -208,12 +208,21 @@ def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
     assert torch.equal(batch, seen[3])
 
 
+class SharedState(trainings.StatefulLoader):
+    """What it says of itself goes on with it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its attributes, which are no copy."""
+        return vars(self)
+
+
+@pytest.mark.parametrize("kind", [trainings.StatefulLoader, SharedState])
 def test_attach_alone_saves_the_data_as_it_was_behind_the_update(
-    begin: Callable[..., Counted],
+    begin: Callable[..., Counted], kind: Any
 ) -> None:
     """The boundary comes with the next forward; the batch drawn for it is not left out."""
     inputs, labels = torch.arange(40.0).view(40, 1), torch.arange(40)
-    loader = trainings.StatefulLoader(inputs, labels, 4, 0)
+    loader = kind(inputs, labels, 4, 0)
     it, seen = begin(loader), []
     for batch, _ in itertools.islice(loader, 5):
         seen.append(batch)
@@ -221,7 +230,7 @@ def test_attach_alone_saves_the_data_as_it_was_behind_the_update(
         it.train()
     it.ckpt.wait_durable(30)
     it.ckpt.close(final_checkpoint=False)
-    again = begin(again_loader := trainings.StatefulLoader(inputs, labels, 4, 0))
+    again = begin(again_loader := kind(inputs, labels, 4, 0))
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     batch, _ = next(iter(again_loader))
     assert torch.equal(batch, seen[3])
