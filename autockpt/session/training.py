@@ -253,7 +253,7 @@ class Session(Ending):
         """Without batches/steps/step the boundary is the next training forward after a step."""
 
         def hook(module: torch.nn.Module, _: Any) -> None:
-            if not module.training:
+            if not module.training or self._closed:
                 return
             if self._stepped and not self._owns_boundary:
                 self._boundary(self._step + 1, before=self._before_next)
@@ -277,6 +277,7 @@ class Session(Ending):
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
         """The iteration that makes `step` steps has ended."""
         if self._closed:
+            self._step = step  # the loop goes on
             return
         began = self._clock.boundary(self._saving or self._background())
         self._saving = bool(self._link.writing())

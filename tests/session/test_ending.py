@@ -140,6 +140,23 @@ def test_a_batch_that_was_not_trained_with_comes_again(begin: Callable[..., Coun
     assert torch.equal(batch, bare[2][0])
 
 
+@pytest.mark.parametrize("loop", ["batches", "steps"])
+def test_a_loop_that_goes_on_behind_close_comes_to_its_end(
+    begin: Callable[..., Counted], loop: str
+) -> None:
+    """Unprotected; what it still trains is of no checkpoint."""
+    it, seen = begin(DataLoader(DATA, 7)), []
+    for one in itertools.islice(getattr(it.ckpt, loop)(5), 9):
+        seen.append(one if loop == "steps" else one[0])
+        it.train()
+        if len(seen) == 3:
+            it.ckpt.step()
+            it.ckpt.close()
+    assert seen == [0, 1, 2, 3, 4]
+    again = begin(DataLoader(DATA, 7))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+
+
 @pytest.mark.parametrize("loop", ["batches", "steps", "attach alone"])
 def test_a_forward_is_part_of_an_iteration_that_is_not_kept(
     begin: Callable[..., Counted], loop: str, capfd: pytest.CaptureFixture[str]
