@@ -2,13 +2,15 @@
 
     torchrun, autockpt run   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE
     deepspeed                RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE
-    srun                     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE;
-                             a script may copy the first two to RANK and WORLD_SIZE
+    srun                     SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS where that is
+                             missing), SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE; a script may copy
+                             the first two to RANK and WORLD_SIZE
     pods, scripts            RANK, WORLD_SIZE and MASTER_ADDR; LOCAL_WORLD_SIZE where ranks that
                              share a node cannot be told
 
 Session, command line and profiling ask here, so that all of them mean the same job.  SLURM_STEP_ID
-tells tasks of srun from the batch script, which has the other variables, too.
+tells tasks of srun from the batch script, which has the other variables, too.  The shell of salloc
+may be a step of one task, and its SLURM_NTASKS is that of the allocation.
 """
 
 import ipaddress
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autockpt.values.errors import ConfigError
+
+_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,9 @@ class RankPlace:
 
 def rank_and_world(environ: Mapping[str, str]) -> tuple[int, int]:
     """(rank, number of ranks); (0, 1) where nobody says."""
-    slurm = ("SLURM_PROCID", "SLURM_NTASKS") if "SLURM_STEP_ID" in environ else ("", "")
-    rank = number(environ, "RANK", slurm[0])
-    world_size = number(environ, "WORLD_SIZE", slurm[1])
+    a_task = "SLURM_STEP_ID" in environ
+    rank = number(environ, "RANK", *(("SLURM_PROCID",) if a_task else ()))
+    world_size = number(environ, "WORLD_SIZE", *(_TASKS if a_task else ()))
     return rank or 0, 1 if world_size is None else world_size
 
 
@@ -75,7 +79,7 @@ def under_srun(environ: Mapping[str, str]) -> bool:
     """Whether this is one of several ranks that srun started, with no launcher between."""
     if "SLURM_STEP_ID" not in environ or "TORCHELASTIC_RUN_ID" in environ:
         return False
-    tasks = number(environ, "SLURM_NTASKS") or 1
+    tasks = number(environ, *_TASKS) or 1
     ranks = (number(environ, "SLURM_PROCID"), tasks)
     return tasks > 1 and rank_and_world(environ) == ranks
 

@@ -21,6 +21,7 @@ from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
 
@@ -33,9 +34,9 @@ REFUSALS = 5
 UNANSWERED = 8
 """So many requests for a slot without an answer, and no more are sent: a keeper that stands still
 reads nothing, and a send to a full socket would keep the training waiting."""
-GATHER_S = 900.0
-"""A keeper has brought the chunks of a shard by then, rebuilt from parity if need be, or says why
-not."""
+GATHER_S = Deadlines().restore_s
+"""A keeper has brought the chunks of a shard by then, or says why not: a large one takes long, and
+when the attempt to restore ends the keeper refuses what is missing."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ HUGE_BYTES = 2 * 2**20
 
 _MADV_FREE, _MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 8, 9, 14, 23, 25
 _MAP_FIXED = 0x10
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2
 _F_ADD_SEALS = 1033
 _SEALS = 0x0001 | 0x0002 | 0x0004  # SEAL, SHRINK, GROW: nobody can truncate a mapped slot (SIGBUS)
 
@@ -122,10 +123,10 @@ class Arena:
 
     @classmethod
     def _shared(cls, size: int, name: str, *, fault: bool) -> "Arena":
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = create_memfd(name)
         try:
             os.ftruncate(fd, size)
-            fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+            seal(fd)
             arena = cls(size, fd=fd)
             for start in range(0, size if fault else 0, _FAULT_STEP_BYTES):
                 arena._allocate(start, min(_FAULT_STEP_BYTES, size - start))
@@ -189,6 +190,22 @@ class Arena:
         with contextlib.suppress(BufferError):
             self.view.release()
         self.let_go()
+
+
+def create_memfd(name: str) -> int:
+    """A new memfd of no size yet, which can be sealed.  Raises OSError.
+
+    By libc: a Python that was built for old systems (conda's, uv's) has no os.memfd_create.
+    """
+    fd = int(_libc.memfd_create(os.fsencode(name), _MFD_CLOEXEC | _MFD_ALLOW_SEALING))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), f"memfd_create: {os.strerror(ctypes.get_errno())}")
+    return fd
+
+
+def seal(fd: int) -> None:
+    """Nobody changes the size of a memfd any more.  Raises OSError."""
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
 
 
 def memory_to_read_in(ranks: int) -> Arena:

@@ -7,6 +7,7 @@ from typing import Any
 from autockpt.executors import wire
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.random_state import rng_mark
 from autockpt.executors.signals import TerminationWatch
 from autockpt.executors.state import LiveState
 from autockpt.session.job import Job
@@ -14,12 +15,13 @@ from autockpt.session.saving import FINAL_WAIT_S, Saving
 from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
 
-RECONNECT_WAIT_S = 10.0
+RECONNECT_WAIT_S = 30.0
 """The last checkpoint waits so long for a keeper that is being started."""
+SLOT_WAIT_S, GRANT_WAIT_S = 60.0, 5.0
+"""So long it asks for a slot, which an older one may still need; so long for one answer."""
 ALONE_S = 60.0
 """At exit the last checkpoint waits so long for other ranks to begin it too.  They may come later,
 but this may as well be the only one that ends, and then all wait for it to be gone."""
-FINAL_ATTEMPTS = 200
 FINAL_FAILURES = 5
 """Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
 full disk needs none."""
@@ -55,11 +57,11 @@ class Ending(Saving):
         Without a loop of ours, which would have said so, the last step ends with the script.
         """
         if self._stepped and self._forward_seen and not self._owns_boundary:
-            self._step, self._stepped = self._step + 1, False
+            self._step, self._stepped, self._forward_seen = self._step + 1, False, False
             self._mark_step()
-        if self._taken and not self._stepped and self._data is not None:
-            self._taken = not self._data.give_back()
-        return not self._stepped and not self._taken
+        if self._stepped or self._forward_seen or self._drawn_mark not in (None, rng_mark()):
+            return False
+        return not self._taken or self._data is None or self._data.give_back()
 
     def _keep_newest(self) -> None:
         """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""
@@ -89,7 +91,7 @@ class Ending(Saving):
         if self._step == self._start_step or not self._plan.tier("disk").interval_steps:
             return
         link = self._link
-        if not link.slots:
+        if not link.slots and self._is_heard():
             self._ask_slots(at_once=True)
             link.wait_until(lambda: bool(link.slots or link.slots_refused), FINAL_WAIT_S)
         if not link.slots:
@@ -101,12 +103,16 @@ class Ending(Saving):
             # Asked for ahead, of a step that will not come.
             self._withdraw(self._asked, "the training ended before it")
             attempt += 1
-        failures, reason = 0, "no slot became free"
-        while attempt < FINAL_ATTEMPTS and failures < FINAL_FAILURES:
+        failures, reason = 0, f"no slot became free in {SLOT_WAIT_S:.0f} s"
+        deadline = time.monotonic() + SLOT_WAIT_S
+        while failures < FINAL_FAILURES and (left := deadline - time.monotonic()) > 0:
             if attempt:
-                link.wait_until(lambda: link.connected, RECONNECT_WAIT_S)
+                if not self._is_heard():
+                    reason = "there is no keeper"
+                    break
                 generation = self._generation(self._step, attempt)
-                if not self._snapshot(self._step, generation, disk=True, patience_s=5.0):
+                patience_s = min(left, GRANT_WAIT_S)
+                if not self._snapshot(self._step, generation, disk=True, patience_s=patience_s):
                     attempt += 1
                     time.sleep(0.05)
                     continue
@@ -117,8 +123,13 @@ class Ending(Saving):
             if self._wait_durable(generation, FINAL_WAIT_S):
                 return
             attempt, failures = attempt + 1, failures + 1
+            deadline = time.monotonic() + SLOT_WAIT_S
             reason = link.dropped.get(generation, reason)
         self._degraded("final checkpoint", f"{reason}; the last durable checkpoint is older")
+
+    def _is_heard(self) -> bool:
+        """False when no keeper could be started."""
+        return self._link.wait_until(lambda: self._link.connected, RECONNECT_WAIT_S)
 
     def _leave(self) -> None:
         """Fenced by a newer incarnation, or told to go: leaves at a boundary."""

@@ -65,6 +65,9 @@ class RankState:
         self._taken = False
         """`batches` has handed out a batch since the last boundary."""
         self._forward_seen = False
+        """A model was called in training since the last boundary, or by what ended with that."""
+        self._drawn_mark: list[Any] | None = None
+        """Of the random state when a loop of ours went on from the last boundary."""
         self._before_next: tuple[Any, Any] | None = None
         """(random state, position of the data) behind the optimizer's step, if the boundary comes
         with the next forward: its batch is drawn by then."""

@@ -4,6 +4,7 @@ A slot is asked for before the boundary that needs it; whatever is not there in 
 with its reason, and the training goes on.
 """
 
+import copy
 import json
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from autockpt.executors import wire
 from autockpt.executors.device import register_with_cuda
 from autockpt.executors.layout.plan import Layout
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.random_state import rng_state
 from autockpt.executors.snapshot import Snapshot
 from autockpt.session.rank import RankState
 from autockpt.values import telemetry as t
@@ -279,6 +281,14 @@ class Saving(RankState):
 
     def _progress(self) -> dict[str, Any]:
         return {"step": self._step, "data": self._position(), "mesh": self._mesh}
+
+    def _kept(self) -> tuple[Any, Any] | None:
+        """(random state, position of the data) as of now; the loader's own may go on meanwhile."""
+        try:
+            return rng_state(), copy.deepcopy(self._position())
+        except Exception as error:
+            self._degraded("data", f"its position cannot be kept: {error!r}")
+            return None
 
     def _position(self) -> dict[str, Any] | None:
         return None if self._data is None else self._data.state()

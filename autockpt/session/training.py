@@ -27,7 +27,7 @@ from autockpt.executors.keeper.slots import (
     CELL_MARK,
 )
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.random_state import rng_state, set_rng_state
+from autockpt.executors.random_state import rng_mark, set_rng_state
 from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
@@ -86,6 +86,7 @@ class Session(Ending):
         self.close()
 
     def _take(self, source: Iterator[Any]) -> Any:
+        self._drawn_mark = rng_mark()
         batch = next(source)
         self._taken = True
         return batch
@@ -117,6 +118,7 @@ class Session(Ending):
         self._owns(total)
         while self._step < total:
             step = self._step
+            self._drawn_mark = rng_mark()
             yield step
             if self._step == step:
                 self._boundary(step + 1)
@@ -271,11 +273,11 @@ class Session(Ending):
         """Without batches/steps/step the boundary is the next training forward after a step."""
 
         def hook(module: torch.nn.Module, _: Any) -> None:
-            if not module.training or self._owns_boundary:
+            if not module.training or self._closed:
                 return
-            self._forward_seen = True
-            if self._stepped:
+            if self._stepped and not self._owns_boundary:
                 self._boundary(self._step + 1, before=self._before_next)
+            self._forward_seen = True
 
         for module in self._state.models.values():
             # First of all: FSDP2's hook gathers the parameters, and they must be what they were.
@@ -290,11 +292,12 @@ class Session(Ending):
         self._stepped = True
         if not self._owns_boundary and not self._closed:
             due = self._due(self._step + 1)
-            self._before_next = (rng_state(), self._position()) if due else None
+            self._before_next = self._kept() if due else None
 
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
         """The iteration that makes `step` steps has ended."""
         if self._closed:
+            self._step = step  # the loop goes on
             return
         began = self._clock.boundary(self._saving or self._background())
         self._saving = bool(self._link.writing())
@@ -302,6 +305,7 @@ class Session(Ending):
             self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
             self._require_counted()
         self._step, self._stepped, self._taken = step, False, False
+        self._forward_seen, self._drawn_mark = False, None
         self._mark_step()
         self._tell_tried(began)
         try:

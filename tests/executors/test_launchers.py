@@ -52,6 +52,14 @@ def srun(rank: int, local_rank: int, **more: str) -> dict[str, str]:
         (srun(14, 0, SLURM_TASKS_PER_NODE="7(x2),2"), place(14, 16, 0, 2, 3), "slurm-7.2"),
         (srun(9, 1, RANK="9", WORLD_SIZE="16"), place(9, 16, 1, 8, 2), "slurm-7.2"),
         (srun(9, 1, LOCAL_WORLD_SIZE="4"), place(9, 16, 1, 4, 4), "slurm-7.2"),
+        (  # a step of a part of the allocation
+            srun(9, 1, SLURM_NTASKS="32", SLURM_STEP_NUM_TASKS="16"),
+            place(9, 16, 1, 8, 2), "slurm-7.2",
+        ),
+        (  # the shell of salloc, a step of its own
+            srun(0, 0, SLURM_STEP_NUM_TASKS="1", SLURM_STEP_NUM_NODES="1"),
+            place(0, 1, 0, 1, 1), OWN,
+        ),
         (  # the batch script itself
             {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "16", "SLURM_PROCID": "0"},
             place(0, 1, 0, 1, 1), OWN,
@@ -97,5 +105,6 @@ def test_only_tasks_of_srun_are_its_ranks() -> None:
     assert under_srun(srun(9, 1))
     assert not under_srun({k: v for k, v in srun(0, 0).items() if k != "SLURM_STEP_ID"})
     assert not under_srun(srun(0, 0, SLURM_NTASKS="1"))
+    assert not under_srun(srun(0, 0, SLURM_STEP_NUM_TASKS="1"))
     assert not under_srun(srun(0, 0, TORCHELASTIC_RUN_ID="none"))
     assert not under_srun(srun(0, 0, RANK="1", WORLD_SIZE="2"))

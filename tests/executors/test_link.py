@@ -5,9 +5,11 @@ import socket
 from pathlib import Path
 
 from autockpt.executors import wire
-from autockpt.executors.link import UNANSWERED, KeeperLink
+from autockpt.executors.keeper.bringing import DEADLINE_S, LEAST_BYTES_PER_S, time_for
+from autockpt.executors.link import GATHER_S, UNANSWERED, KeeperLink
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.values.generation import Generation
 
 
@@ -136,6 +138,13 @@ def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) ->
     one._received(given, [os.dup(another.fd)])
     assert page_table_bytes(one) == size
     assert one.slots_changed == 2
+
+
+def test_chunks_are_waited_for_while_the_attempt_lasts() -> None:
+    """The keeper ends the wait, by its time for a shard of that size or with the attempt."""
+    large = int(2 * DEADLINE_S * LEAST_BYTES_PER_S)
+    assert min(Deadlines().restore_s, time_for(large)) <= GATHER_S
+    assert time_for(large) > DEADLINE_S
 
 
 def request(seq: int) -> p.SaveRequested:

@@ -117,7 +117,7 @@ def test_an_allocation_without_room_is_refused_before_anything_is_allocated(
     def never(*_: object) -> int:
         raise AssertionError("allocated")
 
-    monkeypatch.setattr(os, "memfd_create", never)
+    monkeypatch.setattr(memory, "create_memfd", never)
     before = open_descriptors()
     with pytest.raises(GuardError, match=r"slot: needs 8\.19 kB .* reserve of 537 MB, but a limit"):
         Arena.create_shared(8192, name="slot")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from autockpt.executors.random_state import rng_state, set_rng_state
+from autockpt.executors.random_state import rng_mark, rng_state, set_rng_state
 
 numpy_random: Any = np.random
 """Untyped: its stubs lack some of it."""
@@ -65,6 +65,18 @@ def test_whatever_is_drawn_or_seeded_is_seen() -> None:
         DRAWS[own.choice(list(DRAWS))]()
         if own.random() < 0.5:
             assert plain(rng_state()) == read_anew()
+
+
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
+def test_the_mark_is_another_one_when_somebody_drew(bits: Any) -> None:
+    """And when nobody did, the same."""
+    for name, draw in DRAWS.items():
+        if name not in ("numpy seed", "numpy state") or bits is np.random.MT19937:
+            numpy_random.set_bit_generator(bits(7))
+            random.seed(7), torch.manual_seed(7)
+            mark = rng_mark()
+            draw()
+            assert (rng_mark() == mark) == (name == "nothing"), name
 
 
 def test_a_second_normal_number_is_seen_behind_the_same_seed() -> None:

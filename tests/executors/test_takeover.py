@@ -5,14 +5,23 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from autockpt.executors.keeper.launch import keeper_status
+from tests.cli.scripts import ROOT, write
 from tests.conftest import keeper_pids
 from tests.executors.bare_trainer import PATIENCE_S, BareTrainer
 
 Start = Callable[..., BareTrainer]
+OLD_SYSTEM = """
+import fcntl, os
+del os.memfd_create, os.pidfd_open, os.O_TMPFILE
+for module in (os, fcntl):
+    for name in [n for n in vars(module) if n.startswith(("MFD_", "F_ADD_SEALS", "F_SEAL_"))]:
+        delattr(module, name)
+"""
 
 
 @pytest.fixture
@@ -171,3 +180,20 @@ def test_restarts_leave_no_descriptors_in_the_keeper(start: Start, run_dir: str)
         held.append(shared(run_dir))
         trainer.kill()
     assert held[0] == held[1] == held[2]
+
+
+def test_a_python_built_for_an_old_system_does_without_its_calls(
+    start: Start, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conda's and uv's may lack what the kernel has; a closed connection tells a death as well."""
+    write(tmp_path, "old/sitecustomize.py", OLD_SYSTEM)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'old'}:{ROOT}")
+    trainer = first(start)
+    trainer.kill()
+    log = Path(run_dir) / "logs/keeper-000.log"
+    deadline = time.monotonic() + PATIENCE_S / 2
+    while f"trainer of rank 0 (pid {trainer.pid}) is gone" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.01)
+    again = start(restart_round=1)
+    assert again.attach() == {"refusal": "", "restored": "e1s2"}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autockpt.executors.keeper import launch
-from autockpt.session import saving
+from autockpt.session import ending, saving
 from autockpt.values.goal import Goal, Limits
 from tests.conftest import keeper_pids
 from tests.fakes import trainings
@@ -109,6 +109,43 @@ def test_while_it_starts(
     Loop(attach, prepared(new_run), 2**12)
     assert len(spawned) >= 2
     assert time.monotonic() - began < launch.START_TIMEOUT_S
+
+
+def test_without_another_one_the_training_ends_soon(
+    attach: Callable[..., Any], new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Nobody will grant a slot for the last checkpoint."""
+    run_dir = prepared(new_run)
+    loop = Loop(attach, run_dir, 2**16)
+    loop.warm_up()
+    monkeypatch.setattr(launch, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(ending, "RECONNECT_WAIT_S", 0.5)
+    monkeypatch.setattr(launch, "_spawn", lambda *_: "nowhere.log")
+    kill_keeper(run_dir)
+    closed_within(PATIENCE_S / 4, loop)
+    assert "final checkpoint: there is no keeper; the last" in capfd.readouterr().err
+
+
+def test_that_stands_still_ends_the_training_late_but_in_time(
+    attach: Callable[..., Any], new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It is connected and answers nothing."""
+    run_dir = prepared(new_run)
+    loop = Loop(attach, run_dir, 2**16)
+    loop.warm_up()
+    monkeypatch.setattr(ending, "SLOT_WAIT_S", 1.0)
+    os.kill(loop.ckpt.keeper_pid, signal.SIGSTOP)
+    closed_within(PATIENCE_S / 4, loop)
+    assert "final checkpoint: no slot became free in 1 s; the last" in capfd.readouterr().err
+
+
+def closed_within(seconds: float, loop: Loop) -> None:
+    """Ends the training, with an attempt at a last checkpoint."""
+    began = time.monotonic()
+    loop.ckpt.close()
+    assert time.monotonic() - began < seconds
 
 
 def test_whose_folder_has_a_path_longer_than_an_address(

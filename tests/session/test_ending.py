@@ -187,6 +187,67 @@ def test_a_batch_that_was_not_trained_with_comes_again(begin: Callable[..., Coun
     assert torch.equal(batch, bare[2][0])
 
 
+@pytest.mark.parametrize("loop", ["batches", "steps"])
+def test_a_loop_that_goes_on_behind_close_comes_to_its_end(
+    begin: Callable[..., Counted], loop: str
+) -> None:
+    """Unprotected; what it still trains is of no checkpoint."""
+    it, seen = begin(DataLoader(DATA, 7)), []
+    for one in itertools.islice(getattr(it.ckpt, loop)(5), 9):
+        seen.append(one if loop == "steps" else one[0])
+        it.train()
+        if len(seen) == 3:
+            it.ckpt.step()
+            it.ckpt.close()
+    assert seen == [0, 1, 2, 3, 4]
+    again = begin(DataLoader(DATA, 7))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+
+
+@pytest.mark.parametrize("loop", ["batches", "steps", "attach alone"])
+def test_a_forward_is_part_of_an_iteration_that_is_not_kept(
+    begin: Callable[..., Counted], loop: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may have changed buffers and generators, and its batch comes again."""
+    it = begin(DataLoader(DATA, 7) if loop == "batches" else None)
+    own = {"batches": lambda: it.ckpt.batches(8), "steps": lambda: it.ckpt.steps(8)}
+    for step, _ in enumerate(own.get(loop, itertools.count)()):
+        it.await_slots()
+        if step == 4:
+            it.model(torch.ones(1, 1))
+            break
+        it.train()
+    it.ckpt.close()
+    assert "left within the iteration after step 4, so none was made" in capfd.readouterr().err
+    again = begin(it.ckpt._data and DataLoader(DATA, 7))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+
+
+class Noisy(TensorDataset):
+    """Draws with every sample, as augmentations do."""
+
+    def __getitem__(self, index: int) -> Any:
+        """A number that does not come again."""
+        return torch.rand(1) + self.tensors[0][index]
+
+
+def test_a_batch_that_was_drawn_for_comes_again_as_it_was(begin: Callable[..., Counted]) -> None:
+    """The generators have gone on with it, and cannot be put back."""
+    it, seen = begin(DataLoader(Noisy(*DATA.tensors), 7)), []
+    for step, batch in it.ckpt.batches(8):
+        seen.append(batch)
+        it.await_slots()
+        if step == 4:
+            break
+        it.train()
+    it.ckpt.close()
+    again = begin(DataLoader(Noisy(*DATA.tensors), 7))
+    assert (again.ckpt.step_count, again.updates) == (3, 3)
+    for (_, batch), before in zip(again.ckpt.batches(8), seen[3:], strict=False):
+        assert torch.equal(batch, before)
+        again.train()
+
+
 def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
     begin: Callable[..., Counted],
 ) -> None:
@@ -211,12 +272,21 @@ def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
     assert torch.equal(batch, seen[3])
 
 
+class SharedState(trainings.StatefulLoader):
+    """What it says of itself goes on with it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its attributes, which are no copy."""
+        return vars(self)
+
+
+@pytest.mark.parametrize("kind", [trainings.StatefulLoader, SharedState])
 def test_attach_alone_saves_the_data_as_it_was_behind_the_update(
-    begin: Callable[..., Counted],
+    begin: Callable[..., Counted], kind: Any
 ) -> None:
     """The boundary comes with the next forward; the batch drawn for it is not left out."""
     inputs, labels = torch.arange(40.0).view(40, 1), torch.arange(40)
-    loader = trainings.StatefulLoader(inputs, labels, 4, 0)
+    loader = kind(inputs, labels, 4, 0)
     it, seen = begin(loader), []
     for batch, _ in itertools.islice(loader, 5):
         seen.append(batch)
@@ -224,7 +294,7 @@ def test_attach_alone_saves_the_data_as_it_was_behind_the_update(
         it.train()
     it.ckpt.wait_durable(30)
     it.ckpt.close(final_checkpoint=False)
-    again = begin(again_loader := trainings.StatefulLoader(inputs, labels, 4, 0))
+    again = begin(again_loader := kind(inputs, labels, 4, 0))
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     batch, _ = next(iter(again_loader))
     assert torch.equal(batch, seen[3])

@@ -6,7 +6,6 @@ still hold the memory is asked for its content.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import mmap
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from autockpt.cli.checkup.finding import Finding
+from autockpt.executors.memory import create_memfd, seal
 from autockpt.profiles.probes.host import read_text
 
 PATTERN = hashlib.sha256(b"autockpt doctor").digest() * 4096
@@ -46,7 +46,7 @@ def check() -> list[Finding]:
 
 def _memfd() -> Finding:
     try:
-        descriptor = os.memfd_create("autockpt-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = create_memfd("autockpt-doctor")
     except (OSError, AttributeError) as error:
         return Finding(
             id="memory.memfd",
@@ -57,7 +57,7 @@ def _memfd() -> Finding:
         )
     try:
         os.ftruncate(descriptor, 4096)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        seal(descriptor)
         os.ftruncate(descriptor, 0)
     except OSError as error:
         if "not permitted" in str(error):
@@ -89,7 +89,8 @@ def _pidfd() -> Finding:
             id="memory.pidfd",
             status="warning",
             what=f"pidfd is not available ({error}): a death is noticed by the closed socket alone",
-            fix="use Linux 5.3 or later, and allow pidfd_open in the container's seccomp profile",
+            fix="use Linux 5.3 or later and a Python that was built for it (those of conda and uv "
+            "may not be), and allow pidfd_open in the container's seccomp profile",
         )
     began = time.monotonic()
     os.kill(child, signal.SIGKILL)
@@ -164,11 +165,11 @@ def _become_launcher(keeper: socket.socket, trainer: socket.socket, tell: int) -
 def _become_trainer(keeper: socket.socket, mine: socket.socket, tell: int) -> NoReturn:
     try:
         os.setsid()  # as torchelastic starts its workers
-        descriptor = os.memfd_create("autockpt-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = create_memfd("autockpt-doctor")
         os.ftruncate(descriptor, len(PATTERN))
         with mmap.mmap(descriptor, len(PATTERN)) as memory:
             memory[:] = PATTERN
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        seal(descriptor)
         trainer = os.getpid()
         middle = os.fork()
         if middle == 0:

@@ -252,8 +252,9 @@ class Keeper:
             trainer.process = os.pidfd_open(_peer(connection.sock)[0])
         except ProcessLookupError:
             self.post(lambda: self._ended(connection))
-        except OSError:
-            pass  # an old kernel, or a process that we cannot see: the connection tells
+        except (OSError, AttributeError):
+            # An old kernel, a Python built for one, a process we cannot see: the connection tells.
+            pass
         else:
             self._selector.register(
                 trainer.process, selectors.EVENT_READ, lambda _: self._ended(connection)
