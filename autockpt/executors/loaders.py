@@ -1,8 +1,9 @@
 """Where the data stands: resumes an epoch at the right batch, whoever shuffles it.
 
 A loader with `state_dict` says itself where it is.  A plain torch DataLoader draws its shuffle from
-the global generator when its iterator is made, so that generator's state is kept from that moment;
-the iterator is rebuilt under it and skips by index without loading anything.
+the global generator when its iterator is made, and some samplers from others (`shuffles.py`): their
+states are kept from that moment; the iterator is rebuilt under them and skips by index without
+loading anything.
 
 With another number of replicas, or another batch size, the position is a number of samples: what is
 left of the epoch's order is shared out anew (`sharding/samples.py`).
@@ -12,7 +13,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from autockpt.executors.sharding import samples
@@ -24,6 +24,7 @@ from autockpt.executors.sharding.samples import (
     place_of,
     sampler_of,
 )
+from autockpt.executors.shuffles import others_of, put_back, require_generators, shuffle_of
 from autockpt.executors.state import Stateful
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import to_data
@@ -57,7 +58,9 @@ class DataPosition:
         self._sharing: dict[str, Any] = {}
         """What this epoch's states say of it: start, order and share, or nothing."""
         self._shuffle: Any = None
-        """Generator states from the moment the epoch's iterator was made."""
+        """As `shuffle_of`, from the moment the epoch's iterator was made."""
+        self._others: Any = None
+        """As `others_of`, from the same moment; None where a checkpoint has none."""
         self._new_workers = True
         """This epoch drew a seed for workers; with persistent ones only the first epoch does."""
         self._plain: Any = loader
@@ -75,6 +78,8 @@ class DataPosition:
         state.update(self._sharing)
         if self.by_index:
             state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
+            if self._others:
+                state["others"] = self._others
         else:
             state["loader"] = self.loader.state_dict()
         return state
@@ -92,10 +97,11 @@ class DataPosition:
         self._require_kind(state, old)
         self.epoch, self.index = state["epoch"], state["index"]
         self._shuffle, self._new_workers = state.get("shuffle"), state.get("new_workers", True)
+        self._others = None if self._shuffle is None else state.get("others")
         self.by_index = "loader" not in state
         self._go_on(old, self._own())
         if self.by_index:
-            self._require_generators()
+            require_generators(self.loader, self._shuffle, self._others)
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
             self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
@@ -112,7 +118,8 @@ class DataPosition:
             return
         self.by_index = True
         if not old.order.drawn:
-            self._shuffle = None  # of no use but for seeds of workers, which other ranks drew
+            # Of no use but for seeds of workers, which other ranks drew.
+            self._shuffle = self._others = None
         elif self._shuffle is None and place.start:
             raise ConfigError(
                 f"data: the order that the {old.order.sampler} drew is known to the loader alone; "
@@ -138,16 +145,6 @@ class DataPosition:
             raise ConfigError(
                 "data: the checkpoint was made with another kind of loader; attach the same kind "
                 "(with or without state_dict) that wrote it"
-            )
-
-    def _require_generators(self) -> None:
-        if self._shuffle is None:
-            return
-        saved, live = len(self._shuffle) - 1, len(_generators(self.loader))
-        if saved != live:
-            raise ConfigError(
-                f"data: the loader that wrote the checkpoint had {saved} generators of its own, "
-                f"this one has {live}; attach it with the same `generator` arguments"
             )
 
     def _own(self) -> Place | None:
@@ -195,7 +192,7 @@ class DataPosition:
         self._stand(self._own())
         if not self.by_index:
             return iter(self.loader)
-        self._shuffle = self._generator_states()
+        self._shuffle, self._others = shuffle_of(self.loader), others_of(self.loader)
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
         return iter(self._plain)
 
@@ -205,17 +202,14 @@ class DataPosition:
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
 
-    def _generator_states(self) -> list[torch.Tensor]:
-        return [torch.get_rng_state(), *(g.get_state() for g in _generators(self.loader))]
-
     def _resumed_epoch(self) -> Iterator[Any]:
         if self._shuffle is None:
-            self._shuffle = self._generator_states()
+            self._shuffle = shuffle_of(self.loader)
+        if self._others is None:
+            self._others = others_of(self.loader)
 
         def as_then() -> None:
-            torch.set_rng_state(self._shuffle[0])
-            for generator, state in zip(_generators(self.loader), self._shuffle[1:], strict=True):
-                generator.set_state(state)
+            put_back(self.loader, self._shuffle, self._others)
 
         clone, indices = _beginning_with(self.loader, self._indices_left)
         if not self._new_workers:
@@ -335,15 +329,6 @@ def _handing_over(clone: "DataLoader[Any]", made: Iterator[Any]) -> Iterator[Any
 
 def _keeps_workers(loader: "DataLoader[Any]") -> bool:
     return bool(loader.persistent_workers and loader.num_workers > 0)
-
-
-def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
-    found: list[torch.Generator] = []
-    for owner in (loader, loader.sampler, loader.batch_sampler):
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and generator not in found:
-            found.append(generator)
-    return found
 
 
 def _require_plain_loader(loader: Any) -> None:
