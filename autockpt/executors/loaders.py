@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from autockpt.executors.quiet import forget, load_quietly, nothing_drawn, seeds_of
 from autockpt.executors.sharding import samples
 from autockpt.executors.sharding.samples import (
     EpochOrder,
@@ -66,6 +67,8 @@ class DataPosition:
         self._plain: Any = loader
         """What plain epochs iterate: after a resume, the clone that has the persistent workers."""
         self._resuming = False
+        self._going_on = False
+        """The loader has taken the state of an epoch under way, and not been iterated since."""
         self._stateful = isinstance(loader, Stateful)
         self.by_index = not self._stateful
         """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
@@ -82,6 +85,7 @@ class DataPosition:
                 state["others"] = self._others
         else:
             state["loader"] = self.loader.state_dict()
+            state.update(seeds_of(self.loader))
         return state
 
     def load(self, state: dict[str, Any]) -> None:
@@ -91,7 +95,7 @@ class DataPosition:
         """
         if "ranks" in state and isinstance(self.loader, Reshardable):
             self.epoch, self.index = state["epoch"], state["index"]
-            self.loader.load_state_dict(self.loader.reshard_state(*state["ranks"]))
+            self._load_stateful(self.loader.reshard_state(*state["ranks"]), None)
             return
         old = place_in(state)
         self._require_kind(state, old)
@@ -105,7 +109,11 @@ class DataPosition:
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
             self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
-            self.loader.load_state_dict(state["loader"])
+            self._load_stateful(state["loader"], state.get("seeds"))
+
+    def _load_stateful(self, state: Any, seeds: Any) -> None:
+        self._going_on = self.index > 0
+        load_quietly(self.loader, state, begun=self._going_on, seeds=seeds)
 
     def _go_on(self, old: Place | None, own: Place | None) -> None:
         if old is None:
@@ -157,11 +165,12 @@ class DataPosition:
         """Batches without end, from the current position."""
         while True:
             before = (self.epoch, self.index, self._start)
-            for batch in self._epoch():
+            for batch in _each(self._epoch()):
                 self.index += 1
                 yield batch
             if self.index == 0 and before == (self.epoch, 0, 0):
                 raise ConfigError("data: the loader gave no batch in a whole epoch; is it empty?")
+            forget(self.loader)
             self.epoch, self.index, self._start = self.epoch + 1, 0, 0
             self.by_index = not self._stateful
 
@@ -191,10 +200,17 @@ class DataPosition:
             return self._resumed_epoch()
         self._stand(self._own())
         if not self.by_index:
-            return iter(self.loader)
+            return self._stateful_epoch()
         self._shuffle, self._others = shuffle_of(self.loader), others_of(self.loader)
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
         return iter(self._plain)
+
+    def _stateful_epoch(self) -> Iterator[Any]:
+        if not self._going_on:
+            return iter(self.loader)
+        self._going_on = False
+        with nothing_drawn():
+            return iter(self.loader)
 
     def _tell_sampler(self) -> None:
         """DistributedSampler and its like shuffle by epoch."""
@@ -243,6 +259,13 @@ class DataPosition:
         return (
             rest if batches is None else BatchSampler(rest, batches.batch_size, batches.drop_last)
         )
+
+
+def _each(iterator: Iterator[Any]) -> Iterator[Any]:
+    """What is left; a `for` would ask loaders that are their own iterators to begin once more."""
+    nothing = object()
+    while (batch := next(iterator, nothing)) is not nothing:
+        yield batch
 
 
 class _FirstDiffers:
