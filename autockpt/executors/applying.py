@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from autockpt.executors import statetree
+from autockpt.executors.quiet import load_quietly
 from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
@@ -48,7 +49,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     if missing and not skeleton.get("partial"):
         raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
     for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        value.load_state_dict(statetree.decode(skeleton["others"][name], tensors))
+        load_quietly(value, statetree.decode(skeleton["others"][name], tensors))
     return {
         "progress": statetree.decode(skeleton["progress"], tensors),
         "rng": statetree.decode(skeleton["rng"], tensors),

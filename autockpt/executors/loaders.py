@@ -1,8 +1,9 @@
 """Where the data stands: resumes an epoch at the right batch, whoever shuffles it.
 
 A loader with `state_dict` says itself where it is.  A plain torch DataLoader draws its shuffle from
-the global generator when its iterator is made, so that generator's state is kept from that moment;
-the iterator is rebuilt under it and skips by index without loading anything.
+the global generator when its iterator is made, and some samplers from others (`shuffles.py`): their
+states are kept from that moment; the iterator is rebuilt under them and skips by index without
+loading anything.
 
 With another number of replicas, or another batch size, the position is a number of samples: what is
 left of the epoch's order is shared out anew (`sharding/samples.py`).
@@ -12,9 +13,9 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from autockpt.executors.quiet import forget, load_quietly, nothing_drawn, seeds_of
 from autockpt.executors.sharding import samples
 from autockpt.executors.sharding.samples import (
     EpochOrder,
@@ -24,6 +25,7 @@ from autockpt.executors.sharding.samples import (
     place_of,
     sampler_of,
 )
+from autockpt.executors.shuffles import others_of, put_back, require_generators, shuffle_of
 from autockpt.executors.state import Stateful
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import to_data
@@ -57,12 +59,16 @@ class DataPosition:
         self._sharing: dict[str, Any] = {}
         """What this epoch's states say of it: start, order and share, or nothing."""
         self._shuffle: Any = None
-        """Generator states from the moment the epoch's iterator was made."""
+        """As `shuffle_of`, from the moment the epoch's iterator was made."""
+        self._others: Any = None
+        """As `others_of`, from the same moment; None where a checkpoint has none."""
         self._new_workers = True
         """This epoch drew a seed for workers; with persistent ones only the first epoch does."""
         self._plain: Any = loader
         """What plain epochs iterate: after a resume, the clone that has the persistent workers."""
         self._resuming = False
+        self._going_on = False
+        """The loader has taken the state of an epoch under way, and not been iterated since."""
         self._stateful = isinstance(loader, Stateful)
         self.by_index = not self._stateful
         """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
@@ -75,8 +81,11 @@ class DataPosition:
         state.update(self._sharing)
         if self.by_index:
             state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
+            if self._others:
+                state["others"] = self._others
         else:
             state["loader"] = self.loader.state_dict()
+            state.update(seeds_of(self.loader))
         return state
 
     def load(self, state: dict[str, Any]) -> None:
@@ -86,20 +95,25 @@ class DataPosition:
         """
         if "ranks" in state and isinstance(self.loader, Reshardable):
             self.epoch, self.index = state["epoch"], state["index"]
-            self.loader.load_state_dict(self.loader.reshard_state(*state["ranks"]))
+            self._load_stateful(self.loader.reshard_state(*state["ranks"]), None)
             return
         old = place_in(state)
         self._require_kind(state, old)
         self.epoch, self.index = state["epoch"], state["index"]
         self._shuffle, self._new_workers = state.get("shuffle"), state.get("new_workers", True)
+        self._others = None if self._shuffle is None else state.get("others")
         self.by_index = "loader" not in state
         self._go_on(old, self._own())
         if self.by_index:
-            self._require_generators()
+            require_generators(self.loader, self._shuffle, self._others)
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
             self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
-            self.loader.load_state_dict(state["loader"])
+            self._load_stateful(state["loader"], state.get("seeds"))
+
+    def _load_stateful(self, state: Any, seeds: Any) -> None:
+        self._going_on = self.index > 0
+        load_quietly(self.loader, state, begun=self._going_on, seeds=seeds)
 
     def _go_on(self, old: Place | None, own: Place | None) -> None:
         if old is None:
@@ -112,7 +126,8 @@ class DataPosition:
             return
         self.by_index = True
         if not old.order.drawn:
-            self._shuffle = None  # of no use but for seeds of workers, which other ranks drew
+            # Of no use but for seeds of workers, which other ranks drew.
+            self._shuffle = self._others = None
         elif self._shuffle is None and place.start:
             raise ConfigError(
                 f"data: the order that the {old.order.sampler} drew is known to the loader alone; "
@@ -140,16 +155,6 @@ class DataPosition:
                 "(with or without state_dict) that wrote it"
             )
 
-    def _require_generators(self) -> None:
-        if self._shuffle is None:
-            return
-        saved, live = len(self._shuffle) - 1, len(_generators(self.loader))
-        if saved != live:
-            raise ConfigError(
-                f"data: the loader that wrote the checkpoint had {saved} generators of its own, "
-                f"this one has {live}; attach it with the same `generator` arguments"
-            )
-
     def _own(self) -> Place | None:
         """The start of an epoch of this loader, if batches tell where it is."""
         if not isinstance(self.loader, DataLoader) or isinstance(self.loader, Reshardable):
@@ -160,11 +165,12 @@ class DataPosition:
         """Batches without end, from the current position."""
         while True:
             before = (self.epoch, self.index, self._start)
-            for batch in self._epoch():
+            for batch in _each(self._epoch()):
                 self.index += 1
                 yield batch
             if self.index == 0 and before == (self.epoch, 0, 0):
                 raise ConfigError("data: the loader gave no batch in a whole epoch; is it empty?")
+            forget(self.loader)
             self.epoch, self.index, self._start = self.epoch + 1, 0, 0
             self.by_index = not self._stateful
 
@@ -194,10 +200,17 @@ class DataPosition:
             return self._resumed_epoch()
         self._stand(self._own())
         if not self.by_index:
-            return iter(self.loader)
-        self._shuffle = self._generator_states()
+            return self._stateful_epoch()
+        self._shuffle, self._others = shuffle_of(self.loader), others_of(self.loader)
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
         return iter(self._plain)
+
+    def _stateful_epoch(self) -> Iterator[Any]:
+        if not self._going_on:
+            return iter(self.loader)
+        self._going_on = False
+        with nothing_drawn():
+            return iter(self.loader)
 
     def _tell_sampler(self) -> None:
         """DistributedSampler and its like shuffle by epoch."""
@@ -205,17 +218,14 @@ class DataPosition:
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
 
-    def _generator_states(self) -> list[torch.Tensor]:
-        return [torch.get_rng_state(), *(g.get_state() for g in _generators(self.loader))]
-
     def _resumed_epoch(self) -> Iterator[Any]:
         if self._shuffle is None:
-            self._shuffle = self._generator_states()
+            self._shuffle = shuffle_of(self.loader)
+        if self._others is None:
+            self._others = others_of(self.loader)
 
         def as_then() -> None:
-            torch.set_rng_state(self._shuffle[0])
-            for generator, state in zip(_generators(self.loader), self._shuffle[1:], strict=True):
-                generator.set_state(state)
+            put_back(self.loader, self._shuffle, self._others)
 
         clone, indices = _beginning_with(self.loader, self._indices_left)
         if not self._new_workers:
@@ -249,6 +259,13 @@ class DataPosition:
         return (
             rest if batches is None else BatchSampler(rest, batches.batch_size, batches.drop_last)
         )
+
+
+def _each(iterator: Iterator[Any]) -> Iterator[Any]:
+    """What is left; a `for` would ask loaders that are their own iterators to begin once more."""
+    nothing = object()
+    while (batch := next(iterator, nothing)) is not nothing:
+        yield batch
 
 
 class _FirstDiffers:
@@ -335,15 +352,6 @@ def _handing_over(clone: "DataLoader[Any]", made: Iterator[Any]) -> Iterator[Any
 
 def _keeps_workers(loader: "DataLoader[Any]") -> bool:
     return bool(loader.persistent_workers and loader.num_workers > 0)
-
-
-def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
-    found: list[torch.Generator] = []
-    for owner in (loader, loader.sampler, loader.batch_sampler):
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and generator not in found:
-            found.append(generator)
-    return found
 
 
 def _require_plain_loader(loader: Any) -> None:

@@ -6,6 +6,7 @@ drew from them since is seen in 2 us: the memory of their objects is the same.
 
 import ctypes
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,28 @@ def rng_mark() -> list[Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Puts back what `rng_state` gave."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
+    set_python_state(random, state["python"])
     torch.set_rng_state(state["torch"].cpu())
     np.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         # The machine may have another number of GPUs than the one that saved.
         for device, part in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
             torch.cuda.set_rng_state(part.cpu(), device)
+
+
+def python_state(generator: Any) -> list[Any]:
+    """[version, words and position, number left over] of the module's generator or another one."""
+    version, internal, gauss = generator.getstate()
+    # As an array: 625 numbers are 10 times faster to encode this way.
+    words = np.array(internal, dtype=np.uint32)
+    words.setflags(write=False)
+    return [version, words, gauss]
+
+
+def set_python_state(generator: Any, state: Sequence[Any]) -> None:
+    """Puts back what `python_state` gave."""
+    version, internal, gauss = state
+    generator.setstate((version, tuple(internal.tolist()), gauss))
 
 
 class _Python:
@@ -62,14 +77,10 @@ class _Python:
         return bytes(self._memory), self._generator.gauss_next
 
     def read(self) -> list[Any]:
-        """[version, words and position, number left over]; not to be changed."""
+        """As `python_state`; not to be changed."""
         mark = self.mark()
         if mark != self._mark:
-            version, internal, gauss = random.getstate()
-            # As an array: 625 numbers are 10 times faster to encode this way.
-            words = np.array(internal, dtype=np.uint32)
-            words.setflags(write=False)
-            self._state, self._mark = [version, words, gauss], mark
+            self._state, self._mark = python_state(random), mark
         return self._state
 
 

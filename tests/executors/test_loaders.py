@@ -1,9 +1,11 @@
 """Resuming in the middle of an epoch gives exactly the batches that would have come."""
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -13,6 +15,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -22,6 +25,7 @@ from torch.utils.data import (
 from autockpt.executors.loaders import DataPosition
 from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError
+from tests.executors.sharding.jobs import stored
 
 ITEMS = 23
 DATA = TensorDataset(torch.arange(ITEMS))
@@ -42,6 +46,44 @@ class Wrapping(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
+
+
+class Shuffling(Sampler[int]):
+    """Shuffles as scripts do that bucket by length: by a function, or a generator of its own."""
+
+    def __init__(self, shuffled: Callable[[list[int]], Any], generator: Any = None) -> None:
+        self.shuffled, self.drawing = shuffled, generator
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __iter__(self) -> Iterator[int]:
+        items = list(range(ITEMS))
+        given = [] if self.drawing is None else [self.drawing]
+        return iter([int(item) for item in self.shuffled(*given, items)])
+
+
+def by_python(*args: Any) -> list[int]:
+    """By the module's generator or the given one."""
+    *own, items = args
+    (own[0] if own else random).shuffle(items)
+    return list(items)
+
+
+def by_torch(generator: torch.Generator, items: list[int]) -> Any:
+    """By a generator in an attribute with a name of its own."""
+    return torch.randperm(len(items), generator=generator).tolist()
+
+
+SHUFFLES: dict[str, Callable[[], Sampler[int]]] = {
+    "Python": lambda: Shuffling(by_python),
+    "numpy": lambda: Shuffling(np.random.permutation),
+    "own Python": lambda: Shuffling(by_python, random.Random(3)),
+    "own numpy": lambda: Shuffling(np.random.Generator.permutation, np.random.default_rng(3)),
+    "own old numpy": lambda: Shuffling(np.random.RandomState.permutation, np.random.RandomState(3)),
+    "own torch": lambda: Shuffling(by_torch, seeded()),
+    "inner torch": lambda: RandomSampler(DATA, generator=seeded()),
+}
 
 
 def seeded() -> torch.Generator:
@@ -94,20 +136,28 @@ def take(batches: Iterator[Any], count: int) -> list[list[float]]:
     """Some batches, with a draw of the training between any two of them."""
     taken = []
     for batch in itertools.islice(batches, count):
-        taken.append([*flat(batch), torch.rand(()).item()])
+        drawn = [torch.rand(()).item(), random.random(), np.random.random()]
+        taken.append([*flat(batch), *drawn])
     return taken
+
+
+def seed_all(seed: int) -> None:
+    """Every global generator."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def run_and_resume(make: Callable[[], Any], before: int, after: int) -> None:
     """A run of before + after batches, and one that is cut and goes on in a new process."""
-    torch.manual_seed(5)
+    seed_all(5)
     whole = DataPosition(make())
     batches = whole.batches()
     take(batches, before)
-    saved, rng = whole.state(), rng_state()
+    saved, rng = stored(whole.state()), rng_state()
     expected = take(batches, after)
 
-    torch.manual_seed(999)  # the new process: other generators, a new loader
+    seed_all(999)  # the new process: other generators, a new loader
     resumed = DataPosition(make())
     resumed.load(saved)
     resumed.prepare()
@@ -121,6 +171,46 @@ def run_and_resume(make: Callable[[], Any], before: int, after: int) -> None:
 def test_the_same_batches_come_after_a_resume(name: str, before: int) -> None:
     """Anywhere in the epoch, at its end and in the next one; and in the epochs that follow."""
     run_and_resume(LOADERS[name], before, 14)
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+@pytest.mark.parametrize("before", [2, 6, 8])
+def test_the_same_batches_come_whoever_shuffles(name: str, before: int) -> None:
+    """A sampler of one's own, alone and within a batch sampler: in the first epoch, at its end,
+    and in a later one, where a new sampler's generator is not what it was."""
+    run_and_resume(lambda: DataLoader(DATA, 4, sampler=SHUFFLES[name]()), before, 14)
+
+    def batches() -> DataLoader[Any]:
+        return DataLoader(DATA, batch_sampler=BatchSampler(SHUFFLES[name](), 4, False))
+
+    run_and_resume(batches, before, 14)
+
+
+def test_what_samplers_of_torch_never_draw_from_is_not_stored() -> None:
+    """Each snapshot would pay for it."""
+    for make in LOADERS.values():
+        position = DataPosition(make())
+        next(position.batches())
+        assert "others" not in position.state()
+
+
+@pytest.mark.parametrize("name", ["Python", "own numpy"])
+def test_a_position_from_before_it_had_other_generators_is_read(name: str) -> None:
+    """The first epoch's order, as it was then: what the script seeded gives it."""
+    seed_all(5)
+    whole = DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES[name]()))
+    batches = whole.batches()
+    take(batches, 2)
+    saved, rng = whole.state(), rng_state()
+    del saved["others"]
+    expected = take(batches, 3)
+    seed_all(5)
+    resumed = DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES[name]()))
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    assert take(resumed.batches(), 3) == expected
+    assert "others" in resumed.state()
 
 
 @pytest.mark.parametrize("name", WORKERS)
@@ -148,7 +238,7 @@ def test_augmentation_in_workers_draws_anew_until_the_epoch_ends() -> None:
     resumed.prepare()
     set_rng_state(rng)
     got = take(resumed.batches(), 7)
-    assert [batch[:-1:2] for batch in got] == [batch[:-1:2] for batch in expected]
+    assert [batch[:-3:2] for batch in got] == [batch[:-3:2] for batch in expected]
     assert got[4:] == expected[4:]
 
 
@@ -181,7 +271,7 @@ def test_the_sampler_is_told_the_epoch_by_nobody_else() -> None:
     position = DataPosition(LOADERS["distributed"]())
     batches = position.batches()
     first, second = take(batches, 6), take(batches, 6)
-    assert [b[:-1] for b in first] != [b[:-1] for b in second]
+    assert [b[:-3] for b in first] != [b[:-3] for b in second]
     assert position.loader.sampler.epoch == position.epoch == 1
 
 
@@ -261,6 +351,14 @@ def test_another_number_of_generators_is_refused() -> None:
     next(position.batches())
     with pytest.raises(ConfigError, match="had 0 generators of its own, this one has 1"):
         DataPosition(DataLoader(DATA, 4, generator=seeded())).load(position.state())
+
+
+def test_a_sampler_without_the_generator_that_shuffled_is_refused() -> None:
+    """Its order would be another one."""
+    position = DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES["own numpy"]()))
+    next(position.batches())
+    with pytest.raises(ConfigError, match=r"from the generator sampler\.drawing, .* \(it has none"):
+        DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES["numpy"]())).load(position.state())
 
 
 @pytest.mark.parametrize("name", ["shuffled", "distributed"])

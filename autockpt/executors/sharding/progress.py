@@ -107,13 +107,17 @@ def merge_positions(
     if place is not None and "shuffle" in merged:
         if not place.order.drawn:
             merged["shuffle"] = None  # it gave no order, only the seeds of one rank's workers
-        elif len({_digest((state["shuffle"] or [])[1:]) for state in given}) > 1:
+        elif len({_digest(_own_generators(state)) for state in given}) > 1:
             raise ConfigError(
                 "data: each rank shuffled with a generator of its own, and that of one rank cannot "
                 "serve all; share samples with a DistributedSampler, or resume with as many ranks "
                 "as saved"
             )
     return merged
+
+
+def _own_generators(state: Mapping[str, Any]) -> Any:
+    return [(state["shuffle"] or [])[1:], state.get("others", {}).get("own")]
 
 
 def _position_notice(

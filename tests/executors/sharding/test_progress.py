@@ -167,17 +167,21 @@ def test_every_generator_has_a_name_for_the_user() -> None:
 def test_shuffles_of_each_rank_alone_are_said_or_refused() -> None:
     """The global generator's: rank 0's order serves all for this epoch.  A rank's own: no."""
 
-    def states(own: bool) -> list[Any]:
+    def states(own: bool, inner: bool = False) -> list[Any]:
         found = []
         for rank in range(2):
             torch.manual_seed(rank)
             generator = torch.Generator().manual_seed(rank) if own else None
-            position = DataPosition(DataLoader(range(9), 2, shuffle=True, generator=generator))
+            loader = DataLoader(range(9), 2, shuffle=True, generator=generator)
+            if inner:
+                loader = DataLoader(range(9), batch_sampler=loader.batch_sampler)
+            position = DataPosition(loader)
             next(position.batches())
             found.append({"progress": {"step": 1, "data": position.state()}, "rng": rng_state()})
         return found
 
     merged = merge_progress(dict(enumerate(states(own=False))), 2, 3)
     assert any("each rank shuffled on its own; in epoch 0" in text for text in merged.notices)
-    with pytest.raises(ConfigError, match="shuffled with a generator of its own"):
-        merge_progress(dict(enumerate(states(own=True))), 2, 3)
+    for inner in (False, True):
+        with pytest.raises(ConfigError, match="shuffled with a generator of its own"):
+            merge_progress(dict(enumerate(states(own=True, inner=inner))), 2, 3)
