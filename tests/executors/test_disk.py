@@ -171,6 +171,58 @@ def test_trash_takes_what_has_no_commit_only(bench: Bench) -> None:
     assert not Path(bench.directory.generation_path(g(2))).exists()
 
 
+def test_what_earlier_incarnations_left_unfinished_goes_once_a_newer_one_has_decided(
+    bench: Bench,
+) -> None:
+    """Their keepers died in a save: no commit can come.  What has a COMMIT stays, damaged or not,
+    and what a person set aside; so does what the newest incarnation writes."""
+    bench.claim()
+    bench.commit(1, 2)
+    (Path(bench.directory.generation_path(g(2))) / "COMMIT").write_bytes(b"damaged")
+    for seq in (3, 4, 5):
+        folder = Path(bench.directory.create_generation(g(seq)))
+        (folder / "shard-00000-a1.safetensors").write_bytes(bytes(4096))
+    bench.directory.mark(g(4), "QUARANTINE")
+    (Path(bench.directory.generation_path(g(5))) / "notes.txt").write_text("precious")
+    bench.claim()
+    ours = Generation(epoch=2, seq=4)
+    bench.directory.create_generation(ours)
+    bench.order(p.WriteDecision(epoch=1, attempt=2, generation=g(1), reason="late"))
+    bench.done()
+    assert Path(bench.directory.generation_path(g(3))).exists()
+    bench.order(p.WriteDecision(epoch=2, attempt=1, generation=g(1), reason="newest"))
+    bench.done()
+    path = Path(bench.directory.path)
+    assert {file.name for file in path.glob("gen-*")} == {
+        one.name for one in (g(1), g(2), g(4), g(5), ours)
+    }
+    assert (path / g(4).name / "shard-00000-a1.safetensors").exists()
+    assert [file.name for file in (path / g(5).name).iterdir()] == ["notes.txt"]
+    assert list((path / "trash").iterdir()) == []
+
+
+def test_a_leftover_that_cannot_be_removed_ends_nothing(bench: Bench) -> None:
+    """Claims and decisions go on; it goes once it can."""
+    bench.claim()
+    bench.directory.create_generation(g(1))
+    trash, path = Path(bench.directory.path) / "trash", Path(bench.directory.generation_path(g(1)))
+    trash.rmdir()
+    trash.write_bytes(b"in the way")
+    bench.claim()
+    order = p.WriteDecision(epoch=2, attempt=1, generation=None, reason="new")
+    assert isinstance(bench.order(order), p.DecisionWritten)
+    bench.done()
+    assert path.exists()
+    trash.unlink()
+    trash.mkdir()
+    bench.claim()
+    order = p.WriteDecision(epoch=3, attempt=1, generation=None, reason="new")
+    assert isinstance(bench.order(order), p.DecisionWritten)
+    bench.done()
+    assert not path.exists()
+    assert bench.answers == []
+
+
 def test_verification_marks_what_it_found(bench: Bench) -> None:
     """VERIFIED, or CORRUPT with the first problems."""
     bench.claim()

@@ -131,6 +131,8 @@ class DiskWorker:
                 attempt=order.attempt,
                 suspect=chosen is not None and self._directory.is_suspect(chosen),
             )
+            # Behind the answer, for which a restart waits.
+            self._jobs.put(lambda: self._directory.trash_unfinished(order.epoch))
         except (AutockptError, OSError) as error:
             event = p.DecisionFailed(
                 epoch=order.epoch,
