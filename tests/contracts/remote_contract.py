@@ -797,6 +797,22 @@ class RemoteContract:
         two.save(1)
         assert copies.missing(str(two.path)) is None
 
+    @pytest.mark.parametrize("mark", ["QUARANTINE", "SUSPECT"])
+    @pytest.mark.parametrize("damaged", [False, True])
+    def test_what_is_put_off_in_the_directory_is_neither_missing_nor_brought_unless_it_is_named(
+        self, two: Trained, copies: RemoteCopies, mark: str, damaged: bool
+    ) -> None:
+        """By a person, or because its numbers are suspect: a start would ask for it for ever."""
+        two.directory.mark(g(2), mark)
+        if damaged:
+            (two.folder(g(2)) / "COMMIT").write_bytes(b"{}")
+        assert copies.missing(str(two.path)) is None
+        two.directory.release(two.epoch)
+        assert copies.pull(str(two.path))[0].generation == g(1)
+        assert copies.missing(str(two.path)) is None
+        assert (two.folder(g(2)) / mark).exists()
+        assert copies.pull(str(two.path), g(2))[0].generation == g(2)
+
     def test_an_empty_store_has_nothing_to_offer(
         self, run: Trained, copies: RemoteCopies, tmp_path: Path
     ) -> None:

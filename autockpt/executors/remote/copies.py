@@ -199,7 +199,9 @@ class RemoteCopies:
         that was resumed, as the store and the directory know it."""
         commits = list(commits)
         chain = self._chain(map(_entry, commits), () if directory is None else directory.parents())
-        good = (c.generation for c in commits if c.health == "good")
+        good = {c.generation for c in commits if c.health == "good"}
+        if directory is not None:
+            good -= {generation for generation in good if _is_put_off(directory, generation)}
         return sorted((g for g in good if on_lineage(g, chain)), reverse=True)
 
     def missing(self, path: str) -> Generation | None:
@@ -433,6 +435,13 @@ def _local_commit(
     except OSError as error:
         raise StorageError(f"{path}: cannot read: {error.strerror}") from error
     return text, parse_commit(text, where=path)
+
+
+def _is_put_off(directory: CheckpointDirectory, generation: Generation) -> bool:
+    """A person set it aside in the directory, or its numbers turned out to be suspect there: its
+    copy is no better."""
+    folder = directory.generation_path(generation)
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in ("QUARANTINE", "SUSPECT"))
 
 
 def _is_damaged(path: str) -> bool:
