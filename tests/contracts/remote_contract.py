@@ -690,20 +690,27 @@ class RemoteContract:
             name: objects.read(f"decisions/{name}") for name in objects.sizes("decisions")
         }
 
+    @pytest.mark.parametrize(("claims", "theirs"), [(1, 1), (1, 2), (1, 3), (2, 3)])
     def test_of_two_that_went_on_from_the_same_checkpoint_neither_takes_from_the_other(
-        self, two: Trained, objects: Objects, tmp_path: Path
+        self, two: Trained, objects: Objects, tmp_path: Path, claims: int, theirs: int
     ) -> None:
-        """Their generations have the same names and other pasts; the fenced one keeps its own."""
-        self.taken_over(objects, tmp_path / "other", seq=5)
-        two.again(g(2))
-        mine = two.save(4)
+        """Their generations have the same names and other pasts, also when the one that copies was
+        restarted more often; the fenced one keeps its own."""
+        other, newest = self.taken_over(objects, tmp_path / "other", seq=5), g(5, 2)
+        for _ in range(theirs - 1):
+            other.again(newest)
+            newest = other.save(6)
+            RemoteCopies(objects).push(other.directory, newest)
+        for _ in range(claims):
+            two.again(g(2))
+            mine = two.save(4)
         before = {name: Path(two.path, name).read_bytes() for name in ("epochs/e-000002", "RUN")}
         with pytest.raises(ConfigError, match="and both did; keep one"):
             RemoteCopies(objects).missing(str(two.path))
         with pytest.raises(ConfigError, match="and both did; keep one"):
             RemoteCopies(objects).pull(str(two.path))
         assert before == {name: Path(two.path, name).read_bytes() for name in before}
-        assert not Path(two.path, g(5, 2).name).exists()
+        assert not Path(two.path, newest.name).exists()
         assert verify_generation(str(two.path), mine.name).ok
 
     @pytest.mark.parametrize("again", [False, True])

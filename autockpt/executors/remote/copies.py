@@ -227,11 +227,13 @@ class RemoteCopies:
         return found[0]
 
     def _require_same_claim(self, directory: CheckpointDirectory) -> None:
-        """Where both know a claim it is the same: of two that went on from the same checkpoint,
-        neither has anything that the other one could take."""
-        name = f"epochs/e-{self._newest_epoch():06d}"
-        with _local("read", directory.path), contextlib.suppress(FileNotFoundError):
-            if read_small(os.path.join(directory.path, name)) != self._objects.read(name):
+        """The newest claim that both know is the same: of two that went on from the same checkpoint
+        every later one differs, and neither has anything that the other one could take."""
+        with _local("read", directory.path):
+            here = os.listdir(os.path.join(directory.path, "epochs"))
+            both = _epochs(set(here) & set(self._names("epochs")))
+            name = f"epochs/{both[-1][1]}" if both else ""
+            if both and read_small(os.path.join(directory.path, name)) != self._objects.read(name):
                 raise ConfigError(
                     f"{self.url}: another directory than {directory.path} continues this run, and "
                     "both did; keep one: bring the copies back into an empty directory, or name "
