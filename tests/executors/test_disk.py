@@ -18,6 +18,7 @@ from autockpt.executors.keeper.disk import (
     DiskWorker,
 )
 from autockpt.executors.memory import Arena
+from autockpt.executors.persist import ImageReader
 from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.generation import Generation
@@ -374,14 +375,54 @@ def test_what_was_read_back_long_ago_is_read_again_when_nobody_waits(
     bench.commit(1, 2)
     for seq in (1, 2):
         assert bench.order(p.VerifyGeneration(generation=g(seq))).ok
-    folder = Path(bench.directory.generation_path(g(1)))
-    os.utime(folder / "VERIFIED", (1, 1))
+    age(bench, 1)
     assert bench.answered() == p.GenerationVerified(generation=g(1), ok=True, detail="")
-    flip(folder / "shard-00000-a1.safetensors")
-    os.utime(folder / "VERIFIED", (1, 1))
+    flip(Path(bench.directory.generation_path(g(2))) / "shard-00000-a1.safetensors")
+    age(bench, 2)
     again = bench.answered()
-    assert (again.generation, again.ok) == (g(1), False)
+    assert (again.generation, again.ok) == (g(2), False)
     assert "chunk 0" in again.detail
+
+
+@pytest.mark.parametrize("trouble", ["unreadable", "damaged", "marked"])
+def test_one_generation_that_stays_bad_keeps_no_other_from_being_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Each has its turn, the longest ago first; what is known to be damaged has none."""
+    real = ImageReader.read_at
+
+    def failing(reader: ImageReader, offset: int, into: memoryview) -> None:
+        if g(1).name in reader.path:
+            raise StorageError(f"{reader.path}: cannot read: Input/output error")
+        real(reader, offset, into)
+
+    bench.claim()
+    bench.commit(1, 2, 3)
+    shard = Path(bench.directory.generation_path(g(1))) / "shard-00000-a1.safetensors"
+    if trouble == "unreadable":
+        monkeypatch.setattr(ImageReader, "read_at", failing)
+    else:
+        flip(shard)
+    if trouble == "marked":
+        bench.directory.mark(g(1), "CORRUPT")
+    age(bench, 1, 2, 3)
+    monkeypatch.setattr(disk, "AGAIN_CHECK_S", 0.01)
+    told = [bench.order(p.VerifyGeneration(generation=g(3)))]  # from now on it reads again
+    told += [bench.answered() for _ in range(1 if trouble == "marked" else 2)]
+    wrong = {
+        "unreadable": [StorageError], "damaged": [p.GenerationVerified], "marked": [],
+    }[trouble]  # fmt: skip
+    assert [type(one) for one in told] == [p.GenerationVerified, *wrong, p.GenerationVerified]
+    assert [one.generation for one in (told[0], told[-1])] == [g(3), g(2)]
+    assert told[-1].ok
+    assert bench.worker._longest_unread() is None
+
+
+def age(bench: Bench, *seqs: int) -> None:
+    """They were read back in 1970, the first one first."""
+    for seq in seqs:
+        mark = Path(bench.directory.generation_path(g(seq))) / "VERIFIED"
+        os.utime(mark, (seq, seq))
 
 
 def flip(path: Path) -> None:
