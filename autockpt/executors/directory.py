@@ -427,6 +427,18 @@ class CheckpointDirectory:
                 raise GuardError(f"{path}: has a COMMIT and is not trash")
         self._remove(path)
 
+    def trash_unfinished(self, epoch: int) -> None:
+        """Trashes what incarnations before `epoch` left without a COMMIT: now that it is claimed,
+        none of it can become durable.  What a person set aside stays; so does what cannot be
+        removed."""
+        with contextlib.suppress(StorageError):
+            for name in _names(self.path):
+                with contextlib.suppress(AutockptError, OSError):  # no generation, or committed
+                    generation = Generation.from_name(name)
+                    kept = os.path.join(self.generation_path(generation), "QUARANTINE")
+                    if generation.epoch < epoch and not _is_there(kept):
+                        self.trash(generation)
+
     def delete(self, generation: Generation) -> int:
         """Deletes a committed generation, COMMIT first; bytes freed.
 
@@ -458,6 +470,9 @@ class CheckpointDirectory:
                     os.unlink(os.path.join(path, name))
                 return
             os.rename(path, target)
+            if _is_there(os.path.join(target, "COMMIT")):  # linked since somebody looked
+                os.rename(target, path)
+                return
             _fsync_directory(self.path)
             shutil.rmtree(target, ignore_errors=True)
 

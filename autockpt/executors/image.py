@@ -19,13 +19,12 @@ from autockpt.executors.layout.boxes import MAX_BOXES, Box, contains, intersect
 from autockpt.executors.layout.plan import ELEMENT_BYTES
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
+from autockpt.values.plan import MAX_CHUNK_BYTES
 from autockpt.values.record import from_json, parse_json, to_json
 
 MAX_INDEX_BYTES = 64 * 2**20
-MAX_CHUNK_BYTES = 2**30
 PIECE_BYTES = 2**19
 """What a core's own cache holds well."""
-"""A reader allocates one chunk per thread; no plan asks for more than a fraction of this."""
 MAX_DIMENSIONS = 64
 MAX_HEAD_BYTES = 64 * 2**20
 """Of a header and a boundary group that are digested a second time by themselves."""

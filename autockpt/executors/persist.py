@@ -8,6 +8,7 @@ and written again from memory under a new name, which is the caller's decision.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -21,6 +22,11 @@ from dataclasses import dataclass
 from autockpt.executors.direct_io import objection
 from autockpt.executors.memory import PAGE_BYTES, page_align
 from autockpt.values.errors import CorruptCheckpointError, StorageError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_NOT_RESERVED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""Of file systems and kernels that do not reserve: the file grows as it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,10 +335,19 @@ def _get_flags(fd: int) -> int:
 def _allocate(fd: int, nbytes: int) -> None:
     """Reserves space so that a full disk is an error now and not in the middle."""
     try:
-        os.posix_fallocate(fd, 0, nbytes)
+        fallocate(fd, 0, nbytes)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+        if error.errno not in _NOT_RESERVED:
             raise
+
+
+def fallocate(fd: int, offset: int, nbytes: int) -> None:
+    """The system call.  Where the file system has none, `os.posix_fallocate` reads and writes a
+    byte of every block instead (glibc).  Raises OSError."""
+    while _libc.fallocate(fd, 0, offset, nbytes):
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
 
 
 def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:

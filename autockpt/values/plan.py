@@ -11,10 +11,17 @@ from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 CHUNK_BYTES = 8 * 2**20
 """Default chunk of the pipeline: within 10 % of the best size measured on NVMe and virtio."""
+MAX_CHUNK_BYTES = 2**30
+"""A reader allocates one chunk per thread: no image has larger ones."""
 WRITERS = 2
 """Default writer threads: one overlaps the digest of a chunk with the other's write."""
 MOST_IN_FLIGHT = 16
 """As many as there may be slots: a checkpoint keeps its slot until it is durable."""
+
+
+def is_chunk(nbytes: int) -> bool:
+    """A power of two from 64 KiB to MAX_CHUNK_BYTES."""
+    return 2**16 <= nbytes <= MAX_CHUNK_BYTES and not nbytes & (nbytes - 1)
 
 
 Schedule = Literal["lazy", "blocking", "windows"]
@@ -51,9 +58,9 @@ class Staging:
     auto: where the clone fits into free device memory; without a device it changes nothing."""
 
     def __post_init__(self) -> None:
-        if self.chunk_bytes < 2**16 or self.chunk_bytes & (self.chunk_bytes - 1):
+        if not is_chunk(self.chunk_bytes):
             raise ConfigError(
-                f"chunk of {self.chunk_bytes} bytes: must be a power of two of at least 64 KiB"
+                f"chunk of {self.chunk_bytes} bytes: must be a power of two from 64 KiB to 1 GiB"
             )
         if not 1 <= self.writers <= 512:
             raise ConfigError(f"{self.writers} writers: must be between 1 and 512")

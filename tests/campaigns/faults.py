@@ -1,7 +1,7 @@
 """A layer between the product and the operating system that counts operations and spoils some.
 
-It replaces functions of `os`, which is all that the storage back end calls, in every thread of the
-process: a campaign has its process for itself.
+It replaces functions of `os`, and `fallocate`: all that the storage back end calls, in every thread
+of the process.  A campaign has its process for itself.
 """
 
 import contextlib
@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autockpt.executors import persist
+
 CHANGING = (
     "write", "pwrite", "fsync", "ftruncate", "link", "unlink", "rename", "mkdir", "rmdir",
-    "posix_fallocate", "close",
+    "fallocate", "close",
 )  # fmt: skip
 READING = ("read", "preadv", "listdir", "scandir", "stat", "lstat")
 MOVING = ("write", "pwrite", "read", "preadv")
@@ -57,14 +59,16 @@ class Layer:
     @contextmanager
     def armed(self) -> Iterator["Layer"]:
         """Only inside this block."""
-        real = {name: getattr(os, name) for name in (*CHANGING, *READING, "open")}
+        names = (*CHANGING, *READING, "open")
+        homes = {name: persist if name == "fallocate" else os for name in names}
+        real = {name: getattr(home, name) for name, home in homes.items()}
         try:
             for name, function in real.items():
-                setattr(os, name, self._wrap(name, function))
+                setattr(homes[name], name, self._wrap(name, function))
             yield self
         finally:
             for name, function in real.items():
-                setattr(os, name, function)
+                setattr(homes[name], name, function)
 
     def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:

@@ -126,6 +126,7 @@ class Job:
         choice = self.choose(frozenset())
         generation = None if choice is None else choice.generation
         self.directory.write_decision(self.epoch, 1, generation, "newest")
+        self.directory.trash_unfinished(self.epoch)
         return choice
 
     def choose(self, struck: frozenset[Strike]) -> Choice | None:

@@ -543,6 +543,27 @@ class DirectoryContract:
         with pytest.raises(GuardError, match="has a COMMIT and is not trash"):
             directory.trash(G1)
 
+    def test_a_commit_that_comes_while_its_generation_is_trashed_stays(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A coordinator that stood still between its look at the epoch and its COMMIT."""
+        directory, run_id = self.opened(path)
+        records = self.records(directory, G1)
+        rename = os.rename
+
+        def overtaken(source: str, target: str) -> None:
+            monkeypatch.undo()
+            old = self.make(path)
+            old.write_commit(
+                run_id, G1, step=10, world_size=1, parent=None, records=records, health="good"
+            )
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", overtaken)
+        directory.trash(G1)
+        assert self.listed(directory, run_id) == [G1]
+        assert list((path / "trash").iterdir()) == []
+
     def test_trash_and_delete_leave_nothing_behind(self, path: Path) -> None:
         """Neither the folder nor its bytes; what was not there is no error."""
         directory, run_id = self.opened(path)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from autockpt.executors import persist
+
 CALLS = (
     "open", "close", "write", "pwrite", "read", "fsync", "ftruncate", "link", "unlink", "rename",
-    "mkdir", "listdir", "posix_fallocate", "rmdir",
+    "mkdir", "listdir", "fallocate", "rmdir",
 )  # fmt: skip
 """What writers call; `fstat` and `stat` are left alone because pytest and tempfile need them."""
 
@@ -35,7 +37,8 @@ class Death:
         mine = threading.get_ident()
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
-                patch.setattr(os, name, self._wrap(getattr(os, name), mine))
+                home = persist if name == "fallocate" else os
+                patch.setattr(home, name, self._wrap(getattr(home, name), mine))
             yield self
 
     def _wrap(self, real: Callable[..., Any], mine: int) -> Callable[..., Any]:
@@ -63,7 +66,8 @@ class Failure:
         mine = threading.get_ident()
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
-                patch.setattr(os, name, self._wrap(getattr(os, name), mine))
+                home = persist if name == "fallocate" else os
+                patch.setattr(home, name, self._wrap(getattr(home, name), mine))
             yield self
 
     def _wrap(self, real: Callable[..., Any], mine: int) -> Callable[..., Any]:

@@ -690,20 +690,27 @@ class RemoteContract:
             name: objects.read(f"decisions/{name}") for name in objects.sizes("decisions")
         }
 
+    @pytest.mark.parametrize(("claims", "theirs"), [(1, 1), (1, 2), (1, 3), (2, 3)])
     def test_of_two_that_went_on_from_the_same_checkpoint_neither_takes_from_the_other(
-        self, two: Trained, objects: Objects, tmp_path: Path
+        self, two: Trained, objects: Objects, tmp_path: Path, claims: int, theirs: int
     ) -> None:
-        """Their generations have the same names and other pasts; the fenced one keeps its own."""
-        self.taken_over(objects, tmp_path / "other", seq=5)
-        two.again(g(2))
-        mine = two.save(4)
+        """Their generations have the same names and other pasts, also when the one that copies was
+        restarted more often; the fenced one keeps its own."""
+        other, newest = self.taken_over(objects, tmp_path / "other", seq=5), g(5, 2)
+        for _ in range(theirs - 1):
+            other.again(newest)
+            newest = other.save(6)
+            RemoteCopies(objects).push(other.directory, newest)
+        for _ in range(claims):
+            two.again(g(2))
+            mine = two.save(4)
         before = {name: Path(two.path, name).read_bytes() for name in ("epochs/e-000002", "RUN")}
         with pytest.raises(ConfigError, match="and both did; keep one"):
             RemoteCopies(objects).missing(str(two.path))
         with pytest.raises(ConfigError, match="and both did; keep one"):
             RemoteCopies(objects).pull(str(two.path))
         assert before == {name: Path(two.path, name).read_bytes() for name in before}
-        assert not Path(two.path, g(5, 2).name).exists()
+        assert not Path(two.path, newest.name).exists()
         assert verify_generation(str(two.path), mine.name).ok
 
     @pytest.mark.parametrize("again", [False, True])
@@ -796,6 +803,22 @@ class RemoteContract:
         two.again(g(3))
         two.save(1)
         assert copies.missing(str(two.path)) is None
+
+    @pytest.mark.parametrize("mark", ["QUARANTINE", "SUSPECT"])
+    @pytest.mark.parametrize("damaged", [False, True])
+    def test_what_is_put_off_in_the_directory_is_neither_missing_nor_brought_unless_it_is_named(
+        self, two: Trained, copies: RemoteCopies, mark: str, damaged: bool
+    ) -> None:
+        """By a person, or because its numbers are suspect: a start would ask for it for ever."""
+        two.directory.mark(g(2), mark)
+        if damaged:
+            (two.folder(g(2)) / "COMMIT").write_bytes(b"{}")
+        assert copies.missing(str(two.path)) is None
+        two.directory.release(two.epoch)
+        assert copies.pull(str(two.path))[0].generation == g(1)
+        assert copies.missing(str(two.path)) is None
+        assert (two.folder(g(2)) / mark).exists()
+        assert copies.pull(str(two.path), g(2))[0].generation == g(2)
 
     def test_an_empty_store_has_nothing_to_offer(
         self, run: Trained, copies: RemoteCopies, tmp_path: Path

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from autockpt.executors import persist
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import ImageFile, ImageReader, read_image, run_parallel, write_image
 from autockpt.values.errors import CorruptCheckpointError, StorageError
@@ -223,19 +224,20 @@ class StoreContract:
     ) -> None:
         """Space is reserved first; the empty file goes again."""
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        monkeypatch.setattr(os, "posix_fallocate", Counted(None, fail_at=1, error=error))
+        monkeypatch.setattr(persist, "fallocate", Counted(None, fail_at=1, error=error))
         monkeypatch.setattr(os, "pwrite", written := Counted(os.pwrite))
         with pytest.raises(StorageError, match=r"cannot create: No space left .*free space"):
             self.write(folder / "a")
         assert written.calls == 0
         assert not (folder / "a").exists()
 
+    @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
     def test_a_file_system_that_cannot_reserve_is_written_all_the_same(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Reserving is a courtesy."""
-        error = OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        monkeypatch.setattr(os, "posix_fallocate", Counted(None, fail_at=1, error=error))
+        error = OSError(code, os.strerror(code))
+        monkeypatch.setattr(persist, "fallocate", Counted(None, fail_at=1, error=error))
         assert self.write(folder / "a") == (folder / "a").read_bytes()
 
     def test_writers_that_meet_a_refusal_of_direct_io_together_all_go_on(

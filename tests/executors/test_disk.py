@@ -18,6 +18,7 @@ from autockpt.executors.keeper.disk import (
     DiskWorker,
 )
 from autockpt.executors.memory import Arena
+from autockpt.executors.persist import ImageReader
 from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.generation import Generation
@@ -171,6 +172,58 @@ def test_trash_takes_what_has_no_commit_only(bench: Bench) -> None:
     assert not Path(bench.directory.generation_path(g(2))).exists()
 
 
+def test_what_earlier_incarnations_left_unfinished_goes_once_a_newer_one_has_decided(
+    bench: Bench,
+) -> None:
+    """Their keepers died in a save: no commit can come.  What has a COMMIT stays, damaged or not,
+    and what a person set aside; so does what the newest incarnation writes."""
+    bench.claim()
+    bench.commit(1, 2)
+    (Path(bench.directory.generation_path(g(2))) / "COMMIT").write_bytes(b"damaged")
+    for seq in (3, 4, 5):
+        folder = Path(bench.directory.create_generation(g(seq)))
+        (folder / "shard-00000-a1.safetensors").write_bytes(bytes(4096))
+    bench.directory.mark(g(4), "QUARANTINE")
+    (Path(bench.directory.generation_path(g(5))) / "notes.txt").write_text("precious")
+    bench.claim()
+    ours = Generation(epoch=2, seq=4)
+    bench.directory.create_generation(ours)
+    bench.order(p.WriteDecision(epoch=1, attempt=2, generation=g(1), reason="late"))
+    bench.done()
+    assert Path(bench.directory.generation_path(g(3))).exists()
+    bench.order(p.WriteDecision(epoch=2, attempt=1, generation=g(1), reason="newest"))
+    bench.done()
+    path = Path(bench.directory.path)
+    assert {file.name for file in path.glob("gen-*")} == {
+        one.name for one in (g(1), g(2), g(4), g(5), ours)
+    }
+    assert (path / g(4).name / "shard-00000-a1.safetensors").exists()
+    assert [file.name for file in (path / g(5).name).iterdir()] == ["notes.txt"]
+    assert list((path / "trash").iterdir()) == []
+
+
+def test_a_leftover_that_cannot_be_removed_ends_nothing(bench: Bench) -> None:
+    """Claims and decisions go on; it goes once it can."""
+    bench.claim()
+    bench.directory.create_generation(g(1))
+    trash, path = Path(bench.directory.path) / "trash", Path(bench.directory.generation_path(g(1)))
+    trash.rmdir()
+    trash.write_bytes(b"in the way")
+    bench.claim()
+    order = p.WriteDecision(epoch=2, attempt=1, generation=None, reason="new")
+    assert isinstance(bench.order(order), p.DecisionWritten)
+    bench.done()
+    assert path.exists()
+    trash.unlink()
+    trash.mkdir()
+    bench.claim()
+    order = p.WriteDecision(epoch=3, attempt=1, generation=None, reason="new")
+    assert isinstance(bench.order(order), p.DecisionWritten)
+    bench.done()
+    assert not path.exists()
+    assert bench.answers == []
+
+
 def test_verification_marks_what_it_found(bench: Bench) -> None:
     """VERIFIED, or CORRUPT with the first problems."""
     bench.claim()
@@ -322,14 +375,54 @@ def test_what_was_read_back_long_ago_is_read_again_when_nobody_waits(
     bench.commit(1, 2)
     for seq in (1, 2):
         assert bench.order(p.VerifyGeneration(generation=g(seq))).ok
-    folder = Path(bench.directory.generation_path(g(1)))
-    os.utime(folder / "VERIFIED", (1, 1))
+    age(bench, 1)
     assert bench.answered() == p.GenerationVerified(generation=g(1), ok=True, detail="")
-    flip(folder / "shard-00000-a1.safetensors")
-    os.utime(folder / "VERIFIED", (1, 1))
+    flip(Path(bench.directory.generation_path(g(2))) / "shard-00000-a1.safetensors")
+    age(bench, 2)
     again = bench.answered()
-    assert (again.generation, again.ok) == (g(1), False)
+    assert (again.generation, again.ok) == (g(2), False)
     assert "chunk 0" in again.detail
+
+
+@pytest.mark.parametrize("trouble", ["unreadable", "damaged", "marked"])
+def test_one_generation_that_stays_bad_keeps_no_other_from_being_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Each has its turn, the longest ago first; what is known to be damaged has none."""
+    real = ImageReader.read_at
+
+    def failing(reader: ImageReader, offset: int, into: memoryview) -> None:
+        if g(1).name in reader.path:
+            raise StorageError(f"{reader.path}: cannot read: Input/output error")
+        real(reader, offset, into)
+
+    bench.claim()
+    bench.commit(1, 2, 3)
+    shard = Path(bench.directory.generation_path(g(1))) / "shard-00000-a1.safetensors"
+    if trouble == "unreadable":
+        monkeypatch.setattr(ImageReader, "read_at", failing)
+    else:
+        flip(shard)
+    if trouble == "marked":
+        bench.directory.mark(g(1), "CORRUPT")
+    age(bench, 1, 2, 3)
+    monkeypatch.setattr(disk, "AGAIN_CHECK_S", 0.01)
+    told = [bench.order(p.VerifyGeneration(generation=g(3)))]  # from now on it reads again
+    told += [bench.answered() for _ in range(1 if trouble == "marked" else 2)]
+    wrong = {
+        "unreadable": [StorageError], "damaged": [p.GenerationVerified], "marked": [],
+    }[trouble]  # fmt: skip
+    assert [type(one) for one in told] == [p.GenerationVerified, *wrong, p.GenerationVerified]
+    assert [one.generation for one in (told[0], told[-1])] == [g(3), g(2)]
+    assert told[-1].ok
+    assert bench.worker._longest_unread() is None
+
+
+def age(bench: Bench, *seqs: int) -> None:
+    """They were read back in 1970, the first one first."""
+    for seq in seqs:
+        mark = Path(bench.directory.generation_path(g(seq))) / "VERIFIED"
+        os.utime(mark, (seq, seq))
 
 
 def flip(path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from autockpt.executors.image import (
-    MAX_CHUNK_BYTES,
     MAX_INDEX_BYTES,
     ImageIndex,
     StoredChunk,
@@ -30,6 +29,7 @@ from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
+from autockpt.values.plan import MAX_CHUNK_BYTES
 from autockpt.values.record import to_json
 from tests.contracts.image_contract import ImageContract
 from tests.contracts.layout_contract import spec

@@ -3,6 +3,8 @@
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -123,6 +125,43 @@ def test_io_is_direct_where_the_stated_alignment_divides_that_of_images(
     assert len(flags) > wrote
     assert told == (1 if objection == "" else 2)  # once more for the reason
     assert len(asked) == told + 1
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+@pytest.mark.parametrize("code", ["EOPNOTSUPP", "ENOSYS"])
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_file_system_that_reserves_nothing_is_not_written_instead(
+    reused: bool, code: str, tmp_path: Path
+) -> None:
+    """No byte of every block, one after another, and no error about a spare file."""
+    spare = tmp_path / "spare"
+    spare.write_bytes(bytes(CHUNK))
+    log, path = tmp_path / "log", tmp_path / "shard"
+    subprocess.run(
+        [
+            "strace", "-f", "-qq", "-o", str(log), "-e", "trace=fallocate,pwrite64",
+            "-e", f"inject=fallocate:error={code}", sys.executable, "-c", RESERVE, str(path),
+            str(spare) if reused else "",
+        ],
+        check=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    said = log.read_text()
+    assert f"-1 {code}" in said
+    assert said.count("pwrite64(") == (2 if reused else 1)  # the chunk; the header of the spare
+    assert path.read_bytes() == bytes(CHUNK)
+
+
+RESERVE = """
+import sys
+from autockpt.executors.memory import Arena
+from autockpt.executors.persist import ImageFile
+
+path, spare = sys.argv[1:]
+chunk = Arena.anonymous(2**16).view
+file = ImageFile(path, allocate_bytes=len(chunk), direct=False, reuse=spare or None)
+file.write_at(0, chunk)
+file.finish(len(chunk))
+"""
 
 
 def is_direct(fd: int) -> bool:

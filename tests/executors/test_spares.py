@@ -251,7 +251,7 @@ def test_a_full_disk_takes_the_spare_file_with_it(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr("autockpt.executors.persist.fallocate", full)
     new = tmp_path / "new"
     result = persist(image_of(11 * CHUNK, 2), str(new), spare=lambda: str(old))
     assert "free space" in str(result.error)

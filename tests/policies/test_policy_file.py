@@ -43,7 +43,7 @@ overrides:
 GOLDEN = """bad.yaml:2:1: error: intervall: unknown field; did you mean 'interval'?
     2 | intervall: 15 min
       | ^
-bad.yaml:5:10: error: disk.chunk: '3 MiB' is not a power of two of at least 64 KiB, e.g. 8 MiB
+bad.yaml:5:10: error: disk.chunk: '3 MiB' is not a power of two from 64 KiB to 1 GiB, e.g. 8 MiB
     5 |   chunk: 3 MiB
       |          ^
 bad.yaml:6:3: error: disk.writers: duplicate key, first on line 4
@@ -116,6 +116,7 @@ def test_all_errors_at_once_to_the_character():
         ("version: 1\ndisk: [1]\n", "disk: expected a mapping of keys to values"),
         ("version: 1\ndisk:\n", "disk: expected a mapping of keys to values, got None"),
         ("- 1\n", "p.yaml:1:1: error: expected a mapping of keys to values"),
+        ("version: 1\ndisk: {chunk: 2 GiB}\n", "'2 GiB' is not a power of two from 64 KiB to 1"),
         ("version: 1\nchunk: 8 MiB\n", "chunk: unknown field; did you mean 'disk.chunk'?"),
         ("version: 1\nextends: builtin:autoo\n", "known: .*auto, .* did you mean 'auto'?"),
         ("version: 1\nextends: /nowhere.yaml\n", "p.yaml:2:10: error: extends: cannot be read"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.executors import persist
 from autockpt.executors.memory import Arena
 from autockpt.profiles.probes import clean
 from autockpt.profiling import content as contents
@@ -58,7 +59,7 @@ def test_a_failed_write_says_why_and_leaves_nothing(
     tmp_path: Path, image: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank of two meets a full disk."""
-    real, calls = os.posix_fallocate, []
+    real, calls = persist.fallocate, []
 
     def full(fd: int, offset: int, length: int) -> None:
         calls.append(fd)
@@ -66,7 +67,7 @@ def test_a_failed_write_says_why_and_leaves_nothing(
             raise OSError(28, "No space left on device")
         real(fd, offset, length)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(persist, "fallocate", full)
     with pytest.raises(StorageError, match=r"2 writers x 1 MiB direct none: .*No space left"):
         measure(str(tmp_path), image.images(2, 2 * MIB), DIRECT)
     assert list(tmp_path.iterdir()) == []

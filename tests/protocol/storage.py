@@ -206,8 +206,11 @@ class Storage(Trainers):
         keeper.jobs.append(["delete", 0, do])
 
     def do_TrashGeneration(self, keeper: Keeper, do: m.TrashGeneration) -> None:
-        if do.generation not in self.disk.commits:
-            for name in [n for n, c in self.disk.files.items() if c.generation == do.generation]:
+        self._trash(do.generation)
+
+    def _trash(self, generation: Generation) -> None:
+        if generation not in self.disk.commits:
+            for name in [n for n, c in self.disk.files.items() if c.generation == generation]:
                 del self.disk.files[name]
 
     def do_MarkEverCommitted(self, keeper: Keeper, do: m.MarkEverCommitted) -> None:
@@ -408,8 +411,21 @@ class Storage(Trainers):
             suspect = do.generation is not None and self.is_marked(do.generation)
             if suspect:
                 self.oracle.marked[do.epoch].add(do.generation)
+            if self._unfinished(do.epoch):
+                keeper.jobs.append(["sweep", 0, do.epoch])
             return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt, suspect=suspect)
         return None
+
+    def _unfinished(self, epoch: int) -> list[Generation]:
+        """Of earlier epochs, without a COMMIT."""
+        found = {content.generation for content in self.disk.files.values()}
+        return sorted(g for g in found - set(self.disk.commits) if g.epoch < epoch)
+
+    def job_sweep(self, keeper: Keeper, job: list[Any]) -> Any:
+        for generation in self._unfinished(job[2])[:1]:
+            self._trash(generation)
+            return None
+        return False
 
     def is_marked(self, generation: Generation) -> bool:
         """The directory calls it suspect."""

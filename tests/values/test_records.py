@@ -79,11 +79,12 @@ def test_a_path_leads_to_the_nested_field() -> None:
         from_json(CheckpointPlan, json.dumps(data), where="p.json")
 
 
-def test_a_refused_value_names_its_path_too() -> None:
+@pytest.mark.parametrize("chunk_bytes", [3, 2**15, 2**31])
+def test_a_refused_value_names_its_path_too(chunk_bytes: int) -> None:
     """A record that checks its own values does not lose where they stood."""
     data = to_data(safe_default_plan())
-    data["staging"]["chunk_bytes"] = 3
-    with pytest.raises(ConfigError, match=r"p\.json\.staging: chunk of 3 bytes"):
+    data["staging"]["chunk_bytes"] = chunk_bytes
+    with pytest.raises(ConfigError, match=rf"p\.json\.staging: chunk of {chunk_bytes} bytes"):
         from_json(CheckpointPlan, json.dumps(data), where="p.json")
 
 

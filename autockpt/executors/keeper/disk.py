@@ -62,6 +62,8 @@ class DiskWorker:
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._asked = False
         """This keeper is the one that reads back."""
+        self._tried_s: dict[Generation, float] = {}
+        """When a generation was last taken to be read again, seconds since 1970."""
         threading.Thread(
             target=_drain, args=(self._jobs, self._tell), name="autockpt-disk", daemon=True
         ).start()
@@ -131,6 +133,8 @@ class DiskWorker:
                 attempt=order.attempt,
                 suspect=chosen is not None and self._directory.is_suspect(chosen),
             )
+            # Behind the answer, for which a restart waits.
+            self._jobs.put(lambda: self._directory.trash_unfinished(order.epoch))
         except (AutockptError, OSError) as error:
             event = p.DecisionFailed(
                 epoch=order.epoch,
@@ -204,14 +208,22 @@ class DiskWorker:
         return newest
 
     def _longest_unread(self) -> Generation | None:
-        """Of those whose last reading back is older than SCRUB_AGAIN_S: media rot."""
+        """Of those whose last reading back is older than SCRUB_AGAIN_S: media rot.
+
+        One that cannot be read, or marked, has its turn once in that time like the others.
+        """
         found = []
         for entry in self._directory.catalogue(self._run_id):
             mark = os.path.join(self._directory.generation_path(entry.generation), "VERIFIED")
             with contextlib.suppress(OSError):
-                found.append((os.stat(mark).st_mtime, entry.generation))
+                read_s = max(os.stat(mark).st_mtime, self._tried_s.get(entry.generation, 0.0))
+                if not entry.corrupt:
+                    found.append((read_s, entry.generation))
         read_s, generation = min(found, default=(time.time(), None))
-        return generation if time.time() - read_s > SCRUB_AGAIN_S else None
+        if generation is None or time.time() - read_s <= SCRUB_AGAIN_S:
+            return None
+        self._tried_s[generation] = time.time()
+        return generation
 
     def _verify(self, generation: Generation) -> None:
         began = time.monotonic()

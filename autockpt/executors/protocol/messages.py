@@ -810,7 +810,8 @@ class WriteDecision:
     """Write decisions/e-<epoch> (replacing an older attempt), fsync.  Answer: Decision*.
 
     Check for a newer epoch file before *and* after, and answer `fenced` if there is one.  Then look
-    whether the generation was marked as suspect since the directory was claimed.
+    whether the generation was marked as suspect since the directory was claimed.  Then trash what
+    earlier epochs left without a COMMIT.
     """
 
     epoch: int

@@ -199,7 +199,9 @@ class RemoteCopies:
         that was resumed, as the store and the directory know it."""
         commits = list(commits)
         chain = self._chain(map(_entry, commits), () if directory is None else directory.parents())
-        good = (c.generation for c in commits if c.health == "good")
+        good = {c.generation for c in commits if c.health == "good"}
+        if directory is not None:
+            good -= {generation for generation in good if _is_put_off(directory, generation)}
         return sorted((g for g in good if on_lineage(g, chain)), reverse=True)
 
     def missing(self, path: str) -> Generation | None:
@@ -225,11 +227,13 @@ class RemoteCopies:
         return found[0]
 
     def _require_same_claim(self, directory: CheckpointDirectory) -> None:
-        """Where both know a claim it is the same: of two that went on from the same checkpoint,
-        neither has anything that the other one could take."""
-        name = f"epochs/e-{self._newest_epoch():06d}"
-        with _local("read", directory.path), contextlib.suppress(FileNotFoundError):
-            if read_small(os.path.join(directory.path, name)) != self._objects.read(name):
+        """The newest claim that both know is the same: of two that went on from the same checkpoint
+        every later one differs, and neither has anything that the other one could take."""
+        with _local("read", directory.path):
+            here = os.listdir(os.path.join(directory.path, "epochs"))
+            both = _epochs(set(here) & set(self._names("epochs")))
+            name = f"epochs/{both[-1][1]}" if both else ""
+            if both and read_small(os.path.join(directory.path, name)) != self._objects.read(name):
                 raise ConfigError(
                     f"{self.url}: another directory than {directory.path} continues this run, and "
                     "both did; keep one: bring the copies back into an empty directory, or name "
@@ -433,6 +437,13 @@ def _local_commit(
     except OSError as error:
         raise StorageError(f"{path}: cannot read: {error.strerror}") from error
     return text, parse_commit(text, where=path)
+
+
+def _is_put_off(directory: CheckpointDirectory, generation: Generation) -> bool:
+    """A person set it aside in the directory, or its numbers turned out to be suspect there: its
+    copy is no better."""
+    folder = directory.generation_path(generation)
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in ("QUARANTINE", "SUSPECT"))
 
 
 def _is_damaged(path: str) -> bool:

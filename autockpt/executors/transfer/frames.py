@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autockpt.executors.image import MAX_CHUNK_BYTES, ImageIndex, trailer_capacity
+from autockpt.executors.image import ImageIndex, trailer_capacity
 from autockpt.values.errors import ConfigError, ProtocolError
 from autockpt.values.generation import Generation
+from autockpt.values.plan import MAX_CHUNK_BYTES
 from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_TEXT_BYTES = 64 * 2**10

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autockpt.values.errors import ConfigError
+from autockpt.values.plan import is_chunk
 from autockpt.values.units import (
     parse_duration_s,
     parse_fraction,
@@ -101,10 +102,10 @@ def read_size_bytes(value: Any) -> int:
 
 
 def read_chunk_bytes(value: Any) -> int:
-    """A size that is a power of two of at least 64 KiB."""
+    """A size that is a power of two from 64 KiB to 1 GiB."""
     size = read_size_bytes(value)
-    if size < 2**16 or size & (size - 1):
-        raise ValueError(f"{value!r} is not a power of two of at least 64 KiB, e.g. 8 MiB")
+    if not is_chunk(size):
+        raise ValueError(f"{value!r} is not a power of two from 64 KiB to 1 GiB, e.g. 8 MiB")
     return size
 
 
