@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from autockpt.executors import statetree
-from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.state import LiveState
@@ -39,9 +38,10 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     skeleton, tensors = restored.skeleton, restored.tensors
     for prefix in restored.optimizers:
         _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
+    names = state.model_names()
     for prefix, module in state.models.items():
         for name, child in module.named_modules():
-            path = f"{prefix}.{plain_fqn(name)}._extra_state"
+            path = f"{prefix}.{names[prefix].of_state(name)}"
             if path in skeleton["modules"]:
                 child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
     missing = sorted(set(state.others) - set(skeleton["others"]))

@@ -25,7 +25,7 @@ from autockpt.executors.sharding.holdings import (
     ranks_sharing,
     whole_of,
 )
-from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.names import ModelNames
 from autockpt.executors.sharding.optimizers import owns_state
 from autockpt.executors.sharding.placing import (
     RankRules,
@@ -77,6 +77,7 @@ class LiveState:
         self._axes = axes
         self._inventory: Inventory | None = None
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
+        self._model_names: dict[str, ModelNames] = {}
         self._names = self._parameter_names()
 
     @classmethod
@@ -147,7 +148,12 @@ class LiveState:
 
     def _path(self, prefix: str, name: str, parameter: torch.Tensor) -> str:
         """What a parameter of a model is called in a checkpoint."""
-        return self._renamed.get(id(parameter)) or f"{prefix}.{plain_fqn(name)}"
+        return self._renamed.get(id(parameter)) or f"{prefix}.{self._model_names[prefix].of(name)}"
+
+    def model_names(self) -> dict[str, ModelNames]:
+        """What there is in each model now is called, by prefix."""
+        self._model_names = {prefix: ModelNames(module) for prefix, module in self.models.items()}
+        return self._model_names
 
     def is_alike(self, world_size: int) -> bool:
         """Every rank is known to have all parameters that this one has, and no others."""
@@ -158,6 +164,7 @@ class LiveState:
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
+        self.model_names()
         for prefix, module in self.models.items():
             for name, parameter in module.named_parameters():
                 names.setdefault(id(parameter), self._path(prefix, name, parameter))
@@ -205,7 +212,7 @@ class LiveState:
         order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
         self._inventory = take_inventory(
             self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
-            self._path, self._declared,
+            self._path, self._model_names, self._declared,
         )  # fmt: skip
         return self._inventory
 
@@ -227,6 +234,7 @@ class LiveState:
     def parameters(self) -> dict[str, torch.Tensor]:
         """Parameters of the models, and those that only an optimizer knows."""
         found: dict[str, torch.Tensor] = {}
+        self.model_names()
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
                 found[self._path(prefix, name, own)] = own
@@ -240,10 +248,22 @@ class LiveState:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Module buffers (running statistics change in the forward)."""
+        names = self.model_names()
         return {
-            f"{prefix}.{plain_fqn(name)}": buffer
+            f"{prefix}.{names[prefix].of(name)}": buffer
             for prefix, module in self.models.items()
             for name, buffer in module.named_buffers(remove_duplicate=False)
+        }
+
+    def passing_buffers(self) -> set[str]:
+        """Names of the buffers that a state dict leaves out (`persistent=False`), also of those
+        that are None now."""
+        names = self.model_names()
+        return {
+            f"{prefix}.{names[prefix].of(f'{path}.{name}'.lstrip('.'))}"
+            for prefix, module in self.models.items()
+            for path, child in module.named_modules(remove_duplicate=False)
+            for name in child._non_persistent_buffers_set
         }
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

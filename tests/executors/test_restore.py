@@ -266,6 +266,51 @@ def test_extra_state_of_modules_comes_back_under_wrappers_too() -> None:
     assert compiled._orig_mod.block[0].value == 7
 
 
+class Counted(torch.nn.Module):
+    """A parameter, a buffer and an extra state."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((3,), float(value)))
+        self.register_buffer("seen", torch.full((2,), value))
+        self.extra = Extra(value)
+
+
+def test_a_model_inside_another_comes_back_beside_its_like() -> None:
+    """`module.` is taken off names of wrappers; what is below it may have a namesake beside it."""
+
+    def job(inner: int, outer: int) -> tuple[Any, Any, LiveState]:
+        model: Any = torch.nn.Module()
+        model.module = torch.nn.ModuleDict({"head": Counted(inner)})
+        model.head = Counted(outer)
+        optimizer = torch.optim.AdamW(
+            [{"params": model.module.parameters()}, {"params": model.head.parameters(), "lr": 0.1}]
+        )
+        return model, optimizer, LiveState.of(model=model, optimizer=optimizer)
+
+    model, optimizer, state = job(1, 2)
+    (model.module["head"].w.sum() + 3 * model.head.w.sum()).backward()
+    optimizer.step()
+    model2, optimizer2, fresh = job(0, 0)
+    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    assert contents(fresh) == contents(state)
+    for before, after in zip(model.buffers(), model2.buffers(), strict=True):
+        assert torch.equal(before, after)
+    assert (model2.module["head"].extra.value, model2.head.extra.value) == (1, 2)
+    for before, after in zip(model.parameters(), model2.parameters(), strict=True):
+        assert torch.equal(before, after)
+        for key, value in optimizer.state[before].items():
+            assert torch.equal(value, optimizer2.state[after][key])
+
+
+def test_two_models_with_one_name_are_refused() -> None:
+    """One of two tensors would be in no checkpoint."""
+    inner = torch.nn.ModuleDict({"ema": torch.nn.Linear(1, 1)})
+    state = LiveState.of(model={"model": inner, "ema": torch.nn.Linear(1, 1)})
+    with pytest.raises(ConfigError, match=r"model\.ema\.weight: two parts of the state have this"):
+        state.dry_encode()
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -16,7 +16,6 @@ from autockpt.executors.sharding.drifting import Drift, mean_of
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
 from autockpt.executors.sharding.local import own_elements
-from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
@@ -397,12 +396,7 @@ def _spoken_of(
     """Without what the files of others leave out: buffers that do not persist, second names."""
     saved = set(stored.names())
     known = {id(tensor) for name, tensor in live.items() if name in saved}
-    passing = {
-        f"{prefix}.{plain_fqn(f'{path}.{name}'.lstrip('.'))}"
-        for prefix, module in state.models.items()
-        for path, child in module.named_modules()
-        for name in child._non_persistent_buffers_set
-    }
+    passing = state.passing_buffers()
     return {n: t for n, t in live.items() if n in saved or not (id(t) in known or n in passing)}
 
 
