@@ -28,6 +28,8 @@ class RestoredState:
     exact: bool
     """Nothing but the home shard was needed, and it was written by a rank like this one."""
     bytes: int
+    as_built: tuple[str, ...] = ()
+    """Buffers that do not persist and are not what was saved."""
 
 
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
@@ -55,13 +57,22 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     }
 
 
-def left_as_built(restored: RestoredState, state: LiveState) -> list[str]:
-    """Attached optimizers and objects of which a partial image, another system's, says nothing."""
-    skeleton = restored.skeleton
-    if not skeleton.get("partial"):
-        return []
-    attached = ((state.optimizers, skeleton["optimizers"]), (state.others, skeleton["others"]))
-    return [name for names, saved in attached for name in names if name not in saved]
+def left_as_built(restored: RestoredState, state: LiveState) -> tuple[str, ...]:
+    """What is as the script built it, in sentences: attached optimizers and objects of which a
+    partial image, another system's, says nothing, and buffers that do not persist."""
+    skeleton, said = restored.skeleton, []
+    if skeleton.get("partial"):
+        attached = ((state.optimizers, skeleton["optimizers"]), (state.others, skeleton["others"]))
+        absent = [name for names, saved in attached for name in names if name not in saved]
+        if absent:
+            names = ", ".join(absent)
+            said.append(f"the checkpoint has nothing of {names}: as the script built it")
+    if restored.as_built:
+        said.append(
+            f"{len(restored.as_built)} buffers that do not persist do not fit the checkpoint, "
+            f"first {restored.as_built[0]}: as the model made them"
+        )
+    return tuple(said)
 
 
 def _apply_optimizer(

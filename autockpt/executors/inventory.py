@@ -80,6 +80,8 @@ class Inventory:
     needs: dict[str, tuple[str, ...]]
     """Parts that a step of an optimizer changes: its own, and those it shares tensors with."""
     buffers: dict[str, torch.Tensor]
+    passing: list[str]
+    """Names of the buffers that do not persist."""
     extras: list[tuple[str, torch.nn.Module]]
     """(name, module) of modules with an extra state of their own."""
     optimizers: dict[str, OptimizerParts]
@@ -185,6 +187,7 @@ class _Walk:
         self._needs: dict[str, dict[str, None]] = {}
         self._parts: dict[str, dict[str, torch.Tensor]] = {}
         self._buffers: dict[str, torch.Tensor] = {}
+        self._passing: set[str] = set()
         self._extras: list[tuple[str, torch.nn.Module]] = []
         self._optimizers: dict[str, OptimizerParts] = {}
         self._dicts: list[Mapping[Any, Any]] = []
@@ -210,6 +213,8 @@ class _Walk:
                 self._holdings[path] = holding
         for name, buffer in module.named_buffers(remove_duplicate=False):
             self._buffers[self._claim(f"{prefix}.{own.of(name)}", buffer)] = buffer
+        passing = {f"{prefix}.{name}" for name in own.passing}
+        self._passing |= passing & self._buffers.keys()
 
     def _claim(self, name: str, thing: Any) -> str:
         """The name; the image has one place for it.  Raises ConfigError when another has it."""
@@ -301,6 +306,7 @@ class _Walk:
             parts={prefix: tuple(part) for prefix, part in self._parts.items()},
             needs={prefix: tuple(needs) for prefix, needs in self._needs.items()},
             buffers=self._buffers,
+            passing=sorted(self._passing),
             extras=self._extras,
             optimizers=self._optimizers,
             anchors=Anchors(self._dicts, self._lists),

@@ -259,12 +259,7 @@ class LiveState:
         """Names of the buffers that a state dict leaves out (`persistent=False`), also of those
         that are None now."""
         names = self.model_names()
-        return {
-            f"{prefix}.{names[prefix].of(f'{path}.{name}'.lstrip('.'))}"
-            for prefix, module in self.models.items()
-            for path, child in module.named_modules(remove_duplicate=False)
-            for name in child._non_persistent_buffers_set
-        }
+        return {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Notes the order in which optimizers step: what changes first is copied first."""
@@ -320,6 +315,8 @@ class LiveState:
                 for name, value in self.others.items()
             },
         }
+        if inventory.passing:
+            skeleton["passing"] = inventory.passing
         tensors.update(inventory.buffers)
         return skeleton, tensors
 

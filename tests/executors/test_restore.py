@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autockpt.executors.applying import apply_state
+from autockpt.executors.applying import apply_state, left_as_built
 from autockpt.executors.directory import CheckpointDirectory, read_commit
 from autockpt.executors.image import ImageIndex, chunk_digest, header_bytes
 from autockpt.executors.memory import Arena
@@ -338,6 +338,83 @@ def test_a_tensor_that_the_model_lost_is_refused() -> None:
         restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(4))])))
 
 
+class Cache(torch.nn.Module):
+    """A buffer that no state dict has, and a weight."""
+
+    def __init__(self, cache: torch.Tensor | None, weight: float = 0.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((4,), weight))
+        self.register_buffer("cache", cache, persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("saved", "built", "left"),
+    [
+        (torch.ones(2), torch.zeros(2), False),
+        (torch.ones(2), None, True),
+        (torch.ones(2), torch.zeros(1), True),
+        (torch.ones(2), torch.zeros(2, dtype=torch.int64), True),
+        (None, torch.zeros(2), True),
+        (None, None, False),
+    ],
+    ids=["the same", "made later", "grown", "another dtype", "lost", "never made"],
+)
+def test_a_buffer_that_does_not_persist_comes_back_where_it_fits(
+    saved: torch.Tensor | None, built: torch.Tensor | None, left: bool
+) -> None:
+    """A forward that makes a cache, or makes it larger, makes it again; nothing is refused."""
+    chunks = in_memory(LiveState.of(model=Cache(saved, 3.0)))
+    model = Cache(None if built is None else built.clone())
+    fresh = LiveState.of(model=model)
+    restored = restore_tensors(chunks, fresh)
+    apply_state(restored, fresh)
+    assert model.weight.tolist() == [3.0] * 4
+    expected = saved if saved is not None and built is not None and not left else built
+    assert (model.cache is None) == (expected is None)
+    assert expected is None or torch.equal(model.cache, expected)
+    told = "".join(left_as_built(restored, fresh))
+    assert ("1 buffers that do not persist do not fit" in told) == left
+
+
+def test_a_buffer_of_which_the_model_says_nothing_yet_is_known_by_the_image() -> None:
+    """It is registered in the forward; one that persists is still missed."""
+    model = Cache(torch.ones(2), 3.0)
+    chunks = in_memory(LiveState.of(model=model))
+    bare = LiveState.of(model=Module([("weight", torch.zeros(4))]))
+    restored = restore_tensors(chunks, bare)
+    assert restored.as_built == ("model.cache",)
+    assert bare.tensors["model.weight"].tolist() == [3.0] * 4
+    model._non_persistent_buffers_set.clear()
+    lacks = "the model has not, first 'model.cache'"
+    with pytest.raises(ConfigError, match=lacks):
+        restore_tensors(in_memory(LiveState.of(model=model)), bare)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_expanded_buffer_comes_back(persistent: bool) -> None:
+    """Its elements stand in memory once, and are stored as often as they show."""
+
+    def job(value: float) -> LiveState:
+        model = torch.nn.Module()
+        rows = torch.full((1, 4, 1), value).expand(3, 4, 2)
+        model.register_buffer("mask", rows, persistent=persistent)
+        return LiveState.of(model=model)
+
+    fresh = job(0.0)
+    restore_tensors(in_memory(job(float("nan"))), fresh)
+    assert fresh.tensors["model.mask"].isnan().all()
+    assert fresh.tensors["model.mask"].stride() == (0, 1, 0)
+
+
+def test_an_expanded_buffer_takes_no_others_part() -> None:
+    """What differs cannot all be shown by one element."""
+    saved, built = torch.nn.Module(), torch.nn.Module()
+    saved.register_buffer("mask", torch.arange(6.0).view(3, 2))
+    built.register_buffer("mask", torch.zeros(1, 2).expand(3, 2))
+    with pytest.raises(ConfigError, match=r"a tensor of \(3, 2\) is expanded now and was not"):
+        restore_tensors(in_memory(LiveState.of(model=saved)), LiveState.of(model=built))
+
+
 def test_an_object_attached_later_is_named() -> None:
     """It has no state to take back."""
     chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
@@ -391,6 +468,9 @@ HOSTILE: dict[str, Callable[[], SlotChunks]] = {
     "no JSON": lambda: skeleton(b"{"),
     "deep": lambda: skeleton(b"[" * 3000),
     "a list": lambda: skeleton(b"[]"),
+    "buffers without names": lambda: skeleton(
+        b'{"progress":{},"rng":{},"others":{},"modules":{},"optimizers":{},"passing":[[]]}'
+    ),
     "a part missing": lambda: skeleton(b'{"progress":{},"rng":{},"others":{},"modules":{}}'),
 }
 

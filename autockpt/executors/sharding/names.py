@@ -44,6 +44,7 @@ class ModelNames:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
         self._longer: dict[str, str] = {}
         """By path in the model."""
         if all(_TAKEN_OFF.isdisjoint(module._modules) for module in model.modules()):
@@ -63,6 +64,15 @@ class ModelNames:
     def of_state(self, path: str) -> str:
         """The name of the extra state of the module at a path."""
         return self._longer.get(f"{path}.{_STATE}") or f"{plain_fqn(path)}.{_STATE}"
+
+    @property
+    def passing(self) -> set[str]:
+        """Names of the buffers that do not persist, None or not."""
+        return {
+            self.of(f"{path}.{name}".lstrip("."))
+            for path, module in self._model.named_modules(remove_duplicate=False)
+            for name in module._non_persistent_buffers_set
+        }
 
 
 _STATE = "_extra_state"
