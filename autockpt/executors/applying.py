@@ -40,17 +40,16 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     skeleton, tensors = restored.skeleton, restored.tensors
     for prefix in restored.optimizers:
         _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
-    names = state.model_names()
-    for prefix, module in state.models.items():
-        for name, child in module.named_modules():
-            path = f"{prefix}.{names[prefix].of_state(name)}"
-            if path in skeleton["modules"]:
-                child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
+    device = state.device()
+    for path, module in state.extra_places().items():
+        if path in skeleton["modules"]:
+            saved = skeleton["modules"][path]
+            module.set_extra_state(statetree.decode(saved, tensors, device))
     missing = sorted(set(state.others) - set(skeleton["others"]))
     if missing and not skeleton.get("partial"):
         raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
     for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        value.load_state_dict(statetree.decode(skeleton["others"][name], tensors))
+        value.load_state_dict(statetree.decode(skeleton["others"][name], tensors, device))
     return {
         "progress": statetree.decode(skeleton["progress"], tensors),
         "rng": statetree.decode(skeleton["rng"], tensors),
@@ -103,7 +102,7 @@ def _apply_optimizer(
             own = {n: _divided(restored, n, parameter) for n in statetree.tensor_names(values)}
             live[parameter] = statetree.decode(values, own, parameter.device)
     # A COMMIT of before this existed has none.
-    live.update(statetree.decode(saved.loose, tensors))
+    live.update(statetree.decode(saved.loose, tensors, state.device()))
 
 
 def _saved_group(

@@ -255,6 +255,24 @@ class LiveState:
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
 
+    def extra_places(self) -> dict[str, torch.nn.Module]:
+        """Modules by the names of their extra states, whether they have one or not."""
+        names = self.model_names()
+        return {
+            f"{prefix}.{names[prefix].of_state(path)}": child
+            for prefix, module in self.models.items()
+            for path, child in module.named_modules()
+        }
+
+    def device(self) -> torch.device | None:
+        """The accelerator that the first tensor of the models on one is on; None: all are in host
+        memory."""
+        for module in self.models.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.device.type != "cpu":
+                    return tensor.device
+        return None
+
     def passing_buffers(self) -> set[str]:
         """Names of the buffers that a state dict leaves out (`persistent=False`), also of those
         that are None now."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
+from autockpt.executors import statetree
 from autockpt.executors.applying import apply_state, left_as_built
 from autockpt.executors.directory import CheckpointDirectory, read_commit
 from autockpt.executors.image import ImageIndex, chunk_digest, header_bytes
@@ -311,6 +313,22 @@ def test_two_models_with_one_name_are_refused() -> None:
         state.dry_encode()
 
 
+def test_an_extra_state_of_tensors_comes_back() -> None:
+    """They are no weights that the model lacks; those of a module that has none now are."""
+    value: Any = {"scale": torch.arange(3.0), "history": [torch.ones(2)]}
+    chunks = in_memory(LiveState.of(model=torch.nn.ModuleDict({"block": Extra(value)})))
+    model = torch.nn.ModuleDict({"block": Extra(0)})
+    fresh = LiveState.of(model=model)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    found: Any = model["block"].value
+    assert found["scale"].tolist() == [0, 1, 2]
+    assert found["history"][0].tolist() == [1, 1]
+    bare = torch.nn.ModuleDict({"other": torch.nn.Module()})
+    bare.block = Module([("weight", torch.ones(2))])
+    with pytest.raises(ConfigError, match=r"first 'model\.block\._extra_state\.history\.0'"):
+        restore_tensors(chunks, LiveState.of(model=bare))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -421,6 +439,80 @@ def test_an_object_attached_later_is_named() -> None:
     fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=Holder({}))
     with pytest.raises(ConfigError, match="ema: is not in the checkpoint; it was attached later"):
         apply_state(restore_tensors(chunks, fresh), fresh)
+
+
+def test_a_schedule_that_has_a_counter_goes_on() -> None:
+    """MultiStepLR counts its milestones in one, which it asks for its elements."""
+
+    def job() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, LiveState]:
+        model, optimizer = trained()
+        schedule = lr_scheduler.SequentialLR(
+            optimizer,
+            [lr_scheduler.LinearLR(optimizer), lr_scheduler.MultiStepLR(optimizer, [1, 3])],
+            [3],
+        )
+        return (
+            model,
+            optimizer,
+            schedule,
+            LiveState.of(model=model, optimizer=optimizer, schedule=schedule),
+        )
+
+    def rates(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> list[Any]:
+        found = []
+        for _ in range(8):
+            step(model, optimizer)
+            schedule.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    *first, state = job()
+    first[2].optimizer.step()
+    first[2].step()
+    *second, fresh = job()
+    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    assert rates(*second) == rates(*first)
+
+
+class OnDevice(torch.nn.Module):
+    """A weight on a device, and an extra state of a tensor."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(2))
+        self.weight = torch.nn.Parameter(torch.ones(3, device=device))
+        self.own: Any = torch.ones(2)
+
+    def get_extra_state(self) -> Any:
+        return self.own
+
+    def set_extra_state(self, state: Any) -> None:
+        self.own = state
+
+
+def test_tensors_of_objects_go_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average of weights that keeps what it gets meets the weights there; what was in host
+    memory stays there.  `meta` stands for the device."""
+
+    def marked(value: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+        tensors[path] = value.detach()
+        return {"$tensor" if path.endswith("host") else "$device_tensor": path}
+
+    def job(device: str) -> tuple[OnDevice, torch.optim.Optimizer, Holder, LiveState]:
+        model, holder = OnDevice(device), Holder({"ema": torch.ones(3), "host": torch.ones(1)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state["shared"] = {"scale": torch.ones(1)}  # type: ignore[index]
+        state = LiveState.of(model=model, optimizer=optimizer, ema=holder)
+        return model, optimizer, holder, state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(statetree, "_encode_tensor", marked)
+        chunks = in_memory(job("cpu")[-1])
+    model, optimizer, holder, fresh = job("meta")
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    found = [model.own, holder.state["ema"], holder.state["host"]]
+    found.append(optimizer.state["shared"]["scale"])  # type: ignore[index]
+    assert [tensor.device.type for tensor in found] == ["meta", "meta", "cpu", "meta"]
 
 
 # --- hostile images ------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from autockpt.executors.sharding.drifting import Drift, mean_of
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
 from autockpt.executors.sharding.local import own_elements
+from autockpt.executors.sharding.names import has_extra_state
 from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
@@ -396,7 +397,7 @@ class Wanted:
     def _require_names(self, exact: bool) -> None:
         saved = set(self._stored.names())
         own = (name for name in self._live if not self._drift.copies(name))
-        missing = sorted(name for name in own if name not in saved | self._passing)
+        missing = sorted(name for name in own if name not in saved and name not in self._passing)
         if missing:
             raise ConfigError(
                 f"state: {len(missing)} tensors are not in the checkpoint, first {missing[0]!r}; "
@@ -407,7 +408,13 @@ class Wanted:
             return  # what this rank does not take may be another's
         expected = {name.split(".", 1)[0] for name in self._live if name.startswith("model")}
         lost = (name for name in saved if self._drift.called(name) not in self._live)
-        others = {name for name in lost if name not in self._passed}
+        modules = self._skeleton["modules"]
+        extra = [
+            modules[path]
+            for path, module in self._state.extra_places().items()
+            if path in modules and has_extra_state(module)
+        ]
+        others = {*lost} - self._passed - {*statetree.tensor_names(extra)}
         gone = sorted(name for name in others if name.split(".", 1)[0] in expected)
         if gone:
             raise ConfigError(
