@@ -339,3 +339,17 @@ def local_part(tensor: torch.Tensor, holding: Holding | None = None) -> torch.Te
         return own_elements(tensor, holding)
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
+
+
+def memory_of(name: str, local: torch.Tensor) -> int:
+    """The address of its storage.  Raises ConfigError for a tensor that only wraps others."""
+    try:
+        return local.untyped_storage().data_ptr()
+    except RuntimeError:
+        kind = type(local)
+        if isinstance(local, torch.nn.Parameter):
+            kind = type(local.data)
+        raise ConfigError(
+            f"{name}: a {kind.__module__}.{kind.__qualname__} has no memory of its own and cannot "
+            "be saved; keep dense tensors in the model and its optimizer"
+        ) from None

@@ -13,7 +13,7 @@ import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.dtypes import stored_form
-from autockpt.executors.inventory import Inventory, take_inventory
+from autockpt.executors.inventory import Inventory, memory_of, take_inventory
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.random_state import rng_state
 from autockpt.executors.sharding.collectors import declared
@@ -95,6 +95,7 @@ class LiveState:
             shard_again(gathering_units(module))  # else its parameters are not the optimizer's
         # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
         models = {name: unwrapped(module) for name, module in attached.items()}
+        _require_shapes(models)
         optimizers = _named(_viewed(optimizer), "optimizer", torch.optim.Optimizer)
         for name, value in others.items():
             if value is not None and not isinstance(value, Stateful):
@@ -341,11 +342,22 @@ class LiveState:
     def dry_encode(self) -> None:
         """Encodes everything once and throws it away.  Raises ConfigError naming a bad entry."""
         _, tensors = self.extra({})
-        tensors.update(self.lazy_tensors())
+        inventory = self.inventory()
+        tensors.update(inventory.lazy)
         for name, tensor in tensors.items():
             stored_form(tensor.dtype, tuple(tensor.shape))
             if tensor.layout != torch.strided:
                 raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
+            memory_of(name, local_part(tensor, inventory.holdings.get(name)))
+
+
+def _require_shapes(models: Mapping[str, torch.nn.Module]) -> None:
+    for prefix, module in models.items():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                raise ConfigError(
+                    f"{prefix}.{name}: has no shape yet; run one forward before autockpt.attach()"
+                )
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
