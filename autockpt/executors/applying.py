@@ -7,7 +7,6 @@ import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.quiet import load_quietly
-from autockpt.executors.sharding.names import plain_fqn
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.sharding.saved import SavedGroup, SavedOptimizer
 from autockpt.executors.state import LiveState
@@ -30,6 +29,8 @@ class RestoredState:
     exact: bool
     """Nothing but the home shard was needed, and it was written by a rank like this one."""
     bytes: int
+    as_built: tuple[str, ...] = ()
+    """Buffers that do not persist and are not what was saved."""
 
 
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
@@ -40,29 +41,38 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     skeleton, tensors = restored.skeleton, restored.tensors
     for prefix in restored.optimizers:
         _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
-    for prefix, module in state.models.items():
-        for name, child in module.named_modules():
-            path = f"{prefix}.{plain_fqn(name)}._extra_state"
-            if path in skeleton["modules"]:
-                child.set_extra_state(statetree.decode(skeleton["modules"][path], tensors))
+    device = state.device()
+    for path, module in state.extra_places().items():
+        if path in skeleton["modules"]:
+            saved = skeleton["modules"][path]
+            module.set_extra_state(statetree.decode(saved, tensors, device))
     missing = sorted(set(state.others) - set(skeleton["others"]))
     if missing and not skeleton.get("partial"):
         raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
     for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        load_quietly(value, statetree.decode(skeleton["others"][name], tensors))
+        load_quietly(value, statetree.decode(skeleton["others"][name], tensors, device))
     return {
         "progress": statetree.decode(skeleton["progress"], tensors),
         "rng": statetree.decode(skeleton["rng"], tensors),
     }
 
 
-def left_as_built(restored: RestoredState, state: LiveState) -> list[str]:
-    """Attached optimizers and objects of which a partial image, another system's, says nothing."""
-    skeleton = restored.skeleton
-    if not skeleton.get("partial"):
-        return []
-    attached = ((state.optimizers, skeleton["optimizers"]), (state.others, skeleton["others"]))
-    return [name for names, saved in attached for name in names if name not in saved]
+def left_as_built(restored: RestoredState, state: LiveState) -> tuple[str, ...]:
+    """What is as the script built it, in sentences: attached optimizers and objects of which a
+    partial image, another system's, says nothing, and buffers that do not persist."""
+    skeleton, said = restored.skeleton, []
+    if skeleton.get("partial"):
+        attached = ((state.optimizers, skeleton["optimizers"]), (state.others, skeleton["others"]))
+        absent = [name for names, saved in attached for name in names if name not in saved]
+        if absent:
+            names = ", ".join(absent)
+            said.append(f"the checkpoint has nothing of {names}: as the script built it")
+    if restored.as_built:
+        said.append(
+            f"{len(restored.as_built)} buffers that do not persist do not fit the checkpoint, "
+            f"first {restored.as_built[0]}: as the model made them"
+        )
+    return tuple(said)
 
 
 def _apply_optimizer(
@@ -93,7 +103,7 @@ def _apply_optimizer(
             own = {n: _divided(restored, n, parameter) for n in statetree.tensor_names(values)}
             live[parameter] = statetree.decode(values, own, parameter.device)
     # A COMMIT of before this existed has none.
-    live.update(statetree.decode(saved.loose, tensors))
+    live.update(statetree.decode(saved.loose, tensors, state.device()))
 
 
 def _saved_group(

@@ -19,7 +19,7 @@ from autockpt.executors import statetree
 from autockpt.executors.sharding.gathered import gathering_units
 from autockpt.executors.sharding.holdings import Declared, Holding, holding_of
 from autockpt.executors.sharding.local import own_elements
-from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.names import ModelNames, has_extra_state
 from autockpt.executors.sharding.optimizers import state_holding, state_of
 from autockpt.values.errors import ConfigError
 
@@ -80,6 +80,8 @@ class Inventory:
     needs: dict[str, tuple[str, ...]]
     """Parts that a step of an optimizer changes: its own, and those it shares tensors with."""
     buffers: dict[str, torch.Tensor]
+    passing: list[str]
+    """Names of the buffers that do not persist."""
     extras: list[tuple[str, torch.nn.Module]]
     """(name, module) of modules with an extra state of their own."""
     optimizers: dict[str, OptimizerParts]
@@ -144,14 +146,16 @@ def take_inventory(
     optimizers: Mapping[str, torch.optim.Optimizer],
     name_of: Callable[[torch.Tensor], str],
     path_of: Callable[[str, str, torch.Tensor], str],
+    names: Mapping[str, ModelNames],
     declared: Declared,
 ) -> Inventory:
     """Walks everything.  `optimizers` in the order in which they step; `path_of`: from prefix and
-    name in the module the name of a parameter.
+    name in the module the name of a parameter; `names` of the rest, by prefix.
 
-    Raises ConfigError for optimizer state that cannot be saved or named.
+    Raises ConfigError for optimizer state that cannot be saved or named, and for two things of one
+    name.
     """
-    walk = _Walk(name_of, path_of, declared)
+    walk = _Walk(name_of, path_of, names, declared)
     for prefix, module in models.items():
         walk.module(prefix, module)
     for prefix, optimizer in optimizers.items():
@@ -166,10 +170,14 @@ class _Walk:
         self,
         name_of: Callable[[torch.Tensor], str],
         path_of: Callable[[str, str, torch.Tensor], str],
+        names: Mapping[str, ModelNames],
         declared: Declared,
     ) -> None:
         self._name_of = name_of
         self._path_of = path_of
+        self._model_names = names
+        self._named: dict[str, Any] = {}
+        """Parameters, buffers and modules with an extra state."""
         self._declared = declared
         self._holdings: dict[str, Holding] = {}
         self._parameters: dict[int, dict[str, torch.Tensor]] = {}
@@ -179,6 +187,7 @@ class _Walk:
         self._needs: dict[str, dict[str, None]] = {}
         self._parts: dict[str, dict[str, torch.Tensor]] = {}
         self._buffers: dict[str, torch.Tensor] = {}
+        self._passing: set[str] = set()
         self._extras: list[tuple[str, torch.nn.Module]] = []
         self._optimizers: dict[str, OptimizerParts] = {}
         self._dicts: list[Mapping[Any, Any]] = []
@@ -189,19 +198,32 @@ class _Walk:
 
     def module(self, prefix: str, module: torch.nn.Module) -> None:
         self._units += gathering_units(module)
+        own = self._model_names[prefix]
         for name, child in module.named_modules():
             self._dicts += [child._parameters, child._buffers, child._modules]
-            if type(child).get_extra_state is not torch.nn.Module.get_extra_state:
-                self._extras.append((f"{prefix}.{plain_fqn(name)}._extra_state", child))
+            if has_extra_state(child):
+                path = self._claim(f"{prefix}.{own.of_state(name)}", child)
+                self._extras.append((path, child))
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names = self._parameters.setdefault(id(parameter), {})
-            path = self._path_of(prefix, name, parameter)
+            path = self._claim(self._path_of(prefix, name, parameter), parameter)
             names[path] = parameter
             holding = holding_of(parameter) or self._declared.get(id(parameter))
             if holding is not None:
                 self._holdings[path] = holding
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            self._buffers[f"{prefix}.{plain_fqn(name)}"] = buffer
+            self._buffers[self._claim(f"{prefix}.{own.of(name)}", buffer)] = buffer
+        passing = {f"{prefix}.{name}" for name in own.passing}
+        self._passing |= passing & self._buffers.keys()
+
+    def _claim(self, name: str, thing: Any) -> str:
+        """The name; the image has one place for it.  Raises ConfigError when another has it."""
+        if self._named.setdefault(name, thing) is not thing:
+            raise ConfigError(
+                f"{name}: two parts of the state have this name; rename a module, or the key under "
+                "which a model is attached"
+            )
+        return name
 
     def optimizer(self, prefix: str, optimizer: torch.optim.Optimizer) -> None:
         groups, states = optimizer.param_groups, state_of(optimizer)
@@ -284,6 +306,7 @@ class _Walk:
             parts={prefix: tuple(part) for prefix, part in self._parts.items()},
             needs={prefix: tuple(needs) for prefix, needs in self._needs.items()},
             buffers=self._buffers,
+            passing=sorted(self._passing),
             extras=self._extras,
             optimizers=self._optimizers,
             anchors=Anchors(self._dicts, self._lists),
@@ -316,3 +339,17 @@ def local_part(tensor: torch.Tensor, holding: Holding | None = None) -> torch.Te
         return own_elements(tensor, holding)
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
+
+
+def memory_of(name: str, local: torch.Tensor) -> int:
+    """The address of its storage.  Raises ConfigError for a tensor that only wraps others."""
+    try:
+        return local.untyped_storage().data_ptr()
+    except RuntimeError:
+        kind = type(local)
+        if isinstance(local, torch.nn.Parameter):
+            kind = type(local.data)
+        raise ConfigError(
+            f"{name}: a {kind.__module__}.{kind.__qualname__} has no memory of its own and cannot "
+            "be saved; keep dense tensors in the model and its optimizer"
+        ) from None

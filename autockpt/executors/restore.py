@@ -101,6 +101,7 @@ class _Restore:
             placed=frozenset(wanted.placed),
             exact=alone and exact and not skeleton.get("partial"),
             by_rank=self._by_rank(same_mesh=same_mesh),
+            as_built=tuple(wanted.as_built(exact=exact)),
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 

@@ -224,8 +224,7 @@ def _finish(
         same = progress.get("mesh", "") == state.mesh()
         merged = merge_progress(restored.by_rank, link.rank, link.world_size, same_mesh=same)
         progress, rng, notices = merged.progress, merged.rng, merged.notices
-    if absent := left_as_built(restored, state):
-        notices += (f"the checkpoint has nothing of {', '.join(absent)}: as the script built it",)
+    notices += left_as_built(restored, state)
     step = int(progress["step"])
     if step != message.step:
         raise CorruptCheckpointError(

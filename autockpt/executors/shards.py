@@ -357,4 +357,7 @@ def parse_skeleton(text: bytes) -> Any:
         raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
     if not statetree.is_shallow(skeleton):
         raise CorruptCheckpointError(f"image: its {EXTRA} is nested deeper than any state")
+    passing = skeleton.get("passing", [])
+    if not isinstance(passing, list) or not all(isinstance(name, str) for name in passing):
+        raise CorruptCheckpointError(f"image: the buffers in its {EXTRA} have no names")
     return skeleton

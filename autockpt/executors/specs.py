@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from autockpt.executors.dtypes import dtype_name, stored_form
-from autockpt.executors.inventory import local_part
+from autockpt.executors.inventory import local_part, memory_of
 from autockpt.executors.layout.boxes import overlaps
 from autockpt.executors.layout.plan import TensorSpec
 from autockpt.executors.layout.shares import Range
@@ -35,7 +35,7 @@ def describe(
         for name, tensor in group.items():
             local = local_part(tensor, holdings.get(name))
             key = (
-                local.untyped_storage().data_ptr(), local.storage_offset(), tuple(local.shape),
+                memory_of(name, local), local.storage_offset(), tuple(local.shape),
                 tuple(local.stride()), dtype_name(local.dtype),
             )  # fmt: skip
             if local.numel() and key in seen:

@@ -13,7 +13,7 @@ import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.dtypes import stored_form
-from autockpt.executors.inventory import Inventory, take_inventory
+from autockpt.executors.inventory import Inventory, memory_of, take_inventory
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.random_state import rng_state
 from autockpt.executors.sharding.collectors import declared
@@ -25,7 +25,7 @@ from autockpt.executors.sharding.holdings import (
     ranks_sharing,
     whole_of,
 )
-from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.names import ModelNames
 from autockpt.executors.sharding.optimizers import owns_state
 from autockpt.executors.sharding.placing import (
     RankRules,
@@ -77,6 +77,7 @@ class LiveState:
         self._axes = axes
         self._inventory: Inventory | None = None
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
+        self._model_names: dict[str, ModelNames] = {}
         self._names = self._parameter_names()
 
     @classmethod
@@ -94,6 +95,7 @@ class LiveState:
             shard_again(gathering_units(module))  # else its parameters are not the optimizer's
         # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
         models = {name: unwrapped(module) for name, module in attached.items()}
+        _require_shapes(models)
         optimizers = _named(_viewed(optimizer), "optimizer", torch.optim.Optimizer)
         for name, value in others.items():
             if value is not None and not isinstance(value, Stateful):
@@ -147,7 +149,12 @@ class LiveState:
 
     def _path(self, prefix: str, name: str, parameter: torch.Tensor) -> str:
         """What a parameter of a model is called in a checkpoint."""
-        return self._renamed.get(id(parameter)) or f"{prefix}.{plain_fqn(name)}"
+        return self._renamed.get(id(parameter)) or f"{prefix}.{self._model_names[prefix].of(name)}"
+
+    def model_names(self) -> dict[str, ModelNames]:
+        """What there is in each model now is called, by prefix."""
+        self._model_names = {prefix: ModelNames(module) for prefix, module in self.models.items()}
+        return self._model_names
 
     def is_alike(self, world_size: int) -> bool:
         """Every rank is known to have all parameters that this one has, and no others."""
@@ -158,6 +165,7 @@ class LiveState:
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
+        self.model_names()
         for prefix, module in self.models.items():
             for name, parameter in module.named_parameters():
                 names.setdefault(id(parameter), self._path(prefix, name, parameter))
@@ -205,7 +213,7 @@ class LiveState:
         order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
         self._inventory = take_inventory(
             self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
-            self._path, self._declared,
+            self._path, self._model_names, self._declared,
         )  # fmt: skip
         return self._inventory
 
@@ -227,6 +235,7 @@ class LiveState:
     def parameters(self) -> dict[str, torch.Tensor]:
         """Parameters of the models, and those that only an optimizer knows."""
         found: dict[str, torch.Tensor] = {}
+        self.model_names()
         for prefix, module in self.models.items():
             for name, own in module.named_parameters(remove_duplicate=False):
                 found[self._path(prefix, name, own)] = own
@@ -240,11 +249,36 @@ class LiveState:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Module buffers (running statistics change in the forward)."""
+        names = self.model_names()
         return {
-            f"{prefix}.{plain_fqn(name)}": buffer
+            f"{prefix}.{names[prefix].of(name)}": buffer
             for prefix, module in self.models.items()
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
+
+    def extra_places(self) -> dict[str, torch.nn.Module]:
+        """Modules by the names of their extra states, whether they have one or not."""
+        names = self.model_names()
+        return {
+            f"{prefix}.{names[prefix].of_state(path)}": child
+            for prefix, module in self.models.items()
+            for path, child in module.named_modules()
+        }
+
+    def device(self) -> torch.device | None:
+        """The accelerator that the first tensor of the models on one is on; None: all are in host
+        memory."""
+        for module in self.models.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.device.type != "cpu":
+                    return tensor.device
+        return None
+
+    def passing_buffers(self) -> set[str]:
+        """Names of the buffers that a state dict leaves out (`persistent=False`), also of those
+        that are None now."""
+        names = self.model_names()
+        return {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Notes the order in which optimizers step: what changes first is copied first."""
@@ -300,17 +334,30 @@ class LiveState:
                 for name, value in self.others.items()
             },
         }
+        if inventory.passing:
+            skeleton["passing"] = inventory.passing
         tensors.update(inventory.buffers)
         return skeleton, tensors
 
     def dry_encode(self) -> None:
         """Encodes everything once and throws it away.  Raises ConfigError naming a bad entry."""
         _, tensors = self.extra({})
-        tensors.update(self.lazy_tensors())
+        inventory = self.inventory()
+        tensors.update(inventory.lazy)
         for name, tensor in tensors.items():
             stored_form(tensor.dtype, tuple(tensor.shape))
             if tensor.layout != torch.strided:
                 raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
+            memory_of(name, local_part(tensor, inventory.holdings.get(name)))
+
+
+def _require_shapes(models: Mapping[str, torch.nn.Module]) -> None:
+    for prefix, module in models.items():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                raise ConfigError(
+                    f"{prefix}.{name}: has no shape yet; run one forward before autockpt.attach()"
+                )
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -7,7 +7,9 @@ the set is an error that names its place, found at attach by a dry encoding.
 
 import base64
 import math
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,15 @@ Skeleton = Any
 """JSON data."""
 
 _EXACT_INT = 2**53
+_FACTORIES: tuple[type, ...] = (list, int, float, dict, set, str, tuple)
+_DICTS: dict[str, Callable[[], dict[Any, Any]]] = {
+    "$ordered": OrderedDict,
+    "$counter": Counter,
+    "$defaultdict:": defaultdict,
+    **{f"$defaultdict:{kind.__name__}": partial(defaultdict, kind) for kind in _FACTORIES},
+}
+"""By mark an empty dict of its kind.  A defaultdict that calls anything else, and other kinds of
+dicts, are saved as plain dicts."""
 
 
 def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0) -> Skeleton:
@@ -61,28 +72,39 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
 def decode(
     skeleton: Skeleton, tensors: dict[str, torch.Tensor], device: torch.device | None = None
 ) -> Any:
-    """The value of a skeleton; tensors that lived on an accelerator go to `device`.
+    """The value of a skeleton; tensors that lived on an accelerator go to `device`, each once.
 
     Raises CorruptCheckpointError for unknown marks and whatever `encode` does not write.
     """
+    moved: dict[int, torch.Tensor] = {}
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        if device is None:
+            return tensor
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.to(device)
+        return moved[id(tensor)]
+
     try:
-        return _decode(skeleton, tensors, device)
+        return _decode(skeleton, tensors, place)
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
         raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
 
 
-def _decode(
-    skeleton: Skeleton, tensors: dict[str, torch.Tensor], device: torch.device | None
-) -> Any:
+_Place = Callable[[torch.Tensor], torch.Tensor]
+"""Where a tensor that lived on an accelerator goes."""
+
+
+def _decode(skeleton: Skeleton, tensors: dict[str, torch.Tensor], place: _Place) -> Any:
     if isinstance(skeleton, list):
-        return [_decode(item, tensors, device) for item in skeleton]
+        return [_decode(item, tensors, place) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if len(skeleton) == 1:
         (key, inner), *_ = skeleton.items()
         if key.startswith("$"):
-            return _decode_mark(key, inner, tensors, device)
-    return {key: _decode(item, tensors, device) for key, item in skeleton.items()}
+            return _decode_mark(key, inner, tensors, place)
+    return {key: _decode(item, tensors, place) for key, item in skeleton.items()}
 
 
 def is_shallow(skeleton: Skeleton) -> bool:
@@ -139,22 +161,35 @@ def _encode_array(
 def _encode_dict(
     value: dict[Any, Any], path: str, tensors: dict[str, torch.Tensor], depth: int
 ) -> Skeleton:
-    if type(value) not in (dict, OrderedDict, defaultdict) and not isinstance(value, dict):
-        raise ConfigError(f"{path}: a {type(value).__qualname__} cannot be saved; use a dict")
+    mark = _mark_of(value)
     plain = all(type(key) is str and not key.startswith("$") for key in value)
-    if plain:
+    if plain and mark == "$dict":
         return {k: encode(v, f"{path}.{k}", tensors, depth + 1) for k, v in value.items()}
     in_keys: dict[str, torch.Tensor] = {}
     pairs = [
         [
-            encode(k, f"{path}.<key>", in_keys, depth + 1),
+            k if type(k) is str else encode(k, f"{path}.<key>", in_keys, depth + 1),
             encode(v, f"{path}.{k}", tensors, depth + 1),
         ]
         for k, v in value.items()
     ]
     if in_keys:
         raise ConfigError(f"{path}: a tensor is a key; use numbers or strings as keys")
-    return {"$dict": pairs}
+    return {mark: pairs}
+
+
+def _mark_of(value: Any) -> str:
+    """The kind of a dict."""
+    kind = type(value)
+    if kind is OrderedDict:
+        return "$ordered"
+    if kind is Counter:
+        return "$counter"
+    if kind is defaultdict:
+        factory = value.default_factory
+        known = next((f.__name__ for f in _FACTORIES if f is factory), "")
+        return f"$defaultdict:{known}" if known or factory is None else "$dict"
+    return "$dict"
 
 
 def _encode_scalar(value: Any) -> Skeleton | None:
@@ -178,23 +213,26 @@ def _encode_scalar(value: Any) -> Skeleton | None:
     return None
 
 
-def _decode_mark(
-    key: str, inner: Any, tensors: dict[str, torch.Tensor], device: torch.device | None
-) -> Any:
+def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: _Place) -> Any:
     if key in ("$tensor", "$device_tensor"):
         if inner not in tensors:
             raise CorruptCheckpointError(f"tensor {inner!r} is named and not in the image")
         tensor = tensors[inner]
-        return tensor if key == "$tensor" or device is None else tensor.to(device)
+        return tensor if key == "$tensor" else place(tensor)
     if key == "$array":
-        array = _decode(inner, tensors, None)
+        array = _decode(inner, tensors, lambda tensor: tensor)
         if not isinstance(array, torch.Tensor):
             raise ValueError("an array without a tensor")
         return array.numpy()
     if key == "$tuple":
-        return tuple(_decode(item, tensors, device) for item in inner)
+        return tuple(_decode(item, tensors, place) for item in inner)
     if key == "$dict":
-        return {_decode(k, tensors, None): _decode(v, tensors, device) for k, v in inner}
+        return {_decode(k, tensors, place): _decode(v, tensors, place) for k, v in inner}
+    if key in _DICTS:
+        made = _DICTS[key]()
+        for k, v in inner:
+            made[_decode(k, tensors, place)] = _decode(v, tensors, place)
+        return made
     if key == "$int":
         return int(inner, 0)
     if key == "$float":

@@ -161,7 +161,7 @@ class _State:
 
     def _moments(self, values: Tree, path: str, group: Tree) -> Any:
         """State of one parameter; its tensors go where the parameter is, as torch would do it."""
-        skeleton = self._encoded(values, path)
+        skeleton = self._encoded(dict(values), path)
         everywhere = group.get("fused") or group.get("capturable")
         for key, value in values.items():
             if isinstance(value, LazyTensor) and (key != _ON_HOST or everywhere):

@@ -4,6 +4,7 @@ Two places of a tree that share their memory hold the same `LazyTensor` object.
 """
 
 import math
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +69,13 @@ def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def transformed(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same tree with `change` applied to every leaf."""
+    """The same tree with `change` applied to every leaf; other kinds of dicts than torch's safe
+    reader knows become plain ones."""
     if isinstance(tree, Mapping):
-        return {key: transformed(value, change) for key, value in tree.items()}
+        values = {key: transformed(value, change) for key, value in tree.items()}
+        if type(tree) is OrderedDict:
+            return OrderedDict(values)
+        return Counter(values) if type(tree) is Counter else values
     if type(tree) in (list, tuple):
         return type(tree)(transformed(value, change) for value in tree)
     return change(tree)

@@ -342,3 +342,33 @@ def test_local_parts_of_distributed_tensors_are_asked_for_every_time(one_rank: A
         assert state.inventory() is kept
         shoot(shooter, arena)
         assert_image(arena, state_bytes(state))
+
+
+@pytest.mark.parametrize("where", ["parameter", "state", "buffer"])
+def test_a_tensor_that_wraps_others_is_refused_by_name(where: str) -> None:
+    """It has no bytes of its own; an error of the copy names nothing."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model, wrapper = torch.nn.Linear(3, 3), TwoTensor(torch.ones(3, 3), torch.ones(3, 3))
+    if where == "parameter":
+        model.weight = torch.nn.Parameter(wrapper)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if where == "state":
+        optimizer.state[model.weight] = {"momentum_buffer": wrapper}
+    if where == "buffer":
+        model.register_buffer("mean", wrapper)
+    name = {"parameter": "model.weight", "buffer": "model.mean"}.get(
+        where, "optimizer.model.weight.momentum_buffer"
+    )
+    state = LiveState.of(model=model, optimizer=optimizer)
+    with pytest.raises(ConfigError, match=rf"^{name}: a \S+\.TwoTensor has no memory of its own"):
+        state.dry_encode()
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    """A lazy module has parameters after its first forward only."""
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    with pytest.raises(ConfigError, match=r"model\.0\.weight: has no shape yet; run one forward"):
+        LiveState.of(model=model)
+    model(torch.ones(1, 3))
+    LiveState.of(model=model).dry_encode()

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
-from autockpt.executors.applying import apply_state
+from autockpt.executors import statetree
+from autockpt.executors.applying import apply_state, left_as_built
 from autockpt.executors.directory import CheckpointDirectory, read_commit
 from autockpt.executors.image import ImageIndex, chunk_digest, header_bytes
 from autockpt.executors.memory import Arena
@@ -266,6 +268,67 @@ def test_extra_state_of_modules_comes_back_under_wrappers_too() -> None:
     assert compiled._orig_mod.block[0].value == 7
 
 
+class Counted(torch.nn.Module):
+    """A parameter, a buffer and an extra state."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((3,), float(value)))
+        self.register_buffer("seen", torch.full((2,), value))
+        self.extra = Extra(value)
+
+
+def test_a_model_inside_another_comes_back_beside_its_like() -> None:
+    """`module.` is taken off names of wrappers; what is below it may have a namesake beside it."""
+
+    def job(inner: int, outer: int) -> tuple[Any, Any, LiveState]:
+        model: Any = torch.nn.Module()
+        model.module = torch.nn.ModuleDict({"head": Counted(inner)})
+        model.head = Counted(outer)
+        optimizer = torch.optim.AdamW(
+            [{"params": model.module.parameters()}, {"params": model.head.parameters(), "lr": 0.1}]
+        )
+        return model, optimizer, LiveState.of(model=model, optimizer=optimizer)
+
+    model, optimizer, state = job(1, 2)
+    (model.module["head"].w.sum() + 3 * model.head.w.sum()).backward()
+    optimizer.step()
+    model2, optimizer2, fresh = job(0, 0)
+    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    assert contents(fresh) == contents(state)
+    for before, after in zip(model.buffers(), model2.buffers(), strict=True):
+        assert torch.equal(before, after)
+    assert (model2.module["head"].extra.value, model2.head.extra.value) == (1, 2)
+    for before, after in zip(model.parameters(), model2.parameters(), strict=True):
+        assert torch.equal(before, after)
+        for key, value in optimizer.state[before].items():
+            assert torch.equal(value, optimizer2.state[after][key])
+
+
+def test_two_models_with_one_name_are_refused() -> None:
+    """One of two tensors would be in no checkpoint."""
+    inner = torch.nn.ModuleDict({"ema": torch.nn.Linear(1, 1)})
+    state = LiveState.of(model={"model": inner, "ema": torch.nn.Linear(1, 1)})
+    with pytest.raises(ConfigError, match=r"model\.ema\.weight: two parts of the state have this"):
+        state.dry_encode()
+
+
+def test_an_extra_state_of_tensors_comes_back() -> None:
+    """They are no weights that the model lacks; those of a module that has none now are."""
+    value: Any = {"scale": torch.arange(3.0), "history": [torch.ones(2)]}
+    chunks = in_memory(LiveState.of(model=torch.nn.ModuleDict({"block": Extra(value)})))
+    model = torch.nn.ModuleDict({"block": Extra(0)})
+    fresh = LiveState.of(model=model)
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    found: Any = model["block"].value
+    assert found["scale"].tolist() == [0, 1, 2]
+    assert found["history"][0].tolist() == [1, 1]
+    bare = torch.nn.ModuleDict({"other": torch.nn.Module()})
+    bare.block = Module([("weight", torch.ones(2))])
+    with pytest.raises(ConfigError, match=r"first 'model\.block\._extra_state\.history\.0'"):
+        restore_tensors(chunks, LiveState.of(model=bare))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -293,12 +356,163 @@ def test_a_tensor_that_the_model_lost_is_refused() -> None:
         restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(4))])))
 
 
+class Cache(torch.nn.Module):
+    """A buffer that no state dict has, and a weight."""
+
+    def __init__(self, cache: torch.Tensor | None, weight: float = 0.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((4,), weight))
+        self.register_buffer("cache", cache, persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("saved", "built", "left"),
+    [
+        (torch.ones(2), torch.zeros(2), False),
+        (torch.ones(2), None, True),
+        (torch.ones(2), torch.zeros(1), True),
+        (torch.ones(2), torch.zeros(2, dtype=torch.int64), True),
+        (None, torch.zeros(2), True),
+        (None, None, False),
+    ],
+    ids=["the same", "made later", "grown", "another dtype", "lost", "never made"],
+)
+def test_a_buffer_that_does_not_persist_comes_back_where_it_fits(
+    saved: torch.Tensor | None, built: torch.Tensor | None, left: bool
+) -> None:
+    """A forward that makes a cache, or makes it larger, makes it again; nothing is refused."""
+    chunks = in_memory(LiveState.of(model=Cache(saved, 3.0)))
+    model = Cache(None if built is None else built.clone())
+    fresh = LiveState.of(model=model)
+    restored = restore_tensors(chunks, fresh)
+    apply_state(restored, fresh)
+    assert model.weight.tolist() == [3.0] * 4
+    expected = saved if saved is not None and built is not None and not left else built
+    assert (model.cache is None) == (expected is None)
+    assert expected is None or torch.equal(model.cache, expected)
+    told = "".join(left_as_built(restored, fresh))
+    assert ("1 buffers that do not persist do not fit" in told) == left
+
+
+def test_a_buffer_of_which_the_model_says_nothing_yet_is_known_by_the_image() -> None:
+    """It is registered in the forward; one that persists is still missed."""
+    model = Cache(torch.ones(2), 3.0)
+    chunks = in_memory(LiveState.of(model=model))
+    bare = LiveState.of(model=Module([("weight", torch.zeros(4))]))
+    restored = restore_tensors(chunks, bare)
+    assert restored.as_built == ("model.cache",)
+    assert bare.tensors["model.weight"].tolist() == [3.0] * 4
+    model._non_persistent_buffers_set.clear()
+    lacks = "the model has not, first 'model.cache'"
+    with pytest.raises(ConfigError, match=lacks):
+        restore_tensors(in_memory(LiveState.of(model=model)), bare)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_expanded_buffer_comes_back(persistent: bool) -> None:
+    """Its elements stand in memory once, and are stored as often as they show."""
+
+    def job(value: float) -> LiveState:
+        model = torch.nn.Module()
+        rows = torch.full((1, 4, 1), value).expand(3, 4, 2)
+        model.register_buffer("mask", rows, persistent=persistent)
+        return LiveState.of(model=model)
+
+    fresh = job(0.0)
+    restore_tensors(in_memory(job(float("nan"))), fresh)
+    assert fresh.tensors["model.mask"].isnan().all()
+    assert fresh.tensors["model.mask"].stride() == (0, 1, 0)
+
+
+def test_an_expanded_buffer_takes_no_others_part() -> None:
+    """What differs cannot all be shown by one element."""
+    saved, built = torch.nn.Module(), torch.nn.Module()
+    saved.register_buffer("mask", torch.arange(6.0).view(3, 2))
+    built.register_buffer("mask", torch.zeros(1, 2).expand(3, 2))
+    with pytest.raises(ConfigError, match=r"a tensor of \(3, 2\) is expanded now and was not"):
+        restore_tensors(in_memory(LiveState.of(model=saved)), LiveState.of(model=built))
+
+
 def test_an_object_attached_later_is_named() -> None:
     """It has no state to take back."""
     chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
     fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=Holder({}))
     with pytest.raises(ConfigError, match="ema: is not in the checkpoint; it was attached later"):
         apply_state(restore_tensors(chunks, fresh), fresh)
+
+
+def test_a_schedule_that_has_a_counter_goes_on() -> None:
+    """MultiStepLR counts its milestones in one, which it asks for its elements."""
+
+    def job() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, LiveState]:
+        model, optimizer = trained()
+        schedule = lr_scheduler.SequentialLR(
+            optimizer,
+            [lr_scheduler.LinearLR(optimizer), lr_scheduler.MultiStepLR(optimizer, [1, 3])],
+            [3],
+        )
+        return (
+            model,
+            optimizer,
+            schedule,
+            LiveState.of(model=model, optimizer=optimizer, schedule=schedule),
+        )
+
+    def rates(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> list[Any]:
+        found = []
+        for _ in range(8):
+            step(model, optimizer)
+            schedule.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    *first, state = job()
+    first[2].optimizer.step()
+    first[2].step()
+    *second, fresh = job()
+    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    assert rates(*second) == rates(*first)
+
+
+class OnDevice(torch.nn.Module):
+    """A weight on a device, and an extra state of a tensor."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(2))
+        self.weight = torch.nn.Parameter(torch.ones(3, device=device))
+        self.own: Any = torch.ones(2)
+
+    def get_extra_state(self) -> Any:
+        return self.own
+
+    def set_extra_state(self, state: Any) -> None:
+        self.own = state
+
+
+def test_tensors_of_objects_go_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average of weights that keeps what it gets meets the weights there; what was in host
+    memory stays there.  `meta` stands for the device."""
+
+    def marked(value: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+        tensors[path] = value.detach()
+        return {"$tensor" if path.endswith("host") else "$device_tensor": path}
+
+    def job(device: str) -> tuple[OnDevice, torch.optim.Optimizer, Holder, LiveState]:
+        model, holder = OnDevice(device), Holder({"ema": torch.ones(3), "host": torch.ones(1)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state["shared"] = {"scale": torch.ones(1)}  # type: ignore[index]
+        state = LiveState.of(model=model, optimizer=optimizer, ema=holder)
+        return model, optimizer, holder, state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(statetree, "_encode_tensor", marked)
+        chunks = in_memory(job("cpu")[-1])
+    model, optimizer, holder, fresh = job("meta")
+    apply_state(restore_tensors(chunks, fresh), fresh)
+    found = [model.own, holder.state["ema"], holder.state["host"]]
+    found.append(optimizer.state["shared"]["scale"])  # type: ignore[index]
+    assert [tensor.device.type for tensor in found] == ["meta", "meta", "cpu", "meta"]
 
 
 # --- hostile images ------------------------------------------------------------------------------
@@ -346,6 +560,9 @@ HOSTILE: dict[str, Callable[[], SlotChunks]] = {
     "no JSON": lambda: skeleton(b"{"),
     "deep": lambda: skeleton(b"[" * 3000),
     "a list": lambda: skeleton(b"[]"),
+    "buffers without names": lambda: skeleton(
+        b'{"progress":{},"rng":{},"others":{},"modules":{},"optimizers":{},"passing":[[]]}'
+    ),
     "a part missing": lambda: skeleton(b'{"progress":{},"rng":{},"others":{},"modules":{}}'),
 }
 

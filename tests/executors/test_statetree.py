@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import functools
 import json
 import math
 import pathlib
@@ -15,7 +16,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autockpt.executors.statetree import MAX_DEPTH, decode, encode, tensor_names
+from autockpt.executors.statetree import (
+    MAX_DEPTH,
+    decode,
+    encode,
+    is_shallow,
+    tensor_names,
+)
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -41,6 +48,8 @@ def same(one: Any, two: Any) -> bool:
         return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
     if type(one) is not type(two):
         return False
+    if isinstance(one, collections.defaultdict) and one.default_factory is not two.default_factory:
+        return False
     if isinstance(one, dict):
         return list(one) == list(two) and all(same(one[k], two[k]) for k in one)
     if isinstance(one, list | tuple):
@@ -65,6 +74,13 @@ KEYS = (
     | st.booleans()
     | st.tuples(st.integers(), st.text(max_size=2))
 )
+DICTS = st.sampled_from(
+    [
+        collections.OrderedDict, collections.Counter,
+        *(functools.partial(collections.defaultdict, kind)
+          for kind in (None, list, int, float, dict, set, str, tuple)),
+    ]
+)  # fmt: skip
 TREES = st.recursive(
     LEAVES,
     lambda inner: (
@@ -72,6 +88,7 @@ TREES = st.recursive(
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.sampled_from(["a", "b", "$set", "$x", ""]), inner, max_size=3)
         | st.dictionaries(KEYS, inner, max_size=2)
+        | st.builds(lambda kind, each: kind(each), DICTS, st.dictionaries(KEYS, inner, max_size=2))
     ),
     max_leaves=8,
 )
@@ -117,12 +134,41 @@ def test_edges_of_every_type_come_back(value: Any) -> None:
         assert same(again, value)
 
 
-def test_subclasses_of_dict_come_back_as_dicts() -> None:
-    """state_dict() gives an OrderedDict, load_state_dict() takes any mapping; order is kept."""
-    ordered = collections.OrderedDict([("z", 1), ("a", 2)])
-    again = there_and_back(ordered)
+class Named(collections.OrderedDict[str, int]):
+    """A dict of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Named(z=1, a=2), collections.defaultdict(lambda: 3, z=1, a=2),
+     collections.defaultdict(Named, z=1, a=2)],
+    ids=["a class", "a function", "a class behind it"],
+)  # fmt: skip
+def test_other_kinds_of_dicts_come_back_as_dicts(value: dict[str, int]) -> None:
+    """Nothing that runs is named in a file; order is kept."""
+    again = there_and_back(value)
+    assert type(again) is dict
     assert list(again.items()) == [("z", 1), ("a", 2)]
-    assert there_and_back(collections.defaultdict(list, {"a": [1]})) == {"a": [1]}
+
+
+def test_the_deepest_state_is_read() -> None:
+    """Every kind of dict takes as much of a reader's depth as the bound allows for."""
+    for kind in (dict, collections.OrderedDict, functools.partial(collections.defaultdict, list)):
+        deep: Any = 1
+        for _ in range(MAX_DEPTH):
+            deep = kind({1: deep})
+        assert is_shallow({"others": {"deep": encode(deep, "deep", {})}})
+        assert same(there_and_back(deep), deep)
+
+
+def test_what_lived_on_a_device_goes_to_one_and_stays_one() -> None:
+    """Two references to a tensor are two to one tensor there; the rest stays in host memory."""
+    shared, other = torch.ones(2), torch.zeros(3)
+    skeleton = {"a": {"$device_tensor": "a"}, "b": [{"$device_tensor": "b"}, {"$tensor": "c"}]}
+    there = decode(skeleton, {"a": shared, "b": shared, "c": other}, torch.device("meta"))
+    assert there["a"] is there["b"][0]
+    assert there["a"].is_meta
+    assert there["b"][1] is other
 
 
 def test_generators_come_back() -> None:
@@ -249,7 +295,9 @@ HOSTILE: list[Any] = [
     {"$dtype": "load"}, {"$dtype": []}, {"$scalar": ["O", "AAAA"]}, {"$scalar": ["<f8", "AA=="]},
     {"$scalar": ["<f8", ""]}, {"$scalar": ["nope", "AA=="]}, {"$scalar": []}, {"$tuple": 3},
     {"$dict": 3}, {"$dict": [[1]]}, {"$dict": [[[], 1]]}, {"$array": 3}, {"$array": "text"},
-    {"$int": "9" * 10_000},
+    {"$int": "9" * 10_000}, {"$ordered": 3}, {"$ordered": [[1]]}, {"$counter": [[[], 1]]},
+    {"$counter": {"a": 1}}, {"$defaultdict:eval": []}, {"$defaultdict:os.system": []},
+    {"$defaultdict": []}, {"$defaultdict:list": [[{}, 1]]},
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ name; a hand-made pipeline stage counts its layers from 0 again.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from autockpt.values.errors import ConfigError
 
 _WRAPPING = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 """torch.compile, FSDP1, activation checkpointing (checkpoint_wrapper): anywhere in a name."""
+_TAKEN_OFF = _WRAPPING | {"module"}
 
 
 def plain_fqn(name: str) -> str:
@@ -22,10 +23,77 @@ def plain_fqn(name: str) -> str:
     `module.` is taken off at the front only (DDP, DeepSpeed engine): inside, it may be the model's
     own word.
     """
-    words = [word for word in name.split(".") if word not in _WRAPPING]
-    while len(words) > 1 and words[0] == "module":
-        del words[0]
-    return ".".join(words)
+    words = _words(name)
+    return ".".join(words[_leading(words) :])
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in name.split(".") if word not in _WRAPPING]
+
+
+def _leading(words: list[str]) -> int:
+    """How many `module` stand in front of a name."""
+    return next((i for i, word in enumerate(words[:-1]) if word != "module"), len(words) - 1)
+
+
+class ModelNames:
+    """What the parameters, buffers and extra states of one model are called: `plain_fqn`, unless
+    that is the name of two things (`self.module.head` and `self.head`).
+
+    Those keep every `module` that not all names of the model begin with.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._longer: dict[str, str] = {}
+        """By path in the model."""
+        if all(_TAKEN_OFF.isdisjoint(module._modules) for module in model.modules()):
+            return  # a third of the walk else, for every model
+        claims: dict[str, dict[str, int]] = {}
+        for path, plain, thing in _claimed(model):
+            claims.setdefault(plain, {})[path] = thing
+        twice = [path for own in claims.values() if len({*own.values()}) > 1 for path in own]
+        if twice:
+            common = min(_leading(_words(path)) for own in claims.values() for path in own)
+            self._longer = {path: ".".join(_words(path)[common:]) for path in twice}
+
+    def of(self, path: str) -> str:
+        """The name of the parameter or buffer at a path in the model."""
+        return self._longer.get(path) or plain_fqn(path)
+
+    def of_state(self, path: str) -> str:
+        """The name of the extra state of the module at a path."""
+        return self._longer.get(f"{path}.{_STATE}") or f"{plain_fqn(path)}.{_STATE}"
+
+    @property
+    def passing(self) -> set[str]:
+        """Names of the buffers that do not persist, None or not."""
+        return {
+            self.of(f"{path}.{name}".lstrip("."))
+            for path, module in self._model.named_modules(remove_duplicate=False)
+            for name in module._non_persistent_buffers_set
+        }
+
+
+_STATE = "_extra_state"
+
+
+def has_extra_state(module: torch.nn.Module) -> bool:
+    """It has a state of its own, beside tensors."""
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+
+
+def _claimed(model: torch.nn.Module) -> Iterator[tuple[str, str, int]]:
+    """(path, plain name, identity) of all that gets a name; of a buffer that is None, its
+    module's: a forward may fill it."""
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        yield path, plain_fqn(path), id(parameter)
+    for path, module in model.named_modules(remove_duplicate=False):
+        if has_extra_state(module):
+            yield f"{path}.{_STATE}", f"{plain_fqn(path)}.{_STATE}", id(module)
+        for name, buffer in module._buffers.items():
+            below = f"{path}.{name}" if path else name
+            yield below, plain_fqn(below), id(module if buffer is None else buffer)
 
 
 class Assembled(torch.nn.Module):

@@ -12,7 +12,7 @@ import torch
 from autockpt.executors.sharding.holdings import Declared, Holding
 from autockpt.executors.sharding.megatron import megatron_names
 from autockpt.executors.sharding.mesh import Coordinates
-from autockpt.executors.sharding.names import Assembled, plain_fqn
+from autockpt.executors.sharding.names import Assembled, ModelNames
 from autockpt.executors.sharding.rules import Placed, Rules
 from autockpt.values.errors import ConfigError
 
@@ -67,8 +67,9 @@ def _told(attached: Mapping[str, torch.nn.Module], known: Declared) -> Iterator[
 
 def _named(models: Mapping[str, torch.nn.Module]) -> Iterable[tuple[str, torch.Tensor]]:
     for prefix, module in models.items():
+        names = ModelNames(module)
         for name, parameter in module.named_parameters():
-            yield seen_name(f"{prefix}.{plain_fqn(name)}"), parameter
+            yield seen_name(f"{prefix}.{names.of(name)}"), parameter
 
 
 def _require_undivided(name: str, parameter: torch.Tensor, known: Declared) -> None:
@@ -93,8 +94,9 @@ def renamed(models: Mapping[str, torch.nn.Module], placed: Mapping[int, Placed])
     """
     found = {}
     for prefix, module in models.items():
+        names = ModelNames(module)
         for name, parameter in module.named_parameters():
-            path, place = f"{prefix}.{plain_fqn(name)}", placed.get(id(parameter))
+            path, place = f"{prefix}.{names.of(name)}", placed.get(id(parameter))
             if place is not None and place.name != seen_name(path):
                 start = MODEL if path.startswith(MODEL) else ""
                 found[id(parameter)] = f"{start}{place.name}"

@@ -16,7 +16,7 @@ from autockpt.executors.sharding.drifting import Drift, mean_of
 from autockpt.executors.sharding.holdings import Holding
 from autockpt.executors.sharding.loading import Move, Want, lacking, moves_for
 from autockpt.executors.sharding.local import own_elements
-from autockpt.executors.sharding.names import plain_fqn
+from autockpt.executors.sharding.names import has_extra_state
 from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.sharding.pieces import Piece, Stored
 from autockpt.executors.sharding.saved import SavedOptimizer, add_skeleton
@@ -94,6 +94,10 @@ class Wanted:
         """All wishes, as they are when everything that is wanted was seen."""
         self._strides: dict[str, tuple[int, ...]] = {}
         """Of those of `_fresh` that get them at the end."""
+        self._passing = state.passing_buffers()
+        self._passed = self._passing | set(skeleton.get("passing", ()))
+        """Buffers that do not persist, here or in the checkpoint: the forward may make them, or
+        make them larger."""
         if skeleton.get("partial"):
             self._live = _spoken_of(state, live, stored)
         for prefix in state.optimizers:
@@ -137,7 +141,7 @@ class Wanted:
         if self._drift:
             return False
         live = ((name, self._holding(tensor)) for name, tensor in self._live.items())
-        if not all(self._stands(name, holding) for name, holding in live):
+        if not all(self._stands(name, own) or name in self._passing for name, own in live):
             return False
         for prefix, parameters in self._parameters:
             if not all(self.optimizers[prefix].knows(name) for name in parameters):
@@ -161,6 +165,25 @@ class Wanted:
     def _stands(self, name: str, holding: Holding) -> bool:
         pieces = self._stored.pieces(name)
         return bool(pieces) and pieces[0].boxes == holding.boxes
+
+    def _alike(self, name: str) -> list[Piece]:
+        """Pieces of a buffer that have the form of the live one."""
+        shape, dtype = self._holding(self._live[name]).global_shape, self._live[name].dtype
+        pieces = self._stored.pieces(name)
+        return [p for p in pieces if (p.global_shape, p.dtype) == (shape, dtype)]
+
+    def _stays(self, name: str) -> bool:
+        """What nobody stored as it is now stays as it was built, where it does not persist."""
+        if name not in self._passing:
+            return False
+        pieces = self._alike(name)
+        return not pieces or bool(lacking(self._holding(self._live[name]), pieces))
+
+    def as_built(self, *, exact: bool) -> list[str]:
+        """Buffers that do not persist and are not what was saved; `exact`: see `moves`."""
+        gone = (name for name in self._passed if exact and name not in self._live)
+        lost = [name for name in gone if self._stored.pieces(name)]
+        return sorted([*lost, *filter(self._stays, self._live)])
 
     @cached_property
     def _parameters(self) -> list[tuple[str, dict[str, torch.Tensor]]]:
@@ -294,13 +317,16 @@ class Wanted:
     def _pieces_for(self, want: Want) -> list[Piece]:
         """The home shard's own first; of what others hold as well all of them choose the same
         pieces, so that one of them reads for all."""
-        pieces = self._stored.pieces(want.name)
+        passing = want.name in self._passing
+        pieces = self._alike(want.name) if passing else self._stored.pieces(want.name)
         return sorted(pieces, key=lambda p: p.shard) if want.holding.holders else pieces
 
     def _wishes(self) -> Iterator[_Wish]:
         """Everything to fill, each memory once."""
         places: set[tuple[object, ...]] = set()
         for name, tensor in self._live.items():
+            if self._stays(name):
+                continue
             holding = self._holding(tensor)
             local = local_part(tensor, holding).detach()
             place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype)
@@ -355,7 +381,7 @@ class Wanted:
     def finish(self) -> dict[str, torch.Tensor]:
         """Everything was put: fills devices; the tensors without a live one, by all their names."""
         for tensor, copies in self._late:
-            tensor.copy_(mean_of(copies))
+            _fill(tensor, mean_of(copies))
         self._late.clear()
         for name, strides in self._strides.items():
             tensor = self._fresh[name]
@@ -371,7 +397,7 @@ class Wanted:
     def _require_names(self, exact: bool) -> None:
         saved = set(self._stored.names())
         own = (name for name in self._live if not self._drift.copies(name))
-        missing = sorted(name for name in own if name not in saved)
+        missing = sorted(name for name in own if name not in saved and name not in self._passing)
         if missing:
             raise ConfigError(
                 f"state: {len(missing)} tensors are not in the checkpoint, first {missing[0]!r}; "
@@ -381,7 +407,14 @@ class Wanted:
         if not exact:
             return  # what this rank does not take may be another's
         expected = {name.split(".", 1)[0] for name in self._live if name.startswith("model")}
-        others = {name for name in saved if self._drift.called(name) not in self._live}
+        lost = (name for name in saved if self._drift.called(name) not in self._live)
+        modules = self._skeleton["modules"]
+        extra = [
+            modules[path]
+            for path, module in self._state.extra_places().items()
+            if path in modules and has_extra_state(module)
+        ]
+        others = {*lost} - self._passed - {*statetree.tensor_names(extra)}
         gone = sorted(name for name in others if name.split(".", 1)[0] in expected)
         if gone:
             raise ConfigError(
@@ -397,13 +430,27 @@ def _spoken_of(
     """Without what the files of others leave out: buffers that do not persist, second names."""
     saved = set(stored.names())
     known = {id(tensor) for name, tensor in live.items() if name in saved}
-    passing = {
-        f"{prefix}.{plain_fqn(f'{path}.{name}'.lstrip('.'))}"
-        for prefix, module in state.models.items()
-        for path, child in module.named_modules()
-        for name in child._non_persistent_buffers_set
-    }
+    passing = state.passing_buffers()
     return {n: t for n, t in live.items() if n in saved or not (id(t) in known or n in passing)}
+
+
+def _fill(tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copies; of what an expanded tensor shows again and again once.
+
+    Raises ConfigError when what was saved is not the same again and again.
+    """
+    once, rest = tensor, saved
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            once, rest = once.narrow(dim, 0, 1), rest.narrow(dim, 0, 1)
+    if once is not tensor:
+        again = rest.expand(saved.shape).contiguous()
+        if not torch.equal(again.view(-1).view(torch.uint8), saved.view(-1).view(torch.uint8)):
+            raise ConfigError(
+                f"state: a tensor of {tuple(saved.shape)} is expanded now and was not in the "
+                "checkpoint; build it with memory of its own (clone())"
+            )
+    once.copy_(rest)
 
 
 def _form_of(local: torch.Tensor) -> _Form:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autockpt.executors.sharding.names import Assembled, plain_fqn
+from autockpt.executors.sharding.names import Assembled, ModelNames, plain_fqn
 from autockpt.values.errors import ConfigError
 
 
@@ -42,6 +42,46 @@ def test_real_wrappers_leave_the_plain_name() -> None:
     found = [name for name, _ in wrapped.named_parameters()]
     assert found != names
     assert [plain_fqn(name) for name in found] == names
+
+
+class Around(nn.Module):
+    """A module around another one, with a head of its own, or that one's."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.module = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2, bias=False)})
+        self.head = nn.Linear(2, 2, bias=False)
+        if tied:
+            self.head.weight = self.module["head"].weight
+
+
+@pytest.mark.parametrize("wrappers", [(), ("module",), ("module", "_orig_mod", "module")])
+def test_what_would_have_the_name_of_another_keeps_its_module(wrappers: tuple[str, ...]) -> None:
+    """Whatever is around both; the rest is called as it always was."""
+    model: nn.Module = Around()
+    for word in wrappers:
+        model = nn.ModuleDict({word: model})
+    names = ModelNames(model)
+    found = {names.of(name) for name, _ in model.named_parameters()}
+    assert found == {"body.weight", "body.bias", "module.head.weight", "head.weight"}
+
+
+def test_one_tensor_in_two_places_is_no_contradiction() -> None:
+    """It has one name, as it always had."""
+    model = Around(tied=True)
+    names = ModelNames(model)
+    found = [names.of(name) for name, _ in model.named_parameters(remove_duplicate=False)]
+    assert found == ["body.weight", "body.bias", "head.weight", "head.weight"]
+
+
+def test_a_buffer_that_is_yet_to_be_filled_has_its_name_already() -> None:
+    """A name is the same before the first forward and after it."""
+    model = nn.ModuleDict({"module": nn.Module(), "other": nn.Linear(1, 1)})
+    model["module"].register_buffer("angles", torch.ones(1))
+    model.register_buffer("angles", None, persistent=False)
+    before = ModelNames(model).of("module.angles")
+    model.angles = torch.ones(1)
+    assert before == ModelNames(model).of("module.angles") == "module.angles"
 
 
 class Block(nn.Module):
