@@ -42,7 +42,8 @@ class Ending(Saving):
         try:
             self._fence()
             if final_checkpoint and self._is_whole():
-                self._final_checkpoint()
+                if not self._has_last_step():
+                    self._final_checkpoint()
             elif final_checkpoint and self._plan.tier("disk").interval_steps:
                 self._keep_newest()
         except Exception as error:
@@ -60,6 +61,13 @@ class Ending(Saving):
         if self._taken and not self._stepped and self._data is not None:
             self._taken = not self._data.give_back()
         return not self._stepped and not self._taken
+
+    def _has_last_step(self) -> bool:
+        """Within an accumulation of gradients: the boundary behind the last step is durable."""
+        newest = self._generation(self._step - self._open)
+        if not self._open or self._disk_newest != newest:
+            return False
+        return self._is_joined(newest) and self._wait_durable(newest, FINAL_WAIT_S)
 
     def _keep_newest(self) -> None:
         """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""
@@ -88,6 +96,12 @@ class Ending(Saving):
         """A durable checkpoint of the last step, unless there is one."""
         if self._step == self._start_step or not self._plan.tier("disk").interval_steps:
             return
+        if self._open and self._accumulation.alive():
+            self._degraded(
+                "gradients",
+                f"no optimizer stepped in the last {self._open} iterations; their gradients are "
+                "missing in the last checkpoint",
+            )
         link = self._link
         if not link.slots:
             self._ask_slots(at_once=True)

@@ -19,6 +19,7 @@ from autockpt.executors.loaders import DataPosition
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.session.accumulation import accumulation
 from autockpt.session.clock import IterationClock
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
@@ -44,7 +45,7 @@ class RankState:
         self._step = 0
         self._start_step = 0
         self._wanted = -1
-        """Boundary of a checkpoint that the script asked for."""
+        """Boundary from which on a checkpoint is due that the script asked for."""
         self._total: int | None = None
         """The last step, where it is known: it is always made durable."""
         self._epoch = 0
@@ -62,6 +63,9 @@ class RankState:
         self._owns_boundary = False
         self._stepped = False
         """An optimizer has stepped since the last boundary."""
+        self._accumulation = accumulation(state, world_size=job.world_size)
+        self._open = 0
+        """Iterations since the last boundary that a checkpoint may be of."""
         self._taken = False
         """`batches` has handed out a batch since the last boundary."""
         self._forward_seen = False

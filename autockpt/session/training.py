@@ -115,7 +115,8 @@ class Session(Ending):
     def save(self) -> None:
         """Asks for a durable checkpoint at the coming boundary, beside the planned ones.
 
-        Call it on all ranks before the same boundary.
+        Where gradients are accumulated it is that behind the optimizer's step.  Call it on all
+        ranks before the same boundary.
         """
         self._wanted = self._step + 1
 
@@ -281,6 +282,8 @@ class Session(Ending):
         if step == self._start_step + 1:
             self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
             self._require_counted()
+        whole = self._stepped or not self._state.optimizers
+        self._accumulation.iterated(stepped=whole)
         self._step, self._stepped, self._taken = step, False, False
         self._mark_step()
         self._tell_tried(began)
@@ -288,13 +291,18 @@ class Session(Ending):
             if self._flight is not None:
                 self._fence()  # the iteration had no optimizer step (a skipped one)
             self._change_plan(step)
-            if not self._due(step):
+            due = self._due(step)
+            whole = whole or (due and self._is_whole_iteration(step))
+            if not due:
                 self._not_due(step)
+            elif not whole:
+                self._put_off(step)
             elif self._owns_boundary or before is not None:
                 disk = self._disk_free(step)
                 self._snapshot(step, self._generation(step), disk=disk, before=before)
             else:
                 self._skip(step, "it became due when the next iteration had begun")
+            self._open = 0 if whole else self._open + 1
             self._ask_ahead(step + 1)
         except Exception as error:
             self._flight = None
@@ -311,6 +319,28 @@ class Session(Ending):
                 "no batch came from ckpt.batches(), so nobody counts them, and a restart begins "
                 "the loader anew; use ckpt.batches(total), or attach a loader with state_dict",
             )
+
+    def _is_whole_iteration(self, step: int) -> bool:
+        """Asked at a boundary that is due and had no step of an optimizer."""
+        if not self._accumulation.is_whole(self._plan.snapshot_interval_steps):
+            return False
+        if self._accumulation.gave_up:
+            self._degraded(
+                "gradients",
+                f"no optimizer has stepped up to step {step}: if one will with the gradients that "
+                "are there, they are missing in the checkpoints",
+            )
+        return True
+
+    def _put_off(self, step: int) -> None:
+        if "accumulation" not in self._warned:
+            self._warned.add("accumulation")
+            self._say(
+                f"no optimizer stepped in the iteration before step {step}, and a checkpoint would "
+                "lose its gradients: checkpoints wait for the next optimizer's step"
+            )
+        if self._asked == self._generation(step):
+            self._withdraw(self._asked, "gradients are being accumulated")
 
     def _not_due(self, step: int) -> None:
         if self._disk_due(step):
