@@ -55,7 +55,8 @@ class Ending(Saving):
 
         Without a loop of ours, which would have said so, the last step ends with the script.
         """
-        if self._stepped and self._forward_seen and not self._owns_boundary:
+        ended = self._stepped and self._rounds.complete
+        if ended and self._forward_seen and not self._owns_boundary:
             self._step, self._stepped = self._step + 1, False
             self._mark_step()
         if self._taken and not self._stepped and self._data is not None:

@@ -24,6 +24,7 @@ from autockpt.session.clock import IterationClock
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
 from autockpt.session.plan_switch import PlanSwitch
+from autockpt.session.rounds import Rounds
 from autockpt.session.traffic import TrafficMarks
 from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
@@ -63,6 +64,7 @@ class RankState:
         self._owns_boundary = False
         self._stepped = False
         """An optimizer has stepped since the last boundary."""
+        self._rounds = Rounds(state.optimizers)
         self._accumulation = accumulation(state, world_size=job.world_size)
         self._open = 0
         """Iterations since the last boundary that a checkpoint may be of."""

@@ -65,7 +65,10 @@ class Session(Ending):
 
     @property
     def step_count(self) -> int:
-        """Iterations trained so far; where a loop of one's own starts."""
+        """Iterations trained so far; where a loop of one's own starts.
+
+        With `attach` alone one has ended when every optimizer has stepped.
+        """
         return self._step
 
     def batches(self, total: int) -> Iterator[tuple[int, Any]]:
@@ -249,13 +252,14 @@ class Session(Ending):
             )
 
     def _watch_forward(self) -> None:
-        """Without batches/steps/step the boundary is the next training forward after a step."""
+        """Without batches/steps/step the boundary is the next training forward after a step, of
+        each optimizer where there are several."""
 
         def hook(module: torch.nn.Module, _: Any) -> None:
             if not module.training or self._owns_boundary:
                 return
             self._forward_seen = True
-            if self._stepped:
+            if self._stepped and self._rounds.complete:
                 self._boundary(self._step + 1, before=self._before_next)
 
         for module in self._state.models.values():
@@ -265,12 +269,14 @@ class Session(Ending):
     # ------------------------------------------------------------------ the boundary
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._state.stepped(optimizer)
+        name = self._state.stepped(optimizer)
         self._windows.boundary()
         self._traffic.boundary()
         self._stepped = True
         if not self._owns_boundary and not self._closed:
-            due = self._due(self._step + 1)
+            self._rounds.stepped(name)
+            self._require_even()
+            due = self._rounds.complete and self._due(self._step + 1)
             self._before_next = (rng_state(), self._position()) if due else None
 
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
@@ -285,6 +291,7 @@ class Session(Ending):
         whole = self._stepped or not self._state.optimizers
         self._accumulation.iterated(stepped=whole)
         self._step, self._stepped, self._taken = step, False, False
+        self._rounds.begin()
         self._mark_step()
         self._tell_tried(began)
         try:
@@ -311,6 +318,18 @@ class Session(Ending):
         self._report_block()
         if self._link.fenced or self._watch.requested:
             self._leave()
+
+    def _require_even(self) -> None:
+        uneven = self._rounds.uneven
+        if uneven is not None and "iterations" not in self._warned:
+            again, behind = uneven
+            self._degraded(
+                "iterations",
+                f"{again} has stepped again before {behind} did, so what an iteration is cannot "
+                "be known; step_count counts rounds in which every optimizer has stepped, which "
+                "may not be the script's; use ckpt.steps(total), or call ckpt.step() at the end "
+                "of each iteration",
+            )
 
     def _require_counted(self) -> None:
         if self._data is not None and self._data.by_index and not self._taken:
