@@ -121,7 +121,10 @@ class Session(Ending):
         Where gradients are accumulated it is that behind the optimizer's step.  Call it on all
         ranks before the same boundary.
         """
-        self._wanted = self._step + 1
+        # Behind the step that makes it due already, data and random state may have gone on.
+        begun = self._stepped and self._rounds.complete and not self._owns_boundary
+        late = begun and self._before_next is None
+        self._wanted = self._step + (2 if late else 1)
 
     @property
     def ready(self) -> bool:
