@@ -280,13 +280,14 @@ class LiveState:
         names = self.model_names()
         return {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
 
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes the order in which optimizers step: what changes first is copied first."""
-        if len(self.step_order) < len(self.optimizers):
-            for prefix, known in self.optimizers.items():
-                if known is optimizer and prefix not in self.step_order:
-                    self.step_order.append(prefix)
-                    self._inventory = None
+    def stepped(self, optimizer: torch.optim.Optimizer) -> str:
+        """Notes the order in which optimizers step (what changes first is copied first); which
+        one it was."""
+        name = next(prefix for prefix, known in self.optimizers.items() if known is optimizer)
+        if name not in self.step_order:
+            self.step_order.append(name)
+            self._inventory = None
+        return name
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Name of a parameter.  Raises ConfigError when nobody attached owns it."""

@@ -44,7 +44,8 @@ class Ending(Saving):
         try:
             self._fence()
             if final_checkpoint and self._is_whole():
-                self._final_checkpoint()
+                if not self._has_last_step():
+                    self._final_checkpoint()
             elif final_checkpoint and self._plan.tier("disk").interval_steps:
                 self._keep_newest()
         except Exception as error:
@@ -56,12 +57,20 @@ class Ending(Saving):
 
         Without a loop of ours, which would have said so, the last step ends with the script.
         """
-        if self._stepped and self._forward_seen and not self._owns_boundary:
+        ended = self._stepped and self._rounds.complete
+        if ended and self._forward_seen and not self._owns_boundary:
             self._step, self._stepped, self._forward_seen = self._step + 1, False, False
             self._mark_step()
         if self._stepped or self._forward_seen or self._drawn_mark not in (None, rng_mark()):
             return False
         return not self._taken or self._data is None or self._data.give_back()
+
+    def _has_last_step(self) -> bool:
+        """Within an accumulation of gradients: the boundary behind the last step is durable."""
+        newest = self._generation(self._step - self._open)
+        if not self._open or self._disk_newest != newest:
+            return False
+        return self._is_joined(newest) and self._wait_durable(newest, FINAL_WAIT_S)
 
     def _keep_newest(self) -> None:
         """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""
@@ -90,6 +99,12 @@ class Ending(Saving):
         """A durable checkpoint of the last step, unless there is one."""
         if self._step == self._start_step or not self._plan.tier("disk").interval_steps:
             return
+        if self._open and self._accumulation.alive():
+            self._degraded(
+                "gradients",
+                f"no optimizer stepped in the last {self._open} iterations; their gradients are "
+                "missing in the last checkpoint",
+            )
         link = self._link
         if not link.slots and self._is_heard():
             self._ask_slots(at_once=True)

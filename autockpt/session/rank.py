@@ -19,10 +19,12 @@ from autockpt.executors.loaders import DataPosition
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.executors.telemetry import TelemetryWriter
+from autockpt.session.accumulation import accumulation
 from autockpt.session.clock import IterationClock
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
 from autockpt.session.plan_switch import PlanSwitch
+from autockpt.session.rounds import Rounds
 from autockpt.session.traffic import TrafficMarks
 from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
@@ -44,7 +46,7 @@ class RankState:
         self._step = 0
         self._start_step = 0
         self._wanted = -1
-        """Boundary of a checkpoint that the script asked for."""
+        """Boundary from which on a checkpoint is due that the script asked for."""
         self._total: int | None = None
         """The last step, where it is known: it is always made durable."""
         self._epoch = 0
@@ -62,6 +64,10 @@ class RankState:
         self._owns_boundary = False
         self._stepped = False
         """An optimizer has stepped since the last boundary."""
+        self._rounds = Rounds(state.optimizers)
+        self._accumulation = accumulation(state, world_size=job.world_size)
+        self._open = 0
+        """Iterations since the last boundary that a checkpoint may be of."""
         self._taken = False
         """`batches` has handed out a batch since the last boundary."""
         self._forward_seen = False

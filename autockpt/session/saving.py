@@ -55,14 +55,26 @@ class Saving(RankState):
     """The newest layout and codecs by class, and what they make together."""
 
     def _due(self, step: int) -> bool:
-        interval = self._plan.tier("memory").interval_steps
-        return (interval > 0 and step % interval == 0) or self._disk_free(step)
+        return self._reached(step, self._plan.tier("memory").interval_steps) or self._disk_free(
+            step
+        )
+
+    def _reached(self, step: int, interval: int) -> bool:
+        """At this boundary, or at one since the last that a checkpoint could be of."""
+        return interval > 0 and step // interval > (step - 1 - self._open) // interval
 
     def _disk_due(self, step: int) -> bool:
         interval = self._plan.tier("disk").interval_steps
-        if step == self._wanted:
+        if self._is_wanted(step):
             return True
-        return interval > 0 and (step % interval == 0 or step == self._total)
+        return interval > 0 and (self._reached(step, interval) or self._is_last(step))
+
+    def _is_wanted(self, step: int) -> bool:
+        return step - self._open <= self._wanted <= step
+
+    def _is_last(self, step: int) -> bool:
+        """No later step of an optimizer fits in front of the end, if they come as before."""
+        return self._total is not None and step <= self._total < step + self._accumulation.window
 
     def _disk_free(self, step: int) -> bool:
         """Due on disk, and fewer are on their way there than the plan allows.
@@ -70,8 +82,10 @@ class Saving(RankState):
         The last checkpoint and one that the script asked for always go.
         """
         limit = self._plan.staging.in_flight
-        if not self._disk_due(step) or not limit or step in (self._wanted, self._total):
-            return self._disk_due(step)
+        if not self._disk_due(step):
+            return False
+        if not limit or self._is_wanted(step) or self._is_last(step):
+            return True
         return len(self._link.writing() - {self._generation(step)}) < limit
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
@@ -93,12 +107,14 @@ class Saving(RankState):
             for arena in self._link.slots:
                 register_with_cuda(arena)
         if not self._link.slots:
-            self._ask_slots()
+            if not self._open:
+                self._ask_slots()
         elif self._flight is None:
             self._ask_if_due(step)
 
     def _ask_if_due(self, step: int) -> None:
-        if self._due(step) and step <= (self._total or step):
+        expected = self._open + 1 >= self._accumulation.window
+        if expected and self._due(step) and step <= (self._total or step):
             self._ask(self._generation(step), step, disk=self._disk_free(step))
 
     def _ask_slots(self, *, at_once: bool = False) -> None:

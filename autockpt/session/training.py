@@ -65,7 +65,10 @@ class Session(Ending):
 
     @property
     def step_count(self) -> int:
-        """Iterations trained so far; where a loop of one's own starts."""
+        """Iterations trained so far; where a loop of one's own starts.
+
+        With `attach` alone one has ended when every optimizer has stepped.
+        """
         return self._step
 
     def batches(self, total: int) -> Iterator[tuple[int, Any]]:
@@ -133,9 +136,13 @@ class Session(Ending):
     def save(self) -> None:
         """Asks for a durable checkpoint at the coming boundary, beside the planned ones.
 
-        Call it on all ranks before the same boundary.
+        Where gradients are accumulated it is that behind the optimizer's step.  Call it on all
+        ranks before the same boundary.
         """
-        self._wanted = self._step + 1
+        # Behind the step that makes it due already, data and random state may have gone on.
+        begun = self._stepped and self._rounds.complete and not self._owns_boundary
+        late = begun and self._before_next is None
+        self._wanted = self._step + (2 if late else 1)
 
     @property
     def ready(self) -> bool:
@@ -270,12 +277,13 @@ class Session(Ending):
             )
 
     def _watch_forward(self) -> None:
-        """Without batches/steps/step the boundary is the next training forward after a step."""
+        """Without batches/steps/step the boundary is the next training forward after a step, of
+        each optimizer where there are several."""
 
         def hook(module: torch.nn.Module, _: Any) -> None:
             if not module.training or self._closed:
                 return
-            if self._stepped and not self._owns_boundary:
+            if self._stepped and self._rounds.complete and not self._owns_boundary:
                 self._boundary(self._step + 1, before=self._before_next)
             self._forward_seen = True
 
@@ -286,12 +294,14 @@ class Session(Ending):
     # ------------------------------------------------------------------ the boundary
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._state.stepped(optimizer)
+        name = self._state.stepped(optimizer)
         self._windows.boundary()
         self._traffic.boundary()
         self._stepped = True
         if not self._owns_boundary and not self._closed:
-            due = self._due(self._step + 1)
+            self._rounds.stepped(name)
+            self._require_even()
+            due = self._rounds.complete and self._due(self._step + 1)
             self._before_next = self._kept() if due else None
 
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
@@ -304,21 +314,29 @@ class Session(Ending):
         if step == self._start_step + 1:
             self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
             self._require_counted()
+        whole = self._stepped or not self._state.optimizers
+        self._accumulation.iterated(stepped=whole)
         self._step, self._stepped, self._taken = step, False, False
         self._forward_seen, self._drawn_mark = False, None
+        self._rounds.begin()
         self._mark_step()
         self._tell_tried(began)
         try:
             if self._flight is not None:
                 self._fence()  # the iteration had no optimizer step (a skipped one)
             self._change_plan(step)
-            if not self._due(step):
+            due = self._due(step)
+            whole = whole or (due and self._is_whole_iteration(step))
+            if not due:
                 self._not_due(step)
+            elif not whole:
+                self._put_off(step)
             elif self._owns_boundary or before is not None:
                 disk = self._disk_free(step)
                 self._snapshot(step, self._generation(step), disk=disk, before=before)
             else:
                 self._skip(step, "it became due when the next iteration had begun")
+            self._open = 0 if whole else self._open + 1
             self._ask_ahead(step + 1)
         except Exception as error:
             self._flight = None
@@ -328,6 +346,18 @@ class Session(Ending):
         if self._link.fenced or self._watch.requested:
             self._leave()
 
+    def _require_even(self) -> None:
+        uneven = self._rounds.uneven
+        if uneven is not None and "iterations" not in self._warned:
+            again, behind = uneven
+            self._degraded(
+                "iterations",
+                f"{again} has stepped again before {behind} did, so what an iteration is cannot "
+                "be known; step_count counts rounds in which every optimizer has stepped, which "
+                "may not be the script's; use ckpt.steps(total), or call ckpt.step() at the end "
+                "of each iteration",
+            )
+
     def _require_counted(self) -> None:
         if self._data is not None and self._data.by_index and not self._taken:
             self._degraded(
@@ -335,6 +365,28 @@ class Session(Ending):
                 "no batch came from ckpt.batches(), so nobody counts them, and a restart begins "
                 "the loader anew; use ckpt.batches(total), or attach a loader with state_dict",
             )
+
+    def _is_whole_iteration(self, step: int) -> bool:
+        """Asked at a boundary that is due and had no step of an optimizer."""
+        if not self._accumulation.is_whole(self._plan.snapshot_interval_steps):
+            return False
+        if self._accumulation.gave_up:
+            self._degraded(
+                "gradients",
+                f"no optimizer has stepped up to step {step}: if one will with the gradients that "
+                "are there, they are missing in the checkpoints",
+            )
+        return True
+
+    def _put_off(self, step: int) -> None:
+        if "accumulation" not in self._warned:
+            self._warned.add("accumulation")
+            self._say(
+                f"no optimizer stepped in the iteration before step {step}, and a checkpoint would "
+                "lose its gradients: checkpoints wait for the next optimizer's step"
+            )
+        if self._asked == self._generation(step):
+            self._withdraw(self._asked, "gradients are being accumulated")
 
     def _not_due(self, step: int) -> None:
         if self._disk_due(step):

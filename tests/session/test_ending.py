@@ -300,6 +300,23 @@ def test_attach_alone_saves_the_data_as_it_was_behind_the_update(
     assert torch.equal(batch, seen[3])
 
 
+def test_attach_alone_saves_when_asked_behind_the_update(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """The boundary at hand cannot be saved any more; the next one is."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1000, disk=1000))
+    it = Counted(attach, run_dir)
+    for step in range(6):
+        if step == 3:
+            it.ckpt.save()
+        it.train()
+        it.await_slots()
+    assert it.ckpt.wait_durable(20)
+    it.ckpt.close(final_checkpoint=False)
+    again = Counted(attach, run_dir)
+    assert (again.ckpt.step_count, again.updates) == (4, 4)
+
+
 def test_batches_that_nobody_counts_are_told(
     begin: Callable[..., Counted], capfd: pytest.CaptureFixture[str]
 ) -> None:
