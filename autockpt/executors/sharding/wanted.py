@@ -167,13 +167,15 @@ class Wanted:
         return bool(pieces) and pieces[0].boxes == holding.boxes
 
     def _alike(self, name: str) -> list[Piece]:
-        """Pieces of a buffer that have the form of the live one."""
-        shape, dtype = self._holding(self._live[name]).global_shape, self._live[name].dtype
+        """Pieces of a buffer that have the form of the live one; none, if the nearest has not."""
+        form = self._holding(self._live[name]).global_shape, self._live[name].dtype
         pieces = self._stored.pieces(name)
-        return [p for p in pieces if (p.global_shape, p.dtype) == (shape, dtype)]
+        alike = [piece for piece in pieces if (piece.global_shape, piece.dtype) == form]
+        return alike if alike[:1] == pieces[:1] else []
 
     def _stays(self, name: str) -> bool:
-        """What nobody stored as it is now stays as it was built, where it does not persist."""
+        """A buffer that was not stored as it is now stays as it was built, where it does not
+        persist."""
         if name not in self._passing:
             return False
         pieces = self._alike(name)

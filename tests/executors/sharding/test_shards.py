@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,6 +175,28 @@ def test_what_is_a_ranks_own_may_differ_in_form_from_rank_to_rank(tmp_path: Path
         new = Rank(r, (0, 0, 0), seed=99, note=5)
         new.restore(DiskShards(folder, r, 3))
         assert new.state.others["note"].state["t"].shape == (length,)
+
+
+@pytest.mark.parametrize("after", [3, 2])
+def test_caches_of_different_lengths_are_taken_where_they_fit(after: int, tmp_path: Path) -> None:
+    """A buffer that does not persist: everybody his own or none, whatever others have."""
+
+    def rank(number: int, ranks: int, cache: torch.Tensor, seed: int = 7) -> Rank:
+        made = Rank(number, (0,) * ranks, seed=seed)
+        made.model.register_buffer("cache", cache, persistent=False)
+        return made
+
+    ranks = [rank(r, 3, torch.full((length,), r + 1.0)) for r, length in enumerate((3, 2, 2))]
+    folder = save(str(tmp_path), ranks)
+    for r, left in enumerate((True, False, False)[:after]):
+        new = rank(r, after, torch.zeros(2), seed=99)
+        restored = new.restore(DiskShards(folder, r, after))
+        assert new.model.cache.tolist() == [0.0 if left else r + 1.0] * 2
+        assert restored.as_built == (("model.cache",) if left else ())
+        assert shared_alike(
+            {n: t for n, t in new.contents().items() if n != "model.cache"},
+            {n: t for n, t in ranks[r].contents().items() if n != "model.cache"},
+        )
 
 
 def test_shards_of_different_sizes_are_read_by_the_same_threads(tmp_path: Path) -> None:
