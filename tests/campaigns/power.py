@@ -14,6 +14,7 @@ import random
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ DRAWN = 5
 DEVICE_BYTES = 8 * 2**20
 BLOCK = 1024
 """Of so small a file system; a device writes no part of one."""
+RELEASE_S = 30.0
 EVERYTHING = {**ACTS, "life": life}
 _open, _close = os.open, os.close  # not those that a layer counts
 
@@ -152,9 +154,27 @@ class PowerCuts:
             yield
         finally:
             _run("umount", str(self._mount))
+            _await_release(self._device)
 
     def close(self) -> None:
         """Nothing stays mounted: every case unmounts."""
+
+
+def _await_release(device: Path) -> None:
+    """A process that began with mounts of its own meanwhile holds ours, and the device would come
+    back as it stood still."""
+    deadline = time.monotonic() + RELEASE_S
+    while any(_backing(loop) == str(device) for loop in Path("/sys/block").glob("loop*")):
+        if time.monotonic() > deadline:
+            raise Skipped(f"{device}: another mount namespace holds it")
+        time.sleep(0.01)
+
+
+def _backing(loop: Path) -> str:
+    try:
+        return (loop / "loop" / "backing_file").read_text().strip()
+    except OSError:
+        return ""
 
 
 def cut(mount: Path, flag: int) -> None:
