@@ -10,6 +10,7 @@ left of the epoch's order is shared out anew (`sharding/samples.py`).
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -239,17 +240,18 @@ class DataPosition:
             self._plain = clone
         return _handing_over(clone, made)
 
-    def _indices_left(self) -> Iterator[Any]:
-        """What the index sampler has left in this epoch; skipped without loading anything."""
-        own, batches = self._own(), self.loader.batch_sampler
-        items = self.loader.sampler if batches is None else batches
-        order = self._order
+    def _indices_left(self) -> Callable[[], Iterator[Any]]:
+        """What the index sampler has left in this epoch; skipped without loading anything.
+
+        Some samplers draw when they are iterated, that is, in this call; others with their first
+        index, that is, when the result is called.
+        """
+        own, batches, order = self._own(), self.loader.batch_sampler, self._order
         if own is not None and order is not None and (self._start or order != own.order):
-            items = self._rest(order, own.share)
-        left: Iterator[Any] = iter(items)
-        for _ in range(self.index):
-            next(left, None)
-        return left
+            share = own.share
+            return lambda: _skipped(iter(self._rest(order, share)), self.index)
+        left = iter(self.loader.sampler if batches is None else batches)
+        return lambda: _skipped(left, self.index)
 
     def _rest(self, order: EpochOrder, share: Share) -> Any:
         """This rank's indices, or batches of them, of what had been left when ranks changed."""
@@ -268,30 +270,33 @@ def _each(iterator: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
+def _skipped(left: Iterator[Any], count: int) -> Iterator[Any]:
+    """What is left after `count`; an order that is drawn with the first index is drawn."""
+    for _ in range(count):
+        next(left, None)
+    return left if count else itertools.chain([*itertools.islice(left, 1)], left)
+
+
 class _FirstDiffers:
     """An index sampler with another first iteration: later epochs are whole."""
 
-    def __init__(self, sampler: Any, first: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, sampler: Any, first: Callable[[], Callable[[], Iterator[Any]]]) -> None:
         self._sampler = sampler
-        self._first: Callable[[], Iterator[Any]] | None = first
+        self._first = first
         self._newest: _Started | None = None
         self.before_first: Callable[[], None] = lambda: None
 
-    def __iter__(self) -> "_Started":
-        self._newest = _Started(self._begin)
+    def __iter__(self) -> Iterator[Any]:
+        if self._newest is not None and self._newest.started:
+            return iter(self._sampler)  # a later epoch of a loader with persistent workers
+        self.before_first()
+        self._newest = _Started(self._first())
         return self._newest
 
     def start(self) -> None:
         """Begins now instead of with the first item, if that has not happened."""
         assert self._newest is not None
         self._newest.start()
-
-    def _begin(self) -> Iterator[Any]:
-        if self._first is None:  # a later epoch of a loader with persistent workers
-            return iter(self._sampler)
-        self.before_first()
-        first, self._first = self._first, None
-        return first()
 
 
 class _Started:
@@ -300,6 +305,11 @@ class _Started:
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
         self._items: Iterator[Any] | None = None
+
+    @property
+    def started(self) -> bool:
+        """It has begun."""
+        return self._items is not None
 
     def start(self) -> None:
         """Begins, if that has not happened."""
@@ -316,7 +326,7 @@ class _Started:
 
 
 def _beginning_with(
-    loader: "DataLoader[Any]", first: Callable[[], Iterator[Any]]
+    loader: "DataLoader[Any]", first: Callable[[], Callable[[], Iterator[Any]]]
 ) -> "tuple[DataLoader[Any], _FirstDiffers]":
     """The loader with another first epoch.  Attributes are set behind DataLoader's own guard."""
     clone = copy.copy(loader)
@@ -365,4 +375,10 @@ def _require_plain_loader(loader: Any) -> None:
         raise ConfigError(
             "attach(data=...): a DataLoader over an IterableDataset cannot be skipped by index; "
             "use torchdata's StatefulDataLoader or give the data set state_dict/load_state_dict"
+        )
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        raise ConfigError(
+            "attach(data=...): a DataLoader with in_order=False gives batches as they come, so a "
+            "number of them does not say which; leave in_order=True, or use torchdata's "
+            "StatefulDataLoader"
         )

@@ -117,12 +117,41 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
         DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 1, seed=3), 2, False)
     ),
 }
-SHORT_EPOCH = 5
+
+
+class AtOnce(Sampler[list[int]]):
+    """Batches in an order that is drawn as soon as somebody iterates; loaders do it twice."""
+
+    def __init__(self, generator: np.random.Generator | None = None) -> None:
+        self.drawing = generator
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.drawing is None:
+            order = torch.randperm(20).tolist()
+        else:
+            order = self.drawing.permutation(20).tolist()
+        return iter([order[at : at + 4] for at in range(0, 20, 4)])
+
+
+def drawn_at_once(generator: np.random.Generator | None, persistent: bool) -> DataLoader[Any]:
+    """With a worker."""
+    return DataLoader(
+        DATA, batch_sampler=AtOnce(generator), num_workers=1, persistent_workers=persistent
+    )
+
+
 WORKERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "workers": lambda: DataLoader(DATA, 4, shuffle=True, num_workers=1),
     "persistent workers": lambda: DataLoader(
         DATA, 4, shuffle=True, num_workers=1, persistent_workers=True
     ),
+    "drawn at once": lambda: drawn_at_once(None, False),
+    "drawn at once by its own": lambda: drawn_at_once(np.random.default_rng(3), False),
+    "drawn at once, persistent": lambda: drawn_at_once(None, True),
+    "drawn at once by its own, persistent": lambda: drawn_at_once(np.random.default_rng(3), True),
 }
 
 
@@ -218,6 +247,28 @@ def test_a_position_from_before_it_had_other_generators_is_read(name: str) -> No
 def test_workers_give_the_same_batches_after_a_resume(name: str, before: int) -> None:
     """Prefetching and seeds of workers are repeated as well."""
     run_and_resume(WORKERS[name], before, 6)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "own generator", "weighted", "subset", "no batches"])
+def test_a_first_batch_that_was_given_back_comes_again(name: str) -> None:
+    """The epoch had begun and its order was drawn, though nothing of it counts."""
+    seed_all(5)
+    whole = DataPosition(LOADERS[name]())
+    batches = whole.batches()
+    while whole.epoch == 0:
+        next(batches)
+    assert whole.index == 1
+    assert whole.give_back()
+    saved, rng = stored(whole.state()), rng_state()
+    expected = take(batches, 3)
+    seed_all(999)
+    resumed = DataPosition(LOADERS[name]())
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    again = resumed.batches()
+    next(again)
+    assert take(again, 3) == expected
 
 
 def test_augmentation_in_workers_draws_anew_until_the_epoch_ends() -> None:
@@ -408,8 +459,9 @@ class Endless(IterableDataset[int]):
         ([1, 2, 3], "a list can neither say where it is"),
         (iter([1]), "a list_iterator can neither"),
         (DataLoader(Endless()), "over an IterableDataset cannot be skipped by index"),
+        (DataLoader(DATA, num_workers=1, in_order=False), "gives batches as they come"),
     ],
-    ids=["list", "iterator", "stream"],
+    ids=["list", "iterator", "stream", "out of order"],
 )
 def test_what_cannot_be_resumed_is_refused_at_attach(loader: Any, message: str) -> None:
     """With what to do instead."""
