@@ -61,7 +61,8 @@ class Ending(Saving):
         if ended and self._forward_seen and not self._owns_boundary:
             self._step, self._stepped, self._forward_seen = self._step + 1, False, False
             self._mark_step()
-        if self._stepped or self._forward_seen or self._drawn_mark not in (None, rng_mark()):
+        begun = self._forward_seen or (self._blind and self._drawn_mark is not None)
+        if self._stepped or begun or self._drawn_mark not in (None, rng_mark()):
             return False
         return not self._taken or self._data is None or self._data.give_back()
 

@@ -72,6 +72,8 @@ class RankState:
         """`batches` has handed out a batch since the last boundary."""
         self._forward_seen = False
         """A model was called in training since the last boundary, or by what ended with that."""
+        self._blind = False
+        """Calls of a compiled model are not seen."""
         self._drawn_mark: list[Any] | None = None
         """Of the random state when a loop of ours went on from the last boundary."""
         self._before_next: tuple[Any, Any] | None = None

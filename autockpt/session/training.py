@@ -33,6 +33,7 @@ from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.session.ending import Ending
+from autockpt.session.forwards import Forwards
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
 from autockpt.values import telemetry as t
@@ -280,16 +281,27 @@ class Session(Ending):
         """Without batches/steps/step the boundary is the next training forward after a step, of
         each optimizer where there are several."""
 
-        def hook(module: torch.nn.Module, _: Any) -> None:
+        def before(module: torch.nn.Module) -> None:
             if not module.training or self._closed:
                 return
             if self._stepped and self._rounds.complete and not self._owns_boundary:
                 self._boundary(self._step + 1, before=self._before_next)
             self._forward_seen = True
 
-        for module in self._state.models.values():
-            # First of all: FSDP2's hook gathers the parameters, and they must be what they were.
-            module.register_forward_pre_hook(hook, prepend=True)
+        if self._state.optimizers:
+            forwards = Forwards(before, self._require_seen, lambda: not self._owns_boundary)
+            for module in self._state.models.values():
+                forwards.watch(module)
+
+    def _require_seen(self) -> None:
+        self._blind = True
+        if not self._owns_boundary:
+            self._degraded(
+                "iterations",
+                "the model is within a graph that torch.compile may not break, so its calls, and "
+                "with them iterations, are not seen; attach what torch.compile returns, use "
+                "model.compile() or ckpt.steps(total), or call ckpt.step() at their end",
+            )
 
     # ------------------------------------------------------------------ the boundary
 
