@@ -129,7 +129,11 @@ class Session(Ending):
         self.close()
 
     def step(self) -> int:
-        """Marks the end of an iteration in a loop of one's own; the new step count."""
+        """Marks the end of an iteration in a loop of one's own; the new step count.
+
+        Until the first call iterations are counted as with `attach` alone.  Where an iteration has
+        several steps of one optimizer, use `steps(total)`, which counts right from the start.
+        """
         self._owns_boundary = True
         self._boundary(self._step + 1)
         return self._step
