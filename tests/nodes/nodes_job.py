@@ -86,7 +86,8 @@ class NodesJob:
         for launcher in self.launchers:
             assert launcher.wait(timeout=PATIENCE_S) == 0, self.tale()
         # The launchers wait for their keepers; those for one another.
-        assert not [pid for node in range(self.count) for pid in keeper_pids(self.run_dir, node)]
+        left = [pid for node in range(self.count) for pid in keeper_pids(self.run_dir, node)]
+        assert not left, self.tale()
         found = re.findall(r"^digest: (\w+)$", "".join(x.read_text() for x in self._logs), re.M)
         assert len(found) == 1, self.tale()
         return str(found[0])

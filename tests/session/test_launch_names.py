@@ -25,7 +25,8 @@ from autockpt.cli import worker
 from autockpt.cli.decisions import Scale
 from autockpt.executors.launchers import agent_of
 scale, parent = Scale(world_size=2, nodes=1), os.getppid()
-print(parent, agent_of(os.environ, parent), worker._launch_id(scale), flush=True)
+found = parent, agent_of(os.environ, parent), worker._launch_id(scale)
+os.write(1, f"{' '.join(map(str, found))}\\n".encode())
 os.read(0, 1)
 """
 """A rank that waits, so that those above it live."""
