@@ -112,10 +112,14 @@ class Launch:
             assert event["step"] >= promised, (victim, promised, event)
 
     def kill_launcher(self) -> None:
-        """SIGKILL of `autockpt run` alone; a person starts the same command again."""
+        """SIGKILL of `autockpt run`; a person ends its ranks, which would train on, and starts the
+        same command again."""
         began = {r: len(self.events(f"rank-{r:05d}", "RunStarted")) for r in (0, 1)}
         self.process.kill()
         self.process.wait()
+        for rank in (0, 1):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.trainer(rank), signal.SIGKILL)
         when, promised = time.monotonic(), self.newest("PersistCommitted")
         self.process = self._start()
         for r in (0, 1):
