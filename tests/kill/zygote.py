@@ -115,6 +115,8 @@ class Zygote:
         for line in self._process.stdout:
             answer = json.loads(line)
             if "started" in answer:
+                with self._news:  # a pid may have been another child's before
+                    self._ended.pop(answer["started"], None)
                 self._started.put(answer["started"])
             else:
                 with self._news:
