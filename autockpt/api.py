@@ -117,12 +117,12 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
     Warns (UserWarning) of a generation that came back from a lossy archive.
     Raises ConfigError for what is no checkpoint, CorruptCheckpointError for damage.
     """
-    from autockpt.integrations.generation import LOSSY
+    from autockpt.executors.directory import lossy_notice
     from autockpt.integrations.lazy import materialised
     from autockpt.integrations.loading import opened
 
     with opened(path, generation=generation, rank=rank) as source:
         state: dict[str, Any] = materialised(source.tree)
     if source.lossy:
-        warnings.warn(LOSSY.format(path=path, lossy=source.lossy), stacklevel=2)
+        warnings.warn(lossy_notice(path, source.lossy), stacklevel=2)
     return state

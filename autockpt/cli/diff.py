@@ -33,8 +33,8 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
     Exit code 0 when they hold the same, 1 when they differ.  -v lists every difference.
     """
     from autockpt.cli.convert import told
+    from autockpt.executors.directory import lossy_notice
     from autockpt.integrations.comparing import compare
-    from autockpt.integrations.generation import LOSSY
     from autockpt.integrations.lazy import tensors_of
     from autockpt.integrations.loading import opened
     from autockpt.values.errors import ConfigError
@@ -46,7 +46,7 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
             raise ConfigError(f"neither has {', '.join(only)}; there are: {', '.join(from_a.tree)}")
         for path, source in ((a, from_a), (b, from_b)):
             if source.lossy:
-                console.warn(LOSSY.format(path=path, lossy=source.lossy))
+                console.warn(lossy_notice(path, source.lossy))
         progress = told(console)
         total, done = sum(tensor.nbytes for tensor in tensors_of(left)), 0
 

@@ -569,6 +569,11 @@ def parse_commit(text: bytes, *, where: str) -> CommitFile:
     return commit
 
 
+def lossy_notice(what: str, lost: str) -> str:
+    """What everybody says who reads a generation that has lost something."""
+    return f"LOSSY: {what} is not what was trained, but close to it ({lost})"
+
+
 def lossy_mark(records: Iterable[Mapping[str, Any]]) -> str:
     """What the shards of a COMMIT say was lost before they were written; "" for nothing."""
     return next((str(record["lossy"]) for record in records if record.get("lossy")), "")

@@ -24,11 +24,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from autockpt.executors.directory import lossy_notice
 from autockpt.executors.layout.boxes import Box
 from autockpt.integrations import torch_file
 from autockpt.integrations.dcp_saving import GenerationWriter as GenerationWriter
 from autockpt.integrations.dcp_writer import StandIns
-from autockpt.integrations.generation import LOSSY, GenerationTree
+from autockpt.integrations.generation import GenerationTree
 from autockpt.integrations.lazy import LazyTensor
 from autockpt.integrations.places import generation_folder
 from autockpt.values.errors import ConfigError
@@ -122,7 +123,7 @@ class GenerationReader(StorageReader):
             folder = generation_folder(self._path, self._generation)
             self._source = GenerationTree(folder, rank=self._rank)
             if lossy := self._source.lossy:
-                warnings.warn(LOSSY.format(path=folder, lossy=lossy), stacklevel=2)
+                warnings.warn(lossy_notice(folder, lossy), stacklevel=2)
         return self._source
 
     def _close(self) -> None:

@@ -25,8 +25,6 @@ from autockpt.integrations.lazy import LazyTensor, Tree, nested
 from autockpt.integrations.replicas import require_same
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
-LOSSY = "LOSSY: {path} is not what was trained, but close to it ({lossy})"
-"""What everybody says who reads a generation that has lost something."""
 LEFT_OUT = ("random states of each rank", "position of each rank in the data")
 _MODEL = "model."
 

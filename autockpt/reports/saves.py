@@ -9,9 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
+    LOST,
     CheckpointRetired,
     Event,
     FailureObserved,
@@ -54,7 +56,7 @@ class Saves:
     discarded: int
     """Copied and thrown away because state changed behind the fence."""
     failed: int
-    """Not durable; older ones untouched."""
+    """Not durable, though no rank was lost meanwhile; older ones untouched."""
     retired: int
     """Deleted by the retention policy."""
     state_bytes: int
@@ -137,7 +139,7 @@ def saves(events: Sequence[Event], *, sync: bool = False) -> Saves:
         disk_committed=len({e.generation for e in durable}),
         skipped=_skipped(events),
         discarded=len(_generations(events, SnapshotDiscarded)),
-        failed=len(_generations(events, PersistFailed)),
+        failed=len({e.generation for e in events if _is_failed(e)}),
         retired=len(_generations(events, CheckpointRetired)),
         state_bytes=newest.bytes if newest else 0,
         stored_bytes=newest.stored_bytes if newest else 0,
@@ -217,6 +219,11 @@ def _age(
 
 def _generations(events: Sequence[Event], kind: type[Event]) -> set[str]:
     return {getattr(e, "generation", "") for e in events if isinstance(e, kind)}
+
+
+def _is_failed(event: Event) -> TypeGuard[PersistFailed]:
+    """Not of what was under way when a rank was lost: that is the failure's, not the storage's."""
+    return isinstance(event, PersistFailed) and not event.reason.endswith(LOST)
 
 
 def _skipped(events: Sequence[Event]) -> int:

@@ -20,6 +20,7 @@ import torch
 
 from autockpt.executors import birth, wire
 from autockpt.executors.ahead import PagesAhead
+from autockpt.executors.directory import lossy_notice
 from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
@@ -235,10 +236,7 @@ class Session(Ending):
         for notice in resumed.notices:
             self._say(notice)
         if resumed.lossy:
-            self._say(
-                f"LOSSY: generation {resumed.generation} is not what was trained, but close to it "
-                f"({resumed.lossy})"
-            )
+            self._say(lossy_notice(f"generation {resumed.generation}", resumed.lossy))
             self._emit(
                 t.LossyRestored(
                     at_s=time.monotonic(), rank=self._job.rank,
@@ -272,14 +270,13 @@ class Session(Ending):
             )
         )  # fmt: skip
         if resumed.generation is not None:
-            unnamed = self._job.unnamed and not self._job.restart_count
-            place = f" in {os.path.relpath(self._job.run_directory)}; {self._ways_out()}"
-            self._say(
+            said = (
                 f"resumed step {resumed.step} from {resumed.source} "
                 f"(generation {resumed.generation}, {time.monotonic() - began:.2f} s)"
-                + place
-                * unnamed
             )
+            if self._job.unnamed and not self._job.restart_count:
+                said += f" in {os.path.relpath(self._job.run_directory)}; {self._ways_out()}"
+            self._say(said)
 
     def _watch_forward(self) -> None:
         """Without batches/steps/step the boundary is the next training forward after a step, of

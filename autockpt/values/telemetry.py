@@ -10,6 +10,9 @@ from typing import Any
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data, to_data
 
+LOST = "was lost"
+"""End of the reason of what ended with a rank: a failure of the job, not of memory or storage."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -237,7 +240,10 @@ class PersistCommitted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistFailed(Event):
-    """A generation did not become durable; older ones are untouched."""
+    """A generation did not become durable; older ones are untouched.
+
+    Where the reason ends with LOST, it was under way when a rank was lost.
+    """
 
     generation: str
     step: int

@@ -156,6 +156,17 @@ def test_two_launchers_do_not_share_a_directory(tmp_path: Path) -> None:
         pass
 
 
+def two_ranks(command: list[str], folder: Path) -> "list[subprocess.Popen[str]]":
+    """Started by a launcher that is none of ours, rank 1 first."""
+    return [
+        subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"),
+        )
+        for rank in (1, 0)
+    ]  # fmt: skip
+
+
 def test_under_a_foreign_launcher_the_script_runs_in_this_process(tmp_path: Path) -> None:
     """torchrun's rank 1 waits for rank 0's directory, spawns nothing, and passes the code on."""
     source = """
@@ -165,17 +176,7 @@ sys.exit(9)
 """
     write(tmp_path, "s.py", source)
     command = [sys.executable, "-m", "autockpt", "run", "--run-dir", "r", "s.py", "--lr=1"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (1, 0)
-    ]
+    ranks = two_ranks(command, tmp_path)
     for process in ranks:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 9
@@ -191,17 +192,7 @@ def test_a_profile_under_a_foreign_launcher_keeps_its_policy(tmp_path: Path) -> 
     write(tmp_path, "pol.yaml", "version: 1\ndisk: {path: ckpt}\n")
     command = [sys.executable, "-m", "autockpt", "profile", "--out", "p", "--policy", "pol.yaml",
                "--set", "limits.stall=50 ms", "s.py", "--lr=1"]  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (1, 0)
-    ]
+    ranks = two_ranks(command, tmp_path)
     outs = [process.communicate(timeout=60) for process in ranks]
     assert [out for out, _ in outs] == ["True\n", "True\n"]
     words = "--policy pol.yaml --set 'limits.stall=50 ms'"

@@ -123,6 +123,18 @@ def test_trouble_of_each_kind_is_found() -> None:
     assert "storage is slow" in finding(model, "saves-skipped").evidence
 
 
+def test_what_was_under_way_when_a_rank_was_lost_is_no_trouble_of_the_disk() -> None:
+    """It is in the table of reasons, and nobody is told to look for free space."""
+    data = run_data(total=1440)
+    lost = PersistFailed(at_s=5300.0, rank=-1, generation="b", step=-1, reason="rank 0 was lost")
+
+    model = build(dataclasses.replace(data, events=(*data.events, lost)))
+
+    assert finding(model, "persist-failed").passed
+    assert model.saves is not None
+    assert (model.saves.failed, model.saves.reasons["rank 0 was lost"]) == (0, 1)
+
+
 def test_findings_have_unique_ids_and_problems_have_a_fix() -> None:
     """Ids are anchors; a problem without a next step is a complaint."""
     for data in (profile_data(), run_data(), unprotected_data()):

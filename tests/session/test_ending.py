@@ -231,16 +231,23 @@ class Noisy(TensorDataset):
         return torch.rand(1) + self.tensors[0][index]
 
 
-def test_a_batch_that_was_drawn_for_comes_again_as_it_was(begin: Callable[..., Counted]) -> None:
-    """The generators have gone on with it, and cannot be put back."""
-    it, seen = begin(DataLoader(Noisy(*DATA.tensors), 7)), []
+def handed_out(it: Counted, *, left: int) -> list[Any]:
+    """Batches of a loop that is left in this step, before anything is called."""
+    seen = []
     for step, batch in it.ckpt.batches(8):
         seen.append(batch)
         it.await_slots()
-        if step == 4:
+        if step == left:
             break
         it.train()
     it.ckpt.close()
+    return seen
+
+
+def test_a_batch_that_was_drawn_for_comes_again_as_it_was(begin: Callable[..., Counted]) -> None:
+    """The generators have gone on with it, and cannot be put back."""
+    it = begin(DataLoader(Noisy(*DATA.tensors), 7))
+    seen = handed_out(it, left=4)
     again = begin(DataLoader(Noisy(*DATA.tensors), 7))
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     for (_, batch), before in zip(again.ckpt.batches(8), seen[3:], strict=False):
@@ -258,18 +265,11 @@ def test_a_loader_that_counts_itself_is_not_saved_one_batch_ahead(
         return trainings.StatefulLoader(inputs, labels, 4, 0)
 
     it = begin(loader())
-    seen = []
-    for step, (batch, _) in it.ckpt.batches(8):
-        seen.append(batch)
-        it.await_slots()
-        if step == 5:
-            break
-        it.train()
-    it.ckpt.close()
+    seen = handed_out(it, left=5)
     again = begin(loader())
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     _, (batch, _) = next(again.ckpt.batches(8))
-    assert torch.equal(batch, seen[3])
+    assert torch.equal(batch, seen[3][0])
 
 
 class SharedState(trainings.StatefulLoader):

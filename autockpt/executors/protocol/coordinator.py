@@ -15,6 +15,7 @@ from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.planning import Planning
 from autockpt.values.goal import Retention
+from autockpt.values.telemetry import LOST
 
 
 class CoordinatorProtocol(Planning):
@@ -79,7 +80,7 @@ class CoordinatorProtocol(Planning):
         if not known or self.nodes[message.rank] != from_node:
             self.stale(message)
             return
-        reason = f"rank {message.rank} was lost"
+        reason = f"rank {message.rank} {LOST}"
         fresh = message.rank in self.alive
         self.alive.discard(message.rank)
         if self.phase != "running":

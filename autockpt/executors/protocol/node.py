@@ -16,6 +16,7 @@ from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.node_saving import NodeSaving
 from autockpt.executors.protocol.node_state import LocalRank
 from autockpt.executors.protocol.slots import Slots
+from autockpt.values.telemetry import LOST
 
 
 class NodeProtocol(NodeSaving):
@@ -179,15 +180,15 @@ class NodeProtocol(NodeSaving):
         local = self.ranks.get(event.rank)
         if local is None:
             return
-        current = event.incarnation == self.incarnation
+        current, reason = event.incarnation == self.incarnation, f"rank {event.rank} {LOST}"
         for slot in local.slots.slots:
             if slot.state == "writing" and slot.writer == event.incarnation:
                 generation, known = slot.generation, slot.doomed
                 assert generation is not None
-                self._abort_persist((event.rank, generation), "trainer lost")
+                self._abort_persist((event.rank, generation), reason)
                 slot.clear()
                 if not known and self.is_current(generation):
-                    self._drop(event.rank, generation, "trainer lost", memory=True)
+                    self._drop(event.rank, generation, reason, memory=True)
         if current and local.alive:
             local.alive, local.plan_held, local.plan_offered = False, None, 0
             self.tell(m.RankLost(incarnation=event.incarnation, rank=event.rank))
