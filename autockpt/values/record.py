@@ -179,7 +179,7 @@ def _read_record(cls: type, data: Any, path: str) -> Any:
                 f"{path}: {cls.__name__} has schema_version {got!r}, this autockpt reads {known}; "
                 "write it again with this version, or install the version that wrote it"
             )
-    unknown = sorted(set(data) - set(fields))
+    unknown = sorted(set(data) - set(fields), key=str)  # YAML has keys of every kind
     if unknown:
         raise ConfigError(f"{path}: unknown field {unknown[0]!r} of {cls.__name__}")
     hints = _hints(cls)

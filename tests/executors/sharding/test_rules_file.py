@@ -55,6 +55,10 @@ def test_the_documented_file_is_read() -> None:
         ),
         ({"rules": [{"match": "w", "sharded": {"dim": 0}}]}, "'over' of Sharded is missing"),
         (
+            {"rules": [{"match": "w", "sharded": {"di": 0, 4: None}}]},
+            "sharded: unknown field 4 of Sharded",
+        ),
+        (
             {"rules": [{"match": "w", "sharded": {"dim": 0, "over": "tp"}, "sub_parameters": []}]},
             "sub_parameters: expected a number of equal parts",
         ),
