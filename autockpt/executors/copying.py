@@ -3,8 +3,9 @@
 One copy thread of plain priority, memcpy in pieces of 4 MiB for contiguous host tensors (the GIL is
 released, Python is re-entered 180 times for 0.7 GB), one batched call for the many small tensors.
 Measured beside training: more threads, non-temporal stores, pacing or a lower priority all cost the
-training more, or the fence (a nice'd thread stays on a busy core: 50 ms became 400).  With a gate
-the pieces move in the windows of the iteration in which the training idles (`window_gate.py`).
+training more, or the fence (a nice'd thread stays on a busy core: 50 ms became 400); long slices
+keep it out of the way of what wakes for a moment (`timeslice.py`).  With a gate the pieces move in
+the windows of the iteration in which the training idles (`window_gate.py`).
 """
 
 import ctypes
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.timeslice import ask_for_long_slices
 from autockpt.executors.window_gate import WindowGate, WindowUse
 
 PIECE_BYTES = 4 * 2**20
@@ -138,6 +140,7 @@ class CopyEngine:
         self._thread.join(timeout=30)
 
     def _work(self) -> None:
+        ask_for_long_slices()
         while (task := self._tasks.get()) is not None:
             try:
                 run_jobs(task.first, None)

@@ -319,19 +319,21 @@ class Conductor:
         works: dict[str, Work] = {"snapshot_copy": CopyWork(snapshot)}
         copies = {PEER_WORK: probes.copier(), DEVICE_WORK: probes.device_copier()}
         for name, copy in copies.items():
-            works[name] = Quiet() if copy is None else WriteWork(copy)
+            works[name] = Quiet() if copy is None else WriteWork(movers.giving_way(copy))
         if any(unit.work in SCHEDULE_WORKS for unit in units):
             stages = self._windows.hold_back(self._ranks.rank, snapshot.device)
             works["snapshot_windows"] = CopyWork(movers.InWindows(snapshot, lambda: stages.gate))
             works["snapshot_blocking"] = CopyWork(movers.AtBoundary(snapshot))
         if any(unit.work == ENCODE_WORK for unit in units):
-            works[ENCODE_WORK] = EncodeWork(probes.encoders())
-        works["persist"] = PersistWork(snapshot, probes.persister())
+            works[ENCODE_WORK] = EncodeWork(
+                [movers.giving_way(encode) for encode in probes.encoders()]
+            )
+        works["persist"] = PersistWork(snapshot, movers.giving_way(probes.persister()))
         if write is None:
             works["storage_write"] = Quiet()
             return works
         limit = probes.writes_per_unit(sum(unit.work == "storage_write" for unit in units))
-        works["storage_write"] = WriteWork(write, limit=limit)
+        works["storage_write"] = WriteWork(movers.giving_way(write), limit=limit)
         return works
 
     def _late(self, until_s: float) -> bool:

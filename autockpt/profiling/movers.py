@@ -4,7 +4,7 @@ import ctypes
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from autockpt.executors.memory import Arena, headroom, require_headroom
 from autockpt.executors.persist import write_image
 from autockpt.executors.snapshot import Snapshot, Snapshotter
 from autockpt.executors.state import LiveState
+from autockpt.executors.timeslice import ask_for_long_slices
 from autockpt.executors.window_gate import WindowGate
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
@@ -29,6 +30,7 @@ from autockpt.profiling.ranks import Ranks
 from autockpt.values.errors import AutockptError
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 
+T = TypeVar("T")
 TensorClass = Literal["parameters", "moments", "other"]
 
 CODECS = ("planes",)
@@ -256,6 +258,16 @@ def codecs() -> dict[str, Codec]:
 def base_codecs() -> dict[str, Codec]:
     """Those that store differences."""
     return {"delta": ElementCodec("planes")}
+
+
+def giving_way(work: Callable[[], T]) -> Callable[[], T]:
+    """The same, for a thread of its own, which gives way to the training as a keeper's do."""
+
+    def given_way() -> T:
+        ask_for_long_slices()
+        return work()
+
+    return given_way
 
 
 def encoders(pieces: Sequence[Piece]) -> list[Callable[[], int]]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
+from autockpt.executors.timeslice import ask_for_long_slices
 
 PREDECESSOR_S = 0.9
 """A keeper that has decided to leave is gone within milliseconds."""
@@ -70,11 +71,13 @@ def _locked(fd: int) -> bool:
 
 
 def _settle() -> None:
-    """Signals of the terminal and of launchers are for the trainers; ours is the socket."""
+    """Signals of the terminal and of launchers are for the trainers; ours is the socket.  All
+    threads give way to them."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("-500")
+    ask_for_long_slices()
 
 
 if __name__ == "__main__":
