@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,15 +27,21 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGVTALRM, before)
 
 
-def parser(worse: object, *, spin: int = 0) -> Parser:
-    """Refuses what is bad; `worse` is raised, or `spin` rounds are made for it."""
+def compute(cpu_s: float) -> None:
+    """Takes so long on a core, however fast that is."""
+    until_s = time.process_time() + cpu_s
+    while time.process_time() < until_s:
+        pass
+
+
+def parser(worse: object, *, cpu_s: float = 0.0) -> Parser:
+    """Refuses what is bad; `worse` is raised, after `cpu_s` seconds of computing."""
 
     def read(data: bytes) -> object:
         if data == b"bad":
             raise CorruptCheckpointError("bad")
         if data == b"worse":
-            for _ in range(spin):
-                pass
+            compute(cpu_s)
             if isinstance(worse, BaseException):
                 raise worse
         return 1
@@ -57,7 +64,7 @@ def test_another_error_is_a_violation() -> None:
 def test_one_slow_input_in_a_batch_is_found() -> None:
     """The batch is played again, one by one."""
     with pytest.raises(Violation, match=r"p: [0-9.]+ s for b'worse'"):
-        fuzz.execute(parser(None, spin=20_000_000), BATCH)
+        fuzz.execute(parser(None, cpu_s=0.3), BATCH)
 
 
 def test_an_input_without_an_end_is_found_whatever_the_parser_catches() -> None:
@@ -80,8 +87,7 @@ def test_a_slow_batch_of_quick_inputs_is_none() -> None:
     """The bound is of one input."""
 
     def read(data: bytes) -> object:
-        for _ in range(1_500_000):
-            pass
+        compute(0.05)
         return 1
 
     slow = Parser(name="p", good=(b"",), read=read)
