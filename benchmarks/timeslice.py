@@ -52,7 +52,7 @@ def main() -> None:
 
 def _note_if_refused() -> None:
     if not ask_for_long_slices():
-        print("this kernel gives no long slices (Linux 6.12 does): the last two ways are one")
+        print("this kernel gives no long slices (Linux 6.12 does): both ways with copies are one")
 
 
 def beside(way: str, ranks: int, laps: int) -> list[float]:

@@ -7,7 +7,7 @@ length, and one that wakes with a shorter slice goes first at once.  The shares 
 what they were.
 
 A lower priority is something else: a nice'd thread stays behind a busy one although another core is
-free, and holds the interpreter's lock meanwhile.
+free, and may hold the interpreter's lock meanwhile.
 
 Source: kernel/sched/fair.c (EEVDF, `PREEMPT_SHORT`), `sched_setattr(2)`; `make bench-timeslice`.
 """

@@ -13,6 +13,7 @@ from autockpt.executors import timeslice
 from autockpt.executors.copying import CopyEngine, CopyTask, ProgressCounter
 from autockpt.executors.keeper.launch import ensure_keeper, keeper_status
 from autockpt.executors.timeslice import LONGEST_S, ask_for_long_slices, slice_s
+from autockpt.profiling.movers import giving_way
 
 
 def on_a_thread(work: Callable[[], Any]) -> Any:
@@ -70,6 +71,14 @@ def test_all_threads_of_a_keeper_give_way(tmp_path: Path) -> None:
         assert set(slices_s) == {LONGEST_S}
     finally:
         os.kill(status.pid, signal.SIGKILL)
+
+
+@needs_long_slices
+def test_what_a_profile_runs_beside_the_training_gives_way_as_a_run_does() -> None:
+    """Else it would measure another cost than the one that will be paid."""
+    before = slice_s()
+    assert on_a_thread(giving_way(slice_s)) == LONGEST_S
+    assert slice_s() == before < LONGEST_S
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a policy of real time")
