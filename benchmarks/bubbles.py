@@ -13,8 +13,10 @@ the rank then waits for others; **waits** are the second part alone, which only 
 iteration, copied and proven; blocks of iterations with it against blocks without, right before,
 in an order drawn anew each round; medians of iterations, the mean over ranks, the median over
 rounds. `blocking` copies at the boundary, `async` in a plain thread with torch's own copies,
-`lazy` under forward and backward, `windows` in the gaps. What follows a copy (digest, disk)
-belongs to the keeper and is in none of them. **Inside windows**: bytes whose copy overlapped no
+`lazy` under forward and backward, `windows` in the gaps; `control` takes none, and says how far
+two equal blocks are apart. What follows a copy (digest, disk)
+belongs to the keeper and is in none of them. All blocks run with the bound that `autockpt run` sets
+for glibc's copies (`make bench-copies`). **Inside windows**: bytes whose copy overlapped no
 compute of their rank, by the clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.
@@ -32,6 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autockpt.executors.non_temporal import with_threshold
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER, RankWork, replayed
 from autockpt.profiles.samples import LapSample
@@ -57,7 +60,9 @@ LONG = 0.25
 """Gaps of at least this fraction of a rank's longest are compared one by one."""
 NO_GAPS = 0.02
 """Ranks whose gaps are less than this fraction of an iteration have none: it would be noise."""
-WAYS = ("blocking", "async", "lazy", "windows")
+WAYS = ("control", "blocking", "async", "lazy", "windows")
+REAL_ROUNDS = 2
+"""Times as many where compute is real: equal blocks are further apart."""
 
 
 def main() -> None:
@@ -66,8 +71,9 @@ def main() -> None:
     rows: list[Row] = []
     for name, shape in SHAPES.items():
         if args.only in name:
-            print(f"{name}: {shape.ranks} ranks, {args.rounds} rounds", flush=True)
-            rows += shape_rows(name, run(shape, args))
+            rounds = args.rounds * (1 if shape.forward_s else REAL_ROUNDS)
+            print(f"{name}: {shape.ranks} ranks, {rounds} rounds", flush=True)
+            rows += shape_rows(name, run(shape, rounds, args.iterations))
     notes = {
         name: "chunks are a small real kernel and a timed wait: no device, no bus"
         for name in SHAPES
@@ -90,15 +96,20 @@ def arguments(given: list[str]) -> argparse.Namespace:
     return args
 
 
-def run(shape: Shape, args: argparse.Namespace) -> list[dict[str, Any]]:
+def run(shape: Shape, rounds: int, iterations: int) -> list[dict[str, Any]]:
     """What each rank of one job saw."""
     with tempfile.TemporaryDirectory(prefix="bench-bubbles-") as folder:
         given = Path(folder, "given.json")
         given.write_text(json.dumps(
-            {"shape": asdict(shape), "rounds": args.rounds, "iterations": args.iterations}
+            {"shape": asdict(shape), "rounds": rounds, "iterations": iterations}
         ))  # fmt: skip
         outs = [Path(folder, f"{rank}.json") for rank in range(shape.ranks)]
-        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environment = {
+            **os.environ,
+            **with_threshold(os.environ),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "benchmarks.bubbles_rank",
@@ -109,7 +120,7 @@ def run(shape: Shape, args: argparse.Namespace) -> list[dict[str, Any]]:
         ]  # fmt: skip
         try:
             for rank in ranks:
-                if rank.wait(timeout=600):
+                if rank.wait(timeout=1200):
                     raise SystemExit(f"a rank of {shape} ended with {rank.returncode}")
         finally:
             for rank in ranks:

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.bubbles`: trains, checkpoints in five ways in turn, writes what it saw.
+"""One rank of `benchmarks.bubbles`: trains, checkpoints in turn in several ways, writes figures.
 
     python -m benchmarks.bubbles_rank RANK OUT.json SETTINGS.json
 
@@ -35,7 +35,7 @@ from autockpt.profiles.probes.stages import StageHooks
 from autockpt.profiles.samples import LapSample
 from benchmarks.pipeline_job import PipelineJob, Shape, transfer_s
 
-WAYS = ("blocking", "async", "lazy", "windows")
+WAYS = ("control", "blocking", "async", "lazy", "windows")
 WARM = 8
 """Iterations before anything counts: the windows are learned in them."""
 SLOTS = 2
@@ -158,7 +158,7 @@ class Rank:
             self.pending = None
 
     def _checkpoint(self, way: str) -> None:
-        if way == "none":
+        if way in ("none", "control"):
             return
         if not self.slots:
             layout = self.snapshotter.plan({"step": self.step})

@@ -62,7 +62,7 @@ class EmulatedStage(nn.Module):
         self.layer = nn.Linear(EMULATED_WIDTH, EMULATED_WIDTH)
         self.forward_s = forward_s
         count, pieces = state_bytes // 4, 16
-        self.bulk = nn.ParameterList(torch.zeros(count // pieces) for _ in range(pieces))
+        self.bulk = nn.ParameterList(torch.ones(count // pieces) for _ in range(pieces))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """A kernel and its waits."""

@@ -23,6 +23,7 @@ from autockpt.cli.crash_loop import MAX_RESTARTS
 from autockpt.cli.keeper import KeeperBeside
 from autockpt.cli.options import Script
 from autockpt.cli.signals import Interrupted, install, interrupt, signals_raise
+from autockpt.executors import non_temporal
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 
@@ -135,7 +136,7 @@ def _variables(request: Launch) -> dict[str, str]:
     # torch 2.13: restarted ranks read the dead attempt's addresses from the store they share with
     # the agent; 8 of 11 restarts failed with gloo, 0 of 10 with this.
     variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return variables
+    return variables | non_temporal.with_threshold(os.environ)
 
 
 def _config(request: Launch) -> Any:

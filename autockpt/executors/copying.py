@@ -2,10 +2,11 @@
 
 One copy thread of plain priority, memcpy in pieces of 4 MiB for contiguous host tensors (the GIL is
 released, Python is re-entered 180 times for 0.7 GB), one batched call for the many small tensors.
-Measured beside training: more threads, non-temporal stores, pacing or a lower priority all cost the
-training more, or the fence (a nice'd thread stays on a busy core: 50 ms became 400); long slices
-keep it out of the way of what wakes for a moment (`timeslice.py`).  With a gate the pieces move in
-the windows of the iteration in which the training idles (`window_gate.py`).
+Measured beside training: more threads, pacing or a lower priority all cost the training more, or
+the fence (a nice'd thread stays on a busy core: 50 ms became 400); long slices keep it out of the
+way of what wakes for a moment (`timeslice.py`), and stores past the caches halve what a copy takes
+on some machines (`non_temporal.py`).  With a gate the pieces move in the windows of the iteration
+in which the training idles (`window_gate.py`).
 """
 
 import ctypes
@@ -19,11 +20,9 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.non_temporal import PIECE_BYTES
 from autockpt.executors.timeslice import ask_for_long_slices
 from autockpt.executors.window_gate import WindowGate, WindowUse
-
-PIECE_BYTES = 4 * 2**20
-"""Bytes per memcpy call: small enough to publish progress, large enough for full bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.executors import non_temporal
 from autockpt.run_directory import RunDirectory, RunStatus
 from tests.cli.scripts import ROOT, autockpt, environment, write
 from tests.conftest import end_keeper
@@ -350,3 +352,13 @@ def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path
     assert settings("4") == LIVELY
     assert settings("4", "keep_alive_interval=7") == {**LIVELY, "keep_alive_interval": 7}
     assert settings("512") == {}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a tunable of x86 only")
+def test_copies_of_the_trainers_pass_the_caches_by(tmp_path: Path) -> None:
+    """Their glibc is told so by the launcher, in addition to what the user told it."""
+    write(tmp_path, "s.py", "import os; print(os.environ['GLIBC_TUNABLES'])")
+    own = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}
+    done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path, **own)
+    told = f"glibc.malloc.arena_max=4:{non_temporal.TUNABLE}={non_temporal.THRESHOLD_BYTES}"
+    assert done.stdout.strip() == told

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autockpt.cli.checkup.finding import Finding
 from autockpt.cli.versions import versions
+from autockpt.executors import non_temporal
 from autockpt.profiles.probes.host import memory_headroom, read_text
 from autockpt.values.units import format_bytes
 
@@ -16,7 +17,7 @@ STORE_SETTING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 def check() -> list[Finding]:
     """All findings about the machine and the environment."""
     found = [_memory(), _huge_pages(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
-    return [*found, *_threads(os.environ), _exactness()]
+    return [*found, *_threads(os.environ), *_copies(os.environ), _exactness()]
 
 
 def _memory() -> Finding:
@@ -151,6 +152,24 @@ def _threads(environ: Mapping[str, str]) -> list[Finding]:
     what = f"{cores} cores: OpenMP threads that spin while idle take time from background copies"
     fix = "export OMP_WAIT_POLICY=PASSIVE"
     return [Finding(id="environment.openmp", status="note", what=what, fix=fix)]
+
+
+def _copies(environ: Mapping[str, str]) -> list[Finding]:
+    wanted = non_temporal.with_threshold(environ)
+    bound = non_temporal.threshold_bytes() if wanted else None
+    if bound is None or bound <= non_temporal.PIECE_BYTES:
+        return []
+    name, value = next(iter(wanted.items()))
+    return [
+        Finding(
+            id="environment.copies",
+            status="note",
+            what=f"glibc copies past the caches from {format_bytes(bound)} on only, and a "
+            "checkpoint in smaller pieces, which may take twice as long; `autockpt run` sets "
+            "another bound",
+            fix=f"export {name}={value} wherever training is started directly",
+        )
+    ]
 
 
 def _exactness() -> Finding:

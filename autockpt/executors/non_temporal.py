@@ -1,0 +1,56 @@
+"""Copies past the caches: from which size on glibc's memcpy uses non-temporal stores.
+
+They spare the third of the memory traffic that reads each line of the target before it is
+overwritten, and a checkpoint is not read again by the core that copies it.  glibc uses them from
+three quarters of a core's share of the last cache on, 1 to 3 MiB where a process sees the whole
+machine.  In a virtual machine that is shown few cores and all of the host's cache the same rule
+gives hundreds of MiB, and pieces of a checkpoint (4 MiB) move at half the speed.
+
+The bound is a tunable, read once when a process starts; so the launcher sets it for the trainers.
+
+Source: glibc manual, "Hardware Capability Tunables"; sysdeps/x86/dl-cacheinfo.h;
+`make bench-copies`.
+"""
+
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "GLIBC_TUNABLES"
+TUNABLE = "glibc.cpu.x86_non_temporal_threshold"
+THRESHOLD_BYTES = 2**20
+"""What glibc takes itself on whole machines, or less."""
+PIECE_BYTES = 4 * 2**20
+"""Pieces in which a checkpoint is copied (`copying.py`): a bound up to here does for them."""
+
+
+def with_threshold(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to the environment of a process to be started; {}: it stays as it is.
+
+    Whoever has set the tunable keeps what was set.
+    """
+    given = environ.get(VARIABLE, "")
+    if platform.machine() != "x86_64" or TUNABLE in given:
+        return {}
+    return {VARIABLE: ":".join(filter(None, (given, f"{TUNABLE}={THRESHOLD_BYTES}")))}
+
+
+def threshold_bytes() -> int | None:
+    """What holds for processes started with this one's environment; None: glibc does not say.
+
+    Asks the dynamic loader (glibc 2.33), which is a process.
+    """
+    maps = Path("/proc/self/maps").read_text(errors="replace")
+    loader = re.search(r"/\S*/ld-linux\S*", maps)
+    if loader is None:
+        return None
+    try:
+        said = subprocess.run(
+            [loader[0], "--list-tunables"], capture_output=True, text=True, timeout=5, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(rf"^{re.escape(TUNABLE)}: (0x[0-9a-f]+)", said, re.MULTILINE)
+    return int(found[1], 16) if found else None

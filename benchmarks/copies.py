@@ -1,0 +1,101 @@
+"""`make bench-copies`: memcpy through the caches and past them.
+
+Two ways take turns, each in a process of its own because glibc reads its bound once: as glibc
+decides by itself, and with the bound that `autockpt run` sets (`executors/non_temporal.py`).
+
+**Copy**: GB/s of 256 MiB in pieces of one size, into memory that was touched before.  **Digest
+after a copy**: GB/s of the digest of 256 MiB just copied, which may come from a cache or not.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import xxhash
+
+from autockpt.executors import non_temporal
+from autockpt.executors.memory import Arena
+from autockpt.executors.non_temporal import PIECE_BYTES
+from benchmarks.harness import Row, publish, row
+
+USUAL, PAST = "glibc by itself", "as autockpt run"
+PIECES_BYTES = tuple(2**20 * n // 4 for n in (1, 2, 4, 16, 256))
+COPIED_BYTES = 256 * 2**20
+
+
+def main() -> None:
+    """Measures and publishes."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure()))
+        return
+    bare = {k: v for k, v in os.environ.items() if k != non_temporal.VARIABLE}
+    ways = {USUAL: bare, PAST: bare | non_temporal.with_threshold(bare)}
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for _ in range(args.rounds):
+        for way, environ in ways.items():
+            command = [sys.executable, "-m", "benchmarks.copies", "--one"]
+            done = subprocess.run(command, env=environ, capture_output=True, check=True)
+            found[way].append(json.loads(done.stdout))
+    settings = {"rounds": args.rounds, "bound_bytes": non_temporal.threshold_bytes()}
+    publish("copies", rows_of(found), settings=settings)
+
+
+def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
+    """Each figure of both ways, and their ratio in the same round."""
+    rows = []
+    for figure in found[USUAL][0]:
+        usual, past = ([each[figure] for each in found[way]] for way in (USUAL, PAST))
+        rows += [row(USUAL, figure, usual, "GB/s"), row(PAST, figure, past, "GB/s")]
+        ratios = [new / old for new, old in zip(past, usual, strict=True)]
+        rows.append(row("ratio", figure, ratios, "x"))
+    return rows
+
+
+def measure() -> dict[str, float]:
+    """GB/s of this process."""
+    source, target = (Arena.anonymous(COPIED_BYTES) for _ in range(2))
+    for arena in (source, target):
+        ctypes.memset(arena.address, 1, COPIED_BYTES)
+    found = {
+        f"copy, pieces of {size // 1024} KiB": rate(partial(copied, source, target, size))
+        for size in PIECES_BYTES
+    }
+    found["digest after a copy"] = rate(
+        partial(xxhash.xxh3_128_intdigest, target.view),
+        before=partial(copied, source, target, PIECE_BYTES),
+    )
+    return found
+
+
+def copied(source: Arena, target: Arena, piece: int) -> None:
+    """Copies everything in pieces."""
+    for at in range(0, COPIED_BYTES, piece):
+        ctypes.memmove(target.address + at, source.address + at, piece)
+
+
+def rate(
+    work: Callable[[], object], *, before: Callable[[], object] = lambda: None, times: int = 8
+) -> float:
+    """Median GB/s of something that is done to all bytes, each time after `before`."""
+    took = []
+    for _ in range(times):
+        before()
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return COPIED_BYTES / statistics.median(took) / 1e9
+
+
+if __name__ == "__main__":
+    main()
