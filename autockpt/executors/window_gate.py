@@ -109,7 +109,8 @@ class WindowGate:
         self._now_s = now_s
         self._lock = threading.RLock()  # entered by itself: a Condition does that in Python
         self._changed = threading.Condition(self._lock)
-        self._waiting = 0
+        self._waiting: list[int] = []
+        """Bytes of those who wait."""
         self._sleep = sleep or self._changed.wait
         self._rates: deque[float] = deque([bytes_per_s], maxlen=MEMORY_RATES)
         self._moving: dict[int, Move] = {}
@@ -133,8 +134,12 @@ class WindowGate:
     def ended(self, what: str, at_s: float | None = None) -> None:
         """It ended."""
         with self._lock:
-            self._laps.ended(self._now_s() if at_s is None else at_s)
-            if self._waiting:
+            now_s = self._now_s() if at_s is None else at_s
+            self._laps.ended(now_s)
+            # Who is woken for nothing takes the interpreter's lock from the training.
+            if any(self._in_window(nbytes, now_s) for nbytes in self._waiting) or (
+                self._waiting and self._left > self._room(now_s)
+            ):
                 self._changed.notify_all()
 
     def step_began(self, at_s: float | None = None) -> None:
@@ -223,9 +228,9 @@ class WindowGate:
                 how, wait_s = self._judge(nbytes, now_s)
                 if how is not None or now_s >= until_s:
                     break
-                self._waiting += 1
+                self._waiting.append(nbytes)
                 self._sleep(min(wait_s, until_s - now_s))
-                self._waiting -= 1
+                self._waiting.remove(nbytes)
                 now_s = self._now_s()
             self._pass(nbytes, now_s, how or "overlap")
             # A wake-up is never on time to the microsecond; the contract is what was asked for.
@@ -239,12 +244,8 @@ class WindowGate:
         """(how it passes now, or None; seconds until it is worth asking again)."""
         if self._hurried:
             return ("fence" if not self.use.reason else "overlap"), 0.0
-        free_s = self._laps.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
-        needs_s = self._takes_s(nbytes) * (1 + self._margin)
-        if needs_s <= free_s:
-            return "window", 0.0
-        if free_s > NEARLY_ALL * max(self._laps.forecasts_s, default=math.inf):
-            return "overlap", 0.0  # fits nowhere: it begins with the longest window at least
+        if how := self._in_window(nbytes, now_s):
+            return how, 0.0
         excess = self._left - self._room(now_s)
         if excess <= 0:
             return None, self.longest_wait_s
@@ -253,6 +254,15 @@ class WindowGate:
             self._paid_at_s = now_s + nbytes * pace_s
             return "overlap", 0.0
         return None, self._paid_at_s - now_s
+
+    def _in_window(self, nbytes: int, now_s: float) -> Passed | None:
+        """How it passes in the window that is open; None: not in this one."""
+        free_s = self._laps.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
+        if self._takes_s(nbytes) * (1 + self._margin) <= free_s:
+            return "window"
+        if free_s > NEARLY_ALL * max(self._laps.forecasts_s, default=math.inf):
+            return "overlap"  # fits nowhere: it begins with the longest window at least
+        return None
 
     def _pass(self, nbytes: int, now_s: float, how: Passed) -> None:
         self._left = max(0, self._left - nbytes)

@@ -166,7 +166,8 @@ def persist_failed(facts: Facts) -> Finding | None:
         severity="high",
         title=f"{saves.failed} checkpoint{'s' * (saves.failed > 1)} did not become durable",
         evidence=f"{saves.disk_committed} others did. {_reason(saves)}",
-        fix="check free space and the health of the checkpoint directory",
+        fix="where the storage is the reason, check its free space and its health; "
+        "older checkpoints are untouched",
     )
 
 

@@ -85,6 +85,36 @@ class TestInCompute(GateContract):
     make = staticmethod(in_compute)
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "how"), [(CHUNKS[0], "window"), (450 * MIB, "overlap")], ids=["fits", "fits nowhere"]
+)
+def test_a_window_that_is_too_short_wakes_nobody(nbytes: int, how: str) -> None:
+    """Each waking takes the interpreter's lock from the training; the long window does wake."""
+    clock = FakeClock()
+    gate = learned(clock, [0.0, 0.001, 0.4, 0.0], longest_wait_s=30.0)
+    gate.begin(100 * MIB)
+    asleep, woken = threading.Event(), threading.Semaphore(0)
+
+    def sleep(seconds: float) -> None:
+        asleep.set()
+        gate._changed.wait(seconds)
+        woken.release()
+
+    gate._sleep = sleep
+    gate.began("0F0")
+    mover = threading.Thread(target=lambda: gate.wait(nbytes), daemon=True)
+    mover.start()
+    assert asleep.wait(10.0)
+    gate.ended("0F0")
+    assert not woken.acquire(timeout=0.1)
+    clock.now_s += 0.001
+    gate.began("0F1")
+    gate.ended("0F1")
+    mover.join(10.0)
+    assert not mover.is_alive()
+    assert gate.use.passed == {"window": 0, "overlap": 0, "fence": 0} | {how: nbytes}
+
+
 class Mover:
     """Copies in chunks on a thread while a script of marks moves the clock by events.
 
