@@ -14,10 +14,10 @@ iteration, copied and proven; blocks of iterations with it against blocks withou
 in an order drawn anew each round; medians of iterations, the mean over ranks, the median over
 rounds. `blocking` copies at the boundary, `async` in a plain thread with torch's own copies,
 `lazy` under forward and backward, `windows` in the gaps; `control` takes none, and says how far
-two equal blocks are apart. What follows a copy (digest, disk)
-belongs to the keeper and is in none of them. All blocks run with the bound that `autockpt run` sets
-for glibc's copies (`make bench-copies`). **Inside windows**: bytes whose copy overlapped no
-compute of their rank, by the clock.
+two equal blocks are apart. What follows a copy (digest, disk) belongs to the keeper and is in none
+of them. All blocks run with the bound that `autockpt run` sets for glibc's copies (`make
+bench-copies`). **Inside windows**: bytes whose copy overlapped no compute of their rank, by the
+clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.
 """
@@ -39,6 +39,7 @@ from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER, RankWork, replayed
 from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import parse_order
+from benchmarks.bubbles_rank import WAYS
 from benchmarks.harness import Row, publish, row
 from benchmarks.pipeline_job import Shape
 
@@ -60,7 +61,6 @@ LONG = 0.25
 """Gaps of at least this fraction of a rank's longest are compared one by one."""
 NO_GAPS = 0.02
 """Ranks whose gaps are less than this fraction of an iteration have none: it would be noise."""
-WAYS = ("control", "blocking", "async", "lazy", "windows")
 REAL_ROUNDS = 2
 """Times as many where compute is real: equal blocks are further apart."""
 

@@ -45,7 +45,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for way, environ in ways.items():
             command = [sys.executable, "-m", "benchmarks.copies", "--one"]
-            done = subprocess.run(command, env=environ, capture_output=True, check=True)
+            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
             found[way].append(json.loads(done.stdout))
     settings = {"rounds": args.rounds, "bound_bytes": non_temporal.threshold_bytes()}
     publish("copies", rows_of(found), settings=settings)

@@ -1,10 +1,10 @@
 """Copies past the caches: from which size on glibc's memcpy uses non-temporal stores.
 
 They spare the third of the memory traffic that reads each line of the target before it is
-overwritten, and a checkpoint is not read again by the core that copies it.  glibc uses them from
-three quarters of a core's share of the last cache on, 1 to 3 MiB where a process sees the whole
-machine.  In a virtual machine that is shown few cores and all of the host's cache the same rule
-gives hundreds of MiB, and pieces of a checkpoint (4 MiB) move at half the speed.
+overwritten, and a checkpoint is not read again by the core that copies it.  glibc (2.36) uses them
+from three quarters of a hardware thread's share of the last cache on: 0.4 to 1.5 MB on most
+processors, by its own account.  In a virtual machine that is shown few cores and all of the host's
+cache the same rule gives hundreds of MB, and pieces of a checkpoint move at half the speed.
 
 The bound is a tunable, read once when a process starts; so the launcher sets it for the trainers.
 
@@ -21,9 +21,10 @@ from pathlib import Path
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLE = "glibc.cpu.x86_non_temporal_threshold"
 THRESHOLD_BYTES = 2**20
-"""What glibc takes itself on whole machines, or less."""
+"""Within what glibc's rule gives on whole machines."""
 PIECE_BYTES = 4 * 2**20
-"""Pieces in which a checkpoint is copied (`copying.py`): a bound up to here does for them."""
+"""Bytes per memcpy call of a copy (`copying.py`): small enough to publish progress, large enough
+for full bandwidth, if the bound is not above."""
 
 
 def with_threshold(environ: Mapping[str, str]) -> dict[str, str]:

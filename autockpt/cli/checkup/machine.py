@@ -164,9 +164,8 @@ def _copies(environ: Mapping[str, str]) -> list[Finding]:
         Finding(
             id="environment.copies",
             status="note",
-            what=f"glibc copies past the caches from {format_bytes(bound)} on only, and a "
-            "checkpoint in smaller pieces, which may take twice as long; `autockpt run` sets "
-            "another bound",
+            what=f"glibc copies past the caches from {format_bytes(bound)} on only; pieces of a "
+            "checkpoint are smaller and may take twice as long; `autockpt run` sets a lower bound",
             fix=f"export {name}={value} wherever training is started directly",
         )
     ]
