@@ -49,7 +49,12 @@ class KeeperBeside:
         try:
             from autockpt.executors.keeper.launch import release_keeper
 
-            release_keeper(str(self._run.path), self._node)
+            if not release_keeper(str(self._run.path), self._node):
+                log = self._run.logs / f"keeper-{self._node:03d}.log"
+                self._console.warn(
+                    "the keeper is still at work; it leaves by itself when everything is written, "
+                    f"its log is {log}"
+                )
         except Interrupted as interrupted:
             self._console.warn(f"{interrupted}: not waiting for the keeper; it finishes by itself")
         except Exception as error:

@@ -96,6 +96,30 @@ def test_a_copy_that_is_not_followed_is_waited_for_without_a_look(image: memoryv
     assert all(result.digests)
 
 
+def test_an_image_that_cannot_be_looked_at_is_told_of_behind_its_seal(image: memoryview) -> None:
+    """Without a file nobody else would say so; before the seal the trainer writes there."""
+    result, told = Persisted(), threading.Event()
+    one = pipeline(
+        image, None, result, inspect=lambda image: 1 // 0, on_undigested=lambda error: told.set()
+    )
+    one.start()
+    assert not told.wait(0.1)
+    one.sealed()
+    assert told.wait(PATIENCE_S)
+    one.join()
+    assert not result.digests
+    assert one.settled.is_set()
+
+
+def test_one_that_was_cancelled_tells_nothing(image: memoryview) -> None:
+    """The slot is another one's by then."""
+    told: list[Exception] = []
+    one = pipeline(image, None, Persisted(), available=lambda: 1 // 0, on_undigested=told.append)
+    one.start()
+    one.cancel()
+    assert not told
+
+
 @pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("writers", [1, 3])

@@ -547,6 +547,13 @@ class PlanWithoutMargin(CoordinatorProtocol):
         self._set_plan(proposal.version, min(proposal.prepared.values()))
 
 
+class WaitForOverwritten(NodeProtocol):
+    """The verdict on a generation is waited for although its slot holds another one."""
+
+    def overwritten(self, local: LocalRank, slot: Slot) -> None:
+        return
+
+
 class WriteAlone(CoordinatorProtocol):
     """Ranks that began a generation for memory alone are not asked to write it, too."""
 
@@ -581,6 +588,7 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {
     "write-alone": Mutant(WriteAlone, "18", 1000),
+    "wait-for-overwritten": Mutant(WaitForOverwritten, "19", 2000),
     "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),

@@ -74,8 +74,8 @@ class Simulation(Faults):
             vars(keeper.coordinator).clear()
         vars(self).clear()
 
-    def calm_round(self) -> None:
-        """Most things make progress; some messages stay in flight."""
+    def calm_round(self, *, passing: bool = True) -> None:
+        """Most things make progress; some messages stay in flight.  Not `passing`: no time does."""
         rng = self.rng
         self.launcher()
         for trainer in list(self.trainers):
@@ -87,7 +87,7 @@ class Simulation(Faults):
         for _ in range(rng.choice((4, 12, 99))):
             if not self.deliver():
                 break
-        if rng.random() < 0.3:
+        if passing and rng.random() < 0.3:
             self.tick()
 
     def settle(self) -> None:
@@ -111,6 +111,7 @@ class Simulation(Faults):
         self.check_plans()
         if self.slots > 1:
             self.check_protection()
+        self.check_end()
 
     def check_saving(self, count: int) -> None:
         """So many more saves become durable."""
@@ -128,6 +129,29 @@ class Simulation(Faults):
         self.round_until(lambda: len(self.oracle.protections) > before, 150)
         if len(self.oracle.protections) == before:
             self.oracle.fail("liveness: nothing became protected in peace")
+
+    def check_end(self) -> None:
+        """Keepers connect anew while training goes on, which ends: nobody waits for ever.
+
+        Not of those that were left out: they may keep what they have until they are needed.
+        """
+        for _ in range(self.rng.choice((0, 12, 24))):
+            self.calm_round(passing=False)
+            for channel in self.channels.values():
+                if self.rng.random() < 0.1:
+                    channel.clear()
+        for trainer in list(self.trainers):
+            self.end_trainer(trainer)
+        machines = [k.machine for k in self.keepers() if k.machine.epoch == self.disk.epoch]
+        coordinators = [
+            k.coordinator for k in self.keepers() if k.coordinator.epoch == self.disk.epoch
+        ]
+        waiting = [*machines, *coordinators]
+        self.round_until(lambda: all(machine.settled for machine in waiting), 20)
+        if not all(machine.settled for machine in waiting):
+            tables = [(m.node, [*m.unsettled], [*m.votes], [*m.persists]) for m in machines]
+            saves = [save for c in coordinators for save in c.saves.values() if not save.finished]
+            self.oracle.fail(f"liveness: keepers wait for ever: {tables}, {saves}")
 
     def relaunch_in_peace(self, *, fresh: bool) -> None:
         """The launcher tries again; a launch that was replaced is started anew by its user."""

@@ -141,6 +141,31 @@ def test_a_lost_request_to_write_is_repeated() -> None:
     assert [start.rank for start in cluster.take(m.StartPersist)] == [1]
 
 
+def test_a_lost_verdict_on_what_is_overwritten_is_not_waited_for() -> None:
+    """Node 1 does not hear that e1s1 is held by all, and saves over it before it asks again."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1))
+    cluster.seal(1, gen(1, 1))
+    cluster.seal_unheard(0, gen(1, 1), deaf=1)
+    assert not cluster.nodes[1].settled
+    for seq in (2, 3):
+        cluster.save(gen(1, seq))
+    assert cluster.held(1) == ["e1s2", "e1s3"]
+    assert cluster.nodes[1].settled
+
+
+def test_a_lost_verdict_is_asked_for_again() -> None:
+    """As long as the slot holds what it is about."""
+    cluster = running()
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 1))
+    cluster.seal(1, gen(1, 1))
+    cluster.seal_unheard(0, gen(1, 1), deaf=1)
+    cluster.tick(Deadlines().resend_s)
+    assert cluster.nodes[1].settled
+
+
 def test_a_rank_that_holds_it_no_more_gives_it_up_for_all() -> None:
     """What is asked for too late is not waited for: nothing is on its way for nothing."""
     cluster = running()

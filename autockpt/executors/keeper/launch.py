@@ -18,6 +18,7 @@ from autockpt.values.errors import AutockptError, ProtocolError
 
 START_TIMEOUT_S = 20.0
 MAX_ADDRESS_BYTES = 107
+ANSWER_S = 2.0
 RESPAWN_S = 1.0
 """A keeper answers 10 ms after its fork; one that does not by then died on the way.  A second one
 that was not needed finds the lock taken and leaves."""
@@ -78,23 +79,37 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
     )
 
 
-def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> None:
-    """Tells the keeper to leave when everything is written, and waits for that."""
+def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> bool:
+    """Tells the keeper to leave when everything is written; False: after `wait_s` it is there yet.
+
+    One that does not answer in time is at work, on a machine that may have stood still.
+    """
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        if keeper_status(run_directory, node, leave=True) is None:
-            return
+        try:
+            connection = connect(run_directory, node, timeout_s=ANSWER_S)
+        except (BlockingIOError, TimeoutError):
+            pass
+        except OSError:
+            return True
+        else:
+            _ask(connection, leave=True)
         time.sleep(0.05)
+    return False
 
 
-def keeper_status(run_directory: str, node: int, *, leave: bool = False) -> Status | None:
-    """What the keeper says, or None when there is none."""
+def keeper_status(run_directory: str, node: int) -> Status | None:
+    """What the keeper says, or None when none answers."""
     try:
-        connection = connect(run_directory, node, timeout_s=2.0)
+        connection = connect(run_directory, node, timeout_s=ANSWER_S)
     except OSError:
         return None
+    return _ask(connection, leave=False)
+
+
+def _ask(connection: Connection, *, leave: bool) -> Status | None:
     try:
-        connection.sock.settimeout(2.0)
+        connection.sock.settimeout(ANSWER_S)
         connection.send(StatusWanted(leave_when_drained=leave))
         for message, _ in connection.receive():
             if isinstance(message, Status):
@@ -117,7 +132,7 @@ def keepers_here(run_directory: str) -> tuple[int, ...]:
 
 def _answers(run_directory: str, node: int) -> bool:
     try:
-        connect(run_directory, node, timeout_s=2.0).close()
+        connect(run_directory, node, timeout_s=ANSWER_S).close()
     except OSError:
         return False
     return True

@@ -82,7 +82,8 @@ class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
     `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
-    before; not at all for an image whose digests are `known`, which waits for nobody;
+    before, or `on_undigested(error)`; neither for an image whose digests are `known`, which waits
+    for nobody;
     `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
     returns the slot may be written over, and nothing more is called.
     """
@@ -99,6 +100,7 @@ class ShardPipeline:
         on_digested: Callable[[tuple[str, ...]], None],
         on_persisted: Callable[[ShardOutcome], None],
         on_failed: Callable[[Exception], None],
+        on_undigested: Callable[[Exception], None] = lambda error: None,
         after: threading.Event | None = None,
         inspect: Callable[[memoryview], None] = lambda image: None,
     ) -> None:
@@ -112,6 +114,7 @@ class ShardPipeline:
         self._on_digested = on_digested
         self._on_persisted = on_persisted
         self._on_failed = on_failed
+        self._on_undigested = on_undigested
         self._chunks = -(-len(image) // chunk_bytes)
         self._digests: list[str] = [""] * self._chunks
         self._ready: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -185,6 +188,9 @@ class ShardPipeline:
             self._hand_over()
         except Exception as error:
             self._fail(error)
+            self._sealed.wait()
+            if self._known is None and not self._cancelled:
+                self._on_undigested(error)
         finally:
             self.settled.set()
             for _ in range(self._writers):

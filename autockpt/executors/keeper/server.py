@@ -196,12 +196,14 @@ class Keeper:
 
     def _settled(self) -> bool:
         """Nobody here waits for anything, on this node or another one."""
-        node, saves = self._protocol, self._coordinator.saves.values()
+        node = self._protocol
         if self._s.trainers or node.unsettled or not self._disk.idle:
             return False
         if len(set(node.nodes)) < 2 or node.phase == "fenced":  # no verdict will come
             return True
-        return not node.votes and not node.persists and all(save.finished for save in saves)
+        # A coordinator of ranks that have gone to another one waits for nobody any more.
+        ours = self._coordinator.incarnation == node.incarnation
+        return node.settled and (not ours or self._coordinator.settled)
 
     def _needed(self, lonely_s: float) -> bool:
         """The keepers of other nodes still need this one; most of all if it coordinates."""

@@ -177,6 +177,9 @@ class Shards:
             on_digested=lambda digests: self._post(
                 lambda: self._digested(rank, generation, shard, digests)
             ),
+            on_undigested=lambda error: self._post(
+                lambda: self._undigested(rank, generation, shard, error)
+            ),
             on_persisted=lambda outcome: self._post(
                 lambda: self._persisted(rank, generation, shard, target, outcome)
             ),
@@ -268,6 +271,16 @@ class Shards:
             self._degrade("health", sick_state(generation, rank, shard.sick))
         if shard.persist_attempt and not shard.writing:
             self._start_pipeline(rank, generation, shard)
+
+    def _undigested(
+        self, rank: int, generation: Generation, shard: Shard, error: Exception
+    ) -> None:
+        """Nobody could tell whether it is whole: as good as torn."""
+        if self._all.get((rank, generation)) is not shard:
+            return
+        self._forget(rank, generation, shard)
+        self._degrade("memory tier", f"{generation} of rank {rank} has no digests: {error!r}")
+        self._tell(p.ShardDiscarded(rank=rank, generation=generation, reason=repr(error)))
 
     def _is_written(
         self, rank: int, generation: Generation, shard: Shard, target: PersistTarget | None

@@ -182,6 +182,11 @@ class CoordinatorState:
         """Ranks of the incarnation."""
         return len(self.nodes)
 
+    @property
+    def settled(self) -> bool:
+        """Every save has its verdicts."""
+        return all(save.finished for save in self.saves.values())
+
     def emit(self, *instructions: CoordinatorInstruction) -> None:
         """Add to the answer of the event being handled."""
         self._out.extend(instructions)

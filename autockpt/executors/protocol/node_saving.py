@@ -136,6 +136,7 @@ class NodeSaving(NodeProtecting):
 
     def _grant(self, local: LocalRank, slot: Slot, event: SaveRequested) -> None:
         assert self.incarnation is not None
+        self.overwritten(local, slot)
         slot.begin(event.generation, event.step, self.incarnation)
         rank, generation = event.rank, event.generation
         self.emit(GrantSlot(rank=rank, generation=generation, slot=slot.index))
@@ -147,6 +148,11 @@ class NodeSaving(NodeProtecting):
         )  # fmt: skip
         if event.disk:
             self._persist(local, slot, sealed=False)
+
+    def overwritten(self, local: LocalRank, slot: Slot) -> None:
+        """Rule 19: a verdict that did not come on what is gone is not waited for."""
+        if slot.generation is not None:
+            self.unsettled.pop((local.rank, slot.generation), None)
 
     def _coming(self, local: LocalRank, newest: Generation) -> tuple[Generation, ...]:
         """Older snapshots that are under way, or sealed and not yet answered."""

@@ -134,6 +134,11 @@ class NodeState:
         """Whose trainers are admitted."""
         return self.admission.current
 
+    @property
+    def settled(self) -> bool:
+        """Nothing of the ranks here waits for a verdict."""
+        return not (self.unsettled or self.votes or self.persists)
+
     def emit(self, *instructions: NodeInstruction) -> None:
         """Add to the answer of the event being handled."""
         self._out.extend(instructions)
