@@ -1,9 +1,10 @@
 """`make bench-bubbles`: checkpoints in the idle windows of pipelines, beside other ways.
 
-Real pipeline training on gloo ranks of this machine.  With 2 stages the compute is real, one core
-each; with 4 and 8 stages the **accelerator is emulated**: a chunk is a small real kernel and a
-timed wait, as a host sees a GPU, so those figures hold for the host's side of a checkpoint (memory,
-cores, the interpreter's lock) and say nothing of a device's copy engine or bus.
+Real pipeline training on gloo ranks of this machine.  With 2 stages the compute is real, and each
+rank is bound to a core with all of its threads, as `numactl` binds them (`--unbound`: not).  With 4
+and 8 stages the **accelerator is emulated**: a chunk is a small real kernel and a timed wait, as a
+host sees a GPU, so those figures hold for the host's side of a checkpoint (memory, cores, the
+interpreter's lock) and say nothing of a device's copy engine or bus.
 
 **Gaps**: of iterations without a checkpoint, measured by the bubble probe against the list
 scheduler's, which is given what each chunk, each optimizer's step and each host between two chunks
@@ -73,14 +74,15 @@ def main() -> None:
         if args.only in name:
             rounds = args.rounds * (1 if shape.forward_s else REAL_ROUNDS)
             print(f"{name}: {shape.ranks} ranks, {rounds} rounds", flush=True)
-            rows += shape_rows(name, run(shape, rounds, args.iterations))
+            bound = not shape.forward_s and not args.unbound
+            rows += shape_rows(name, run(shape, rounds, args.iterations, bound=bound))
     notes = {
         name: "chunks are a small real kernel and a timed wait: no device, no bus"
         for name in SHAPES
         if "emulated" in name
     }
     settings = {**vars(args), "shapes": {n: asdict(s) for n, s in SHAPES.items()}}
-    publish("bubbles", rows, settings=settings, notes=notes, variant="-quick" if args.quick else "")
+    publish("bubbles", rows, settings=settings, notes=notes, variant=variant(args))
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -89,6 +91,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--iterations", type=int, default=8, help="of a block")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--unbound", action="store_true", help="no rank has a core of its own")
     parser.add_argument("--quick", action="store_true", help="a smoke test")
     args = parser.parse_args(given)
     if args.quick:
@@ -96,8 +99,16 @@ def arguments(given: list[str]) -> argparse.Namespace:
     return args
 
 
-def run(shape: Shape, rounds: int, iterations: int) -> list[dict[str, Any]]:
-    """What each rank of one job saw."""
+def variant(args: argparse.Namespace) -> str:
+    """Of the results' name: a part of the table does not take the place of the whole."""
+    words: list[str] = ["quick"] if args.quick else args.only.replace(",", " ").split()
+    words += ["unbound"] * args.unbound
+    return "".join(f"-{word}" for word in words)
+
+
+def run(shape: Shape, rounds: int, iterations: int, *, bound: bool = False) -> list[dict[str, Any]]:
+    """What each rank of one job saw; `bound`: to one core each, in turn."""
+    cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="bench-bubbles-") as folder:
         given = Path(folder, "given.json")
         given.write_text(json.dumps(
@@ -110,15 +121,15 @@ def run(shape: Shape, rounds: int, iterations: int) -> list[dict[str, Any]]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "benchmarks.bubbles_rank",
-                 str(rank), str(out), str(given)],
-                env=environment,
-            )
-            for rank, out in enumerate(outs)
-        ]  # fmt: skip
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.bubbles_rank"]
+        ranks: list[subprocess.Popen[bytes]] = []
         try:
+            for number, out in enumerate(outs):
+                # All of its threads have the affinity of who began it.
+                os.sched_setaffinity(0, {cores[number % len(cores)]} if bound else cores)
+                job = [*command, str(number), str(out), str(given)]
+                ranks.append(subprocess.Popen(job, env=environment))
+            os.sched_setaffinity(0, cores)
             for rank in ranks:
                 if rank.wait(timeout=1200):
                     raise SystemExit(f"a rank of {shape} ended with {rank.returncode}")

@@ -12,7 +12,7 @@ from autockpt.executors.window_gate import Move, WindowUse
 from autockpt.profiles.pipeline import RankWork, replayed
 from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import one_f_one_b_orders
-from benchmarks.bubbles import shape_rows
+from benchmarks.bubbles import arguments, shape_rows, variant
 from benchmarks.bubbles_network import rows_of
 from benchmarks.bubbles_rank import Pauses, outside_compute
 
@@ -107,3 +107,14 @@ def test_ungated_is_held_against_gated() -> None:
     assert rows["cost, gated"].met
     assert rows["bytes in windows"].value == pytest.approx(0.95)
     assert rows["bytes in windows"].note == "the training stands still"
+
+
+def test_a_part_of_the_table_has_a_file_of_its_own() -> None:
+    """Else the whole of it, which takes an hour, would be gone."""
+    given = {
+        "": [],
+        "-quick": ["--quick"],
+        "-8-x-2": ["--only", "8 x 2"],
+        "-real-unbound": ["--only", ", real", "--unbound"],
+    }
+    assert [variant(arguments(words)) for words in given.values()] == list(given)
