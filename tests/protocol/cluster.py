@@ -119,12 +119,6 @@ class Cluster:
         event = m.ShardSealed(rank=rank, generation=generation, root=f"{generation}:{rank}", **more)
         self.tell_node(self.nodes_of[rank], event)
 
-    def seal_unheard(self, rank: int, generation: Generation, *, deaf: int) -> None:
-        """As `seal`, and what is sent to one node about it is lost."""
-        self.cut = {deaf}
-        self.seal(rank, generation)
-        self.cut = set()
-
     def persisted(self, rank: int, generation: Generation, attempt: int = 1) -> None:
         """One shard file is complete."""
         record = {"file": f"{generation}-{rank}-{attempt}", "root": f"{generation}:{rank}"}

@@ -141,14 +141,22 @@ def test_a_lost_request_to_write_is_repeated() -> None:
     assert [start.rank for start in cluster.take(m.StartPersist)] == [1]
 
 
-def test_a_lost_verdict_on_what_is_overwritten_is_not_waited_for() -> None:
-    """Node 1 does not hear that e1s1 is held by all, and saves over it before it asks again."""
+def unheard() -> Cluster:
+    """All ranks hold e1s1, and node 1 has not heard of it."""
     cluster = running()
     for rank in (0, 1):
         cluster.request(rank, gen(1, 1))
     cluster.seal(1, gen(1, 1))
-    cluster.seal_unheard(0, gen(1, 1), deaf=1)
+    cluster.cut = {1}
+    cluster.seal(0, gen(1, 1))
+    cluster.cut = set()
     assert not cluster.nodes[1].settled
+    return cluster
+
+
+def test_a_lost_verdict_on_what_is_overwritten_is_not_waited_for() -> None:
+    """Node 1 does not hear that e1s1 is held by all, and saves over it before it asks again."""
+    cluster = unheard()
     for seq in (2, 3):
         cluster.save(gen(1, seq))
     assert cluster.held(1) == ["e1s2", "e1s3"]
@@ -157,11 +165,7 @@ def test_a_lost_verdict_on_what_is_overwritten_is_not_waited_for() -> None:
 
 def test_a_lost_verdict_is_asked_for_again() -> None:
     """As long as the slot holds what it is about."""
-    cluster = running()
-    for rank in (0, 1):
-        cluster.request(rank, gen(1, 1))
-    cluster.seal(1, gen(1, 1))
-    cluster.seal_unheard(0, gen(1, 1), deaf=1)
+    cluster = unheard()
     cluster.tick(Deadlines().resend_s)
     assert cluster.nodes[1].settled
 
