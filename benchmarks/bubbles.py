@@ -1,7 +1,7 @@
 """`make bench-bubbles`: checkpoints in the idle windows of pipelines, beside other ways.
 
-Real pipeline training on gloo ranks of this machine.  With 2 stages the compute is real, and each
-rank is bound to a core with all of its threads, as `numactl` binds them (`--unbound`: not).  With 4
+Real pipeline training on gloo ranks of this machine.  Each rank is bound to a core with all of
+its threads, as `numactl` binds them (`--unbound`: not).  With 2 stages the compute is real.  With 4
 and 8 stages the **accelerator is emulated**: a chunk is a small real kernel and a timed wait, as a
 host sees a GPU, so those figures hold for the host's side of a checkpoint (memory, cores, the
 interpreter's lock) and say nothing of a device's copy engine or bus.
@@ -74,8 +74,7 @@ def main() -> None:
         if args.only in name:
             rounds = args.rounds * (1 if shape.forward_s else REAL_ROUNDS)
             print(f"{name}: {shape.ranks} ranks, {rounds} rounds", flush=True)
-            bound = not shape.forward_s and not args.unbound
-            rows += shape_rows(name, run(shape, rounds, args.iterations, bound=bound))
+            rows += shape_rows(name, run(shape, rounds, args.iterations, bound=not args.unbound))
     notes = {
         name: "chunks are a small real kernel and a timed wait: no device, no bus"
         for name in SHAPES
@@ -106,8 +105,8 @@ def variant(args: argparse.Namespace) -> str:
     return "".join(f"-{word}" for word in words)
 
 
-def run(shape: Shape, rounds: int, iterations: int, *, bound: bool = False) -> list[dict[str, Any]]:
-    """What each rank of one job saw; `bound`: to one core each, in turn."""
+def run(shape: Shape, rounds: int, iterations: int, *, bound: bool) -> list[dict[str, Any]]:
+    """What each rank of one job saw; `bound`: to a core each, in turn."""
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="bench-bubbles-") as folder:
         given = Path(folder, "given.json")
