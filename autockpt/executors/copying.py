@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from autockpt.executors.non_temporal import PIECE_BYTES
-from autockpt.executors.timeslice import ask_for_long_slices
+from autockpt.executors.timeslice import ask_for_long_slices, give_way
 from autockpt.executors.window_gate import WindowGate, WindowUse
 
 
@@ -183,14 +183,25 @@ def run_jobs(
         if job.event is not None:
             job.event.synchronize()
         elif job.tensors is not None:
-            if gate is not None:
-                gate.wait(job.nbytes)
+            _wait_for_turn(gate, job.nbytes)
             copy_tensors(*job.tensors)
         else:
             _memcpy(job, publish, gate)
         if publish is not None:
             publish.set(job.end)
         went(job.end)
+
+
+def _wait_for_turn(gate: WindowGate | None, nbytes: int) -> None:
+    """Until the gate lets them pass, and the training has posted what it still had to post.
+
+    A window opens when a chunk ends, and where cores are short the thread that woke for it had the
+    core for milliseconds before the chunk's result was on its way to the rank that waits for it.
+    """
+    if gate is not None:
+        gate.wait(nbytes)
+        if not gate.hurried:
+            give_way()
 
 
 def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -204,8 +215,7 @@ def _memcpy(job: CopyJob, publish: ProgressCounter | None, gate: WindowGate | No
     piece = PIECE_BYTES if gate is None else gate.use.chunk_bytes
     for done in range(0, job.nbytes, piece):
         count = min(piece, job.nbytes - done)
-        if gate is not None:
-            gate.wait(count)
+        _wait_for_turn(gate, count)
         ctypes.memmove(job.destination + done, job.source + done, count)
         if publish is not None:
             publish.set(start + done + count)

@@ -178,6 +178,11 @@ class WindowGate:
         """Why a profile's windows were not used, "" if they were or there were none."""
         return self._laps.refused
 
+    @property
+    def hurried(self) -> bool:
+        """Whether everything passes: somebody waits, or there are no windows to wait for."""
+        return self._hurried
+
     def lap(self) -> tuple[float, list[tuple[float, float]]]:
         """(begin of this iteration, its windows that have closed), seconds of the clock."""
         with self._lock:

@@ -42,6 +42,7 @@ class Node:
         self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.told: list[Any] = []
         self.coming: list[p.ShardComing] = []
+        self.rate = 0.0
         self.memory = MemoryTable()
         self.image = Image(SIZES[rank], seed=rank, rank=rank)
         if not empty:
@@ -52,7 +53,7 @@ class Node:
             memory.seal(0, self.image.index)
         self.guests = Guests(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
-            address=lambda node: (HOST, self.peers[node].port), rate=lambda: 0.0,
+            address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
             exchanges=KeeperExchanges(lambda *_: None),
             log=lambda text: None,
@@ -274,6 +275,20 @@ def test_what_is_on_its_way_is_told(
     assert marks == sorted(marks)
     assert all((w.rank, w.slot, w.parity) == (1, 0, True) for w in words)
     assert CHUNK // 2 <= marks[-1] <= sum(SIZES)
+
+
+def test_a_node_sends_no_faster_than_its_rate_however_many_ask(nodes: dict[int, Node]) -> None:
+    """Three nodes want a chunk each, which takes 1 s: the last one waits for two others."""
+    owner = nodes[3]
+    owner.rate = SIZES[3] / 1.0
+    began = time.monotonic()
+    for node in (0, 1, 2):
+        source = p.ShardCopy(node=3, shard=owner.shard)
+        nodes[node].guests.fetch(p.FetchShard(shard=owner.shard, slot=0, sources=(source,)))
+    run(nodes, lambda: all(nodes[node].told for node in (0, 1, 2)))
+    answers = [nodes[node].told.pop() for node in (0, 1, 2)]
+    assert all(isinstance(answer, p.ShardFetched) for answer in answers), answers
+    assert 1.9 < time.monotonic() - began < 6
 
 
 def test_a_large_shard_has_more_time_than_a_small_one() -> None:

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autockpt.executors import copying
+from autockpt.executors.copying import CopyJob, run_jobs
 from autockpt.executors.gate import Gate
 from autockpt.executors.laps import LEARNED, MEMORY, Laps
+from autockpt.executors.memory import Arena
 from autockpt.executors.window_gate import CHUNKS, WindowGate, WindowUse
 from autockpt.values.pipeline import order_digest
 from tests.contracts.gate_contract import FakeClock, GateContract
@@ -315,6 +318,26 @@ def test_the_fence_opens_it_while_somebody_waits() -> None:
     assert blocked
     assert blocked[0] < 5
     assert gate.use.passed["fence"] == MIB
+
+
+def test_the_training_has_its_core_first_until_somebody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has results to post when a window opens; at the fence it is the one that waits."""
+    clock, yields = FakeClock(), []
+    gate = learned(clock, [0.1, 0.1, 0.0])
+    monkeypatch.setattr(copying, "give_way", lambda: yields.append(gate.use.passed["window"]))
+    source, target = Arena.anonymous(8 * MIB), Arena.anonymous(8 * MIB)
+    jobs = [CopyJob(8 * MIB, target.address, source.address, 8 * MIB)]
+    gate.begin(8 * MIB)
+    piece = gate.use.chunk_bytes
+    run_jobs(jobs, None, gate=gate)
+    assert yields == [*range(piece, 8 * MIB + 1, piece)]
+    gate.begin(8 * MIB)
+    gate.hurry()
+    run_jobs(jobs, None, gate=gate)
+    assert gate.use.passed["fence"] == 8 * MIB
+    assert len(yields) == 8 * MIB // piece
 
 
 def test_a_transfer_may_take_several_iterations() -> None:

@@ -554,6 +554,13 @@ class WaitForOverwritten(NodeProtocol):
         return
 
 
+class WaitForReplaced(CoordinatorProtocol):
+    """A coordinator of ranks that have gone to another one keeps its keeper waiting for theirs."""
+
+    def settled_for(self, incarnation: m.Incarnation | None) -> bool:
+        return all(save.finished for save in self.saves.values())
+
+
 class WriteAlone(CoordinatorProtocol):
     """Ranks that began a generation for memory alone are not asked to write it, too."""
 
@@ -589,6 +596,7 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {
     "write-alone": Mutant(WriteAlone, "18", 1000),
     "wait-for-overwritten": Mutant(WaitForOverwritten, "19", 2000),
+    "wait-for-replaced": Mutant(WaitForReplaced, "19", 2000),
     "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),

@@ -142,15 +142,19 @@ class Simulation(Faults):
                     channel.clear()
         for trainer in list(self.trainers):
             self.end_trainer(trainer)
-        machines = [k.machine for k in self.keepers() if k.machine.epoch == self.disk.epoch]
-        coordinators = [
-            k.coordinator for k in self.keepers() if k.coordinator.epoch == self.disk.epoch
-        ]
-        waiting = [*machines, *coordinators]
-        self.round_until(lambda: all(machine.settled for machine in waiting), 20)
-        if not all(machine.settled for machine in waiting):
+        members = [k for k in self.keepers() if k.machine.epoch == self.disk.epoch]
+
+        def settled() -> bool:
+            return all(
+                k.machine.settled and k.coordinator.settled_for(k.machine.incarnation)
+                for k in members
+            )
+
+        self.round_until(settled, 20)
+        if not settled():
+            machines = [k.machine for k in members]
             tables = [(m.node, [*m.unsettled], [*m.votes], [*m.persists]) for m in machines]
-            saves = [save for c in coordinators for save in c.saves.values() if not save.finished]
+            saves = [s for k in members for s in k.coordinator.saves.values() if not s.finished]
             self.oracle.fail(f"liveness: keepers wait for ever: {tables}, {saves}")
 
     def relaunch_in_peace(self, *, fresh: bool) -> None:

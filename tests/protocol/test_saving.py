@@ -170,6 +170,14 @@ def test_a_lost_verdict_is_asked_for_again() -> None:
     assert cluster.nodes[1].settled
 
 
+def test_a_coordinator_of_ranks_that_another_one_has_admitted_waits_for_nobody() -> None:
+    """Their keepers may leave, whatever it was about to decide."""
+    cluster = running()
+    cluster.request(0, gen(1, 1))
+    assert not cluster.coordinator.settled_for(LAUNCH)
+    assert cluster.coordinator.settled_for(m.Incarnation(launch_id="launch", restart_round=1))
+
+
 def test_a_rank_that_holds_it_no_more_gives_it_up_for_all() -> None:
     """What is asked for too late is not waited for: nothing is on its way for nothing."""
     cluster = running()

@@ -24,7 +24,7 @@ from autockpt.executors.memory import Arena, gather_pages, require_headroom
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.transfer.events import ConnectionRefused, ServeEnd
 from autockpt.executors.transfer.frames import Want, What
-from autockpt.executors.transfer.pool import TransferPool
+from autockpt.executors.transfer.pool import SILENCE_S, TransferPool
 from autockpt.executors.transfer.session import Loan
 from autockpt.executors.transfer.source import ImageSource
 from autockpt.executors.transfer.transfer import Transfer
@@ -38,6 +38,8 @@ COMING_S = 3.0
 """Between two words on a fetch that is under way."""
 ANSWER_S = 5.0
 """The keeper's loop answers a request within this time, or it is refused."""
+HELD_S = SILENCE_S / 3
+"""Longest that the rate holds a chunk back; twice that is left for its way."""
 
 Key = tuple[int, int, bool]
 """(rank, number, whether of its parity): a guest slot."""
@@ -461,7 +463,8 @@ class Guests:
     def _gate(self) -> Gate:
         rate = self._rate()
         if rate != self._paced[0]:
-            self._paced = (rate, PacedGate(rate) if rate > 0 else OpenGate())
+            gate: Gate = PacedGate(rate, longest_wait_s=HELD_S) if rate > 0 else OpenGate()
+            self._paced = (rate, gate)
         return self._paced[1]
 
 

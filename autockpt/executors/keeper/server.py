@@ -201,9 +201,7 @@ class Keeper:
             return False
         if len(set(node.nodes)) < 2 or node.phase == "fenced":  # no verdict will come
             return True
-        # A coordinator of ranks that have gone to another one waits for nobody any more.
-        ours = self._coordinator.incarnation == node.incarnation
-        return node.settled and (not ours or self._coordinator.settled)
+        return node.settled and self._coordinator.settled_for(node.incarnation)
 
     def _needed(self, lonely_s: float) -> bool:
         """The keepers of other nodes still need this one; most of all if it coordinates."""

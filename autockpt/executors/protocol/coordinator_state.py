@@ -182,10 +182,12 @@ class CoordinatorState:
         """Ranks of the incarnation."""
         return len(self.nodes)
 
-    @property
-    def settled(self) -> bool:
-        """Every save has its verdicts."""
-        return all(save.finished for save in self.saves.values())
+    def settled_for(self, incarnation: Incarnation | None) -> bool:
+        """The ranks of `incarnation` wait for no verdict from here.
+
+        Those that another coordinator has admitted never do.
+        """
+        return incarnation != self.incarnation or all(s.finished for s in self.saves.values())
 
     def emit(self, *instructions: CoordinatorInstruction) -> None:
         """Add to the answer of the event being handled."""
