@@ -16,8 +16,10 @@ in an order drawn anew each round; medians of iterations, the mean over ranks, t
 rounds. `blocking` copies at the boundary, `async` in a plain thread with torch's own copies,
 `lazy` under forward and backward, `windows` in the gaps; `control` takes none, and says how far
 two equal blocks are apart. What follows a copy (digest, disk) belongs to the keeper and is in none
-of them. All blocks run with the bound that `autockpt run` sets for glibc's copies (`make
-bench-copies`). **Inside windows**: bytes whose copy overlapped no compute of their rank, by the
+of them. All blocks run with the bound for glibc's copies that `autockpt run` would set on this
+machine (`make bench-copies`), and ranks keep the memory that they free, as the allocator of a
+device does: new pages for the gradients of each iteration were most of the scatter where compute
+is real. **Inside windows**: bytes whose copy overlapped no compute of their rank, by the
 clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.
@@ -31,13 +33,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autockpt.executors.non_temporal import with_threshold
+from autockpt.executors.non_temporal import PIECE_BYTES, chosen
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER, RankWork, replayed
+from autockpt.profiles.probes.copies import copy_gain
 from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import parse_order
 from benchmarks.bubbles_rank import WAYS
@@ -62,6 +67,8 @@ LONG = 0.25
 """Gaps of at least this fraction of a rank's longest are compared one by one."""
 NO_GAPS = 0.02
 """Ranks whose gaps are less than this fraction of an iteration have none: it would be noise."""
+KEPT = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
+"""For glibc: what a rank frees stays its own."""
 REAL_ROUNDS = 2
 """Times as many where compute is real: equal blocks are further apart."""
 
@@ -70,17 +77,24 @@ def main() -> None:
     """Measures and publishes."""
     args = arguments(sys.argv[1:])
     rows: list[Row] = []
+    added = {**KEPT, **chosen(os.environ, partial(copy_gain, piece_bytes=PIECE_BYTES))}
     for name, shape in SHAPES.items():
         if args.only in name:
             rounds = args.rounds * (1 if shape.forward_s else REAL_ROUNDS)
             print(f"{name}: {shape.ranks} ranks, {rounds} rounds", flush=True)
-            rows += shape_rows(name, run(shape, rounds, args.iterations, bound=not args.unbound))
+            rows += shape_rows(
+                name, run(shape, rounds, args.iterations, added, bound=not args.unbound)
+            )
     notes = {
         name: "chunks are a small real kernel and a timed wait: no device, no bus"
         for name in SHAPES
         if "emulated" in name
     }
-    settings = {**vars(args), "shapes": {n: asdict(s) for n, s in SHAPES.items()}}
+    settings = {
+        **vars(args),
+        "environment": added,
+        "shapes": {n: asdict(s) for n, s in SHAPES.items()},
+    }
     publish("bubbles", rows, settings=settings, notes=notes, variant=variant(args))
 
 
@@ -105,8 +119,13 @@ def variant(args: argparse.Namespace) -> str:
     return "".join(f"-{word}" for word in words)
 
 
-def run(shape: Shape, rounds: int, iterations: int, *, bound: bool) -> list[dict[str, Any]]:
-    """What each rank of one job saw; `bound`: to a core each, in turn."""
+def run(
+    shape: Shape, rounds: int, iterations: int, added: Mapping[str, str], *, bound: bool
+) -> list[dict[str, Any]]:
+    """What each rank of one job saw.
+
+    `added`: to their environment; `bound`: to a core each, in turn.
+    """
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="bench-bubbles-") as folder:
         given = Path(folder, "given.json")
@@ -116,7 +135,7 @@ def run(shape: Shape, rounds: int, iterations: int, *, bound: bool) -> list[dict
         outs = [Path(folder, f"{rank}.json") for rank in range(shape.ranks)]
         environment = {
             **os.environ,
-            **with_threshold(os.environ),
+            **added,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }

@@ -1,10 +1,13 @@
 """`make bench-copies`: memcpy through the caches and past them.
 
 Two ways take turns, each in a process of its own because glibc reads its bound once: as glibc
-decides by itself, and with the bound that `autockpt run` sets (`executors/non_temporal.py`).
+decides by itself, and with the bound that `autockpt run` sets where copies are clearly faster with
+it (`executors/non_temporal.py`).
 
 **Copy**: GB/s of 256 MiB in pieces of one size, into memory that was touched before.  **Digest
 after a copy**: GB/s of the digest of 256 MiB just copied, which may come from a cache or not.
+**Lost beside it**: milliseconds that products of matrices on another core take longer for each GB
+that is copied meanwhile; a machine with one core has none.
 """
 
 import argparse
@@ -14,10 +17,12 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import xxhash
 
 from autockpt.executors import non_temporal
@@ -25,9 +30,10 @@ from autockpt.executors.memory import Arena
 from autockpt.executors.non_temporal import PIECE_BYTES
 from benchmarks.harness import Row, publish, row
 
-USUAL, PAST = "glibc by itself", "as autockpt run"
+USUAL, PAST = "glibc by itself", "past the caches"
 PIECES_BYTES = tuple(2**20 * n // 4 for n in (1, 2, 4, 16, 256))
 COPIED_BYTES = 256 * 2**20
+LOST = "lost beside it"
 
 
 def main() -> None:
@@ -56,7 +62,8 @@ def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
     rows = []
     for figure in found[USUAL][0]:
         usual, past = ([each[figure] for each in found[way]] for way in (USUAL, PAST))
-        rows += [row(USUAL, figure, usual, "GB/s"), row(PAST, figure, past, "GB/s")]
+        unit = "ms/GB" if figure == LOST else "GB/s"
+        rows += [row(USUAL, figure, usual, unit), row(PAST, figure, past, unit)]
         ratios = [new / old for new, old in zip(past, usual, strict=True)]
         rows.append(row("ratio", figure, ratios, "x"))
     return rows
@@ -75,7 +82,45 @@ def measure() -> dict[str, float]:
         partial(xxhash.xxh3_128_intdigest, target.view),
         before=partial(copied, source, target, PIECE_BYTES),
     )
+    if len(cores := sorted(os.sched_getaffinity(0))) > 1:
+        found[LOST] = lost_beside(partial(copied, source, target, PIECE_BYTES), cores)
     return found
+
+
+def lost_beside(copy: Callable[[], None], cores: list[int]) -> float:
+    """ms of another core's products for each GB that `copy` copies beside them."""
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {cores[0]})
+    quiet_s = products_s()
+    done, copies = threading.Event(), 0
+
+    def beside() -> None:
+        nonlocal copies
+        os.sched_setaffinity(0, {cores[1]})
+        while not done.is_set():
+            copy()
+            copies += 1
+
+    thread = threading.Thread(target=beside)
+    began = time.perf_counter()
+    thread.start()
+    beside_s = products_s()
+    done.set()
+    thread.join()
+    gb_per_s = copies * COPIED_BYTES / 1e9 / (time.perf_counter() - began)
+    return (1 - quiet_s / beside_s) * 1e3 / gb_per_s
+
+
+def products_s(times: int = 60) -> float:
+    """Median seconds of eight products, of as many weights as a pipeline's stage may have."""
+    weights, rows = torch.randn(8, 1024, 1024), torch.randn(64, 1024)
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        for weight in weights:
+            torch.mm(rows, weight)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
 
 
 def copied(source: Arena, target: Arena, piece: int) -> None:

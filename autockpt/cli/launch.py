@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from autockpt.cli.keeper import KeeperBeside
 from autockpt.cli.options import Script
 from autockpt.cli.signals import Interrupted, install, interrupt, signals_raise
 from autockpt.executors import non_temporal
+from autockpt.profiles.probes.copies import copy_gain
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 
@@ -136,7 +138,8 @@ def _variables(request: Launch) -> dict[str, str]:
     # torch 2.13: restarted ranks read the dead attempt's addresses from the store they share with
     # the agent; 8 of 11 restarts failed with gloo, 0 of 10 with this.
     variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return variables | non_temporal.with_threshold(os.environ)
+    gain = partial(copy_gain, piece_bytes=non_temporal.PIECE_BYTES)
+    return variables | non_temporal.chosen(os.environ, gain)
 
 
 def _config(request: Launch) -> Any:

@@ -355,10 +355,26 @@ def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a tunable of x86 only")
-def test_copies_of_the_trainers_pass_the_caches_by(tmp_path: Path) -> None:
+def test_copies_of_the_trainers_pass_the_caches_by_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their glibc is told so by the launcher, in addition to what the user told it."""
-    write(tmp_path, "s.py", "import os; print(os.environ['GLIBC_TUNABLES'])")
-    own = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}
-    done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path, **own)
+    from autockpt.cli import launch
+
+    request = launch.Launch(
+        run=RunDirectory(tmp_path), mode="run",
+        script=launch.Script(target="s.py", args=(), module=False, shown="s.py"),
+    )  # fmt: skip
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=4")
     told = f"glibc.malloc.arena_max=4:{non_temporal.TUNABLE}={non_temporal.THRESHOLD_BYTES}"
-    assert done.stdout.strip() == told
+    for gain, expected in ((1.8, told), (1.1, None), (None, None)):
+        monkeypatch.setattr(launch, "copy_gain", lambda added, piece_bytes, gain=gain: gain)
+        assert launch._variables(request).get("GLIBC_TUNABLES") == expected
+
+
+def test_what_the_user_tells_the_c_library_reaches_the_trainers(tmp_path: Path) -> None:
+    """Whatever the launcher finds."""
+    own = f"glibc.malloc.arena_max=4:{non_temporal.TUNABLE}=5000000"
+    write(tmp_path, "s.py", "import os; print(os.environ['GLIBC_TUNABLES'])")
+    done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path, GLIBC_TUNABLES=own)
+    assert done.stdout.strip() == own

@@ -4,12 +4,20 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
 from autockpt.cli.checkup import machine
 from autockpt.executors import non_temporal
-from autockpt.executors.non_temporal import THRESHOLD_BYTES, TUNABLE, VARIABLE, with_threshold
+from autockpt.executors.non_temporal import (
+    GAIN,
+    THRESHOLD_BYTES,
+    TUNABLE,
+    VARIABLE,
+    chosen,
+    with_threshold,
+)
 
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="a tunable of x86 only")
 ASKS = "from autockpt.executors import non_temporal; print(non_temporal.threshold_bytes())"
@@ -48,13 +56,34 @@ def test_other_machines_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_x86
+def test_a_machine_that_gains_nothing_is_left_alone() -> None:
+    """Stores past the caches take more of what cores share; so does who cannot be asked."""
+    for gain in (1.0, GAIN - 0.01, None):
+        assert chosen({}, lambda added, gain=gain: gain) == {}
+    assert chosen({}, lambda added: GAIN) == with_threshold({})
+
+
+def test_nobody_is_asked_where_nothing_would_change() -> None:
+    """What the user set stands, and a start is not slower for it."""
+
+    def asked(added: Mapping[str, str]) -> float:
+        raise AssertionError(added)
+
+    assert chosen({VARIABLE: f"{TUNABLE}=5"}, asked) == {}
+
+
+@on_x86
 def test_doctor_names_a_bound_beyond_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what to export; nothing where copies pass the caches by already."""
     monkeypatch.setattr(non_temporal, "threshold_bytes", lambda: 190 * 10**6)
+    monkeypatch.setattr(machine, "copy_gain", lambda added, piece_bytes: 1.8)
     (found,) = machine._copies({})
     assert (found.status, "190 MB" in found.what) == ("note", True)
     assert found.fix.startswith(f"export {VARIABLE}={TUNABLE}={THRESHOLD_BYTES} ")
     assert machine._copies({VARIABLE: f"{TUNABLE}=1048576"}) == []
+    monkeypatch.setattr(machine, "copy_gain", lambda added, piece_bytes: 1.0)
+    assert machine._copies({}) == []
+    monkeypatch.setattr(machine, "copy_gain", lambda added, piece_bytes: 1.8)
     for bound in (non_temporal.PIECE_BYTES, None):
         monkeypatch.setattr(non_temporal, "threshold_bytes", lambda bound=bound: bound)
         assert machine._copies({}) == []

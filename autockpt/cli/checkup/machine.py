@@ -3,10 +3,12 @@
 import os
 import resource
 from collections.abc import Mapping
+from functools import partial
 
 from autockpt.cli.checkup.finding import Finding
 from autockpt.cli.versions import versions
 from autockpt.executors import non_temporal
+from autockpt.profiles.probes.copies import copy_gain
 from autockpt.profiles.probes.host import memory_headroom, read_text
 from autockpt.values.units import format_bytes
 
@@ -155,9 +157,12 @@ def _threads(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _copies(environ: Mapping[str, str]) -> list[Finding]:
-    wanted = non_temporal.with_threshold(environ)
-    bound = non_temporal.threshold_bytes() if wanted else None
+    bound = non_temporal.threshold_bytes()
     if bound is None or bound <= non_temporal.PIECE_BYTES:
+        return []
+    gain = partial(copy_gain, piece_bytes=non_temporal.PIECE_BYTES)
+    wanted = non_temporal.chosen(environ, gain)
+    if not wanted:
         return []
     name, value = next(iter(wanted.items()))
     return [
@@ -165,7 +170,7 @@ def _copies(environ: Mapping[str, str]) -> list[Finding]:
             id="environment.copies",
             status="note",
             what=f"glibc copies past the caches from {format_bytes(bound)} on only; pieces of a "
-            "checkpoint are smaller and may take twice as long; `autockpt run` sets a lower bound",
+            "checkpoint are smaller and faster with the lower bound that `autockpt run` sets",
             fix=f"export {name}={value} wherever training is started directly",
         )
     ]
