@@ -82,9 +82,7 @@ def main() -> None:
         if args.only in name:
             rounds = args.rounds * (1 if shape.forward_s else REAL_ROUNDS)
             print(f"{name}: {shape.ranks} ranks, {rounds} rounds", flush=True)
-            rows += shape_rows(
-                name, run(shape, rounds, args.iterations, added, bound=not args.unbound)
-            )
+            rows += shape_rows(name, run(shape, rounds, args, added))
     notes = {
         name: "chunks are a small real kernel and a timed wait: no device, no bus"
         for name in SHAPES
@@ -104,6 +102,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--iterations", type=int, default=8, help="of a block")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="to checkpoint")
     parser.add_argument("--unbound", action="store_true", help="no rank has a core of its own")
     parser.add_argument("--quick", action="store_true", help="a smoke test")
     args = parser.parse_args(given)
@@ -115,23 +114,22 @@ def arguments(given: list[str]) -> argparse.Namespace:
 def variant(args: argparse.Namespace) -> str:
     """Of the results' name: a part of the table does not take the place of the whole."""
     words: list[str] = ["quick"] if args.quick else args.only.replace(",", " ").split()
+    words += [] if args.ways == [*WAYS] else args.ways
     words += ["unbound"] * args.unbound
     return "".join(f"-{word}" for word in words)
 
 
 def run(
-    shape: Shape, rounds: int, iterations: int, added: Mapping[str, str], *, bound: bool
+    shape: Shape, rounds: int, args: argparse.Namespace, added: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """What each rank of one job saw.
-
-    `added`: to their environment; `bound`: to a core each, in turn.
-    """
+    """What each rank of one job saw, with `added` in its environment."""
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="bench-bubbles-") as folder:
         given = Path(folder, "given.json")
-        given.write_text(json.dumps(
-            {"shape": asdict(shape), "rounds": rounds, "iterations": iterations}
-        ))  # fmt: skip
+        given.write_text(json.dumps({
+            "shape": asdict(shape), "rounds": rounds,
+            "ways": args.ways, "iterations": args.iterations,
+        }))  # fmt: skip
         outs = [Path(folder, f"{rank}.json") for rank in range(shape.ranks)]
         environment = {
             **os.environ,
@@ -144,7 +142,7 @@ def run(
         try:
             for number, out in enumerate(outs):
                 # All of its threads have the affinity of who began it.
-                os.sched_setaffinity(0, {cores[number % len(cores)]} if bound else cores)
+                os.sched_setaffinity(0, cores if args.unbound else {cores[number % len(cores)]})
                 job = [*command, str(number), str(out), str(given)]
                 ranks.append(subprocess.Popen(job, env=environment))
             os.sched_setaffinity(0, cores)
@@ -171,11 +169,13 @@ def shape_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     rows = [*_gap_rows(name, ranks), *_cost_rows(name, ranks)]
     used = [rank for rank in ranks if not rank["reason"]]
     shares = [share for rank in used for share in rank["shares"]]
-    rows.append(
-        row(name, "inside windows", shares, "fraction", at_least=0.9, statistic=statistics.fmean,
-            note="" if len(used) == len(ranks) else f"{len(ranks) - len(used)} of {len(ranks)} "
-            f"ranks copied beside the compute; {_reason(ranks)}")
-    )  # fmt: skip
+    if shares:
+        rows.append(
+            row(name, "inside windows", shares, "fraction", at_least=0.9,
+                statistic=statistics.fmean,
+                note="" if len(used) == len(ranks) else f"{len(ranks) - len(used)} of {len(ranks)} "
+                f"ranks copied beside the compute; {_reason(ranks)}")
+        )  # fmt: skip
     overhead = [rank["probe_overhead"] for rank in ranks]
     rows.append(row(name, "probe overhead", overhead, "fraction", at_most=0.01, statistic=max))
     marks = [rank["mark_us_p50"] for rank in ranks]
@@ -280,6 +280,8 @@ def _cost_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     rows = []
     for way in WAYS:
         pairs = [[b[1:] for b in rank["blocks"] if b[0] == way] for rank in ranks]
+        if not pairs[0]:
+            continue  # not asked for
         costs = [
             sum(p[0] for p in at) / sum(p[1] for p in at) - 1 for at in zip(*pairs, strict=True)
         ]

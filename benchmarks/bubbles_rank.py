@@ -241,7 +241,7 @@ def main() -> None:
     shape = Shape(**given["shape"])
     dist.init_process_group("gloo", rank=rank, world_size=shape.ranks)
     me = Rank(rank, shape)
-    result = measure(me, given["rounds"], given["iterations"])
+    result = measure(me, given["ways"], given["rounds"], given["iterations"])
     out.write_text(json.dumps(result))
     dist.barrier()
     me.snapshotter.close()
@@ -250,12 +250,12 @@ def main() -> None:
     os._exit(0)  # gloo's threads may abort a normal end
 
 
-def measure(me: Rank, rounds: int, iterations: int) -> dict[str, Any]:
+def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str, Any]:
     """Blocks in turn, then the layout of the quiet ones."""
     recorder = me.marks.recorder
     for _ in range(WARM):
         me.iterate("none")
-    for way in WAYS:
+    for way in ways:
         me.block(way, 1)
     transfer = transfer_s(me.rank, me.shape.ranks, me.job.message_bytes)
     quiet: list[list[LapSample]] = []
@@ -265,7 +265,7 @@ def measure(me: Rank, rounds: int, iterations: int) -> dict[str, Any]:
     shares: list[float] = []
     order = random.Random(0)
     for _ in range(rounds):
-        for way in order.sample(WAYS, len(WAYS)):
+        for way in order.sample(ways, len(ways)):
             recorder.samples.clear()
             me.marks.pauses.laps.clear()
             me.marks.pauses.hand_overs_s.clear()

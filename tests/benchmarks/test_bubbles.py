@@ -116,5 +116,6 @@ def test_a_part_of_the_table_has_a_file_of_its_own() -> None:
         "-quick": ["--quick"],
         "-8-x-2": ["--only", "8 x 2"],
         "-real-unbound": ["--only", ", real", "--unbound"],
+        "-control-windows": ["--ways", "control", "windows"],
     }
     assert [variant(arguments(words)) for words in given.values()] == list(given)
