@@ -169,7 +169,7 @@ def shape_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     rows = [*_gap_rows(name, ranks), *_cost_rows(name, ranks)]
     used = [rank for rank in ranks if not rank["reason"]]
     shares = [share for rank in used for share in rank["shares"]]
-    if shares:
+    if any(block[0] == "windows" for block in ranks[0]["blocks"]):
         rows.append(
             row(name, "inside windows", shares, "fraction", at_least=0.9,
                 statistic=statistics.fmean,

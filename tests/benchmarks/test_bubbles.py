@@ -85,8 +85,19 @@ def test_a_fall_back_is_said_and_a_torn_checkpoint_ends_the_benchmark() -> None:
     """Ranks that copied beside the compute do not count as windows."""
     rows = {one.figure: one for one in shape_rows("job", [saw(0, reason="too small"), saw(1)])}
     assert "1 of 2 ranks copied beside the compute; too small" in rows["inside windows"].note
+    fallen = [saw(rank, reason="too small", shares=[]) for rank in (0, 1)]
+    rows = {one.figure: one for one in shape_rows("job", fallen)}
+    assert "2 of 2 ranks copied beside the compute" in rows["inside windows"].note
     with pytest.raises(SystemExit, match="not equal to the state"):
         shape_rows("job", [saw(0, proven=False), saw(1)])
+
+
+def test_a_way_that_was_not_asked_for_has_no_row() -> None:
+    """Its figures would be of nothing."""
+    ranks = [saw(rank, blocks=[["blocking", 1.1, 1.0]], shares=[]) for rank in (0, 1)]
+    figures = {one.figure for one in shape_rows("job", ranks)}
+    assert "cost, blocking" in figures
+    assert figures.isdisjoint({"cost, windows", "cost, lazy", "inside windows"})
 
 
 def test_bytes_beside_compute_are_found_by_the_clock() -> None:
