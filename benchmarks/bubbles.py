@@ -18,7 +18,7 @@ rounds. `blocking` copies at the boundary, `async` in a plain thread with torch'
 two equal blocks are apart. What follows a copy (digest, disk) belongs to the keeper and is in none
 of them. All blocks run with the bound for glibc's copies that `autockpt run` would set on this
 machine (`make bench-copies`), and ranks keep the memory that they free, as the allocator of a
-device does: new pages for the gradients of each iteration were most of the scatter where compute
+device does: new pages for the gradients of each iteration were half of the scatter where compute
 is real. **Inside windows**: bytes whose copy overlapped no compute of their rank, by the
 clock.
 

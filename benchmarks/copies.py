@@ -28,6 +28,7 @@ import xxhash
 from autockpt.executors import non_temporal
 from autockpt.executors.memory import Arena
 from autockpt.executors.non_temporal import PIECE_BYTES
+from autockpt.profiles.probes.copies import copy
 from benchmarks.harness import Row, publish, row
 
 USUAL, PAST = "glibc by itself", "past the caches"
@@ -64,6 +65,8 @@ def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
         usual, past = ([each[figure] for each in found[way]] for way in (USUAL, PAST))
         unit = "ms/GB" if figure == LOST else "GB/s"
         rows += [row(USUAL, figure, usual, unit), row(PAST, figure, past, unit)]
+        if figure == LOST:
+            continue  # nothing is lost where cores share nothing, and a ratio to that says nothing
         ratios = [new / old for new, old in zip(past, usual, strict=True)]
         rows.append(row("ratio", figure, ratios, "x"))
     return rows
@@ -87,8 +90,8 @@ def measure() -> dict[str, float]:
     return found
 
 
-def lost_beside(copy: Callable[[], None], cores: list[int]) -> float:
-    """ms of another core's products for each GB that `copy` copies beside them."""
+def lost_beside(work: Callable[[], None], cores: list[int]) -> float:
+    """ms of another core's products for each GB that `work` copies beside them."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {cores[0]})
     quiet_s = products_s()
@@ -98,7 +101,7 @@ def lost_beside(copy: Callable[[], None], cores: list[int]) -> float:
         nonlocal copies
         os.sched_setaffinity(0, {cores[1]})
         while not done.is_set():
-            copy()
+            work()
             copies += 1
 
     thread = threading.Thread(target=beside)
@@ -125,8 +128,7 @@ def products_s(times: int = 60) -> float:
 
 def copied(source: Arena, target: Arena, piece: int) -> None:
     """Copies everything in pieces."""
-    for at in range(0, COPIED_BYTES, piece):
-        ctypes.memmove(target.address + at, source.address + at, piece)
+    copy(source.address, target.address, COPIED_BYTES, piece)
 
 
 def rate(
