@@ -10,17 +10,19 @@ interpreter's lock) and say nothing of a device's copy engine or bus.
 scheduler's, which is given what each chunk, each optimizer's step and each host between two chunks
 took in these iterations, and the latency of a message. A gap is what the host does in it and what
 the rank then waits for others; **waits** are the second part alone, which only the scheduler knows.
-**Cost**: a whole checkpoint of every rank into host memory at every
-iteration, copied and proven; blocks of iterations with it against blocks without, right before,
-in an order drawn anew each round; medians of iterations, the mean over ranks, the median over
-rounds. `blocking` copies at the boundary, `async` in a plain thread with torch's own copies,
-`lazy` under forward and backward, `windows` in the gaps; `control` takes none, and says how far
-two equal blocks are apart. What follows a copy (digest, disk) belongs to the keeper and is in none
-of them. All blocks run with the bound for glibc's copies that `autockpt run` would set on this
-machine (`make bench-copies`), and ranks keep the memory that they free, as the allocator of a
-device does: new pages for the gradients of each iteration were half of the scatter where compute
-is real. **Inside windows**: bytes whose copy overlapped no compute of their rank, by the
-clock.
+**Cost**: a whole checkpoint of every rank into host memory at every iteration, copied and proven;
+blocks of iterations with it against the blocks without before and after it, in an order drawn anew
+each round; medians of iterations, the mean over ranks, and over rounds the median of the means of
+all pairs of them (Hodges and Lehmann), with its 95 % interval. `blocking` copies at the boundary,
+`async` in a plain thread with torch's own copies, `lazy` under forward and backward, `windows` in
+the gaps, twice a round; `control` takes none, and says how far equal blocks are apart. What follows
+a copy (digest, disk) belongs to the keeper and is in none of them. All blocks run with the bound
+for glibc's copies that `autockpt run` would set here (`make bench-copies`), and ranks keep the
+memory that they free, as the allocator of a device does: new pages for the gradients of each
+iteration were half of the scatter where compute is real. **Optimizer longer**: the part of the cost
+of windows which is the optimizer's step of one rank, the rank where it is longest; it moves memory
+like a copy, and another rank's copy is beside it. **Inside windows**: bytes whose copy overlapped
+no compute of their rank, by the clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.
 """
@@ -46,14 +48,20 @@ from autockpt.profiles.probes.copies import copy_gain
 from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import parse_order
 from benchmarks.bubbles_rank import WAYS
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, bootstrap_interval, pseudomedian, publish, row
 from benchmarks.pipeline_job import Shape
 
-EMULATED = {"forward_s": 0.008, "width": 0, "layers": 0, "state_bytes": 64 * 2**20}
-REAL = {"forward_s": 0.0, "width": 1024, "layers": 8, "state_bytes": 0}
+EMULATED = {"forward_s": 0.008, "width": 0, "layers": 0, "state_bytes": 64 * 2**20, "rows": 4}
+REAL = {"forward_s": 0.0, "width": 1024, "layers": 8, "state_bytes": 0, "rows": 64}
+LARGE = {**REAL, "rows": 256}
+"""More compute for each byte of the state, as training has it that fills its device."""
 SHAPES = {
     "2 stages 1F1B, real": Shape(schedule="1F1B", ranks=2, microbatches=4, **REAL),  # type: ignore[arg-type]
     "2 x 2 interleaved, real": Shape(schedule="Interleaved1F1B", ranks=2, microbatches=4, **REAL),  # type: ignore[arg-type]
+    "2 stages 1F1B, real, 256 rows": Shape(
+        schedule="1F1B", ranks=2, microbatches=4, **LARGE),  # type: ignore[arg-type]
+    "2 x 2 interleaved, real, 256 rows": Shape(
+        schedule="Interleaved1F1B", ranks=2, microbatches=4, **LARGE),  # type: ignore[arg-type]
     "4 stages 1F1B, emulated": Shape(schedule="1F1B", ranks=4, microbatches=8, **EMULATED),  # type: ignore[arg-type]
     "4 x 2 interleaved, emulated": Shape(
         schedule="Interleaved1F1B", ranks=4, microbatches=8, **EMULATED),  # type: ignore[arg-type]
@@ -70,7 +78,7 @@ NO_GAPS = 0.02
 KEPT = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
 """For glibc: what a rank frees stays its own."""
 REAL_ROUNDS = 2
-"""Times as many where compute is real: equal blocks are further apart."""
+"""Times as many where compute is real and short: equal blocks are further apart."""
 
 
 def main() -> None:
@@ -80,13 +88,13 @@ def main() -> None:
     added = {**KEPT, **chosen(os.environ, partial(copy_gain, piece_bytes=PIECE_BYTES))}
     for name, shape in SHAPES.items():
         if args.only in name:
-            rounds = args.rounds * (1 if shape.forward_s else REAL_ROUNDS)
+            rounds = args.rounds * (REAL_ROUNDS if shape.rows == REAL["rows"] else 1)
             print(f"{name}: {shape.ranks} ranks, {rounds} rounds", flush=True)
             rows += shape_rows(name, run(shape, rounds, args, added))
     notes = {
         name: "chunks are a small real kernel and a timed wait: no device, no bus"
         for name in SHAPES
-        if "emulated" in name
+        if args.only in name and "emulated" in name
     }
     settings = {
         **vars(args),
@@ -99,8 +107,8 @@ def main() -> None:
 def arguments(given: list[str]) -> argparse.Namespace:
     """What may be asked for."""
     parser = argparse.ArgumentParser(prog="bench-bubbles")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--iterations", type=int, default=8, help="of a block")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=4, help="of a block")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="to checkpoint")
     parser.add_argument("--unbound", action="store_true", help="no rank has a core of its own")
@@ -282,12 +290,23 @@ def _cost_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
         pairs = [[b[1:] for b in rank["blocks"] if b[0] == way] for rank in ranks]
         if not pairs[0]:
             continue  # not asked for
-        costs = [
-            sum(p[0] for p in at) / sum(p[1] for p in at) - 1 for at in zip(*pairs, strict=True)
-        ]
-        at_most = 0.01 if way == "windows" else None
-        rows.append(row(name, f"cost, {way}", costs, "fraction", at_most=at_most))
+        costs = [2 * sum(took[0] for took, _, _ in at) / sum(b[0] + a[0] for _, b, a in at) - 1
+                 for at in zip(*pairs, strict=True)]  # fmt: skip
+        low, high = bootstrap_interval(costs, statistic=pseudomedian)
+        rows.append(
+            row(name, f"cost, {way}", costs, "fraction", statistic=pseudomedian,
+                at_most=0.01 if way == "windows" else None,
+                note=f"95 % interval {100 * low:.1f} to {100 * high:.1f} %")
+        )  # fmt: skip
+        if way == "windows":
+            longer = [pseudomedian([_longer(*pair) for pair in of_rank]) for of_rank in pairs]
+            rows.append(row(name, "optimizer longer", longer, "fraction", statistic=max))
     return rows
+
+
+def _longer(took: list[float], before: list[float], after: list[float]) -> float:
+    """How much longer the optimizer took than in the blocks around, in iterations."""
+    return (2 * took[1] - before[1] - after[1]) / (before[0] + after[0])
 
 
 if __name__ == "__main__":

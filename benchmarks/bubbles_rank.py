@@ -3,7 +3,8 @@
     python -m benchmarks.bubbles_rank RANK OUT.json SETTINGS.json
 
 Blocks of iterations with a checkpoint of every iteration alternate with blocks without, in an order
-that is drawn anew each round and is the same on all ranks.
+that is drawn anew each round and is the same on all ranks.  The pace of a shared machine drifts
+within seconds, so blocks are short and each one is compared with both of its neighbours.
 """
 
 import json
@@ -39,6 +40,10 @@ WAYS = ("control", "blocking", "async", "lazy", "windows")
 WARM = 8
 """Iterations before anything counts: the windows are learned in them."""
 SLOTS = 2
+Took = tuple[float, float]
+"""What `Rank.block` gives."""
+TWICE = ("windows",)
+"""Twice a round: what has a target is told more exactly."""
 
 
 class Pauses:
@@ -138,6 +143,8 @@ class Rank:
         self.pool = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
         self.uses: list[WindowUse] = []
+        self.updates_s: list[float] = []
+        """What the optimizer took, iteration by iteration."""
         self.step = 0
 
     def iterate(self, way: str) -> None:
@@ -145,7 +152,9 @@ class Rank:
         self.job.compute()
         self.marks.step_began()
         self._fence()
+        began = time.perf_counter()
         self.job.update()
+        self.updates_s.append(time.perf_counter() - began)
         self.marks.boundary()
         self.step += 1
         self._checkpoint(way)
@@ -181,8 +190,8 @@ class Rank:
                 if entry.spec.lazy and entry.spec.nbytes:
                     slot_tensor(arena, entry).copy_(local_part(tensors[entry.spec.name]))
 
-    def block(self, way: str, iterations: int) -> float:
-        """Median seconds of an iteration; the first one of a block does not count.
+    def block(self, way: str, iterations: int) -> tuple[float, float]:
+        """Median seconds of an iteration, and of the optimizer in it; the first does not count.
 
         The median, because a shared machine takes a core away now and then, for much longer than
         what is measured; a checkpoint is in every iteration.
@@ -190,13 +199,14 @@ class Rank:
         dist.barrier()
         self.marks.pauses.goes_on()
         self.iterate(way)
+        self.updates_s.clear()
         took = []
         for _ in range(iterations):
             began = time.perf_counter()
             self.iterate(way)
             took.append(time.perf_counter() - began)
         self._fence()
-        return statistics.median(took)
+        return statistics.median(took), statistics.median(self.updates_s)
 
     def proven(self) -> bool:
         """Whether a checkpoint taken in windows is equal to the state, byte by byte."""
@@ -259,27 +269,37 @@ def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str
         me.block(way, 1)
     transfer = transfer_s(me.rank, me.shape.ranks, me.job.message_bytes)
     quiet: list[list[LapSample]] = []
-    blocks: list[tuple[str, float, float]] = []
+    blocks: list[tuple[str, Took, Took, Took]] = []
     pauses_s: list[list[tuple[float, ...]]] = []
     hand_overs_s: list[float] = []
     shares: list[float] = []
+    drawn = [*ways, *(way for way in TWICE if way in ways)]
     order = random.Random(0)
+
+    def without() -> Took:
+        """A block without checkpoints, recorded."""
+        recorder.samples.clear()
+        me.marks.pauses.laps.clear()
+        me.marks.pauses.hand_overs_s.clear()
+        took = me.block("none", iterations)
+        quiet.append(list(recorder.samples))
+        pauses_s.append(list(me.marks.pauses.laps))
+        hand_overs_s.extend(me.marks.pauses.hand_overs_s)
+        return took
+
+    before = without()
     for _ in range(rounds):
-        for way in order.sample(ways, len(ways)):
-            recorder.samples.clear()
-            me.marks.pauses.laps.clear()
-            me.marks.pauses.hand_overs_s.clear()
-            without = me.block("none", iterations)
-            quiet.append(list(recorder.samples))
-            pauses_s.append(list(me.marks.pauses.laps))
-            hand_overs_s += me.marks.pauses.hand_overs_s
+        for way in order.sample(drawn, len(drawn)):
             recorder.samples.clear()
             me.uses.clear()
             began = time.perf_counter()
-            blocks.append((way, me.block(way, iterations), without))
+            took = me.block(way, iterations)
             if way == "windows":
                 starts = _lap_starts(recorder, began)
                 shares += [outside_compute(u, recorder.samples, starts) for u in me.uses[1:-1]]
+            after = without()
+            blocks.append((way, took, before, after))
+            before = after
     return {
         **_summary(me, [lap for block in quiet for lap in block[STEADY_AFTER:]]),
         "transfer_s": transfer,

@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-BATCH = 4
-"""Rows of a micro-batch."""
 EMULATED_WIDTH = 64
 
 
@@ -34,6 +32,8 @@ class Shape:
     layers: int
     state_bytes: int
     """Of one rank, parameters and moments, where compute is emulated."""
+    rows: int
+    """Of a micro-batch."""
 
 
 class _Wait(torch.autograd.Function):
@@ -98,8 +98,7 @@ class PipelineJob:
         self.schedule = made(given, shape.microbatches, loss_fn=_loss)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         width = EMULATED_WIDTH if shape.forward_s else shape.width
-        rows = BATCH * shape.microbatches * (1 if shape.forward_s else 16)
-        self.batch = torch.randn(rows, width)
+        self.batch = torch.randn(shape.rows * shape.microbatches, width)
         self.message_bytes = self.batch.nbytes // shape.microbatches
         """What one stage sends to the next."""
 

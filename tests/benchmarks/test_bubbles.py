@@ -1,4 +1,4 @@
-"""The judgement of bench-bubbles: gaps against the scheduler's, blocks against those without."""
+"""The judgement of bench-bubbles: gaps against the scheduler's, blocks against those around."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ MESSAGE_S = 0.3
 
 def saw(rank: int, **changed: Any) -> dict[str, Any]:
     """What a rank of two reports: 1F1B of two micro-batches, F = 1 s and B = 2 s."""
-    blocks = [[way, 1.1 if way == "blocking" else 1.0, 1.0]
+    blocks = [[way, [1.1 if way == "blocking" else 1.0, 0.2 + 0.03 * rank], [0.9, 0.2], [1.1, 0.2]]
               for way in ("blocking", "async", "lazy", "windows")]  # fmt: skip
     orders = one_f_one_b_orders(2, 2)
     took = {"F": 1.0, "B": 2.0}
@@ -49,6 +49,15 @@ def test_gaps_costs_and_shares_are_judged() -> None:
     assert rows["cost, blocking"].value == pytest.approx(0.1)
     assert rows["cost, windows"].met
     assert rows["inside windows"].met
+    assert rows["optimizer longer"].value == pytest.approx(0.03)
+
+
+def test_a_pace_that_drifts_costs_nothing() -> None:
+    """All blocks take 2 % more than the one before, with a checkpoint or without."""
+    paces = [(1.02 * pace, pace, 1.04 * pace) for pace in (1.0, 1.04, 1.08)]
+    blocks = [["lazy", *[[pace, 0.1] for pace in around]] for around in paces]
+    rows = shape_rows("job", [saw(rank, blocks=blocks, shares=[]) for rank in (0, 1)])
+    assert next(one for one in rows if one.figure == "cost, lazy").value == pytest.approx(0.0)
 
 
 def test_what_the_scheduler_does_not_know_shows() -> None:
@@ -94,7 +103,7 @@ def test_a_fall_back_is_said_and_a_torn_checkpoint_ends_the_benchmark() -> None:
 
 def test_a_way_that_was_not_asked_for_has_no_row() -> None:
     """Its figures would be of nothing."""
-    ranks = [saw(rank, blocks=[["blocking", 1.1, 1.0]], shares=[]) for rank in (0, 1)]
+    ranks = [saw(rank, blocks=[["blocking", *[[1.0, 0.2]] * 3]], shares=[]) for rank in (0, 1)]
     figures = {one.figure for one in shape_rows("job", ranks)}
     assert "cost, blocking" in figures
     assert figures.isdisjoint({"cost, windows", "cost, lazy", "inside windows"})

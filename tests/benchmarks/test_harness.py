@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
-from benchmarks.harness import Row, bootstrap_upper, print_notes, print_table, quantile, row
+from benchmarks.harness import (
+    Row,
+    bootstrap_interval,
+    bootstrap_upper,
+    print_notes,
+    print_table,
+    pseudomedian,
+    quantile,
+    row,
+)
 
 
 def test_the_bound_is_the_same_for_the_same_samples() -> None:
@@ -40,6 +49,32 @@ def test_the_bound_holds_the_true_median_about_as_often_as_it_says() -> None:
         for _ in range(200)
     )
     assert 0.88 <= held / 200 <= 0.995
+
+
+def test_the_interval_holds_the_true_value_about_as_often_as_it_says() -> None:
+    """Of 100 experiments with a known middle, about 95 % hold it; it leaves out either side."""
+    draw = random.Random(13)
+    sides = []
+    for _ in range(100):
+        samples = [draw.gauss(1.0, 0.1) for _ in range(20)]
+        low, high = bootstrap_interval(samples, resamples=100, statistic=pseudomedian)
+        sides.append((low > 1.0) - (high < 1.0))
+    assert 0.86 <= sides.count(0) / 100 <= 0.99
+    assert {1, -1} < {*sides}
+
+
+def test_wild_samples_do_not_move_the_pseudomedian() -> None:
+    """And it is closer to the middle than the median: nearly as close as the mean."""
+    assert pseudomedian([1.0, 2.0, 4.0]) == 2.25
+    assert pseudomedian([1.0, 1.1, 0.9, 1.0, 50.0]) < 1.1
+    draw = random.Random(17)
+    tries = [[draw.gauss(0.0, 1.0) for _ in range(15)] for _ in range(400)]
+    scatter = {
+        statistic: statistics.pstdev(statistic(samples) for samples in tries)
+        for statistic in (statistics.fmean, statistics.median, pseudomedian)
+    }
+    assert scatter[pseudomedian] < 1.1 * scatter[statistics.fmean]
+    assert scatter[pseudomedian] < 0.95 * scatter[statistics.median]
 
 
 @pytest.mark.parametrize(("q", "expected"), [(0.0, 1), (0.5, 2), (0.95, 4), (1.0, 4)])
