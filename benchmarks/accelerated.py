@@ -31,7 +31,7 @@ from typing import Any
 from autockpt.policies.policy_file import plan_to_yaml
 from autockpt.run_directory import RunDirectory
 from autockpt.values.profile import Profile
-from benchmarks.harness import Row, print_table, publish, row
+from benchmarks.harness import Row, bootstrap_interval, print_table, publish, row
 from benchmarks.kills.plans import Way, against_best, exposures_s, predicted, ways
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,13 +229,12 @@ def rows(found: Found, chosen: Sequence[Way], profile: Profile) -> list[Row]:
 
 
 def _interval(found: Found, fixed: Sequence[str]) -> tuple[float, float]:
-    """95 % percentile bootstrap over schedules.  Source: Efron 1979."""
-    chance, n = random.Random(0), len(found.exposures_s)
-    drawn = sorted(
-        100.0 * against_best(found.goodput, fixed, indices=chance.choices(range(n), k=n))
-        for _ in range(RESAMPLES)
-    )
-    return drawn[round(0.025 * RESAMPLES)], drawn[round(0.975 * RESAMPLES) - 1]
+    """Over schedules."""
+
+    def ratio(indices: Sequence[int]) -> float:
+        return 100.0 * against_best(found.goodput, fixed, indices=indices)
+
+    return bootstrap_interval(range(len(found.exposures_s)), ratio, RESAMPLES)
 
 
 def _steps_said(auto: Way) -> str:

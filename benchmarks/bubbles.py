@@ -292,7 +292,7 @@ def _cost_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
             continue  # not asked for
         costs = [2 * sum(took[0] for took, _, _ in at) / sum(b[0] + a[0] for _, b, a in at) - 1
                  for at in zip(*pairs, strict=True)]  # fmt: skip
-        low, high = bootstrap_interval(costs, statistic=pseudomedian)
+        low, high = bootstrap_interval(costs, pseudomedian)
         rows.append(
             row(name, f"cost, {way}", costs, "fraction", statistic=pseudomedian,
                 at_most=0.01 if way == "windows" else None,

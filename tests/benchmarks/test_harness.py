@@ -57,7 +57,7 @@ def test_the_interval_holds_the_true_value_about_as_often_as_it_says() -> None:
     sides = []
     for _ in range(100):
         samples = [draw.gauss(1.0, 0.1) for _ in range(20)]
-        low, high = bootstrap_interval(samples, resamples=100, statistic=pseudomedian)
+        low, high = bootstrap_interval(samples, pseudomedian, resamples=100)
         sides.append((low > 1.0) - (high < 1.0))
     assert 0.86 <= sides.count(0) / 100 <= 0.99
     assert {1, -1} < {*sides}
