@@ -7,11 +7,13 @@ that is drawn anew each round and is the same on all ranks.  The pace of a share
 within seconds, so blocks are short and each one is compared with both of its neighbours.
 """
 
+import ctypes
 import json
 import os
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +29,7 @@ from autockpt.executors.memory import Arena
 from autockpt.executors.recipe import slot_tensor
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState, local_part
+from autockpt.executors.timeslice import ask_for_long_slices
 from autockpt.executors.window_gate import WindowGate, WindowUse
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER
@@ -36,7 +39,7 @@ from autockpt.profiles.probes.stages import StageHooks
 from autockpt.profiles.samples import LapSample
 from benchmarks.pipeline_job import PipelineJob, Shape, transfer_s
 
-WAYS = ("control", "blocking", "async", "lazy", "windows")
+WAYS = ("control", "bare", "blocking", "async", "lazy", "windows")
 WARM = 8
 """Iterations before anything counts: the windows are learned in them."""
 SLOTS = 2
@@ -90,11 +93,51 @@ class Pauses:
         self.goes_on()
 
 
+class Bare:
+    """A thread that copies and does nothing else, all at once: the least that windows can cost."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[int, int, int]] = []
+        self._wait_for, self._heard = 0, 0
+        self._go, self._copied = threading.Event(), threading.Event()
+        self._copied.set()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def begin(self, pieces: list[tuple[int, int, int]], after: int) -> None:
+        """At the boundary: (destination, source, bytes) to copy when so many chunks have ended."""
+        self._copied.clear()
+        self._pieces, self._wait_for, self._heard = pieces, after, 0
+        if not after:
+            self._go.set()
+
+    def ended(self) -> None:
+        """A chunk of compute ended."""
+        self._heard += 1
+        if self._heard == self._wait_for:
+            self._go.set()
+
+    def fence(self) -> None:
+        """Until everything is copied; where the gap has not come, now."""
+        if self._heard < self._wait_for:
+            self._heard = self._wait_for
+            self._go.set()
+        self._copied.wait()
+
+    def _work(self) -> None:
+        ask_for_long_slices()
+        while self._go.wait():
+            self._go.clear()
+            for piece in self._pieces:
+                ctypes.memmove(*piece)
+            self._copied.set()
+
+
 class Marks:
     """Hands every chunk to the recorder and to the gate."""
 
     def __init__(self) -> None:
         self.recorder, self.gate, self.pauses = LapRecorder(), WindowGate(), Pauses()
+        self.bare = Bare()
         self.mark_s: list[float] = []
         """What each mark took the training thread, the gate's part."""
 
@@ -109,6 +152,7 @@ class Marks:
         self.recorder.ended(what)
         self.pauses.goes_on()
         self._timed(lambda: self.gate.ended(what))
+        self.bare.ended()
 
     def step_began(self) -> None:
         """The optimizer's step begins."""
@@ -140,12 +184,15 @@ class Rank:
         self.state = LiveState.of(model=self.job.model, optimizer=self.job.optimizer)
         self.snapshotter = Snapshotter(self.state, memoryview(bytearray(8 * SLOTS)))
         self.slots: list[Arena] = []
+        self.pieces: dict[Arena, list[tuple[int, int, int]]] = {}
         self.pool = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
         self.uses: list[WindowUse] = []
         self.updates_s: list[float] = []
         """What the optimizer took, iteration by iteration."""
         self.step = 0
+        self.longest_after: int | None = None
+        """Chunks before this rank's longest gap, where bare copies begin."""
 
     def iterate(self, way: str) -> None:
         """One iteration, and the checkpoint of its end."""
@@ -165,6 +212,7 @@ class Rank:
         if self.pending is not None:
             self.pending.result()
             self.pending = None
+        self.marks.bare.fence()
 
     def _checkpoint(self, way: str) -> None:
         if way in ("none", "control"):
@@ -176,6 +224,9 @@ class Rank:
         if way == "async":
             self.pending = self.pool.submit(self._copy_all, arena)
             return
+        if way == "bare":
+            self._copy_bare(arena)
+            return
         self.snapshotter.gate = self.marks.gate if way == "windows" else None
         self.snapshotter.begin(arena, {"step": self.step}, lazy=way != "blocking")
         if way == "windows":
@@ -183,12 +234,31 @@ class Rank:
 
     def _copy_all(self, arena: Arena) -> None:
         """Every tensor at once, by torch's own copy: what a plain background thread does."""
+        with torch.no_grad():
+            for target, source in self._pairs(arena):
+                target.copy_(source)
+
+    def _copy_bare(self, arena: Arena) -> None:
+        """The same bytes in the longest gap.  What to copy is looked up here, once a slot."""
+        if self.longest_after is None:
+            gaps = windows.device_bubbles(self.marks.recorder.samples, rank=self.rank)
+            self.longest_after = max(gaps, key=lambda gap: gap.length_s.p50).after
+        if arena not in self.pieces:
+            self.pieces[arena] = [
+                (target.data_ptr(), source.data_ptr(), source.nbytes)
+                for target, source in self._pairs(arena)
+            ]
+        self.marks.bare.begin(self.pieces[arena], self.longest_after)
+
+    def _pairs(self, arena: Arena) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(place in the slot, tensor) of all that may be copied after the boundary."""
         assert self.snapshotter.layout is not None
         tensors = self.state.lazy_tensors()
-        with torch.no_grad():
-            for entry in self.snapshotter.layout.entries:
-                if entry.spec.lazy and entry.spec.nbytes:
-                    slot_tensor(arena, entry).copy_(local_part(tensors[entry.spec.name]))
+        return [
+            (slot_tensor(arena, entry), local_part(tensors[entry.spec.name]))
+            for entry in self.snapshotter.layout.entries
+            if entry.spec.lazy and entry.spec.nbytes
+        ]
 
     def block(self, way: str, iterations: int) -> tuple[float, float]:
         """Median seconds of an iteration, and of the optimizer in it; the first does not count.
@@ -214,13 +284,7 @@ class Rank:
         arena = self.slots[self.step % SLOTS]
         self.job.compute()
         self._fence()
-        assert self.snapshotter.layout is not None
-        tensors = self.state.lazy_tensors()
-        return all(
-            torch.equal(slot_tensor(arena, entry), local_part(tensors[entry.spec.name]))
-            for entry in self.snapshotter.layout.entries
-            if entry.spec.lazy and entry.spec.nbytes
-        )
+        return all(torch.equal(copied, source) for copied, source in self._pairs(arena))
 
 
 def outside_compute(use: WindowUse, laps: list[LapSample], began_s: list[float]) -> float:

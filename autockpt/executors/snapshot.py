@@ -324,7 +324,7 @@ class Snapshotter:
         gate = task.gate
         if gate is None:
             return
-        nbytes = sum(job.nbytes for job in task.jobs if is_device(job) or not on_device)
+        nbytes = sum(job.nbytes for job in task.jobs if not on_device or is_device(job))
         if on_device and self.engine.busy:
             gate.hurry()
             task.use = WindowUse(nbytes=nbytes, reason="the snapshot before is still being copied")

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -200,8 +200,8 @@ class WindowGate:
             self.use = use = WindowUse(nbytes=nbytes)
             self._left, self._laps_left = nbytes, laps
             self._paid_at_s, self._rooms = 0.0, []
-            use.chunk_bytes = self._chunk_bytes()
-            use.reason = self._not_worth(nbytes, laps, use.chunk_bytes)
+            use.chunk_bytes, room = self._chunk_bytes()
+            use.reason = self._not_worth(nbytes, laps * room)
             self._hurried = bool(use.reason)
             return use
 
@@ -287,15 +287,18 @@ class WindowGate:
     def _takes_s(self, nbytes: int) -> float:
         return ALPHA_S + nbytes / sorted(self._rates)[len(self._rates) // 2]
 
-    def _filled(self, window_s: float, chunk: int) -> int:
-        """Bytes that a window takes, in whole chunks."""
-        return int(window_s / ((1 + self._margin) * self._takes_s(chunk))) * chunk
+    def _filled(self, windows_s: Sequence[float], chunk: int) -> int:
+        """Bytes that windows take, in whole chunks."""
+        each_s = (1 + self._margin) * self._takes_s(chunk)
+        return sum(int(window_s / each_s) for window_s in windows_s) * chunk
 
     def _room(self, now_s: float) -> int:
         """Bytes that the windows take which are left of the iterations this transfer has."""
         laps, chunk = self._laps, self.use.chunk_bytes
         self._rooms = rooms = self._rooms or self._from_window_on(chunk)
-        room = self._filled(laps.left_s(now_s), chunk) + rooms[min(laps.following, len(rooms) - 1)]
+        room = (
+            self._filled([laps.left_s(now_s)], chunk) + rooms[min(laps.following, len(rooms) - 1)]
+        )
         return room + rooms[0] * (self._laps_left - 1)
 
     def _from_window_on(self, chunk: int) -> list[int]:
@@ -310,17 +313,23 @@ class WindowGate:
         end_s = laps.now.began_s + laps.lap_s - now_s + (self._laps_left - 1) * laps.lap_s
         return max(0.0, end_s - laps.left_s(now_s) - sum(laps.forecasts_s[laps.following :]))
 
-    def _chunk_bytes(self) -> int:
-        """The largest size that fills the windows about as well as any."""
-        filled = [self._from_window_on(chunk)[0] for chunk in self._chunks]
-        good = NEARLY_ALL * max(filled, default=0)
-        return next(c for c, fill in zip(self._chunks, filled, strict=True) if fill >= good)
+    def _chunk_bytes(self) -> tuple[int, int]:
+        """(the largest size that fills the windows about as well as any, bytes a lap takes in it).
 
-    def _not_worth(self, nbytes: int, laps: int, chunk: int) -> str:
-        """A sentence when windows do not help this transfer."""
+        Asked in the boundary: most gaps of a pipeline are no windows, and are looked at once.
+        """
+        least_s = (1 + self._margin) * self._takes_s(self._chunks[-1])
+        windows_s = [window_s for window_s in self._laps.forecasts_s if window_s >= least_s]
+        filled = [self._filled(windows_s, chunk) for chunk in self._chunks]
+        good = NEARLY_ALL * max(filled)
+        return next(
+            (chunk, fill) for chunk, fill in zip(self._chunks, filled, strict=True) if fill >= good
+        )
+
+    def _not_worth(self, nbytes: int, room: int) -> str:
+        """A sentence when windows, which take `room`, do not help this transfer."""
         if not self._laps.learned:
             return "no windows known yet: the first iterations show them"
-        room = laps * self._from_window_on(chunk)[0]
         if room >= YIELD_SHARE * nbytes:
             return ""
         longest_s = max(self._laps.forecasts_s, default=0.0)

@@ -1,5 +1,6 @@
 """The judgement of bench-bubbles: gaps against the scheduler's, blocks against those around."""
 
+import time
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import one_f_one_b_orders
 from benchmarks.bubbles import arguments, shape_rows, variant
 from benchmarks.bubbles_network import rows_of
-from benchmarks.bubbles_rank import Pauses, outside_compute
+from benchmarks.bubbles_rank import Bare, Pauses, outside_compute
 
 MESSAGE_S = 0.3
 """Latency of a message in the pipeline that `saw` tells of."""
@@ -50,6 +51,23 @@ def test_gaps_costs_and_shares_are_judged() -> None:
     assert rows["cost, windows"].met
     assert rows["inside windows"].met
     assert rows["optimizer longer"].value == pytest.approx(0.03)
+
+
+def test_bare_copies_wait_for_their_gap() -> None:
+    """Until the second chunk of this iteration ends, whatever ended before; or for the fence."""
+    source, target = torch.arange(6.0), torch.zeros(6)
+    pieces = [(target.data_ptr(), source.data_ptr(), source.nbytes)]
+    bare = Bare()
+    for after, ended in ((0, 0), (2, 2), (2, 1)):
+        target.zero_()
+        bare.begin(pieces, after)
+        for _ in range(ended):
+            time.sleep(0.01)
+            assert not target.any()
+            bare.ended()
+        bare.fence()
+        assert torch.equal(target, source)
+        bare.ended()
 
 
 def test_a_pace_that_drifts_costs_nothing() -> None:
