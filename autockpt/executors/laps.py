@@ -7,7 +7,7 @@ had, so one that moves or shrinks is felt within two laps.  Time is an argument;
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autockpt.values.pipeline import order_digest
@@ -33,6 +33,8 @@ class Lap:
     """Since when everything idles; None: something runs."""
     running: int = 0
     """Chunks or collectives under way; collectives may overlap."""
+    astray: bool = False
+    """Another order than the known one: an evaluation, or a new schedule."""
 
 
 class Laps:
@@ -60,6 +62,8 @@ class Laps:
         """Something begins to run: the window that was open closes."""
         lap = self.now
         self._close(at_s)
+        number = len(lap.marks)
+        lap.astray |= number < len(self._order) and what != self._order[number]
         lap.marks.append(what)
         lap.running += 1
 
@@ -114,20 +118,19 @@ class Laps:
     def left_s(self, at_s: float) -> float:
         """What is left of the window that is open, 0 when none is or it is longer than usual."""
         lap, forecasts = self.now, self.forecasts_s
-        if lap.open_since_s is None or self.window >= len(forecasts) or self._astray(lap.marks):
+        if lap.open_since_s is None or self.window >= len(forecasts) or lap.astray:
             return 0.0
         return max(0.0, forecasts[self.window] - (at_s - lap.open_since_s))
+
+    @property
+    def around_s(self) -> list[float]:
+        """Usual lengths of the last window that has closed and of the one that opens now."""
+        return self.forecasts_s[max(0, self.window - 1) : self.window + 1]
 
     @property
     def following(self) -> int:
         """Number of the first window of this lap that has not opened yet."""
         return self.window + (self.now.open_since_s is not None)
-
-    def _astray(self, marks: Iterable[str]) -> bool:
-        """Another order than the known one: an evaluation, or a new schedule."""
-        return bool(self._order) and any(
-            mark != known for mark, known in zip(marks, self._order, strict=False)
-        )
 
     def _learn(self, lap: Lap, at_s: float) -> None:
         if self._digest is not None:

@@ -56,6 +56,12 @@ def with_threshold(environ: Mapping[str, str]) -> dict[str, str]:
     return {VARIABLE: ":".join(filter(None, (given, f"{TUNABLE}={THRESHOLD_BYTES}")))}
 
 
+def given_bytes(environ: Mapping[str, str]) -> int:
+    """The bound that an environment sets, whoever set it; 0: glibc's own rule holds."""
+    found = re.search(rf"{re.escape(TUNABLE)}=(0x[0-9a-fA-F]+|\d+)(:|$)", environ.get(VARIABLE, ""))
+    return int(found[1], 0) if found else 0
+
+
 def threshold_bytes() -> int | None:
     """What holds for processes started with this one's environment; None: glibc does not say.
 

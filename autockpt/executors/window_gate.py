@@ -113,6 +113,8 @@ class WindowGate:
         """Bytes of those who wait."""
         self._sleep = sleep or self._changed.wait
         self._rates: deque[float] = deque([bytes_per_s], maxlen=MEMORY_RATES)
+        self._bytes_per_s = bytes_per_s
+        """Their median."""
         self._moving: dict[int, Move] = {}
         """By thread its last chunk: its next question tells how long that took."""
         self._busy_until_s = 0.0
@@ -137,9 +139,7 @@ class WindowGate:
             now_s = self._now_s() if at_s is None else at_s
             self._laps.ended(now_s)
             # Who is woken for nothing takes the interpreter's lock from the training.
-            if any(self._in_window(nbytes, now_s) for nbytes in self._waiting) or (
-                self._waiting and self._left > self._room(now_s)
-            ):
+            if self._waiting and self._news(now_s):
                 self._changed.notify_all()
 
     def step_began(self, at_s: float | None = None) -> None:
@@ -160,6 +160,18 @@ class WindowGate:
         with self._lock:
             self._hurried = True
             self._changed.notify_all()
+
+    def _news(self, now_s: float) -> bool:
+        """Those who wait would be told something else than when they asked.
+
+        Asked between all chunks: most gaps of a pipeline take none, and nothing is news there.
+        """
+        around_s = self._laps.around_s
+        if around_s and max(around_s) < self._least_s:
+            return False
+        return any(self._in_window(nbytes, now_s) for nbytes in self._waiting) or (
+            self._left > self._room(now_s)
+        )
 
     # ------------------------------------------------------------------ the mover
 
@@ -283,9 +295,15 @@ class WindowGate:
         if move is not None and now_s - move.began_s > ALPHA_S:
             move.ended_s = now_s
             self._rates.append(move.nbytes / (now_s - move.began_s))
+            self._bytes_per_s = sorted(self._rates)[len(self._rates) // 2]
 
     def _takes_s(self, nbytes: int) -> float:
-        return ALPHA_S + nbytes / sorted(self._rates)[len(self._rates) // 2]
+        return ALPHA_S + nbytes / self._bytes_per_s
+
+    @property
+    def _least_s(self) -> float:
+        """The shortest window that takes a chunk of any size."""
+        return (1 + self._margin) * self._takes_s(self._chunks[-1])
 
     def _filled(self, windows_s: Sequence[float], chunk: int) -> int:
         """Bytes that windows take, in whole chunks."""
@@ -318,7 +336,7 @@ class WindowGate:
 
         Asked in the boundary: most gaps of a pipeline are no windows, and are looked at once.
         """
-        least_s = (1 + self._margin) * self._takes_s(self._chunks[-1])
+        least_s = self._least_s
         windows_s = [window_s for window_s in self._laps.forecasts_s if window_s >= least_s]
         filled = [self._filled(windows_s, chunk) for chunk in self._chunks]
         good = NEARLY_ALL * max(filled)
@@ -333,8 +351,7 @@ class WindowGate:
         if room >= YIELD_SHARE * nbytes:
             return ""
         longest_s = max(self._laps.forecasts_s, default=0.0)
-        needed_s = self._takes_s(self._chunks[-1]) * (1 + self._margin)
         return (
             f"windows take {room} of {nbytes} bytes (longest {longest_s * 1e3:.2f} ms, the "
-            f"smallest chunk needs {needed_s * 1e3:.2f} ms): copied beside the compute"
+            f"smallest chunk needs {self._least_s * 1e3:.2f} ms): copied beside the compute"
         )

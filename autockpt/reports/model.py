@@ -206,6 +206,9 @@ def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:
     if data.decision is not None:
         plan = data.decision.plan
         facts.append(Fact(label="Plan", value=f"{plan.plan_id}, version {plan.version}"))
+    if started is not None and started.non_temporal_bytes:
+        size = format_bytes(started.non_temporal_bytes)
+        facts.append(Fact(label="Copies", value=f"past the caches from {size} on"))
     if data.created:
         facts.append(Fact(label="Written", value=data.created))
     if "autockpt" in data.versions:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autockpt.executors import birth, wire
+from autockpt.executors import birth, non_temporal, wire
 from autockpt.executors.ahead import PagesAhead
 from autockpt.executors.directory import lossy_notice
 from autockpt.executors.fence import OptimizerHooks
@@ -260,6 +260,7 @@ class Session(Ending):
                 torch_import_s=startup.torch_import_s, process_group_s=startup.process_group_s,
                 script_s=startup.script_s, wait_s=now - attach_at - resumed.read_s - apply_s,
                 read_s=resumed.read_s, apply_s=apply_s,
+                non_temporal_bytes=non_temporal.given_bytes(os.environ),
             )
         )  # fmt: skip
         self._link.send(

@@ -54,6 +54,8 @@ class RunStarted(Event):
     """Verifying and copying the checkpoint's bytes into place."""
     apply_s: float | None = None
     """Putting the state together from them."""
+    non_temporal_bytes: int = 0
+    """From which size on memcpy passes the caches, where the environment says; 0: glibc's rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

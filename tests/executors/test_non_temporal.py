@@ -16,6 +16,7 @@ from autockpt.executors.non_temporal import (
     TUNABLE,
     VARIABLE,
     chosen,
+    given_bytes,
     with_threshold,
 )
 
@@ -61,6 +62,21 @@ def test_a_machine_that_gains_nothing_is_left_alone() -> None:
     for gain in (1.0, GAIN - 0.01, None):
         assert chosen({}, lambda added, gain=gain: gain) == {}
     assert chosen({}, lambda added: GAIN) == with_threshold({})
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("", 0),
+        ("glibc.malloc.check=1", 0),
+        (f"{TUNABLE}=1048576", 2**20),
+        (f"glibc.malloc.check=1:{TUNABLE}=0x200000:a=b", 2**21),
+        (f"{TUNABLE}=many", 0),
+    ],
+)
+def test_a_run_says_what_its_environment_sets(given: str, found: int) -> None:
+    """Whoever set it, in either way that glibc reads numbers."""
+    assert given_bytes({VARIABLE: given}) == found
 
 
 def test_nobody_is_asked_where_nothing_would_change() -> None:

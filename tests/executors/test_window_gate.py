@@ -219,6 +219,35 @@ def test_chunks_are_as_large_as_short_windows_allow() -> None:
     assert long.begin(20 * MIB).chunk_bytes == CHUNKS[0]
 
 
+def test_an_evaluation_has_no_windows() -> None:
+    """Its chunks are others: what this lap's gaps are is not known, until the next lap."""
+    clock = FakeClock()
+    gate = learned(clock, [0.1, 0.1, 0.0])
+    assert gate._laps.left_s(clock.now_s) == pytest.approx(0.1)
+    gate.began("0E0")
+    gate.ended("0E0")
+    assert gate._laps.left_s(clock.now_s) == 0.0
+    gate.boundary()
+    assert gate._laps.left_s(clock.now_s) == pytest.approx(0.1)
+
+
+def test_between_chunks_without_news_nothing_is_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The training thread is what asks there, on its way to the next chunk."""
+    clock = FakeClock()
+    gate = learned(clock, [0.0, 1e-4, 1e-4, 0.4, 0.0], longest_wait_s=30.0)
+    gate.begin(100 * MIB)
+    gate._waiting.append(4 * MIB)
+    asked: list[float] = []
+    monkeypatch.setattr(gate, "_in_window", lambda nbytes, now_s: asked.append(now_s))
+    for name, news in (("0F0", 0), ("0F1", 0), ("0F2", 1)):
+        gate.began(name)
+        gate.ended(name)
+        assert len(asked) == news
+        clock.now_s += 1e-4
+
+
 def test_a_window_that_closes_early_stops_the_copy() -> None:
     """Half as long as it used to be: what was begun ends, and no chunk follows beside compute."""
     use = moved([0.2, 0.4, 0.0], [0.1, 0.4, 0.0], 200 * MIB)

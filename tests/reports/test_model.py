@@ -11,7 +11,13 @@ from autockpt.reports.promises import FACTOR
 from autockpt.reports.timeline import ROWS, SPANS
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import Decision
-from autockpt.values.telemetry import Event, PersistFailed, SaveSkipped, SnapshotDiscarded
+from autockpt.values.telemetry import (
+    Event,
+    PersistFailed,
+    RunStarted,
+    SaveSkipped,
+    SnapshotDiscarded,
+)
 from tests.reports.examples import profile_data, run_data, unprotected_data
 
 
@@ -40,6 +46,23 @@ def test_a_run_says_how_much_training_counted() -> None:
 
     assert verdict.headline.startswith("93.6 % of 66 min 3 s went into training that counts.")
     assert "2 failures cost" in verdict.headline
+
+
+def test_a_run_says_when_its_copies_pass_the_caches() -> None:
+    """As its trainers found it in their environment; nothing where glibc's own rule holds."""
+    data = run_data()
+    bound = tuple(
+        dataclasses.replace(event, non_temporal_bytes=2**20)
+        if isinstance(event, RunStarted)
+        else event
+        for event in data.events
+    )
+    facts = [
+        {fact.label: fact.value for fact in build(dataclasses.replace(data, events=events)).facts}
+        for events in (data.events, bound)
+    ]
+    assert "Copies" not in facts[0]
+    assert facts[1]["Copies"] == "past the caches from 1.05 MB on"
 
 
 def test_an_unprotected_run_is_the_worst_finding() -> None:
