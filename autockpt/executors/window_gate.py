@@ -314,10 +314,8 @@ class WindowGate:
         """Bytes that the windows take which are left of the iterations this transfer has."""
         laps, chunk = self._laps, self.use.chunk_bytes
         self._rooms = rooms = self._rooms or self._from_window_on(chunk)
-        room = (
-            self._filled([laps.left_s(now_s)], chunk) + rooms[min(laps.following, len(rooms) - 1)]
-        )
-        return room + rooms[0] * (self._laps_left - 1)
+        ahead = rooms[min(laps.following, len(rooms) - 1)] + rooms[0] * (self._laps_left - 1)
+        return self._filled([laps.left_s(now_s)], chunk) + ahead
 
     def _from_window_on(self, chunk: int) -> list[int]:
         """[bytes of all windows, of all but the first, ..., 0]."""
