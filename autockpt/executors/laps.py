@@ -7,7 +7,7 @@ had, so one that moves or shrinks is felt within two laps.  Time is an argument;
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autockpt.values.pipeline import order_digest
@@ -31,6 +31,8 @@ class Lap:
     """When they had opened."""
     open_since_s: float | None = None
     """Since when everything idles; None: something runs."""
+    step_began_s: float | None = None
+    """When the first optimizer's step began; None: not yet."""
     running: int = 0
     """Chunks or collectives under way; collectives may overlap."""
     astray: bool = False
@@ -52,7 +54,8 @@ class Laps:
         self.forecasts_s: list[float] = []
         """Length of each window of a lap that can be counted on."""
         self._handed: dict[int, float] = {}
-        self._step_s: deque[float] = deque(maxlen=MEMORY)
+        self._lap_s: deque[float] = deque(maxlen=MEMORY)
+        self._until_step_s: deque[float] = deque(maxlen=MEMORY)
         self._odd = 0
         self._started = False
 
@@ -77,6 +80,8 @@ class Laps:
     def step_began(self, at_s: float) -> None:
         """The optimizer's step begins: the last window of the lap closes."""
         self._close(at_s)
+        if self.now.step_began_s is None:
+            self.now.step_began_s = at_s
 
     def boundary(self, at_s: float) -> None:
         """The lap ended and the next begins, with its first window open."""
@@ -103,12 +108,17 @@ class Laps:
     @property
     def learned(self) -> bool:
         """Whether windows can be counted on."""
-        return bool(self._handed) or len(self._step_s) >= LEARNED
+        return bool(self._handed) or len(self._lap_s) >= LEARNED
 
     @property
     def lap_s(self) -> float:
         """Usual time of a lap; infinite while none is known."""
-        return sorted(self._step_s)[len(self._step_s) // 2] if self._step_s else float("inf")
+        return sorted(self._lap_s)[len(self._lap_s) // 2] if self._lap_s else float("inf")
+
+    @property
+    def until_step_s(self) -> float:
+        """Time of a lap until its optimizer's step that nearly all had."""
+        return nearly_all_had(self._until_step_s) if self._until_step_s else self.lap_s
 
     @property
     def window(self) -> int:
@@ -148,13 +158,20 @@ class Laps:
             self.relearned += bool(self._order)
             self._order = lap.marks
             self._known = [deque(maxlen=MEMORY) for _ in lap.lengths_s]
-            self._step_s.clear()
+            self._lap_s.clear()
+            self._until_step_s.clear()
             if not self._handed:
                 self.forecasts_s = []
         self._odd = 0
-        self._step_s.append(at_s - lap.began_s)
+        self._lap_s.append(at_s - lap.began_s)
+        self._until_step_s.append((lap.step_began_s or at_s) - lap.began_s)
         for known, length_s in zip(self._known, lap.lengths_s, strict=True):
             known.append(length_s)
-        if len(self._step_s) >= LEARNED:
+        if len(self._lap_s) >= LEARNED:
             self._handed = {}
-            self.forecasts_s = [sorted(known)[len(known) // MEMORY] for known in self._known]
+            self.forecasts_s = [nearly_all_had(known) for known in self._known]
+
+
+def nearly_all_had(seen: Collection[float]) -> float:
+    """What all of the last values reached, but for one when there are `MEMORY`."""
+    return sorted(seen)[len(seen) // MEMORY]

@@ -3,9 +3,10 @@
 First fit: a chunk passes when the open window is expected to last longer than it takes, with a
 margin; else it waits for a window that does.  One chunk at a time, so that a window which closes
 early costs one chunk of overlap.  What does not fit into the windows that are still ahead of the
-optimizer's step moves beside the compute, at the pace that just makes it; where windows are too
-small to matter nothing is held back at all, which is plain lazy copying.  At the fence everything
-passes.  Chunks are as large as the short windows allow.
+optimizer's step moves beside the compute, at a pace that makes it; where windows are too small to
+matter nothing is held back at all, which is plain lazy copying.  Windows are believed as far as the
+last transfers got what they promised.  At the fence everything passes.  Chunks are as large as the
+short windows allow.
 
 Source: BAFT (Front. Comput. Sci. 19(1), 2025) for the windows, Gemini (SOSP'23) for the partition
 of traffic by alpha + n / B with a safety margin, and for spreading over iterations.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autockpt.executors.laps import Laps
+from autockpt.executors.laps import Laps, nearly_all_had
 
 MARGIN = 0.2
 """Part of a window that is left free: chunks and windows scatter by about this much."""
@@ -38,6 +39,8 @@ NEARLY_ALL = 0.95
 """A larger chunk that fills the windows this well is as good as the best."""
 MEMORY_RATES = 15
 """Chunks whose pace is remembered; the median counts."""
+MEMORY_KEPT = 8
+"""Transfers of which is known what windows took of what they promised."""
 MOVES = 512
 """Chunks remembered for the report."""
 
@@ -112,9 +115,9 @@ class WindowGate:
         self._waiting: list[int] = []
         """Bytes of those who wait."""
         self._sleep = sleep or self._changed.wait
-        self._rates: deque[float] = deque([bytes_per_s], maxlen=MEMORY_RATES)
+        self._rates: deque[float] = deque(maxlen=MEMORY_RATES)
         self._bytes_per_s = bytes_per_s
-        """Their median."""
+        """Their median, once there are some."""
         self._moving: dict[int, Move] = {}
         """By thread its last chunk: its next question tells how long that took."""
         self._busy_until_s = 0.0
@@ -122,6 +125,12 @@ class WindowGate:
         self._left = 0
         self._rooms: list[int] = []
         """Bytes that the windows of a lap take from the n-th on; worked out once a lap."""
+        self._from: tuple[float, int, int] | None = None
+        """Where this transfer began, as `_here` has it; None: it cannot tell what windows take."""
+        self._kept: deque[float] = deque(maxlen=MEMORY_KEPT)
+        """Fraction that windows took of what they promised, by transfer."""
+        self._trust = 1.0
+        """The fraction that nearly all of them took; 1 while nothing is known."""
         self._laps_left = 1
         self._hurried = True
         """Nothing is known yet, or the fence waits."""
@@ -158,6 +167,8 @@ class WindowGate:
     def hurry(self) -> None:
         """Somebody waits for the result: everything passes until the next `begin`."""
         with self._lock:
+            if not self._hurried:
+                self._take_stock(self._now_s())
             self._hurried = True
             self._changed.notify_all()
 
@@ -170,7 +181,7 @@ class WindowGate:
         if around_s and max(around_s) < self._least_s:
             return False
         return any(self._in_window(nbytes, now_s) for nbytes in self._waiting) or (
-            self._left > self._room(now_s)
+            self._left > self._trust * self._room(now_s)
         )
 
     # ------------------------------------------------------------------ the mover
@@ -213,6 +224,7 @@ class WindowGate:
             self._left, self._laps_left = nbytes, laps
             self._paid_at_s, self._rooms = 0.0, []
             use.chunk_bytes, room = self._chunk_bytes()
+            self._from = self._here(self._now_s()) if self._rates else None
             use.reason = self._not_worth(nbytes, laps * room)
             self._hurried = bool(use.reason)
             return use
@@ -263,11 +275,12 @@ class WindowGate:
             return ("fence" if not self.use.reason else "overlap"), 0.0
         if how := self._in_window(nbytes, now_s):
             return how, 0.0
-        excess = self._left - self._room(now_s)
+        excess = self._left - self._trust * self._room(now_s)
         if excess <= 0:
             return None, self.longest_wait_s
         if now_s >= self._paid_at_s:
-            pace_s = max(self._beside_s(now_s) / excess, 1 / self.beside_bytes_per_s)
+            beside_s = (1 - self._margin) * self._beside_s(now_s)
+            pace_s = max(beside_s / excess, 1 / self.beside_bytes_per_s)
             self._paid_at_s = now_s + nbytes * pace_s
             return "overlap", 0.0
         return None, self._paid_at_s - now_s
@@ -288,6 +301,26 @@ class WindowGate:
         move = Move(now_s, self._busy_until_s, nbytes, how)
         self._moving[threading.get_ident()] = move
         self.use.moves.append(move)
+        if not self._left:
+            self._take_stock(now_s)
+
+    def _take_stock(self, now_s: float) -> None:
+        """Once a transfer, when it needs no more windows: what they took of what they promised.
+
+        A window goes from chunk to chunk, and its first part may be the training's own: its thread
+        posts what it has computed while the mover waits for the same core.
+        """
+        began, self._from = self._from, None
+        if began is None or self.use.reason or self._laps.now.astray:
+            return
+        self._rooms = []  # as fast as chunks are known to move by now
+        promised = self._ahead(*began) - self._room(now_s)
+        if promised > 0:
+            self._remember(self.use.passed["window"] / promised)
+
+    def _remember(self, kept: float) -> None:
+        self._kept.append(min(1.0, kept))
+        self._trust = nearly_all_had(self._kept)
 
     def _measure(self, now_s: float) -> None:
         """How fast this thread's last chunk moved: it asks for the next as soon as it is done."""
@@ -312,10 +345,17 @@ class WindowGate:
 
     def _room(self, now_s: float) -> int:
         """Bytes that the windows take which are left of the iterations this transfer has."""
-        laps, chunk = self._laps, self.use.chunk_bytes
+        return self._ahead(*self._here(now_s))
+
+    def _here(self, now_s: float) -> tuple[float, int, int]:
+        """(seconds left of the window that is open, number of the next one, laps left)."""
+        return self._laps.left_s(now_s), self._laps.following, self._laps_left
+
+    def _ahead(self, left_s: float, following: int, laps_left: int) -> int:
+        chunk = self.use.chunk_bytes
         self._rooms = rooms = self._rooms or self._from_window_on(chunk)
-        ahead = rooms[min(laps.following, len(rooms) - 1)] + rooms[0] * (self._laps_left - 1)
-        return self._filled([laps.left_s(now_s)], chunk) + ahead
+        ahead = rooms[min(following, len(rooms) - 1)] + rooms[0] * (laps_left - 1)
+        return self._filled([left_s], chunk) + ahead
 
     def _from_window_on(self, chunk: int) -> list[int]:
         """[bytes of all windows, of all but the first, ..., 0]."""
@@ -324,9 +364,9 @@ class WindowGate:
         return [*itertools.accumulate(reversed(taken), initial=0)][::-1]
 
     def _beside_s(self, now_s: float) -> float:
-        """Time left of the lap, windows apart: what overlaps is spread over it."""
+        """Time until the optimizer's step, windows apart: what overlaps is spread over it."""
         laps = self._laps
-        end_s = laps.now.began_s + laps.lap_s - now_s + (self._laps_left - 1) * laps.lap_s
+        end_s = laps.now.began_s + laps.until_step_s - now_s + (self._laps_left - 1) * laps.lap_s
         return max(0.0, end_s - laps.left_s(now_s) - sum(laps.forecasts_s[laps.following :]))
 
     def _chunk_bytes(self) -> tuple[int, int]:
@@ -343,13 +383,18 @@ class WindowGate:
         )
 
     def _not_worth(self, nbytes: int, room: int) -> str:
-        """A sentence when windows, which take `room`, do not help this transfer."""
+        """A sentence when windows, which promise `room`, do not help this transfer."""
         if not self._laps.learned:
             return "no windows known yet: the first iterations show them"
-        if room >= YIELD_SHARE * nbytes:
+        trust, least = self._trust, YIELD_SHARE * nbytes
+        if trust * room >= least:
             return ""
-        longest_s = max(self._laps.forecasts_s, default=0.0)
+        if room >= least:
+            self._remember(1.0)  # in the end it is forgotten, and windows are tried again
+            doubt = f"took {trust:.0%} of what they promised lately"
+        else:
+            doubt = f"longest {max(self._laps.forecasts_s, default=0.0) * 1e3:.2f} ms"
         return (
-            f"windows take {room} of {nbytes} bytes (longest {longest_s * 1e3:.2f} ms, the "
-            f"smallest chunk needs {self._least_s * 1e3:.2f} ms): copied beside the compute"
+            f"windows take {int(trust * room)} of {nbytes} bytes ({doubt}, the smallest "
+            f"chunk needs {self._least_s * 1e3:.2f} ms): copied beside the compute"
         )

@@ -12,7 +12,7 @@ from autockpt.executors.copying import CopyJob, run_jobs
 from autockpt.executors.gate import Gate
 from autockpt.executors.laps import LEARNED, MEMORY, Laps
 from autockpt.executors.memory import Arena
-from autockpt.executors.window_gate import CHUNKS, WindowGate, WindowUse
+from autockpt.executors.window_gate import CHUNKS, MEMORY_KEPT, WindowGate, WindowUse
 from autockpt.values.pipeline import order_digest
 from tests.contracts.gate_contract import FakeClock, GateContract
 
@@ -187,6 +187,60 @@ def test_what_does_not_fit_is_spread_beside_the_compute() -> None:
     assert use.passed["overlap"] > 0.3 * use.nbytes
     assert use.passed["window"] > 0.4 * 0.3 * RATE
     assert use.passed["fence"] < 0.15 * use.nbytes
+
+
+class LateMover(Mover):
+    """Wakes 0.2 s after the mark that woke it: the training's thread has the core first."""
+
+    def until_mark(self, seconds: float) -> None:
+        """Sleeps on when it was not the deadline."""
+        woken = self.next_s <= self.clock.now_s + seconds
+        super().until_mark(seconds)
+        if woken:
+            self._advance(self.clock.now_s + 0.2)
+
+
+def test_windows_that_take_less_than_they_promise_are_believed_less() -> None:
+    """A window of 0.4 s, but who waits for it comes late.  One transfer finds out at its fence;
+    the following ones overlap in time, and the window still takes what it can."""
+    clock, gaps_s = FakeClock(), [0.05, 0.05, 0.4]
+    gate = learned(clock, gaps_s, longest_wait_s=10.0)
+    uses = []
+    for _ in range(5):
+        mover = LateMover(clock, gate, marks(clock, gate, gaps_s))
+        uses.append(mover.move(300 * MIB))
+        mover._advance(clock.now_s + 10.0)
+        gate.step_began()
+        gate.boundary()
+    assert uses[1].passed["fence"] > 0.2 * uses[1].nbytes  # the first measured the pace
+    for use in uses[2:]:
+        assert use.reason == ""
+        assert use.passed["fence"] < 0.05 * use.nbytes
+        assert use.passed["window"] > 0.4 * use.nbytes
+
+
+def test_windows_that_took_nothing_are_left_alone_for_some_transfers() -> None:
+    """Then they are tried again: whatever held the mover back may be gone."""
+    clock = FakeClock()
+    gate = learned(clock, [0.2, 0.2, 0.0])
+    gate._remember(0.02)
+    reasons = [gate.begin(100 * MIB).reason for _ in range(MEMORY_KEPT)]
+    assert all("took 2% of what they promised lately" in reason for reason in reasons[:-1])
+    assert "windows take 6" in reasons[0]
+    assert reasons[-1] == ""
+
+
+def test_what_overlaps_is_through_before_the_optimizer_steps() -> None:
+    """Its step is half of the iteration: the fence is before it, and the pace must make that."""
+    clock, gaps_s = FakeClock(), [0.1, 0.1, 0.0]
+    gate = gate_on(clock, longest_wait_s=10.0)
+    for _ in range(LEARNED + 1):
+        lap(gate, clock, gaps_s)
+        clock.now_s += 0.4
+    gate.boundary()
+    use = Mover(clock, gate, marks(clock, gate, gaps_s)).move(250 * MIB)
+    assert use.passed["overlap"] > 0
+    assert use.passed["fence"] < 0.05 * use.nbytes
 
 
 def test_windows_that_vanish_fall_back_to_plain_overlap() -> None:
