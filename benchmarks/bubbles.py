@@ -15,15 +15,15 @@ blocks of iterations with it against the blocks without before and after it, in 
 each round; medians of iterations, the mean over ranks, and over rounds the median of the means of
 all pairs of them (Hodges and Lehmann), with its 95 % interval. `blocking` copies at the boundary,
 `async` in a plain thread with torch's own copies, `lazy` under forward and backward, `windows` in
-the gaps, twice a round; `control` takes none, and says how far equal blocks are apart; `bare` is
-no checkpoint, only its bytes, copied by a thread that does nothing else, all at once in the longest
-gap of its rank: the least that windows can cost here, where ranks share cores and memory. What
-follows a copy (digest, disk) belongs to the keeper and is in none of them. All blocks run with the
-bound for glibc's copies that `autockpt run` would set here (`make bench-copies`), and ranks keep
-the memory that they free, as the allocator of a device does: new pages for the gradients of each
-iteration were half of the scatter where compute is real. **Optimizer longer**: the part of the cost
-of windows which is the optimizer's step of one rank, the rank where it is longest; it moves memory
-like a copy, and another rank's copy is beside it. **Inside windows**: bytes whose copy overlapped
+the gaps, four times a round; `control` takes none, and says how far equal blocks are apart; `bare`
+is no checkpoint, only its bytes, copied by a thread that does nothing else, all at once in the
+longest gap of its rank: the least that windows can cost here, where ranks share cores and memory.
+What follows a copy (digest, disk) belongs to the keeper and is in none of them. All blocks run with
+the bound for glibc's copies that `autockpt run` would set here (`make bench-copies`), and ranks
+keep the memory that they free, as the allocator of a device does: new pages for the gradients of
+each iteration were half of the scatter where compute is real. **Optimizer longer**: the part of the
+cost of windows which is the optimizer's step of one rank, the rank where it is longest; it moves
+memory like a copy, and another rank's copy is beside it. **Inside windows**: bytes whose copy overlapped
 no compute of their rank, by the clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.

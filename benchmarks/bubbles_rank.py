@@ -45,8 +45,8 @@ WARM = 8
 SLOTS = 2
 Took = tuple[float, float]
 """What `Rank.block` gives."""
-TWICE = ("windows",)
-"""Twice a round: what has a target is told more exactly."""
+TIMES = {"windows": 4}
+"""Blocks a round, where it is not one: what has a target is told more exactly."""
 
 
 class Pauses:
@@ -337,7 +337,7 @@ def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str
     pauses_s: list[list[tuple[float, ...]]] = []
     hand_overs_s: list[float] = []
     shares: list[float] = []
-    drawn = [*ways, *(way for way in TWICE if way in ways)]
+    drawn = [way for way in ways for _ in range(TIMES.get(way, 1))]
     order = random.Random(0)
 
     def without() -> Took:

@@ -52,7 +52,11 @@ class Laps:
         self._digest: str | None = None
         self._known: list[deque[float]] = []
         self.forecasts_s: list[float] = []
-        """Length of each window of a lap that can be counted on."""
+        """Length of each window of a lap that can be counted on; 0 for those left alone."""
+        self._all_s: list[float] = []
+        """The same with those."""
+        self.shortest_s = 0.0
+        """Windows that are usually shorter are left alone."""
         self._handed: dict[int, float] = {}
         self._lap_s: deque[float] = deque(maxlen=MEMORY)
         self._until_step_s: deque[float] = deque(maxlen=MEMORY)
@@ -103,7 +107,17 @@ class Laps:
     def hand_in(self, lengths_s: Mapping[int, float], fingerprint: str) -> None:
         """Windows known from a profile, until the first lap shows whether it is this order."""
         self._handed, self._digest = dict(lengths_s), fingerprint
-        self.forecasts_s = [lengths_s.get(n, 0.0) for n in range(max(lengths_s, default=-1) + 1)]
+        self._forecast([lengths_s.get(n, 0.0) for n in range(max(lengths_s, default=-1) + 1)])
+
+    def leave_alone(self, shortest_s: float) -> None:
+        """Windows that are usually shorter than this are none, until it is said anew."""
+        if shortest_s != self.shortest_s:
+            self.shortest_s = shortest_s
+            self._forecast(self._all_s)
+
+    def _forecast(self, windows_s: list[float]) -> None:
+        self._all_s = windows_s
+        self.forecasts_s = [w if w >= self.shortest_s else 0.0 for w in windows_s]
 
     @property
     def learned(self) -> bool:
@@ -149,7 +163,8 @@ class Laps:
                     f"windows of schedule {self._digest} do not fit this job's "
                     f"{order_digest(lap.marks)}: measured anew"
                 )
-                self._handed, self.forecasts_s = {}, []
+                self._handed = {}
+                self._forecast([])
             self._digest = None
         if lap.marks != self._order or len(lap.lengths_s) != len(self._known):
             self._odd += 1
@@ -161,7 +176,7 @@ class Laps:
             self._lap_s.clear()
             self._until_step_s.clear()
             if not self._handed:
-                self.forecasts_s = []
+                self._forecast([])
         self._odd = 0
         self._lap_s.append(at_s - lap.began_s)
         self._until_step_s.append((lap.step_began_s or at_s) - lap.began_s)
@@ -169,7 +184,7 @@ class Laps:
             known.append(length_s)
         if len(self._lap_s) >= LEARNED:
             self._handed = {}
-            self.forecasts_s = [nearly_all_had(known) for known in self._known]
+            self._forecast([nearly_all_had(known) for known in self._known])
 
 
 def nearly_all_had(seen: Collection[float]) -> float:

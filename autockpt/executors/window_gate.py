@@ -2,11 +2,11 @@
 
 First fit: a chunk passes when the open window is expected to last longer than it takes, with a
 margin; else it waits for a window that does.  One chunk at a time, so that a window which closes
-early costs one chunk of overlap.  What does not fit into the windows that are still ahead of the
-optimizer's step moves beside the compute, at a pace that makes it; where windows are too small to
-matter nothing is held back at all, which is plain lazy copying.  Windows are believed as far as the
-last transfers got what they promised.  At the fence everything passes.  Chunks are as large as the
-short windows allow.
+early costs one chunk of overlap.  Short gaps are left alone while the longest windows take all.
+What does not fit into the windows that are still ahead of the optimizer's step moves beside the
+compute, at a pace that makes it; where windows are too small to matter nothing is held back at all,
+which is plain lazy copying.  Windows are believed as far as the last transfers got what they
+promised.  At the fence everything passes.  Chunks are as large as the windows in use allow.
 
 Source: BAFT (Front. Comput. Sci. 19(1), 2025) for the windows, Gemini (SOSP'23) for the partition
 of traffic by alpha + n / B with a safety margin, and for spreading over iterations.
@@ -35,6 +35,8 @@ CHUNKS = tuple(2**20 * n // 4 for n in (16, 8, 4, 2, 1))
 """Sizes a mover is offered, bytes, the largest first; smaller ones cost more than they fill."""
 DEVICE_CHUNKS = tuple(2**20 * n for n in (64, 32, 16, 8, 4))
 """The same for copies of a device: tens of GB/s, and an event to wait for behind each."""
+SPARE = 1.25
+"""The longest windows are enough when they take this many times what is to move."""
 NEARLY_ALL = 0.95
 """A larger chunk that fills the windows this well is as good as the best."""
 MEMORY_RATES = 15
@@ -222,8 +224,8 @@ class WindowGate:
             self._moving = {}
             self.use = use = WindowUse(nbytes=nbytes)
             self._left, self._laps_left = nbytes, laps
-            self._paid_at_s, self._rooms = 0.0, []
-            use.chunk_bytes, room = self._chunk_bytes()
+            self._paid_at_s = 0.0
+            room = self._use_windows(nbytes / laps)
             self._from = self._here(self._now_s()) if self._rates else None
             use.reason = self._not_worth(nbytes, laps * room)
             self._hurried = bool(use.reason)
@@ -278,6 +280,10 @@ class WindowGate:
         excess = self._left - self._trust * self._room(now_s)
         if excess <= 0:
             return None, self.longest_wait_s
+        if self._laps.shortest_s:  # the longest windows were not enough
+            self._take_stock(now_s)
+            self._use_windows(math.inf)
+            return self._judge(nbytes, now_s)
         if now_s >= self._paid_at_s:
             beside_s = (1 - self._margin) * self._beside_s(now_s)
             pace_s = max(beside_s / excess, 1 / self.beside_bytes_per_s)
@@ -369,18 +375,30 @@ class WindowGate:
         end_s = laps.now.began_s + laps.until_step_s - now_s + (self._laps_left - 1) * laps.lap_s
         return max(0.0, end_s - laps.left_s(now_s) - sum(laps.forecasts_s[laps.following :]))
 
-    def _chunk_bytes(self) -> tuple[int, int]:
-        """(the largest size that fills the windows about as well as any, bytes a lap takes in it).
+    def _use_windows(self, nbytes: float) -> int:
+        """The longest windows that take so much in a lap, or all; the bytes that they take.
 
+        In a gap the host posts messages and prepares the next chunk, and the shorter the gap, the
+        more of it that is.  In chunks of the largest size that fills them about as well as any.
         Asked in the boundary: most gaps of a pipeline are no windows, and are looked at once.
         """
-        least_s = self._least_s
-        windows_s = [window_s for window_s in self._laps.forecasts_s if window_s >= least_s]
+        least_s, laps = self._least_s, self._laps
+        laps.leave_alone(0.0)
+        windows_s = sorted((w for w in laps.forecasts_s if w >= least_s), reverse=True)
+        each_s = (1 + self._margin) * self._takes_s(self._chunks[0])
+        taken = itertools.accumulate(int(w / each_s) * self._chunks[0] for w in windows_s)
+        wanted = SPARE * nbytes / max(self._trust, 1e-9)
+        enough = next((number for number, fill in enumerate(taken, 1) if fill >= wanted), None)
+        if enough is not None:
+            del windows_s[enough:]
+            laps.leave_alone(windows_s[-1])
         filled = [self._filled(windows_s, chunk) for chunk in self._chunks]
         good = NEARLY_ALL * max(filled)
-        return next(
+        self.use.chunk_bytes, room = next(
             (chunk, fill) for chunk, fill in zip(self._chunks, filled, strict=True) if fill >= good
         )
+        self._rooms = []
+        return room
 
     def _not_worth(self, nbytes: int, room: int) -> str:
         """A sentence when windows, which promise `room`, do not help this transfer."""

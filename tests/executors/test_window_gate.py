@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -271,6 +272,33 @@ def test_chunks_are_as_large_as_short_windows_allow() -> None:
     long = learned(FakeClock(), [0.3, 0.3, 0.0])
     assert short.begin(20 * MIB).chunk_bytes < 4 * MIB
     assert long.begin(20 * MIB).chunk_bytes == CHUNKS[0]
+
+
+def test_short_gaps_are_left_alone_while_the_longest_windows_take_all() -> None:
+    """In a short one the training posts and prepares: who wakes there disturbs it."""
+    use = moved([0.03, 0.5, 0.03, 0.0], [0.03, 0.5, 0.03, 0.0], 200 * MIB)
+    assert use.share == 1.0
+    began_s = [move.began_s for move in use.moves]
+    assert max(after - before for before, after in pairwise(began_s)) < COMPUTE_S / 2
+
+
+def test_short_gaps_take_what_the_longest_window_did_not() -> None:
+    """It closes after a tenth of its time: the rest moves in the others, before the fence."""
+    short_s = [0.04] * 10
+    use = moved([0.5, *short_s, 0.0], [0.05, *short_s, 0.0], 200 * MIB)
+    assert use.reason == ""
+    assert use.passed["fence"] == 0
+    assert use.passed["window"] > 1.5 * 0.05 * RATE
+    assert len({round(move.began_s / COMPUTE_S) for move in use.moves}) > 4
+
+
+def test_the_longest_windows_are_as_many_as_needed() -> None:
+    """Two of three for twice the bytes; spread over two laps one is enough again."""
+    clock = FakeClock()
+    gate = learned(clock, [0.1, 0.3, 0.2, 0.0])
+    for nbytes, laps, in_use in ((180, 1, 1), (280, 1, 2), (330, 1, 3), (280, 2, 1), (600, 1, 3)):
+        gate.begin(nbytes * 10**6, laps=laps)
+        assert sum(w > 0 for w in gate._laps.forecasts_s) == in_use, nbytes
 
 
 def test_an_evaluation_has_no_windows() -> None:
