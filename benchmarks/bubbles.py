@@ -23,8 +23,8 @@ the bound for glibc's copies that `autockpt run` would set here (`make bench-cop
 keep the memory that they free, as the allocator of a device does: new pages for the gradients of
 each iteration were half of the scatter where compute is real. **Optimizer longer**: the part of the
 cost of windows which is the optimizer's step of one rank, the rank where it is longest; it moves
-memory like a copy, and another rank's copy is beside it. **Inside windows**: bytes whose copy overlapped
-no compute of their rank, by the clock.
+memory like a copy, and another rank's copy is beside it. **Inside windows**: bytes whose copy
+overlapped no compute of their rank, by the clock.
 
 Replication over a shaped link: `benchmarks.bubbles_network`.
 """
