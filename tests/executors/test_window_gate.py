@@ -1,5 +1,6 @@
 """The window gate keeps the gate contract in every state; bytes move while nothing computes."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -244,6 +245,18 @@ def test_what_overlaps_is_through_before_the_optimizer_steps() -> None:
     assert use.passed["fence"] < 0.05 * use.nbytes
 
 
+def test_little_is_left_for_the_fence_of_a_faster_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a sixth, which is within the margin of the pace; twice as much without one."""
+    clock, gaps_s = FakeClock(), [0.02, 0.02, 0.02, 0.02, 0.0]
+    gate = learned(clock, gaps_s, longest_wait_s=10.0)
+    monkeypatch.setattr(sys.modules[__name__], "COMPUTE_S", COMPUTE_S * 5 / 6)
+    use = Mover(clock, gate, marks(clock, gate, gaps_s)).move(120 * MIB)
+    assert use.passed["overlap"] > 0
+    assert use.passed["fence"] < 0.04 * use.nbytes
+
+
 def test_windows_that_vanish_fall_back_to_plain_overlap() -> None:
     """A zero-bubble schedule: nothing is held back, and the reason says why."""
     use = moved([0.0001, 0.0001, 0.0001, 0.0], [0.0001, 0.0001, 0.0001, 0.0], 200 * MIB)
@@ -290,6 +303,15 @@ def test_short_gaps_take_what_the_longest_window_did_not() -> None:
     assert use.passed["fence"] == 0
     assert use.passed["window"] > 1.5 * 0.05 * RATE
     assert len({round(move.began_s / COMPUTE_S) for move in use.moves}) > 4
+
+
+def test_of_the_longest_window_alone_is_told_what_it_kept() -> None:
+    """It took 40 of some 400 MB before it closed: what the short ones took after it is not its."""
+    clock, gaps_s = FakeClock(), [0.5, *[0.04] * 10, 0.0]
+    gate = learned(clock, gaps_s, longest_wait_s=10.0)
+    gate._rates.append(RATE)
+    Mover(clock, gate, marks(clock, gate, [0.05, *gaps_s[1:]])).move(200 * MIB)
+    assert [*gate._kept] == [pytest.approx(0.1, abs=0.03)]
 
 
 def test_the_longest_windows_are_as_many_as_needed() -> None:
