@@ -118,8 +118,11 @@ class WindowGate:
         """Bytes of those who wait."""
         self._sleep = sleep or self._changed.wait
         self._rates: deque[float] = deque(maxlen=MEMORY_RATES)
+        """Of chunks that moved while the training stood still."""
+        self._beside_rates: deque[float] = deque(maxlen=MEMORY_RATES)
+        """Of those beside its compute: slower, and all there is where windows are not used."""
         self._bytes_per_s = bytes_per_s
-        """Their median, once there are some."""
+        """The median of the former, or of the latter while those are all; until then as given."""
         self._moving: dict[int, Move] = {}
         """By thread its last chunk: its next question tells how long that took."""
         self._busy_until_s = 0.0
@@ -226,7 +229,8 @@ class WindowGate:
             self._left, self._laps_left = nbytes, laps
             self._paid_at_s = 0.0
             room = self._use_windows(nbytes / laps)
-            self._from = self._here(self._now_s()) if self._rates else None
+            known = self._rates or self._beside_rates
+            self._from = self._here(self._now_s()) if known else None
             use.reason = self._not_worth(nbytes, laps * room)
             self._hurried = bool(use.reason)
             return use
@@ -333,8 +337,10 @@ class WindowGate:
         move = self._moving.pop(threading.get_ident(), None)
         if move is not None and now_s - move.began_s > ALPHA_S:
             move.ended_s = now_s
-            self._rates.append(move.nbytes / (now_s - move.began_s))
-            self._bytes_per_s = sorted(self._rates)[len(self._rates) // 2]
+            rates = self._beside_rates if move.how == "overlap" else self._rates
+            rates.append(move.nbytes / (now_s - move.began_s))
+            known = self._rates or self._beside_rates
+            self._bytes_per_s = sorted(known)[len(known) // 2]
 
     def _takes_s(self, nbytes: int) -> float:
         return ALPHA_S + nbytes / self._bytes_per_s

@@ -389,6 +389,23 @@ def test_a_slow_mover_is_measured_and_takes_fewer_bytes() -> None:
     assert gate._takes_s(4 * MIB) == pytest.approx(4 * MIB / (RATE / 4), rel=0.2)
 
 
+def test_windows_that_come_back_are_used_at_the_pace_of_copies_alone() -> None:
+    """While they were gone copies went beside the compute, at an eighth of it: by that pace these
+    windows would take too little for ever."""
+    clock, gaps_s, vanished_s = FakeClock(), [0.03, 0.03, 0.03, 0.0], [0.0001] * 3 + [0.0]
+    gate = learned(clock, gaps_s, longest_wait_s=10.0)
+    Mover(clock, gate, marks(clock, gate, gaps_s)).move(200 * MIB)
+    for _ in range(MEMORY):
+        lap(gate, clock, vanished_s)
+    gate.boundary()
+    use = Mover(clock, gate, marks(clock, gate, vanished_s)).move(200 * MIB, RATE / 8)
+    assert use.passed == {"window": 0, "overlap": 200 * MIB, "fence": 0}
+    for _ in range(MEMORY):
+        lap(gate, clock, gaps_s)
+    gate.boundary()
+    assert gate.begin(200 * MIB).reason == ""
+
+
 def test_windows_of_another_schedule_are_refused_by_their_fingerprint() -> None:
     """Handed in for backward-first, met by forward-only: said, dropped, measured anew."""
     clock = FakeClock()
