@@ -2,7 +2,8 @@
 
 The oracle, read from the keeper's telemetry right after a kill: the next start must resume at or
 after the newest step that was reported durable, and, where a keeper that knows the rank lived on,
-at or after the newest step that was reported memory-committed.
+at or after the newest step that was reported memory-committed.  Not where that keeper dies too before
+the next trainer has found it: then nobody is left who holds the memory.
 """
 
 import contextlib
@@ -83,6 +84,8 @@ class Ordeal:
     """The newest trainer."""
     durable: int = 0
     """Newest step known to be durable."""
+    promised: int = 0
+    """Step at or after which the newest trainer must begin."""
     _memory_lost_s: float = 0.0
     in_memory: int = 0
     """Newest step known to be memory-committed in memory that is still held."""
@@ -104,7 +107,7 @@ class Ordeal:
         """All that was ever committed was in memory that is gone: a person must say `fresh`."""
         refused = self.zygote.status(pid, wait_s=PATIENCE_S) == NoCheckpointError.exit_code
         if refused:
-            assert not self._promised_at_start, self.tale()
+            assert not self.promised, self.tale()
             assert "no generation can be restored" in (self.out / "log").read_text()
             self.story.append(f"{pid} refused to start from scratch by itself")
         return refused
@@ -113,7 +116,8 @@ class Ordeal:
         environment = {"AUTOCKPT_FRESH": "1"} if fresh else {}
         trainings.StepCell(self.out / "step").set(0)
         pid = self.start_trainer(**environment)
-        self.story.append(f"started {pid}, expecting step >= {max(self.durable, self.in_memory)}")
+        self.promised = max(self.durable, self.in_memory)
+        self.story.append(f"started {pid}, expecting step >= {self.promised}")
         return pid
 
     def start_trainer(self, **environment: str) -> int:
@@ -150,8 +154,9 @@ class Ordeal:
 
     def _carry_out(self, kill: Kill, pid: int) -> None:
         keepers = keeper_pids(self.run_dir)
-        status = keeper_status(self.run_dir, 0) if kill.victim == "trainer" else None
-        knows_us = status is not None and 0 in status.trainers
+        status = keeper_status(self.run_dir, 0) if kill.victim != "both" else None
+        held = status is not None and 0 in status.trainers
+        held |= kill.victim == "keeper" and self._began(pid) is not None
         victims = {"trainer": [pid], "keeper": keepers, "both": [*keepers, pid]}[kill.victim]
         if kill.victim == "both" and kill.first == "trainer":
             victims.reverse()
@@ -163,9 +168,11 @@ class Ordeal:
             _wait_gone(keeper)
         if kill.victim != "keeper":
             assert self.zygote.status(pid, wait_s=PATIENCE_S) is not None, self.tale()
-        if kill.victim != "keeper" and not knows_us:
+        if not held:
             self.in_memory, self._memory_lost_s = 0, time.monotonic()
         self._learn()
+        if not held and kill.victim == "keeper":
+            self.promised = min(self.promised, self.durable)
         self.story.append(
             f"killed {kill} (keepers {keepers}): durable {self.durable}, memory {self.in_memory}"
         )
@@ -181,19 +188,17 @@ class Ordeal:
 
     def _check_start(self, pid: int) -> None:
         """The oracle."""
-        mine = [fact for fact in trainings.said(self.out) if fact["pid"] == pid]
-        started = [fact["step"] for fact in mine if fact["event"] == "started"]
-        if started:
-            self.story.append(f"{pid} resumed at step {started[0]}")
-            expected = self._promised_at_start
-            assert started[0] >= expected, (
-                f"resumed at step {started[0]}, step {expected} was promised; {self.tale()}"
+        began = self._began(pid)
+        if began is not None:
+            self.story.append(f"{pid} resumed at step {began}")
+            assert began >= self.promised, (
+                f"resumed at step {began}, step {self.promised} was promised; {self.tale()}"
             )
 
-    @property
-    def _promised_at_start(self) -> int:
-        line = next(text for text in reversed(self.story) if text.startswith("started"))
-        return int(line.rsplit(" ", 1)[1])
+    def _began(self, pid: int) -> int | None:
+        """The step that this trainer began with; None: it has not said so."""
+        mine = [fact for fact in trainings.said(self.out) if fact["pid"] == pid]
+        return next((fact["step"] for fact in mine if fact["event"] == "started"), None)
 
     def _finished(self, pid: int) -> str:
         status = self.zygote.status(pid, wait_s=PATIENCE_S)
