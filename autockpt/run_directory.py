@@ -284,7 +284,7 @@ class RunDirectory:
         where = str(self.path / "plan.yaml")
         try:
             data = yaml.load(text, Loader=_yaml_loader())
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not valid YAML: {error}") from None
         plan = data.get("plan", data) if isinstance(data, dict) else data
         return from_data(CheckpointPlan, plan, where=where)
@@ -463,9 +463,9 @@ def _generation(text: str) -> Generation | None:
 
 def _yaml_loader() -> "type[SafeLoader]":
     """PyYAML's safe loader that also takes `1e-05` for a number, as YAML 1.2 does."""
-    import yaml
+    from autockpt import yaml_text
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml_text.Loader):
         pass
 
     number = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")

@@ -105,7 +105,7 @@ ROOMS = (
     ),
     Room(
         name="policies.policy_file",
-        rooms=("values", "policies", "policies.policy_file"),
+        rooms=("values", "policies", "policies.policy_file", "yaml_text"),
         libraries=("pydantic", "yaml"),
         without=(*CLOCKS, *CHANCE, "logging"),
         reason=f"the only reader of policy files; otherwise {POLICIES_REASON}",
@@ -158,8 +158,14 @@ ROOMS = (
         reason="a report is text made from values: the caller writes it, and it can be made again",
     ),
     Room(
+        name="yaml_text",
+        rooms=(),
+        libraries=("yaml",),
+        reason="hostile text is met in one place, whoever reads it",
+    ),
+    Room(
         name="run_directory",
-        rooms=("values",),
+        rooms=("values", "yaml_text"),
         libraries=("yaml",),
         reason="the one place that knows a run's files; the edges use it, the rooms do not",
     ),

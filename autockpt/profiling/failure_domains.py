@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from autockpt import yaml_text
 from autockpt.profiles import domains
 from autockpt.profiles.imports.node_list import expand
 from autockpt.values.errors import ConfigError
@@ -66,7 +67,7 @@ def read_table(path: str) -> domains.Table:
         raise ConfigError(f"failure domains {path}: cannot be read: {error}") from None
     if path.endswith((".yaml", ".yml")):
         try:
-            data = yaml.safe_load(text)
+            data = yaml_text.load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not valid YAML: {error}") from None
         return domains.from_data(data, where=path)

@@ -40,8 +40,10 @@ def _rules(given: Any) -> Rules:
 def _read(path: Path) -> Rules:
     import yaml
 
+    from autockpt import yaml_text
+
     try:
-        return _loaded(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+        return _loaded(yaml_text.load(path.read_text(encoding="utf-8")), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -101,6 +101,14 @@ def test_a_bare_plan_comes_back(run: RunDirectory) -> None:
     assert run.read_plan() == plan
 
 
+@pytest.mark.parametrize("text", ["tiers: [", "[" * 3000, "- " * 3000, "a: 2024-13-99"])
+def test_a_plan_that_is_no_yaml_is_named(run: RunDirectory, text: str) -> None:
+    """However deep it is nested."""
+    run.write_text("plan.yaml", text)
+    with pytest.raises(ConfigError, match=r"plan\.yaml: not valid YAML"):
+        run.read_plan()
+
+
 def test_plan_yaml_explains_itself(run: RunDirectory) -> None:
     """With a decision behind it, every choice stands beside its reason."""
     write(run, decide(example_profile(), Goal()))

@@ -2,8 +2,8 @@
 
 The oracle, read from the keeper's telemetry right after a kill: the next start must resume at or
 after the newest step that was reported durable, and, where a keeper that knows the rank lived on,
-at or after the newest step that was reported memory-committed.  Not where that keeper dies too before
-the next trainer has found it: then nobody is left who holds the memory.
+at or after the newest step that was reported memory-committed.  Not where that keeper dies too
+before the next trainer has found it: then nobody is left who holds the memory.
 """
 
 import contextlib

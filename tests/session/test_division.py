@@ -62,7 +62,12 @@ def test_what_cannot_be_meant_is_refused(rules: Any, axes: Any, message: str) ->
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("rules: [", ".*line"), ("a: 2024-13-99", "month must be"), ("[" * 3000, "maximum recursion")],
+    [
+        ("rules: [", ".*line"),
+        ("a: 2024-13-99", "month must be"),
+        ("[" * 3000, "brackets are nested deeper"),
+        ("- " * 3000, "maximum recursion"),
+    ],
 )
 def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, text: str, message: str) -> None:
     """And what the reader stumbled over."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from autockpt import yaml_text
+
 MAX_BYTES = 2**20
 """A policy file is a page of text; more than a mebibyte is a mistake."""
 
@@ -153,7 +155,7 @@ def merge(base: Node, over: Node) -> Node:
     return Node(mark=over.mark, key_mark=over.key_mark, children=children)
 
 
-class _CoreLoader(yaml.SafeLoader):
+class _CoreLoader(yaml_text.Loader):
     """Composes with the YAML 1.2 core schema."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
