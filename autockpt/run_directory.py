@@ -42,7 +42,7 @@ from autockpt.values.telemetry import Event, event_from_data
 if TYPE_CHECKING:
     from typing import Self
 
-    from yaml import SafeLoader
+    from autockpt.yaml_text import Loader
 
 R = TypeVar("R")
 
@@ -279,13 +279,10 @@ class RunDirectory:
         text = self._text("plan.yaml")
         if text is None:
             return None
-        import yaml
+        from autockpt import yaml_text
 
         where = str(self.path / "plan.yaml")
-        try:
-            data = yaml.load(text, Loader=_yaml_loader())
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: not valid YAML: {error}") from None
+        data = yaml_text.load(text, where, _plan_loader())
         plan = data.get("plan", data) if isinstance(data, dict) else data
         return from_data(CheckpointPlan, plan, where=where)
 
@@ -461,16 +458,16 @@ def _generation(text: str) -> Generation | None:
     return Generation(epoch=epoch, seq=seq)
 
 
-def _yaml_loader() -> "type[SafeLoader]":
-    """PyYAML's safe loader that also takes `1e-05` for a number, as YAML 1.2 does."""
+def _plan_loader() -> "type[Loader]":
+    """Also takes `1e-05` for a number, as YAML 1.2 does."""
     from autockpt import yaml_text
 
-    class Loader(yaml_text.Loader):
+    class PlanLoader(yaml_text.Loader):
         pass
 
     number = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
-    return Loader
+    PlanLoader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return PlanLoader
 
 
 def new_run_id() -> str:

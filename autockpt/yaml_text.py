@@ -1,19 +1,21 @@
-"""YAML as people write it: PyYAML's safe loader, nested no deeper than anybody would.
+"""YAML as people write it, by PyYAML's safe loader; what is none is said with its place.
 
 PyYAML looks through all open brackets at every token, so two kilobytes of them took 1.6 s before
-its recursion ended.
+its recursion ended: they are refused where they are deeper than anybody writes.
 """
 
 from typing import Any
 
 import yaml
 
+from autockpt.values.errors import ConfigError
+
 DEEPEST = 100
 """Brackets within brackets."""
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses with a ScannerError, which is a YAMLError."""
+    """Refuses deep brackets with a ScannerError, which is a YAMLError."""
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         """An opening bracket."""
@@ -23,6 +25,11 @@ class Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(TokenClass)
 
 
-def load(text: str) -> Any:
-    """Plain values.  Raises YAMLError, ValueError (of a date), RecursionError."""
-    return yaml.load(text, Loader=Loader)
+def load(text: str, where: str, loader: type[Loader] = Loader) -> Any:
+    """Plain values.  `where`: the file, for the ConfigError that says why it is no YAML."""
+    try:
+        return yaml.load(text, Loader=loader)
+    except RecursionError:
+        raise ConfigError(f"{where}: not valid YAML: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that is none
+        raise ConfigError(f"{where}: not valid YAML: {error}") from None

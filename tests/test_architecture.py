@@ -159,9 +159,9 @@ ROOMS = (
     ),
     Room(
         name="yaml_text",
-        rooms=(),
+        rooms=("values",),
         libraries=("yaml",),
-        reason="hostile text is met in one place, whoever reads it",
+        reason="text that is no YAML, or hostile, is met in one place, whoever reads it",
     ),
     Room(
         name="run_directory",

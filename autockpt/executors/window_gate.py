@@ -229,8 +229,7 @@ class WindowGate:
             self._left, self._laps_left = nbytes, laps
             self._paid_at_s = 0.0
             room = self._use_windows(nbytes / laps)
-            known = self._rates or self._beside_rates
-            self._from = self._here(self._now_s()) if known else None
+            self._from = self._here(self._now_s()) if self._rates else None
             use.reason = self._not_worth(nbytes, laps * room)
             self._hurried = bool(use.reason)
             return use

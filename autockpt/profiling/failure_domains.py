@@ -8,8 +8,6 @@ SLURM_TOPOLOGY_ADDR                     switches above this node, set by topolog
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from autockpt import yaml_text
 from autockpt.profiles import domains
 from autockpt.profiles.imports.node_list import expand
@@ -66,11 +64,7 @@ def read_table(path: str) -> domains.Table:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"failure domains {path}: cannot be read: {error}") from None
     if path.endswith((".yaml", ".yml")):
-        try:
-            data = yaml_text.load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: not valid YAML: {error}") from None
-        return domains.from_data(data, where=path)
+        return domains.from_data(yaml_text.load(text, path), where=path)
     if path.endswith(".conf"):
         return domains.from_topology_conf(text, where=path)
     return domains.from_csv(text, where=path)

@@ -38,16 +38,13 @@ def _rules(given: Any) -> Rules:
 
 
 def _read(path: Path) -> Rules:
-    import yaml
-
     from autockpt import yaml_text
 
     try:
-        return _loaded(yaml_text.load(path.read_text(encoding="utf-8")), str(path))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is no YAML: {error}") from None
+    return _loaded(yaml_text.load(text, str(path)), str(path))
 
 
 def _loaded(data: Any, where: str) -> Rules:

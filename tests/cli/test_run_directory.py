@@ -101,11 +101,17 @@ def test_a_bare_plan_comes_back(run: RunDirectory) -> None:
     assert run.read_plan() == plan
 
 
-@pytest.mark.parametrize("text", ["tiers: [", "[" * 3000, "- " * 3000, "a: 2024-13-99"])
-def test_a_plan_that_is_no_yaml_is_named(run: RunDirectory, text: str) -> None:
-    """However deep it is nested."""
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("tiers: [", "while parsing"), ("[" * 3000, "brackets are nested deeper than 100"),
+        ("- " * 3000, "nested too deeply"), ("a: 2024-13-99", "month must be in"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_is_no_yaml_is_named(run: RunDirectory, text: str, why: str) -> None:
+    """And what the reader stumbled over."""
     run.write_text("plan.yaml", text)
-    with pytest.raises(ConfigError, match=r"plan\.yaml: not valid YAML"):
+    with pytest.raises(ConfigError, match=rf"plan\.yaml: not valid YAML: {why}"):
         run.read_plan()
 
 

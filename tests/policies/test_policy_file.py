@@ -129,6 +129,7 @@ def test_all_errors_at_once_to_the_character():
         ("a: !!python/object:os.system x\n", "tag tag:yaml.org,2002:python/object:os.system is"),
         ("a: [1\n", "p.yaml:2:1: error: not valid YAML"),
         ("a: " + "[" * 101, "p.yaml:1:104: error: not valid YAML: brackets are nested deeper"),
+        ("- " * 3000, "p.yaml:1:1: error: not valid YAML: nested too deeply"),
         ("version: 1\n---\nversion: 1\n", "not valid YAML"),
         ("\tversion: 1\n", "not valid YAML"),
     ],

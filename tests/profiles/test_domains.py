@@ -93,7 +93,7 @@ def test_nodes_that_know_nothing_have_unknown_domains() -> None:
         ("d.yaml", "{", "not valid YAML"),
         ("d.yaml", "n01: {rack: 2024-13-99}", "not valid YAML: month must be in 1..12"),
         ("d.yaml", "n01: " + "[" * 3000, "not valid YAML: brackets are nested deeper than 100"),
-        ("d.yaml", "- " * 3000, "not valid YAML: maximum recursion"),
+        ("d.yaml", "- " * 3000, "not valid YAML: nested too deeply"),
         ("t.conf", "# nothing\n", "no line SwitchName="),
         ("t.conf", "SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n01\n", "above itself"),
     ],

@@ -66,14 +66,14 @@ def test_what_cannot_be_meant_is_refused(rules: Any, axes: Any, message: str) ->
         ("rules: [", ".*line"),
         ("a: 2024-13-99", "month must be"),
         ("[" * 3000, "brackets are nested deeper"),
-        ("- " * 3000, "maximum recursion"),
+        ("- " * 3000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, text: str, message: str) -> None:
     """And what the reader stumbled over."""
     file = tmp_path / "rules.yaml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=rf"(?s)rules\.yaml: is no YAML: {message}"):
+    with pytest.raises(ConfigError, match=rf"(?s)rules\.yaml: not valid YAML: {message}"):
         rank_rules(file, AXES, rank=0, world_size=4)
 
 

@@ -126,7 +126,8 @@ def parse(text: str, file: str) -> Document:
         message = f"not valid YAML: {error.problem or error.context}"
         document.problems.append(Problem(mark=mark, path="", message=message))
     except (yaml.YAMLError, RecursionError) as error:
-        message = f"not valid YAML: {str(error).splitlines()[0] or type(error).__name__}"
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        message = f"not valid YAML: {said.splitlines()[0] or type(error).__name__}"
         document.problems.append(Problem(mark=top, path="", message=message))
     if document.root.children is None:
         document.problems.append(
