@@ -24,11 +24,12 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autockpt import new_files
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.failure import FailureRecord, interruptions
@@ -130,9 +131,9 @@ class RunDirectory:
                 run = cls(_claim(default_path(script)))
             else:
                 run = cls(path)
-                run.path.mkdir(parents=True, exist_ok=True)
-            run.telemetry.mkdir(exist_ok=True)
-            run.logs.mkdir(exist_ok=True)
+                new_files.make_directory(run.path)
+            for folder in (run.telemetry, run.logs):
+                new_files.make_directory(folder, new_files.PRIVATE_DIRECTORY)
         return run
 
     @classmethod
@@ -159,7 +160,7 @@ class RunDirectory:
         """
         path = self.path / "launcher.lock"
         with _storage_errors("open", path):
-            file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - open as long as it is held
+            file = open(path, "a+", encoding="utf-8", opener=new_files.private)  # noqa: SIM115 - open as long as it is held
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,7 +242,7 @@ class RunDirectory:
 
     def write_goal(self, goal: Goal) -> None:
         """Replace goal.json."""
-        self._write("goal.json", goal)
+        self._replace("goal.json", to_json(goal, indent=2) + "\n", new_files.private)
 
     def read_goal(self) -> Goal | None:
         """The record in goal.json, or None."""
@@ -349,7 +350,7 @@ class RunDirectory:
         """Add one line to the failure log, durable when this returns."""
         path = self.path / "failures.jsonl"
         with _storage_errors("append to", path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = new_files.private(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(descriptor, (to_json(record) + "\n").encode())
                 os.fsync(descriptor)
@@ -393,11 +394,14 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace the file `name` by `text`: readers see the old or the new one, never a part."""
+        self._replace(name, text, new_files.readable)
+
+    def _replace(self, name: str, text: str, opener: Callable[[str, int], int]) -> None:
         path = self.path / name
         with _storage_errors("write", path):
             temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
             try:
-                with open(temporary, "w", encoding="utf-8") as file:
+                with open(temporary, "w", encoding="utf-8", opener=opener) as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
@@ -497,11 +501,11 @@ def _is_module(script: str) -> bool:
 
 def _claim(path: Path) -> Path:
     """Make a directory that did not exist: `path`, or `path` with a number behind it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new_files.make_directory(path.parent)
     for number in range(1, 10_000):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
         with contextlib.suppress(FileExistsError):
-            candidate.mkdir()
+            candidate.mkdir(new_files.READABLE_DIRECTORY)
             return candidate
     raise StorageError(f"{path}: 10,000 runs were started in this second; remove some of them")
 

@@ -126,7 +126,7 @@ ROOMS = (
     ),
     Room(
         name="executors",
-        rooms=("values", "executors", "executors.layout", "executors.protocol"),
+        rooms=("values", "executors", "executors.layout", "executors.protocol", "new_files"),
         libraries=("torch", "numpy", "psutil", "xxhash", "backports", "obstore"),
         reason="executors do what a plan says: they never know how it was chosen or is reported",
     ),
@@ -164,8 +164,13 @@ ROOMS = (
         reason="text that is no YAML, or hostile, is met in one place, whoever reads it",
     ),
     Room(
+        name="new_files",
+        rooms=(),
+        reason="the modes of what a run writes are set in one place, whoever writes it",
+    ),
+    Room(
         name="run_directory",
-        rooms=("values", "yaml_text"),
+        rooms=("values", "new_files", "yaml_text"),
         libraries=("yaml",),
         reason="the one place that knows a run's files; the edges use it, the rooms do not",
     ),

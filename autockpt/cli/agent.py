@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autockpt import new_files
 from autockpt.cli import environment
 from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import Attempt, CrashLoop
@@ -209,10 +210,12 @@ def rank_logs(directory: Path) -> Any:
             for local, variables in envs.items():
                 count = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
                 attempt = directory / f"{started}-attempt-{int(count):03d}"
-                attempt.mkdir(parents=True, exist_ok=True)
+                new_files.make_directory(attempt, new_files.PRIVATE_DIRECTORY)
                 name = attempt / f"rank-{int(variables['RANK']):05d}"
                 destination.stdouts[local] = f"{name}.out" if local else ""
                 destination.stderrs[local] = f"{name}.err" if local else ""
+                for path in filter(None, (destination.stdouts[local], destination.stderrs[local])):
+                    os.close(new_files.private(path, os.O_WRONLY | os.O_CREAT))
                 destination.error_files[local] = f"{name}.error.json"
                 variables["TORCHELASTIC_ERROR_FILE"] = f"{name}.error.json"
                 # After a change of membership the same attempt number starts again.

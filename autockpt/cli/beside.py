@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autockpt import new_files
 from autockpt.cli.console import Console
 from autockpt.cli.signals import Interrupted
 from autockpt.run_directory import RunDirectory
@@ -72,8 +73,9 @@ def _start(run: RunDirectory, follower: Follower, console: Console) -> _Running:
         sys.executable, "-m", "autockpt.cli.follower", str(run.logs / f"{follower.name}.running"),
         str(os.getpid()), *follower.command,
     ]  # fmt: skip
+    path = run.logs / f"{follower.name}.log"
     try:
-        with open(run.logs / f"{follower.name}.log", "ab") as log:
+        with open(path, "ab", opener=new_files.private) as log:
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=_environment(),

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from autockpt import new_files
 from autockpt.cli import environment
 from autockpt.executors import birth
 
@@ -204,7 +205,7 @@ def _tell_launcher(error: BaseException, *, final: bool) -> None:
     }
     with contextlib.suppress(OSError):
         temporary = f"{path}.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=new_files.private) as file:
             json.dump(data, file)
         os.replace(temporary, path)
 

@@ -2,6 +2,7 @@
 
 import click
 
+from autockpt import new_files
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common
 
@@ -73,7 +74,7 @@ def _keep(file: str, history: object) -> str:
     name = f"{os.path.basename(path)}-{digest}.json"
     folder = os.path.join(RUNS, FAILURES)
     try:
-        os.makedirs(folder, exist_ok=True)
+        new_files.make_directory(folder)
     except OSError as error:
         raise StorageError(f"--keep: cannot make {folder}: {error.strerror}") from error
     RunDirectory(folder).write_text(name, to_json(history) + "\n")

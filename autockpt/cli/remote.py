@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autockpt import new_files
 from autockpt.cli.beside import Follower
 from autockpt.cli.console import Console
 from autockpt.cli.signals import told_to_end
@@ -70,6 +71,7 @@ def push(console: Console, request: Request) -> int:
     """Copies the newest good checkpoint; with `follow` each that becomes the newest; exit code."""
     from autockpt.values.errors import AutockptError, GuardError, NoCheckpointError
 
+    new_files.forbid_writing_by_others()  # a store in a directory is written by a library
     ended = told_to_end() if request.follow else threading.Event()
     copier = _Copier(console, request)
     while True:

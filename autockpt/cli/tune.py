@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from autockpt import new_files
 from autockpt.cli.console import Console
 from autockpt.cli.options import Command, common, policy_options
 from autockpt.cli.quantities import Options, positive
@@ -227,9 +228,11 @@ def _measure(
         proposer=proposer.name,
     )
     search, told = Search(model, proposer, task.budget), tune_text.teller(console, task.budget)
-    with open(folder / "trials.jsonl", "w", encoding="utf-8") as file:
+    trials = folder / "trials.jsonl"
+    with open(trials, "w", encoding="utf-8", opener=new_files.readable) as file:
         carry_out(search, header, measure, file, limit_s=task.limit_s, told=told)
     proposer.save(str(folder / "study.journal"))
+    new_files.close_to_others(folder / "study.journal")
     return header, outcome_of(search)
 
 
@@ -239,7 +242,7 @@ def _claim(out: str | None, folder: Path) -> Path:
 
     path = Path(out) if out is not None else folder / time.strftime("tune-%Y%m%d-%H%M%S")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        new_files.make_directory(path)
         (path / "study.journal").unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}; name an --out") from None

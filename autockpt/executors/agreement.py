@@ -6,11 +6,11 @@ kept in the checkpoint directory, because a round must be higher than every earl
 that shares a launcher with the newest one continues its launch, any other is a launch of its own.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autockpt import new_files
 from autockpt.executors.keeper.control import (
     network_of,
     open_secret,
@@ -105,7 +105,7 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
     """The agreement as JSON, or why there is none: the other ranks wait for an answer."""
     launchers = tuple(sorted({node.launcher for node in every}))
     try:
-        os.makedirs(checkpoints, exist_ok=True)
+        new_files.make_directory(checkpoints)
         open_secret(checkpoints)
         incarnation = next_incarnation(_newest(checkpoints), every[0].launcher, launchers)
         record = Round(incarnation=incarnation, launchers=launchers)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from autockpt import new_files
 from autockpt.executors.decisions import decision_text, read_decision
 from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
 from autockpt.executors.spares import SpareFiles
@@ -122,7 +123,7 @@ class CheckpointDirectory:
         try:
             for name in ("", "epochs", "decisions", "trash"):
                 path = os.path.join(self.path, name)
-                _make_directory(path)
+                new_files.make_directory(path)
             path = os.path.join(self.path, "RUN")
             if not os.path.exists(path):
                 run = RunFile(
@@ -485,18 +486,6 @@ class CheckpointDirectory:
         for name in names:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
         self.spares.clear()
-
-
-def _make_directory(path: str) -> None:
-    """`os.makedirs`, which says "File exists" when it could not look whether that is a directory.
-
-    Raises OSError.
-    """
-    try:
-        os.makedirs(path, mode=0o755)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.stat(path).st_mode):
-            raise
 
 
 def publish(path: str, text: bytes, *, replace: bool) -> bool:

@@ -12,6 +12,8 @@ import os
 import secrets
 import shutil
 
+from autockpt import new_files
+
 KEPT_PER_RANK = 3
 """Where saves come faster than they are read back, as many retire at once."""
 TIGHT_SHARE = 0.1
@@ -41,7 +43,7 @@ class SpareFiles:
         try:
             if len(self._of(rank)) >= KEPT_PER_RANK or is_tight(path):
                 return False
-            os.makedirs(self._path, mode=0o755, exist_ok=True)
+            new_files.make_directory(self._path)
             os.rename(path, os.path.join(self._path, f"r{rank:05d}-{secrets.token_hex(6)}"))
         except OSError:
             return False

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from autockpt import new_files
 from autockpt.values.telemetry import Event, event_data
 
 _PATIENCE_S = 10.0
@@ -23,8 +24,9 @@ class TelemetryWriter:
     def __init__(self, path: str) -> None:
         self._fd = -1
         with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            new_files.make_directory(os.path.dirname(path), new_files.PRIVATE_DIRECTORY)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._fd = new_files.private(path, flags)
         self.listener: Callable[[Event], None] | None = None
         """Also told of every event (the online controller)."""
         self._lines: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autockpt import new_files
 from autockpt.executors.catalogue import VerifyResult
 from autockpt.executors.decisions import read_decision
 from autockpt.executors.directory import (
@@ -27,7 +28,7 @@ from autockpt.executors.directory import (
     read_commit,
     read_small,
 )
-from autockpt.executors.wire import keepers_directory
+from autockpt.executors.wire import is_ours_alone, keepers_directory
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
@@ -132,7 +133,7 @@ def set_aside(directory: str, name: str, reason: str) -> str:
     """Renames `name` into the quarantine and says why beside it; what was done."""
     folder = os.path.join(directory, QUARANTINE)
     target = os.path.join(folder, f"{name.replace('/', '-')}-{secrets.token_hex(4)}")
-    os.makedirs(folder, mode=0o755, exist_ok=True)
+    new_files.make_directory(folder)
     publish(f"{target}.why", f"{name}: {reason}\n".encode(), replace=False)
     os.rename(os.path.join(directory, name), target)
     return f"{name}: set aside as {os.path.relpath(target, directory)}"
@@ -197,7 +198,7 @@ def dead_keepers() -> list[Leftover]:
     """Folders of keepers of this user whose lock is free: their process is gone."""
     parent = keepers_directory()
     found = []
-    for name in _listed(parent):
+    for name in _listed(parent) if is_ours_alone(parent) else ():
         folder = os.path.join(parent, name)
         with contextlib.suppress(OSError), _held(os.path.join(folder, "keeper.lock")) as free:
             if free and time.time() - os.stat(folder).st_mtime > KEEPER_AGE_S:

@@ -12,11 +12,14 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import struct
 import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from autockpt import new_files
+from autockpt.executors.directory import boot_id
 from autockpt.executors.protocol import messages as protocol
 from autockpt.values.errors import ConfigError, ProtocolError
 from autockpt.values.generation import Generation
@@ -451,20 +454,71 @@ def keepers_directory() -> str:
 def keeper_directory(run_directory: str, node: int) -> str:
     """The 0700 directory of a keeper's socket and lock; created if missing.
 
-    Not inside the run directory, which may be on a network file system.  Raises ProtocolError when
-    somebody else made the parent.
+    In `keepers_directory()`: a run directory may be on a network file system.  Any user may take
+    that name in /tmp first; then it is in the run directory, and stays there as long as it exists,
+    so that all processes of a run find the same one.  Raises ProtocolError when there is neither.
     """
+    beside = os.path.join(os.path.realpath(run_directory), f"keeper-{_boot()}-{node:03d}")
+    if is_ours_alone(beside):
+        return beside
     parent = keepers_directory()
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(parent, 0o700)
-    stat = os.lstat(parent)
-    if stat.st_uid != os.getuid() or stat.st_mode & 0o077:
+    try:
+        if _own_directory(parent):
+            return _made(os.path.join(parent, f"{_key(run_directory)}-{node:03d}"))
+        new_files.make_directory(os.path.dirname(beside))
+        return _made(beside)
+    except OSError as error:
         raise ProtocolError(
-            f"{parent}: belongs to uid {stat.st_uid} with mode {stat.st_mode & 0o777:o}; expected "
-            f"our own with 700; remove it or set XDG_RUNTIME_DIR"
-        )
-    key = hashlib.sha256(os.path.realpath(run_directory).encode()).hexdigest()[:16]
-    directory = os.path.join(parent, f"{key}-{node:03d}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
-    return directory
+            f"no directory for the keeper's socket: {parent} is not ours with mode 700, and "
+            f"{error.filename}: {error.strerror}; set XDG_RUNTIME_DIR to a directory of your own"
+        ) from error
+
+
+def keeper_directories(run_directory: str) -> dict[int, str]:
+    """Directories of the keepers of a run on this machine, by node, ascending; some are dead."""
+    places = (
+        (keepers_directory(), f"{_key(run_directory)}-"),
+        (os.path.realpath(run_directory), f"keeper-{_boot()}-"),
+    )
+    found = {}
+    for place, prefix in places:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(place):
+                node = name.removeprefix(prefix)
+                path = os.path.join(place, name)
+                if node != name and node.isdigit() and is_ours_alone(path):
+                    found[int(node)] = path
+    return dict(sorted(found.items()))
+
+
+def is_ours_alone(path: str) -> bool:
+    """Whether a directory, no link to one, is this user's and closed to everybody else."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return mine and not status.st_mode & 0o077
+
+
+def _own_directory(path: str) -> bool:
+    """Whether it is ours alone now; made if missing."""
+    with contextlib.suppress(OSError):
+        os.mkdir(path, new_files.PRIVATE_DIRECTORY)
+    return is_ours_alone(path)
+
+
+def _made(path: str) -> str:
+    """Raises OSError."""
+    if not _own_directory(path):
+        os.mkdir(path, new_files.PRIVATE_DIRECTORY)
+    return path
+
+
+def _key(run_directory: str) -> str:
+    return hashlib.sha256(os.path.realpath(run_directory).encode()).hexdigest()[:16]
+
+
+def _boot() -> str:
+    """Of this boot: a run directory is seen by several machines, a socket only serves one."""
+    return hashlib.sha256(boot_id().encode()).hexdigest()[:8]

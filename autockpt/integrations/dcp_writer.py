@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from autockpt import new_files
 from autockpt.integrations import torch_file
 from autockpt.integrations.lazy import LazyTensor, Tree, empty, materialised, transformed
 from autockpt.values.errors import AutockptError, StorageError
@@ -28,7 +29,7 @@ def write_directory(
     path: str, tree: Tree, max_file_bytes: int, tell: Callable[[int], None]
 ) -> None:
     """Writes a tree as a DCP directory; memory holds the tensors of one of its files."""
-    os.mkdir(path)
+    os.mkdir(path, new_files.READABLE_DIRECTORY)
     stands = StandIns()
     try:
         with warnings.catch_warnings():  # "assuming ... a single process", which is so

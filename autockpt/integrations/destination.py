@@ -13,6 +13,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 
+from autockpt import new_files
 from autockpt.values.errors import ConfigError, GuardError, StorageError
 
 _EXPORTED = re.compile(
@@ -33,8 +34,9 @@ def new_export(path: str, *, force: bool) -> Iterator[str]:
     require_free(final, force=force)
     temporary = f"{os.path.dirname(final)}/.{os.path.basename(final)}.{secrets.token_hex(4)}"
     try:
-        os.makedirs(os.path.dirname(final), exist_ok=True)
+        new_files.make_directory(os.path.dirname(final))
         yield temporary
+        new_files.close_to_others(temporary)
         _publish(temporary, final, force=force)
     except OSError as error:
         raise StorageError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autockpt import new_files
 from autockpt.executors import statetree
 from autockpt.integrations import safetensors_file, torch_file
 from autockpt.integrations.destination import new_export, require_free
@@ -106,7 +107,7 @@ def _chosen(tree: Tree, target: str, *, everything: bool) -> tuple[Tree, tuple[s
 
 
 def _write_safetensors(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
-    os.mkdir(path)
+    os.mkdir(path, new_files.READABLE_DIRECTORY)
     shards = _shards(tree["model"], max_shard_bytes)
     names = {}
     for number, shard in enumerate(shards, start=1):
@@ -170,7 +171,7 @@ def with_names(tree: Tree) -> tuple[Any, dict[str, LazyTensor]]:
 
 
 def _write_json(path: str, body: Any) -> None:
-    with open(path, "x", encoding="utf-8") as file:
+    with open(path, "x", encoding="utf-8", opener=new_files.readable) as file:
         json.dump(body, file, indent=2)
         file.flush()
         os.fsync(file.fileno())

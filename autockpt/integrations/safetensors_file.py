@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from autockpt import new_files
 from autockpt.executors.dtypes import dtype_name, stored_form, true_dtype
 from autockpt.executors.image import MAX_DIMENSIONS
 from autockpt.executors.layout.boxes import Box
@@ -40,7 +41,7 @@ def write_file(
     """One durable file; `tell` gets the bytes of each tensor that was written."""
     stored, ties = untied(tensors)
     order = sorted(stored, key=lambda name: -_element_bytes(stored[name]))
-    with open(path, "xb") as file:
+    with open(path, "xb", opener=new_files.readable) as file:
         file.write(_header(stored, order, {"format": "pt", **metadata, **ties}))
         for name in order:
             _write(file, stored[name].read())

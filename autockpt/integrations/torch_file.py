@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autockpt import new_files
 from autockpt.integrations.lazy import Tree, in_memory, transformed
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 
@@ -20,7 +21,7 @@ _PLAIN = (bool, int, float, str, bytes, complex, type(None), torch.Size, torch.d
 
 def write_file(path: str, state: Any) -> None:
     """One durable file of a state of real tensors."""
-    with open(path, "xb") as file:
+    with open(path, "xb", opener=new_files.readable) as file:
         try:
             torch.save(transformed(state, plain), file)
         except RuntimeError as error:  # torch's zip writer hides the reason of a failed write

@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from autockpt import new_files
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import Measurements, assemble
@@ -399,7 +399,7 @@ class Conductor:
             device=self._device,
             ranks=self._ranks,
         )
-        Path(self.run_dir).mkdir(parents=True, exist_ok=True)
+        new_files.make_directory(self.run_dir)
         run = RunDirectory(self.run_dir)
         run.write_profile(assemble(job, self.measured))
         self._progress.close()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autockpt import new_files
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.layout.plan import element_kind
 from autockpt.profiles.probes import clean
@@ -43,7 +44,7 @@ def target_directory(path: Path) -> Iterator[str]:
     """
     missing = [p for p in (path, *path.parents) if not p.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        new_files.make_directory(path)
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be made: {error.strerror}; name another directory in disk.path"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autockpt import new_files
 from autockpt.executors.memory import Arena
 from autockpt.executors.persist import read_image, write_image
 from autockpt.executors.state import LiveState
@@ -336,6 +337,6 @@ class NodeProbes:
         """Makes the target directory as a run would, and sweeps what a killed profile left."""
         missing = [p for p in (self._directory, *self._directory.parents) if not p.exists()]
         for path in reversed(missing):
-            path.mkdir(exist_ok=True)
+            new_files.make_directory(path)
             self._created.append(path)
         clean.sweep(str(self._directory))

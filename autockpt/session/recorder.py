@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+from autockpt import new_files
+
 RECORDING_BYTES = 4 * 2**20
 """A recording of this size is ended and the next one begun: six hours of a busy run."""
 KEPT = 8
@@ -24,7 +26,7 @@ class Recorder:
         self._file: IO[str] | None = None
         self._written = 0
         with contextlib.suppress(OSError):
-            folder.mkdir(exist_ok=True)
+            new_files.make_directory(folder, new_files.PRIVATE_DIRECTORY)
             self._begin()
 
     def __call__(self, line: dict[str, Any]) -> bool:
@@ -58,7 +60,8 @@ class Recorder:
         number = int(found[-1].stem) + 1 if found else 1
         for old in found[: max(0, len(found) - KEPT + 1)]:
             old.unlink(missing_ok=True)
-        self._file = open(self._folder / f"{number:06d}.jsonl", "w", encoding="utf-8")  # noqa: SIM115 - open as long as it is written
+        path = self._folder / f"{number:06d}.jsonl"
+        self._file = open(path, "w", encoding="utf-8", opener=new_files.private)  # noqa: SIM115 - open as long as it is written
         self._written = 0
 
 

@@ -170,8 +170,9 @@ def test_only_folders_of_keepers_whose_lock_is_free_are_dead(
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     parent = tmp_path / f"autockpt-{os.getuid()}"
+    parent.mkdir(0o700)
     for name in ("dead", "live", "young"):
-        (parent / name).mkdir(parents=True)
+        (parent / name).mkdir()
         (parent / name / "keeper.lock").write_text("1\n")
     for name in ("dead", "live"):
         os.utime(parent / name, (1, 1))
@@ -182,3 +183,6 @@ def test_only_folders_of_keepers_whose_lock_is_free_are_dead(
         upkeep.remove(found[0])
         upkeep.remove(upkeep.Leftover(path=str(parent / "live"), kind="keeper", bytes=0))
     assert sorted(os.listdir(parent)) == ["live", "young"]
+    os.utime(parent / "live", (1, 1))
+    parent.chmod(0o777)  # as a stranger's: what stands there is none of our keepers
+    assert upkeep.dead_keepers() == []

@@ -10,7 +10,7 @@ import socket
 import stat
 import struct
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,30 +317,57 @@ def test_the_keepers_directory_is_ours_alone(
     assert len(first) - len(str(tmp_path)) < 60
 
 
-def test_a_directory_that_others_may_enter_is_refused(
+def _open_to_others(path: Path) -> None:
+    path.mkdir(mode=0o755)
+
+
+def _a_link(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    elsewhere.mkdir(0o700)
+    path.symlink_to(elsewhere)
+
+
+def _a_file(path: Path) -> None:
+    path.touch(0o600)
+
+
+@pytest.mark.parametrize("taken", [_open_to_others, _a_link, _a_file])
+def test_a_name_that_is_taken_does_not_stop_a_run(
+    taken: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user may make it in /tmp: the run directory is used, also when the name is free again."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    name = tmp_path / f"autockpt-{os.getuid()}"
+    taken(name)
+    run = tmp_path / "run"
+    first = wire.keeper_directory(str(run), 3)
+    assert Path(first).parent == run
+    assert stat.S_IMODE(os.stat(first).st_mode) == 0o700
+    assert wire.keeper_directories(str(run)) == {3: first}
+    name.rename(tmp_path / "gone")
+    assert wire.keeper_directory(str(run), 3) == first
+    assert not name.exists()
+
+
+def test_a_directory_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody made it before us, or changed it."""
+    """Its mode looks right; where nothing is ours the error says what to do."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    parent = Path(wire.keeper_directory("run", 0)).parent
-    parent.chmod(0o755)
-    with pytest.raises(ProtocolError, match="with mode 755; expected our own with 700"):
-        wire.keeper_directory("run", 0)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
     (tmp_path / "autockpt-12345").mkdir(0o700)
-    with pytest.raises(ProtocolError, match="belongs to uid"):
-        wire.keeper_directory("run", 0)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ProtocolError, match=r"is not ours with mode 700.*set XDG_RUNTIME_DIR"):
+        wire.keeper_directory(str(tmp_path / "run"), 0)
 
 
-def test_a_link_in_place_of_the_directory_is_refused(
+def test_a_run_finds_its_keepers_wherever_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leads where another user wants."""
+    """Those of other runs are not among them."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir(0o700)
-    (tmp_path / f"autockpt-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ProtocolError, match="expected our own with 700"):
-        wire.keeper_directory("run", 0)
+    found = {node: wire.keeper_directory(str(tmp_path / "run"), node) for node in (0, 2)}
+    wire.keeper_directory(str(tmp_path / "other"), 1)
+    assert wire.keeper_directories(str(tmp_path / "run")) == found
 
 
 def test_generations_travel_as_they_are() -> None:

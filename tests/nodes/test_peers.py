@@ -1,5 +1,6 @@
 """Connections between keepers: they find one another, come back, and let nobody else in."""
 
+import json
 import os
 import socket
 import struct
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autockpt.executors.keeper import handshake
 from autockpt.executors.keeper import peers as peers_module
 from autockpt.executors.keeper.control import KeeperAddress, open_secret, write_address
 from autockpt.executors.keeper.handshake import (
@@ -500,3 +502,42 @@ def test_a_keeper_speaks_only_for_its_ranks() -> None:
     attach = p.TrainerAttached(rank=2, incarnation=FIRST, world_size=4, nodes=ranks, slots=2)
     assert _may_say(1, p.RankAttached(attach=attach), (), ())
     assert not _may_say(0, p.RankAttached(attach=attach), (), ())
+
+
+def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both ends: one that ends at the first difference tells how far a guess is right."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def record(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return False
+
+    monkeypatch.setattr(handshake.hmac, "compare_digest", record)
+    called = Channel(bytes(32), someone(node=0), to_node=None)
+    caller = Channel(bytes(32), someone(node=1), to_node=0)
+    caller.feed(called.outbox[0])
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        called.feed(caller.outbox[0])
+    monkeypatch.undo()
+    again = Channel(bytes(32), someone(node=0), to_node=None)
+    caller = Channel(bytes(32), someone(node=1), to_node=0)
+    caller.feed(again.outbox[0])
+    again.feed(caller.outbox[0])
+    monkeypatch.setattr(handshake.hmac, "compare_digest", record)
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        caller.feed(again.outbox[1])
+    assert len(compared) == 2
+    assert all(one == other and len(one) == 64 for one, other in compared)
+
+
+@pytest.mark.parametrize("proof", ["", "0" * 64, "\u00e9" * 64, "0" * 2000])
+def test_a_wrong_proof_is_refused_whatever_it_looks_like(proof: str) -> None:
+    """Shorter, longer, or letters that a comparison of text does not take."""
+    called = Channel(bytes(32), someone(node=0), to_node=None)
+    caller = Channel(bytes(32), someone(node=1), to_node=0)
+    caller.feed(called.outbox[0])
+    said = json.loads(caller.outbox[0][4:])
+    text = json.dumps({**said, "proof": proof}).encode()
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        called.feed(struct.pack("!I", len(text)) + text)
+    assert called.peer is None

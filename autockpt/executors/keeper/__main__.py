@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
+from autockpt import new_files
 from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.timeslice import ask_for_long_slices
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os._exit(0)
     _settle()
     path = socket_path(options.run_directory, options.node)
-    with open(os.path.join(os.path.dirname(path), "keeper.lock"), "w") as lock:
+    lock_path = os.path.join(os.path.dirname(path), "keeper.lock")
+    with open(lock_path, "w", opener=new_files.private) as lock:
         if not _locked(lock.fileno()):
             return 0  # another keeper was faster
         lock.write(f"{os.getpid()}\n")
@@ -73,6 +75,7 @@ def _locked(fd: int) -> bool:
 def _settle() -> None:
     """Signals of the terminal and of launchers are for the trainers; ours is the socket.  All
     threads give way to them."""
+    new_files.forbid_writing_by_others()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

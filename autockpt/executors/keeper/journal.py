@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from autockpt import new_files
 from autockpt.executors.catalogue import VerifyResult
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
@@ -264,7 +265,7 @@ class Journal:
         )
         self.outage = None
         try:
-            with open(self._failures, "a") as file:
+            with open(self._failures, "a", opener=new_files.private) as file:
                 file.write(to_json(record) + "\n")
         except OSError as error:
             self.degraded("failure log", str(error))

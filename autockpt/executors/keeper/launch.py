@@ -13,7 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 
-from autockpt.executors.wire import Connection, Status, StatusWanted, keeper_directory
+from autockpt import new_files
+from autockpt.executors.wire import (
+    Connection,
+    Status,
+    StatusWanted,
+    keeper_directories,
+    keeper_directory,
+)
 from autockpt.values.errors import AutockptError, ProtocolError
 
 START_TIMEOUT_S = 20.0
@@ -61,7 +68,7 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
     if _answers(run_directory, node):
         return
     folder = keeper_directory(run_directory, node)
-    with open(os.path.join(folder, "start.lock"), "w") as lock:
+    with open(os.path.join(folder, "start.lock"), "w", opener=new_files.private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _answers(run_directory, node):
             return
@@ -123,11 +130,9 @@ def _ask(connection: Connection, *, leave: bool) -> Status | None:
 
 def keepers_here(run_directory: str) -> tuple[int, ...]:
     """Nodes whose keepers of this run answer on this machine, ascending."""
-    parent, name = os.path.split(keeper_directory(run_directory, 0))
-    key = name.rpartition("-")[0]
-    found = (entry.rpartition("-") for entry in os.listdir(parent))
-    numbers = sorted(int(node) for run, _, node in found if run == key and node.isdigit())
-    return tuple(node for node in numbers if _answers(run_directory, node))
+    return tuple(
+        node for node in keeper_directories(run_directory) if _answers(run_directory, node)
+    )
 
 
 def _answers(run_directory: str, node: int) -> bool:
@@ -140,7 +145,7 @@ def _answers(run_directory: str, node: int) -> bool:
 
 def _spawn(run_directory: str, node: int, checkpoints: str) -> str:
     folder = os.path.join(run_directory, "logs")
-    os.makedirs(folder, exist_ok=True)
+    new_files.make_directory(folder, new_files.PRIVATE_DIRECTORY)
     log_path = os.path.join(folder, f"keeper-{node:03d}.log")
     command = [
         sys.executable, "-m", "autockpt.executors.keeper", "--run-directory", run_directory,
@@ -150,7 +155,10 @@ def _spawn(run_directory: str, node: int, checkpoints: str) -> str:
     # In front of the user's own: that may be relative (we run in /) or know nothing of us.
     path = [_package_root(), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
-    with open(log_path, "ab") as log, open(os.devnull, "rb") as nothing:
+    with (
+        open(log_path, "ab", opener=new_files.private) as log,
+        open(os.devnull, "rb") as nothing,
+    ):
         # The keeper daemonises itself (double fork): this child is gone in a moment.
         subprocess.run(
             command, stdin=nothing, stdout=log, stderr=log, start_new_session=True, check=False,

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from autockpt import new_files
 from autockpt.executors.catalogue import verify_generation
 from autockpt.executors.decisions import read_decision
 from autockpt.executors.directory import (
@@ -368,7 +369,7 @@ class RemoteCopies:
             raise NoCheckpointError(f"{self.url}: holds no run (RUN is not there)")
         with _local("write", path):
             for name in ("", "epochs", "decisions"):
-                os.makedirs(os.path.join(path, name), exist_ok=True)
+                new_files.make_directory(os.path.join(path, name))
             if not os.path.exists(os.path.join(path, "RUN")):
                 publish(os.path.join(path, "RUN"), run, replace=False)
             mine = directory.open()

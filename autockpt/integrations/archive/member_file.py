@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import xxhash
 
+from autockpt import new_files
 from autockpt.executors.lossy.entropy import squeezed, unsqueezed
 from autockpt.integrations.archive.records import FramePlace, Member
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
@@ -31,7 +32,7 @@ class MemberWriter:
         self._temporary = f"{path}.{secrets.token_hex(4)}.tmp"
         self._at = 0
         try:
-            self._file = open(self._temporary, "xb")  # noqa: SIM115 - closed by finish or discard
+            self._file = open(self._temporary, "xb", opener=new_files.readable)  # noqa: SIM115 - closed by finish or discard
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autockpt import new_files
 from autockpt.integrations.archive.reading import Archive
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.record import from_json, to_json
@@ -81,7 +82,7 @@ def store_quality(archive: Archive, quality: Quality) -> None:
     path = os.path.join(archive.path, quality.generation + SUFFIX)
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=new_files.readable) as file:
             file.write(to_json(quality, indent=1))
             file.flush()
             os.fsync(file.fileno())

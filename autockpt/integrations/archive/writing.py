@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from autockpt import new_files
 from autockpt.executors.directory import lossy_mark
 from autockpt.executors.dtypes import dtype_name
 from autockpt.executors.layout.boxes import Box
@@ -73,7 +74,7 @@ def open_archive(path: str, about: ArchiveFile) -> Archive:
         if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
             raise ConfigError(f"{path}: exists and is no archive; name another destination")
         try:
-            os.makedirs(path, exist_ok=True)
+            new_files.make_directory(path)
             _write_new(os.path.join(path, NAME), to_json(about))
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
@@ -90,7 +91,7 @@ def open_archive(path: str, about: ArchiveFile) -> Archive:
 
 def _write_new(path: str, text: str) -> None:
     """All of it, or nothing is left."""
-    with open(path, "x", encoding="utf-8") as file:
+    with open(path, "x", encoding="utf-8", opener=new_files.readable) as file:
         try:
             file.write(text)
             file.flush()

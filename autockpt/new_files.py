@@ -1,0 +1,69 @@
+"""Modes of new files and directories: set here, never left to the umask.
+
+A umask of 0 would make everything that a run writes writable by every local user.  The mode of a
+new file is one of two.  `private` is for what the run alone reads: goals, telemetry, logs, locks.
+`readable` is for what other users may read: status, report, plan, exports.  Nothing is ever
+writable by others.  A umask may take rights away, as everywhere.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+PRIVATE = 0o600
+READABLE = 0o644
+PRIVATE_DIRECTORY = 0o700
+READABLE_DIRECTORY = 0o755
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private(path: str, flags: int) -> int:
+    """Opener for `open`: a new file is its owner's alone.  Raises OSError."""
+    return os.open(path, flags, PRIVATE)
+
+
+def readable(path: str, flags: int) -> int:
+    """Opener for `open`: others may read a new file.  Raises OSError."""
+    return os.open(path, flags, READABLE)
+
+
+def make_directory(path: str | os.PathLike[str], mode: int = READABLE_DIRECTORY) -> None:
+    """Makes a directory with `mode`, and missing parents that others may read at most.
+
+    A directory that exists keeps its mode.  Raises OSError; a failed look at what is there is
+    raised as itself, where `os.makedirs` says "File exists".
+    """
+    missing = []
+    at = os.path.abspath(path)
+    while not os.path.lexists(at) and os.path.dirname(at) != at:
+        missing.append(at)
+        at = os.path.dirname(at)
+    last = missing[0] if missing else ""
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # somebody else was faster
+            os.mkdir(directory, mode if directory == last else READABLE_DIRECTORY)
+    if not stat.S_ISDIR(os.stat(os.path.abspath(path)).st_mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+
+
+def forbid_writing_by_others() -> None:
+    """Has this process, which must be ours alone, make nothing that others may write.
+
+    For libraries that make files themselves; a process of the user keeps its umask.
+    """
+    os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
+
+
+def close_to_others(path: str | os.PathLike[str]) -> None:
+    """Takes from others the right to write what a library made at `path`, and below it."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            return
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & _OTHERS_WRITE:
+            os.chmod(path, mode & ~_OTHERS_WRITE)
+        if os.path.isdir(path):
+            for name in os.listdir(path):
+                close_to_others(os.path.join(path, name))
