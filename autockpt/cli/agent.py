@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 REPLACED = 75
 """Exit code of a rank that a newer incarnation has fenced off."""
+SHOWN_CHARS = 300
+"""Of an exception, in a sentence about the failure."""
 SHOWN_LINES = 200
 """Of the log of a rank whose output did not go to the terminal, when it failed."""
 
@@ -80,10 +82,13 @@ class Watch:
         self._show_log(rank, failure)
         if self._request.mode == "profile":
             return False
+        told, error = failure.error_file_data.get("autockpt", {}), _error(failure)
         verdict = self._loop.verdict(
             Attempt(
                 signal=max(0, -failure.exitcode),
-                final=bool(failure.error_file_data.get("autockpt", {}).get("final")),
+                final=bool(told.get("final")),
+                error=error if told.get("origin") in ("mistake", "script") else "",
+                error_step=told.get("step"),
                 attached=run.attached,
                 lasted_s=time.monotonic() - self._began_s,
                 step=step,
@@ -93,6 +98,8 @@ class Watch:
             )
         )
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
+        if error and failure.exitcode > 0:
+            what += f" ({error.splitlines()[0][:SHOWN_CHARS]})"
         if verdict is None and left > 0:
             self.restarts += 1
             self._decided_s = time.monotonic()
@@ -144,6 +151,13 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
         return (0 if killed else 2 if stopped else 1, float(at), rank)
 
     return min(failures.items(), key=order)
+
+
+def _error(failure: Any) -> str:
+    """The exception that a rank has told us of; "" for another death."""
+    message = failure.error_file_data.get("message")
+    text = message.get("message", "") if isinstance(message, dict) else message
+    return text if isinstance(text, str) else ""
 
 
 def _ended(exit_code: int) -> str:

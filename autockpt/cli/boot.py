@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from autockpt import new_files
 from autockpt.cli import environment
 from autockpt.executors import birth
+from autockpt.values import script_errors
 
 if TYPE_CHECKING:
     from autockpt.run_directory import RunDirectory
@@ -77,7 +78,7 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
         if not code:
             _after(run, mode, target)
             raise
-        _tell_launcher(ending, final=not _attached())
+        _tell_launcher(ending, final=not _attached() or _is_final(ending))
         if not _attached():
             raise
         sys.last_value = ending  # a failure like others: it makes no last checkpoint
@@ -162,8 +163,7 @@ def _fail(error: BaseException) -> NoReturn:
     except Exception:
         sys.__excepthook__(type(error), error, traceback)
     ours_raised = isinstance(error, _our_errors())
-    hopeless = ours_raised or isinstance(error, SyntaxError | ImportError)
-    _tell_launcher(error, final=hopeless and not _attached())
+    _tell_launcher(error, final=_is_final(error))
     if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
     # An error of ours keeps its own exit code, so that a scheduler sees what it can do.
@@ -172,6 +172,16 @@ def _fail(error: BaseException) -> NoReturn:
         # Everybody waits for this process to start again; taking torch apart is 0.9 s of CPU.
         _leave(code)
     sys.exit(code)
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether another start would meet the same error: a mistake, or a refusal of ours."""
+    if not isinstance(error, _our_errors()):
+        return script_errors.origin_of(error) == "mistake"
+    from autockpt.values import errors
+
+    passing = (errors.StorageError, errors.DirectoryBusyError, errors.NoRoomError)
+    return not (_attached() and isinstance(error, (*passing, errors.ProtocolError)))
 
 
 def _our_errors() -> tuple[type[BaseException], ...]:
@@ -185,23 +195,33 @@ def _attached() -> bool:
     return session is not None and bool(session.attached())
 
 
+def _step() -> int | None:
+    """Newest step of this process; None before it attached."""
+    training = sys.modules.get("autockpt.session.training")
+    sessions = [] if training is None else training._attached
+    return sessions[-1].step_count if sessions else None
+
+
 def _tell_launcher(error: BaseException, *, final: bool) -> None:
     """Write torchelastic's error file: it dates the failure, and `final` says that a retry fails.
 
-    `final` is our own addition: before it attached, the script decided to exit, or could not even
-    be imported.
+    `final` is our own addition: the script made a mistake, or decided to exit before it attached.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
     now = time.time()
-    what = f"{type(error).__name__}: {error}"
     data = {
         "message": {
-            "message": what[:10_000],
+            "message": script_errors.text_of(error),
             "extraInfo": {"py_callstack": "", "timestamp": str(int(now))},
         },
-        "autockpt": {"final": final, "at": now},
+        "autockpt": {
+            "final": final,
+            "at": now,
+            "origin": script_errors.origin_of(error),
+            "step": _step(),
+        },
     }
     with contextlib.suppress(OSError):
         temporary = f"{path}.{os.getpid()}"

@@ -1,7 +1,8 @@
 """Whether a failed job is worth another start: pure, decided from what the last attempt showed.
 
-A machine that dies comes back; a bug comes back too.  What tells them apart is progress: a newer
-step or a newer committed generation than at the failure before.
+A machine that dies comes back; a bug comes back too.  What tells them apart is what the script
+raised (`values.script_errors`), and progress: a newer step or a newer committed generation than at
+the failure before.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Attempt:
     signal: int
     """The signal that ended the rank that failed first; 0: it exited by itself."""
     final: bool
-    """The script decided to exit, or cannot even be imported: it would do the same again."""
+    """The script made a mistake, or decided to exit before it attached: it would do so again."""
     attached: bool
     """Some attempt of this run has called autockpt.attach."""
     lasted_s: float
@@ -34,6 +35,11 @@ class Attempt:
     """Newest step known."""
     generation: Generation | None
     """Newest committed generation known."""
+    error: str = ""
+    """The exception that ended the rank that failed first, where it is one of the script and not of
+    its surroundings; "": another, or none."""
+    error_step: int | None = None
+    """Newest step of that rank; None: it had not attached."""
     replaced: bool = False
     """A newer launch of this run took the directory over."""
 
@@ -53,20 +59,25 @@ class CrashLoop:
         self._insist = insist
         self._exits = 0
         self._kills = 0
+        self._before: Attempt | None = None
 
     def verdict(self, attempt: Attempt) -> str | None:
         """None: start again.  Else why not, as a sentence."""
         if attempt.replaced:
             return "a newer launch of this run has taken over"
-        if self._progress(attempt):
+        before, self._before = self._before, attempt
+        further = self._progress(attempt)
+        if attempt.final and not (further and self._insist):
+            return "the script would do so again, so it is not started again"
+        if before is not None and _same(before, attempt):
+            return "the same exception at the same step a second time"
+        if further:
             self._exits = self._kills = 0
             return None
         if attempt.signal:
             self._kills += 1
         else:
             self._exits += 1
-        if attempt.final:
-            return "it ended by itself before it trained a step and would do so again"
         if not attempt.attached and not self._insist and attempt.lasted_s > STARTUP_S:
             return (
                 "the script never called autockpt.attach, so a restart would begin from scratch; "
@@ -88,3 +99,9 @@ class CrashLoop:
         self._step = step if further else self._step
         self._generation = generation if newer else self._generation
         return further or newer
+
+
+def _same(before: Attempt, now: Attempt) -> bool:
+    """Whether an exception of the script came again where it came before."""
+    told = before.error, before.error_step
+    return bool(now.error) and told == (now.error, now.error_step)

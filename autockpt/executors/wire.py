@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +217,14 @@ class TrainerResumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFailing:
+    """The script's own exception is ending this trainer: a failure, and none of a machine."""
+
+    rank: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLeaving:
     """The training ended by itself or on a signal: no failure."""
 
@@ -312,8 +320,8 @@ class Status:
 _OWN = (
     Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
     ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
-    TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange, ExchangeEnded,
-    StatusWanted, Status,
+    TrainerFailing, TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange,
+    ExchangeEnded, StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

@@ -65,7 +65,8 @@ def own_evidence(
     """Of our own log, oldest first; ages are training time.
 
     Node losses count for the node rate, everything else for the job's: a trainer that died says
-    nothing about which node is to blame.
+    nothing about which node is to blame.  An exception of the script says nothing at all, but the
+    training before it was exposure.
     """
     ages_s, age_s = [], tail_exposure_s
     for record in reversed(records):
@@ -74,6 +75,8 @@ def own_evidence(
     job_s, total = faded_s(0.0, tail_exposure_s, half_life_s), Evidence()
     for age_s, record in zip(reversed(ages_s), records, strict=True):
         job_s += faded_s(age_s, record.exposure_s, half_life_s)
+        if record.kind == "script":
+            continue
         incident = Incident(at_s=0.0, kind=record.kind, what=record.what)
         total += _one(incident, weight(age_s, half_life_s))
     return total + Evidence(job_days=job_s / DAY_S, node_days=job_s * nodes / DAY_S)

@@ -12,6 +12,7 @@ from autockpt.executors.signals import TerminationWatch
 from autockpt.executors.state import LiveState
 from autockpt.session.job import Job
 from autockpt.session.saving import FINAL_WAIT_S, Saving
+from autockpt.values import script_errors
 from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
 
@@ -181,12 +182,26 @@ class Ending(Saving):
         """The script ended without closing: a crash stays a crash, an end is an end."""
         if self._closed:
             return
-        if getattr(sys, "last_value", None) is not None:
-            self._telemetry.close()
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self._tell_failed(error)
             return
         if self._job.world_size > 1:
             self._patience_s = ALONE_S
         self.close()
+
+    def _tell_failed(self, error: BaseException) -> None:
+        """The script's exception ends this rank: a failure, not an end."""
+        origin, text = script_errors.origin_of(error), script_errors.text_of(error)
+        self._emit(
+            t.TrainerFailed(
+                at_s=time.monotonic(), rank=self._job.rank, step=self._step, error=text,
+                origin=origin,
+            )
+        )  # fmt: skip
+        if origin != "machine":
+            self._link.send(wire.TrainerFailing(rank=self._job.rank, error=text))
+        self._telemetry.close()
 
     def _on_signal(self, number: int) -> None:
         self._link.send(p.BreakpointRequested(reason=f"signal {number}"))

@@ -20,8 +20,9 @@ class FailureRecord:
     schema_version: int = 1
     wall: str
     """UTC, ISO 8601; for people."""
-    kind: Literal["process", "node", "storage", "silent"]
-    """process: the memory of the node survived; node: it did not."""
+    kind: Literal["process", "node", "storage", "silent", "script"]
+    """process: the memory of the node survived; node: it did not; script: an exception of the
+    script began it, which is no evidence about machines."""
     what: str
     """trainer, keeper, trainers+keeper, launcher."""
     node: int
@@ -48,9 +49,13 @@ def interruptions(records: Iterable[FailureRecord]) -> tuple[FailureRecord, ...]
     return tuple(_worst([record for _, record in group]) for _, group in each)
 
 
+_RANKS = {"process": 0, "node": 1, "storage": 1, "silent": 1, "script": 2}
+"""What the script did to one node it did to all: the others only saw their peer vanish."""
+
+
 def _worst(records: Sequence[FailureRecord]) -> FailureRecord:
     """What the node says that lost most: memory before a process, then the longest restore."""
-    worst = max(records, key=lambda one: (one.kind != "process", one.restore_s or 0.0))
+    worst = max(records, key=lambda one: (_RANKS[one.kind], one.restore_s or 0.0))
     return replace(
         worst,
         what="+".join(sorted({part for one in records for part in one.what.split("+")})),

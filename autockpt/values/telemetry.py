@@ -361,6 +361,18 @@ class Degraded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFailed(Event):
+    """An exception, or an exit with an error, ended the script on this rank."""
+
+    step: int
+    """Newest step that ended."""
+    error: str
+    """Type and message, as a traceback ends."""
+    origin: str
+    """mistake, script, machine: see `values.script_errors`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Event):
     """The training loop ended by itself or was told to leave."""
 
@@ -397,6 +409,7 @@ EVENTS: dict[str, type[Event]] = {
         PlanChanged,
         PlanChangeWithheld,
         Degraded,
+        TrainerFailed,
         RunEnded,
     )
 }

@@ -67,6 +67,23 @@ def test_an_exit_that_would_repeat_itself_is_not_retried() -> None:
     assert "would do so again" in (CrashLoop().verdict(replace(EXIT, final=True)) or "")
 
 
+def test_a_mistake_ends_the_run_also_after_progress() -> None:
+    """Resumed training meets it at the same step; --max-restarts asks for another start."""
+    mistake = replace(EXIT, final=True, step=500)
+    assert "would do so again" in (CrashLoop().verdict(mistake) or "")
+    insisting = CrashLoop(insist=True)
+    assert verdicts(insisting, mistake, mistake) == [True, False]
+
+
+def test_the_same_exception_at_the_same_step_is_met_once_more_only() -> None:
+    """Another text or another step is another failure; what gave no text has three tries."""
+    failed = replace(EXIT, step=9, error="RuntimeError: poisoned", error_step=9)
+    elsewhere = replace(failed, error_step=8)
+    other = replace(failed, error="RuntimeError: other")
+    assert verdicts(CrashLoop(), failed, failed) == [True, False]
+    assert verdicts(CrashLoop(), failed, elsewhere, other) == [True, True, True]
+
+
 def test_a_script_that_never_attached_is_not_trained_from_scratch_again() -> None:
     """Hours of training would be repeated without anybody having asked; --max-restarts asks."""
     late = replace(KILL, attached=False, lasted_s=STARTUP_S + 1)

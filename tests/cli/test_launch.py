@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors import non_temporal
+from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory, RunStatus
 from tests.cli.scripts import ROOT, autockpt, environment, write
 from tests.conftest import end_keeper
@@ -61,7 +62,7 @@ def test_the_exit_code_is_the_scripts_own(tmp_path: Path) -> None:
 
 
 def test_a_crash_loop_ends_with_the_last_traceback(tmp_path: Path) -> None:
-    """Three failures at the same place; rank 1 writes to a file, whose end is shown."""
+    """The same exception twice; rank 1 writes to a file, whose end is shown."""
     source = """
 import os, time
 if os.environ["RANK"] == "1":
@@ -72,11 +73,43 @@ time.sleep(30)
     argv = ("run", "--run-dir", "r", "--nproc-per-node", "2", "s.py")
     done = autockpt(*argv, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.count("RuntimeError: poisoned batch") == 3
-    assert "3 failures in a row" in done.stderr
-    assert status_of(tmp_path / "r").restarts == 2
+    assert "the same exception at the same step a second time" in done.stderr
+    assert status_of(tmp_path / "r").restarts == 1
     logs = sorted(path.name for path in (tmp_path / "r" / "logs").glob("*-attempt-*/*.err"))
-    assert logs == ["rank-00001.err"] * 3
+    assert logs == ["rank-00001.err"] * 2
+
+
+MISTAKEN = """
+import sys, torch, autockpt
+model = torch.nn.Linear(2, 2)
+ckpt = autockpt.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+if sys.argv[1:] == ["usage"]:
+    list(ckpt.batches(10))
+for step in ckpt.steps(10):
+    if step == 3:
+        raise ValueError("typo")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [((), "ValueError: typo", 1), (("usage",), "needs attach(data=...)", 1)],
+)
+def test_a_mistake_after_attach_is_final_and_no_machines_fault(
+    tmp_path: Path, arguments: tuple[str, ...], said: str, code: int
+) -> None:
+    """One traceback, no restart, no failure in the history that later plans are made from."""
+    write(tmp_path, "s.py", MISTAKEN)
+    options = ("run", "--no-profile", "--run-dir", "runs/r", "s.py")
+    done = autockpt(*options, *arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stderr.count("Traceback") == 1
+    status = status_of(tmp_path / "runs" / "r")
+    assert (status.state, status.restarts) == ("failed", 0)
+    assert "would do so again" in status.reason
+    assert said in status.reason
+    rates, _ = failure_history(str(tmp_path / "runs" / "other"), nodes=1)
+    assert (rates.per_node.events, rates.per_job.events) == (0, 0)
 
 
 def test_a_killed_rank_is_restarted(tmp_path: Path) -> None:

@@ -259,3 +259,44 @@ def test_commits_are_told_with_their_latencies(tmp_path: Path, clock: Clock) -> 
     assert (durable.bytes, durable.stored_bytes, durable.write_s) == (200, 150, 2.5)  # type: ignore[attr-defined]
     assert durable.latency_s == pytest.approx(15.0)  # type: ignore[attr-defined]
     assert (retired.bytes, dropped.reason) == (150, "disk full")  # type: ignore[attr-defined]
+
+
+def test_an_exception_of_the_script_is_no_evidence_about_machines(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """It is on record as what it was; the rates count the training before it, and no event."""
+    journal = Journal(str(tmp_path), 0)
+    journal.trainer_failing(1)
+    for rank in (0, 1):  # rank 0 is ended by its launcher
+        journal.trainer_lost(board(rank, step=45), rank, "its connection closed")
+    journal.resumed(back(step=30, source="disk"))
+    (record,) = failures(tmp_path)
+    assert (record.kind, record.lost_steps) == ("script", 15)
+    rates = estimate_rates((record,), nodes=1)
+    assert (rates.per_node.events, rates.per_job.events) == (0, 0)
+    history = own_log.read((tmp_path / "failures.jsonl").read_text(), where="log", nodes=1)
+    assert (history.incidents, len(history.exposures)) == ((), 1)
+    assert "1 ended by an exception of the script" in history.notes[-1]
+    journal.trainer_lost(board(1, step=50), 1, "killed")  # the next one is not the script's
+    journal.resumed(back(1, step=45))
+    assert [record.kind for record in failures(tmp_path)] == ["script", "process"]
+
+
+def test_a_script_failed_before_its_keeper_died(tmp_path: Path, clock: Clock) -> None:
+    """The next keeper reads it in what the trainer left."""
+    failed = {"event": "TrainerFailed", "at_s": 6.0, "rank": 0, "step": 13, "error": "ValueError",
+              "origin": "mistake"}  # fmt: skip
+    rank_file(tmp_path, STARTED, STEPPED, failed)
+    Journal(str(tmp_path), 0).resumed(back(step=10, source="disk"))
+    (record,) = failures(tmp_path)
+    assert (record.kind, record.step, record.lost_steps) == ("script", 13, 3)
+
+
+def test_without_any_checkpoint_a_living_keeper_lost_no_node(tmp_path: Path, clock: Clock) -> None:
+    """Killed before its first checkpoint: from scratch, on a node that is whole."""
+    journal = Journal(str(tmp_path), 0)
+    journal.trainer_lost(board(0, step=3), 1, "killed")
+    journal.resumed(
+        TrainerResumed(rank=0, epoch=2, generation=None, step=0, source="", bytes=0, restore_s=0.0)
+    )
+    assert [record.kind for record in failures(tmp_path)] == ["process"]

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from autockpt import new_files
 from autockpt.executors.catalogue import VerifyResult
@@ -42,6 +43,8 @@ class Outage:
     """Trained within the exposure."""
     what: set[str] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
+    of_script: bool = False
+    """An exception of the script began it: it says nothing about machines."""
 
 
 class Journal:
@@ -60,6 +63,8 @@ class Journal:
         self._write_s: dict[Generation, float] = {}
         self._bytes: dict[Generation, tuple[int, int]] = {}
         self.outage = _unfinished_run(run_directory)
+        self._failing: set[int] = set()
+        """Ranks that the script's own exception is ending."""
         self._inherited = self.outage is not None
         """The outage was found at birth and nobody has confirmed it yet."""
 
@@ -201,6 +206,10 @@ class Journal:
         """Something of ours failed; the training goes on."""
         self._writer.emit(t.Degraded(at_s=_now(), rank=KEEPER, what=what, reason=reason))
 
+    def trainer_failing(self, rank: int) -> None:
+        """The script's own exception is ending a rank, whose connection will close."""
+        self._failing.add(rank)
+
     def trainer_lost(self, memory: RankMemory, pid: int, detail: str) -> None:
         """A trainer died without leaving."""
         step, step_ns = memory.cell(CELL_STEP), memory.cell(CELL_STEP_NS)
@@ -218,6 +227,8 @@ class Journal:
                 steps=step - memory.cell(CELL_STARTED_STEP),
             )  # fmt: skip
         self.outage.what.add("trainer")
+        self.outage.of_script |= memory.rank in self._failing
+        self._failing.discard(memory.rank)
         self.outage.ranks.add(memory.rank)
         if step > self.outage.step:
             self.outage.step, self.outage.step_s = step, step_ns / 1e9
@@ -248,10 +259,12 @@ class Journal:
     def _close(
         self, outage: Outage, message: TrainerResumed, lost_steps: int, lost_s: float, down_s: float
     ) -> None:
-        survived = message.source == "memory"
+        # A keeper that saw it end lost no memory, though there was no checkpoint in it yet.
+        survived = message.source == "memory" or message.generation is None
+        kind: Literal["process", "node", "script"] = "process" if survived else "node"
         record = FailureRecord(
             wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            kind="process" if survived else "node",
+            kind="script" if outage.of_script else kind,
             what="+".join(sorted(outage.what)) or "trainer",
             node=self._node,
             step=outage.step,
@@ -279,7 +292,7 @@ def _unfinished_run(run_directory: str) -> Outage | None:
     """The outage that a new keeper was born into: trainers that never said they ended."""
     folder = os.path.join(run_directory, "telemetry")
     newest: _Progress | None = None
-    last_s = 0.0
+    last_s, of_script = 0.0, False
     try:
         names = sorted(name for name in os.listdir(folder) if name.startswith("rank-"))
     except OSError:
@@ -288,7 +301,7 @@ def _unfinished_run(run_directory: str) -> Outage | None:
         last = _last_progress(os.path.join(folder, name))
         if last is None:
             continue
-        last_s = max(last_s, last.at_s)
+        last_s, of_script = max(last_s, last.at_s), of_script or last.of_script
         if newest is None or last.step > newest.step:
             newest = last
     if newest is None:
@@ -297,9 +310,13 @@ def _unfinished_run(run_directory: str) -> Outage | None:
     outage = Outage(
         began_s=last_s + 1e-6, step=newest.step, step_s=newest.at_s,
         exposure_s=max(0.0, newest.at_s - newest.started_s), steps=newest.steps,
+        of_script=of_script,
     )  # fmt: skip
     outage.what |= {"trainer", "keeper"}
     return outage
+
+
+_SHOW_PROGRESS = ("Iterated", "SnapshotBegan", "SnapshotSealed", "TrainerFailed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +326,13 @@ class _Progress:
     started_s: float
     steps: int
     """Trained since `started_s`, as far as blocks of iterations were reported."""
+    of_script: bool
 
 
 def _last_progress(path: str) -> _Progress | None:
     """The newest step in a telemetry file that has no end, else None."""
     result: _Progress | None = None
-    started, steps = 0.0, 0
+    started, steps, of_script = 0.0, 0, False
     try:
         with open(path, "rb") as file:
             lines = file.readlines()
@@ -325,12 +343,15 @@ def _last_progress(path: str) -> _Progress | None:
             data = json.loads(line)
             kind = data["event"]
             if kind == "RunStarted":
-                started, steps = float(data["at_s"]), 0
+                started, steps, of_script = float(data["at_s"]), 0, False
             elif kind == "RunEnded":
                 result = None
-            elif "step" in data and kind in ("Iterated", "SnapshotBegan", "SnapshotSealed"):
+            elif "step" in data and kind in _SHOW_PROGRESS:
                 steps += int(data.get("count", 0)) if kind == "Iterated" else 0
-                result = _Progress(float(data["at_s"]), int(data["step"]), started, steps)
+                if kind == "TrainerFailed":
+                    of_script = data["origin"] != "machine"
+                at_s, step = float(data["at_s"]), int(data["step"])
+                result = _Progress(at_s, step, started, steps, of_script)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # a torn line, or somebody else's
     if result is not None and result.at_s > time.monotonic():

@@ -432,6 +432,9 @@ class Keeper:
             self._journal.resumed(message)
         elif isinstance(message, wire.ChunksWanted):
             self._lend_chunks(trainer, message)
+        elif isinstance(message, wire.TrainerFailing):
+            self._journal.trainer_failing(message.rank)
+            self._log(f"the script is failing on rank {message.rank}: {message.error}")
         elif isinstance(message, wire.TrainerLeaving):
             trainer.leaving = message.reason
         else:

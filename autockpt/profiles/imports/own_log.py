@@ -35,10 +35,13 @@ def read(text: str, *, where: str, nodes: int) -> FailureHistory:
                 f"{where}:{number}: exposure_s {record.exposure_s}: must be >= 0 and finite"
             )
         records.append(record)
-    incidents, exposures, now_s = [], [], 0.0
+    incidents, exposures, now_s, of_script = [], [], 0.0, 0
     for record in interruptions(records):
         begin_s, now_s = now_s, now_s + record.exposure_s
-        incidents.append(Incident(at_s=now_s, kind=record.kind, what=record.what))
+        if record.kind == "script":
+            of_script += 1
+        else:
+            incidents.append(Incident(at_s=now_s, kind=record.kind, what=record.what))
         exposures.append(
             Exposure(
                 begin_s=begin_s,
@@ -51,5 +54,8 @@ def read(text: str, *, where: str, nodes: int) -> FailureHistory:
         source=f"failure log, {where}",
         incidents=tuple(incidents),
         exposures=tuple(exposures),
-        notes=("the training after the last failure is not in a failure log",),
+        notes=(
+            "the training after the last failure is not in a failure log",
+            *([f"{of_script} ended by an exception of the script do not count"] * (of_script > 0)),
+        ),
     )
