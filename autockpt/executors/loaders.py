@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from autockpt.executors.quiet import forget, load_quietly, nothing_drawn, seeds_of
+from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.executors.sharding import samples
 from autockpt.executors.sharding.samples import (
     EpochOrder,
@@ -175,6 +176,24 @@ class DataPosition:
             self.epoch, self.index, self._start = self.epoch + 1, 0, 0
             self.by_index = not self._stateful
 
+    def next(self) -> Any:
+        """The batch behind the newest one, whichever loop had that.
+
+        After an error of the loader the epoch goes on behind its newest batch.
+        """
+        if self._stream is None:
+            now = rng_state() if self._resuming else None
+            self.prepare()
+            if now is not None:
+                set_rng_state(now)
+            self._stream = self.batches()
+        try:
+            return next(self._stream)
+        except Exception:
+            self._stream = None
+            self._resuming = self.by_index and bool(self.index or self._start)
+            raise
+
     def give_back(self) -> bool:
         """The newest batch comes again after a resume; False where the loader itself counts."""
         if self.by_index:
@@ -187,6 +206,8 @@ class DataPosition:
             self._rebuilt = self._begin()
 
     _rebuilt: Iterator[Any] | None = None
+    _stream: Iterator[Any] | None = None
+    """Of `next`."""
 
     def _epoch(self) -> Iterator[Any]:
         if self._rebuilt is not None:

@@ -60,12 +60,16 @@ class Ending(Saving):
         """
         ended = self._stepped and self._rounds.complete
         if ended and self._forward_seen and not self._owns_boundary:
+            self._count_unseen()
+            self._lead += 1
             self._step, self._stepped, self._forward_seen = self._step + 1, False, False
             self._mark_step()
         begun = self._forward_seen or (self._blind and self._drawn_mark is not None)
         if self._stepped or begun or self._drawn_mark not in (None, rng_mark()):
             return False
-        return not self._taken or self._data is None or self._data.give_back()
+        if not self._taken or self._data is None:
+            return True
+        return self._taken == 1 and self._data.give_back()
 
     def _has_last_step(self) -> bool:
         """Within an accumulation of gradients: the boundary behind the last step is durable."""

@@ -68,8 +68,19 @@ class RankState:
         self._accumulation = accumulation(state, world_size=job.world_size)
         self._open = 0
         """Iterations since the last boundary that a checkpoint may be of."""
-        self._taken = False
-        """`batches` has handed out a batch since the last boundary."""
+        self._taken = 0
+        """Batches that `batches` has handed out since the last boundary."""
+        self._lead = self._lead_resumed = 0
+        """Iterations that no loop of ours has counted, but `attach` alone: in this process, and up
+        to the checkpoint that it began with."""
+        self._waits_for_loop: bool | None = None
+        """The script goes on to a loop of ours, which counts from its beginning; None: unknown."""
+        self._uncounted = 0
+        """Iterations, as `attach` alone counts them, while the loop was waited for."""
+        self._seq = 0
+        """Added to the number of a generation: those before the loop had smaller ones."""
+        self._supersedes = False
+        """The newest checkpoint may be of before the loop: one of the loop is due at once."""
         self._forward_seen = False
         """A model was called in training since the last boundary, or by what ended with that."""
         self._blind = False
@@ -118,6 +129,12 @@ class RankState:
             cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now, self._step
         cells[CELL_STEP] = self._step
         cells[CELL_STEP_NS] = now
+
+    def _count_unseen(self) -> None:
+        """The loop that was waited for does not come, so its iterations were those."""
+        self._waits_for_loop = False
+        self._step, self._lead = self._step + self._uncounted, self._lead + self._uncounted
+        self._uncounted = 0
 
     def _follow_traffic(self) -> None:
         """Marks traffic for the keeper, if the plan in force wants that."""

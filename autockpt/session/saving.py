@@ -70,7 +70,7 @@ class Saving(RankState):
         return interval > 0 and (self._reached(step, interval) or self._is_last(step))
 
     def _is_wanted(self, step: int) -> bool:
-        return step - self._open <= self._wanted <= step
+        return self._supersedes or step - self._open <= self._wanted <= step
 
     def _is_last(self, step: int) -> bool:
         """No later step of an optimizer fits in front of the end, if they come as before."""
@@ -90,7 +90,7 @@ class Saving(RankState):
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
         """Named alike on all ranks without talking; attempts are of the last step only."""
-        return Generation(epoch=self._epoch, seq=step - self._start_step + attempt)
+        return Generation(epoch=self._epoch, seq=self._seq + step - self._start_step + attempt)
 
     def _background(self) -> bool:
         """Something of a save is under way now."""
@@ -214,6 +214,7 @@ class Saving(RankState):
             self._skip(step, refusal)
             return False
         self._flight, self._newest = (generation, step, disk), generation
+        self._supersedes = False
         if staging.compare and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
@@ -296,7 +297,8 @@ class Saving(RankState):
         return kept[2], kept[3]
 
     def _progress(self) -> dict[str, Any]:
-        return {"step": self._step, "data": self._position(), "mesh": self._mesh}
+        lead = self._lead_resumed + self._lead
+        return {"step": self._step, "lead": lead, "data": self._position(), "mesh": self._mesh}
 
     def _kept(self) -> tuple[Any, Any] | None:
         """(random state, position of the data) as of now; the loader's own may go on meanwhile."""

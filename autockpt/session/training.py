@@ -12,6 +12,7 @@ Whatever fails in here is said once, shows in the report, and never ends the tra
 import atexit
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -36,11 +37,15 @@ from autockpt.executors.state import LiveState
 from autockpt.session.ending import Ending
 from autockpt.session.forwards import Forwards
 from autockpt.session.job import Job
+from autockpt.session.loop_ahead import is_loop_ahead
 from autockpt.session.mind import Mind
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import to_data
+
+LEAD_STEPS = 200
+"""Iterations that a loop of ours is waited for, uncounted and without a checkpoint."""
 
 _attached: list["Session"] = []
 
@@ -78,27 +83,39 @@ class Session(Ending):
 
         `data` must have been attached.  After the last step a final checkpoint is made durable.
         Whoever leaves the loop early calls `step()` before it: else the iteration does not count.
+        A loop that is entered again goes on with the batch that comes next.
         """
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
         self._owns(total)
-        source = self._data.batches()
         while self._step < total:
             step = self._step
-            yield step, self._take(source)
+            yield step, self._take()
             if self._step == step:
                 self._boundary(step + 1)
         self.close()
 
-    def _take(self, source: Iterator[Any]) -> Any:
+    def _take(self) -> Any:
+        """The next batch; a loop that is entered again goes on in the epoch that it had left."""
+        assert self._data is not None
         self._drawn_mark = rng_mark()
-        batch = next(source)
-        self._taken = True
+        batch = self._data.next()
+        self._taken += 1
         return batch
 
     def _owns(self, total: int) -> None:
         """The loop is ours and its end is known."""
-        self._owns_boundary, self._total = True, total
+        if not self._owns_boundary:
+            self._require_unchanged()
+            self._begin_loop()
+            # What came before the loop belongs to none of its iterations.
+            self._stepped = self._forward_seen = False
+        if self._closed and self._step < total:
+            self._say(
+                f"the session has ended at step {self._step}, so this loop makes no checkpoint; "
+                "give the first loop the steps of all of them, or leave it with ckpt.step(); break"
+            )
+        self._total = total
         if self._mind is not None:
             self._mind.total = total
         if 0 < total <= self._step == self._start_step:
@@ -132,10 +149,10 @@ class Session(Ending):
     def step(self) -> int:
         """Marks the end of an iteration in a loop of one's own; the new step count.
 
-        Until the first call iterations are counted as with `attach` alone.  Where an iteration has
-        several steps of one optimizer, use `steps(total)`, which counts right from the start.
+        The first call ends the first iteration: what optimizers have stepped before it is none.
         """
-        self._owns_boundary = True
+        if not self._owns_boundary:
+            self._begin_loop()
         self._boundary(self._step + 1)
         return self._step
 
@@ -197,6 +214,7 @@ class Session(Ending):
             resumed = resume(self._link, self._state, job.checkpoints, ahead)
         self._epoch = resumed.epoch
         self._step = self._start_step = resumed.step
+        self._lead_resumed = int((resumed.progress or {}).get("lead", 0))
         applied = time.monotonic()
         self._take_progress(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
@@ -287,7 +305,13 @@ class Session(Ending):
             if not module.training or self._closed:
                 return
             if self._stepped and self._rounds.complete and not self._owns_boundary:
-                self._boundary(self._step + 1, before=self._before_next)
+                if self._is_before_loop():
+                    self._uncounted += 1
+                    self._stepped = False
+                    self._rounds.begin()
+                else:
+                    self._lead += 1
+                    self._boundary(self._step + 1, before=self._before_next)
             self._forward_seen = True
 
         if self._state.optimizers:
@@ -314,6 +338,8 @@ class Session(Ending):
         self._stepped = True
         if not self._owns_boundary and not self._closed:
             self._rounds.stepped(name)
+            if self._is_before_loop():
+                return
             self._require_even()
             due = self._rounds.complete and self._due(self._step + 1)
             self._before_next = self._kept() if due else None
@@ -326,11 +352,12 @@ class Session(Ending):
         began = self._clock.boundary(self._saving or self._background())
         self._saving = bool(self._link.writing())
         if step == self._start_step + 1:
-            self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
+            if not self._seq:
+                self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
             self._require_counted()
         whole = self._stepped or not self._state.optimizers
         self._accumulation.iterated(stepped=whole)
-        self._step, self._stepped, self._taken = step, False, False
+        self._step, self._stepped, self._taken = step, False, 0
         self._forward_seen, self._drawn_mark = False, None
         self._rounds.begin()
         self._mark_step()
@@ -359,6 +386,55 @@ class Session(Ending):
         self._report_block()
         if self._link.fenced or self._watch.requested:
             self._leave()
+
+    # ------------------------------------------------------------------ before a loop of ours
+
+    def _is_before_loop(self) -> bool:
+        """What steps now is no iteration: the script goes on to a loop of ours."""
+        if self._waits_for_loop is None:
+            self._waits_for_loop = is_loop_ahead(self, sys._getframe(1))
+        if self._waits_for_loop and self._uncounted >= LEAD_STEPS:
+            self._degraded(
+                "loop",
+                f"{LEAD_STEPS} iterations came before ckpt.batches(), ckpt.steps() or ckpt.step(), "
+                "so from now on they are counted and saved as with attach alone; call attach "
+                "behind them if they are not the training's",
+            )
+            self._count_unseen()
+        return bool(self._waits_for_loop)
+
+    def _begin_loop(self) -> None:
+        """A loop of ours begins.  The iterations before it that were counted are none of its."""
+        self._owns_boundary, self._waits_for_loop = True, False
+        if self._lead_resumed:
+            self._degraded(
+                "loop",
+                f"{self._lead_resumed} of the {self._start_step} iterations of the checkpoint that "
+                "was resumed were counted with attach alone; if they came before the loop, begin "
+                "anew, and call attach behind them",
+            )
+        if self._lead:
+            self._say(
+                f"the loop begins at step {self._start_step}: {self._lead} iterations before it "
+                "were counted, and may have been saved, as with attach alone; call attach behind "
+                "them"
+            )
+            self._report_block(force=True)
+            self._seq += self._lead + 1
+            self._step = self._start_step
+            self._supersedes = True
+            self._mark_step(first=True)
+        self._lead = self._lead_resumed = self._uncounted = 0
+
+    def _require_unchanged(self) -> None:
+        """Asked where a loop of ours begins that names its steps."""
+        if self._start_step and (self._stepped or self._uncounted or self._lead):
+            self._degraded(
+                "loop",
+                "optimizers stepped between attach and the loop, on the state of step "
+                f"{self._start_step} that was resumed, so the training differs from one without a "
+                "restart; let them step before attach, or only where ckpt.step_count is 0",
+            )
 
     def _require_even(self) -> None:
         uneven = self._rounds.uneven

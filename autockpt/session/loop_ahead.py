@@ -1,0 +1,72 @@
+"""Whether the script will still enter a loop of ours: read from the code that runs now.
+
+With `attach` alone an iteration ends with an optimizer's step.  A script with a loop of ours may
+step before it as well (a learning rate finder, a sanity check), and those steps are none of its
+iterations.  The code of the frames on the stack says it: a call of `steps`, `batches` or `step` of
+the session stands behind the place that runs now.  What is not found so is counted as with `attach`
+alone, and taken back when the loop begins.
+"""
+
+import contextlib
+import dis
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+LOOPS = frozenset({"steps", "batches", "step"})
+"""Methods of a session that begin a loop of ours, or end an iteration of one."""
+DEPTH = 3
+"""Functions that call functions, in which a loop is looked for."""
+
+
+def is_loop_ahead(session: object, frame: types.FrameType | None) -> bool:
+    """True when a frame from `frame` outwards goes on to a loop of `session`; raises nothing."""
+    with contextlib.suppress(Exception):
+        while frame is not None:
+            if not frame.f_globals.get("__name__", "").startswith("autockpt."):
+                known = {**frame.f_globals, **frame.f_locals}
+                names = frozenset(_names_of(session, known))
+                if names and _calls(frame.f_code, names, known, frame.f_lasti, DEPTH):
+                    return True
+            frame = frame.f_back
+    return False
+
+
+def _names_of(session: object, known: Mapping[str, Any]) -> Iterator[str]:
+    """Variables, and attributes of objects in variables, that are the session."""
+    for name, value in known.items():
+        if value is session:
+            yield name
+        elif not isinstance(value, type | types.ModuleType):
+            kept = getattr(value, "__dict__", None)
+            if isinstance(kept, dict):
+                yield from (str(key) for key, item in list(kept.items()) if item is session)
+
+
+def _calls(
+    code: types.CodeType, names: frozenset[str], known: Mapping[str, Any], behind: int, depth: int
+) -> bool:
+    """The code asks one of `names` for a loop behind the offset `behind`, or calls what does."""
+    former: Any = None
+    for instruction in dis.get_instructions(code):
+        value = instruction.argval
+        if instruction.offset > behind and instruction.opname.startswith("LOAD_"):
+            if value in LOOPS and former in names:
+                return True
+            inner = _function(known, former, value) if depth else None
+            if inner is not None and inner.__code__ is not code:
+                found = inner.__globals__
+                if _calls(inner.__code__, names, found, -1, depth - 1):
+                    return True
+        former = value[-1] if isinstance(value, tuple) and value else value
+    return False
+
+
+def _function(known: Mapping[str, Any], owner: Any, name: Any) -> types.FunctionType | None:
+    """A function of the script by its name, or a method of one of its objects."""
+    if not isinstance(name, str):
+        return None
+    found = known.get(name)
+    if found is None and isinstance(owner, str) and owner in known:
+        found = getattr(type(known[owner]), name, None)
+    return found if isinstance(found, types.FunctionType) else None
