@@ -19,6 +19,7 @@ from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import Attempt, CrashLoop
 from autockpt.cli.seats import Seated
 from autockpt.cli.signals import second_signal_kills
+from autockpt.values.errors import DirectoryBusyError
 
 if TYPE_CHECKING:
     from autockpt.cli.keeper import KeeperBeside
@@ -95,6 +96,7 @@ class Watch:
                 generation=run.newest_generation(),
                 # Between nodes it is how one launcher makes the others restart.
                 replaced=failure.exitcode == REPLACED and self._request.single_node,
+                refused=failure.exitcode == DirectoryBusyError.exit_code,
             )
         )
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from autockpt import new_files
 from autockpt.cli import environment
-from autockpt.executors import birth
+from autockpt.executors import birth, owner
 from autockpt.values import script_errors
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class Program:
 
 def main() -> None:
     """The command `python -m autockpt.cli.boot`."""
+    launcher = os.environ.get(environment.LAUNCHER_PID, "")
+    if launcher.isdecimal():
+        owner.end_with(int(launcher))
     arguments = sys.argv[1:]
     module = arguments[:1] == ["-m"]
     target, *args = arguments[1:] if module else arguments

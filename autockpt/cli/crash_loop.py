@@ -42,6 +42,8 @@ class Attempt:
     """Newest step of that rank; None: it had not attached."""
     replaced: bool = False
     """A newer launch of this run took the directory over."""
+    refused: bool = False
+    """Another live run owns the directory; newer steps are then those of its ranks."""
 
 
 class CrashLoop:
@@ -65,6 +67,8 @@ class CrashLoop:
         """None: start again.  Else why not, as a sentence."""
         if attempt.replaced:
             return "a newer launch of this run has taken over"
+        if attempt.refused:
+            return "another live run owns the directory, and every other start is refused too"
         before, self._before = self._before, attempt
         further = self._progress(attempt)
         if attempt.final and not (further and self._insist):

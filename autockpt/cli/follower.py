@@ -4,14 +4,14 @@ The command ends as if SIGTERM had come when its launcher dies, however that die
 the one that an earlier launcher left has ended.
 """
 
-import ctypes
 import fcntl
 import os
 import signal
 import sys
 
+from autockpt.executors import owner
+
 NICENESS = 10
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     lock, parent, *command = sys.argv[1:]
     # The command unblocks it when it can end well; what came before is not lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    _end_with(int(parent))
+    owner.end_with(int(parent))
     os.nice(NICENESS)
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # held until this process ends
     try:
@@ -30,13 +30,6 @@ def main() -> None:
     from autockpt.cli import main as autockpt
 
     autockpt(command)
-
-
-def _end_with(parent: int) -> None:
-    """SIGTERM when the parent dies, or has died already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

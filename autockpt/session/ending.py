@@ -37,9 +37,34 @@ class Ending(Saving):
         self._watch = TerminationWatch(self._on_signal)
         self._patience_s = FINAL_WAIT_S
         """For other ranks at the end."""
+        self._handled = _at_hand()
+        """An exception that was handled when the training began: a second try, for one."""
 
     def close(self, *, final_checkpoint: bool = True) -> None:
-        """Ends the protection: fences, makes a last checkpoint durable, lets the keeper go."""
+        """Ends the protection: fences, makes a last checkpoint durable, lets the keeper go.
+
+        Called while an exception is handled it is a failure: the keeper keeps what is in memory
+        for the next start.  One rank of several then makes no last checkpoint, because the others
+        may never join it.
+        """
+        if self._closed:
+            return
+        error = self._exception()
+        if error is None:
+            self._close(final_checkpoint=final_checkpoint, reason="finished")
+            return
+        self._tell_failed(error)
+        alone = self._job.world_size == 1
+        self._close(final_checkpoint=final_checkpoint and alone, reason="error")
+
+    def _exception(self) -> BaseException | None:
+        """What ends the training, if something does; not what was handled when it began."""
+        error = _at_hand()
+        if error is self._handled or isinstance(error, StopIteration | GeneratorExit):
+            return None
+        return None if isinstance(error, SystemExit) and not error.code else error
+
+    def _close(self, *, final_checkpoint: bool, reason: str) -> None:
         if self._closed:
             return
         try:
@@ -51,7 +76,7 @@ class Ending(Saving):
                 self._keep_newest()
         except Exception as error:
             self._degraded("final checkpoint", repr(error))
-        self._end("finished")
+        self._end(reason)
 
     def _is_whole(self) -> bool:
         """Whether the state is that of the step count.
@@ -189,10 +214,11 @@ class Ending(Saving):
         error = getattr(sys, "last_value", None)
         if error is not None:
             self._tell_failed(error)
+            self._telemetry.close()
             return
         if self._job.world_size > 1:
             self._patience_s = ALONE_S
-        self.close()
+        self._close(final_checkpoint=True, reason="finished")
 
     def _tell_failed(self, error: BaseException) -> None:
         """The script's exception ends this rank: a failure, not an end."""
@@ -205,8 +231,16 @@ class Ending(Saving):
         )  # fmt: skip
         if origin != "machine":
             self._link.send(wire.TrainerFailing(rank=self._job.rank, error=text))
-        self._telemetry.close()
 
     def _on_signal(self, number: int) -> None:
         self._link.send(p.BreakpointRequested(reason=f"signal {number}"))
         self._say(f"signal {number}: newest checkpoint in memory is being made durable")
+
+
+def _at_hand() -> BaseException | None:
+    """The exception that is handled now, or that ended the script; at a prompt those before do not
+    count."""
+    handled = sys.exc_info()[1]
+    if handled is not None or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return handled
+    return getattr(sys, "last_value", None)

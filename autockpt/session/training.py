@@ -93,7 +93,7 @@ class Session(Ending):
             yield step, self._take()
             if self._step == step:
                 self._boundary(step + 1)
-        self.close()
+        self._close(final_checkpoint=True, reason="finished")
 
     def _take(self) -> Any:
         """The next batch; a loop that is entered again goes on in the epoch that it had left."""
@@ -144,7 +144,7 @@ class Session(Ending):
             yield step
             if self._step == step:
                 self._boundary(step + 1)
-        self.close()
+        self._close(final_checkpoint=True, reason="finished")
 
     def step(self) -> int:
         """Marks the end of an iteration in a loop of one's own; the new step count.

@@ -96,3 +96,11 @@ def test_a_script_that_never_attached_is_not_trained_from_scratch_again() -> Non
 def test_a_run_that_was_taken_over_ends() -> None:
     """Two launchers of one run must not take turns."""
     assert "taken over" in (CrashLoop().verdict(replace(EXIT, replaced=True, step=9)) or "")
+
+
+@pytest.mark.parametrize("insist", [False, True])
+def test_a_start_that_was_refused_is_not_tried_again(insist: bool) -> None:
+    """The newer steps are those of the ranks that own the directory."""
+    loop = CrashLoop(step=5, insist=insist)
+    refused = replace(EXIT, refused=True, final=True, step=50)
+    assert "another live run" in (loop.verdict(refused) or "")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors import non_temporal
+from autockpt.executors.owner import is_alive
 from autockpt.profiling.history import failure_history
 from autockpt.run_directory import RunDirectory, RunStatus
 from tests.cli.scripts import ROOT, autockpt, environment, write
@@ -158,6 +159,44 @@ time.sleep(60)
     assert number.name in err
     status = status_of(tmp_path / "r")
     assert (status.state, status.exit_code) == ("interrupted", 128 + number)
+
+
+@pytest.mark.parametrize("at", ["import", pytest.param("training", marks=pytest.mark.slow)])
+def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path, at: str) -> None:
+    """They trained on for ever, and refused every other start of the run."""
+    source = """
+import os, sys, time
+open("pid", "w").write(str(os.getpid()))
+if sys.argv[1] == "training":
+    import torch, autockpt
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ckpt = autockpt.attach(model=model, optimizer=optimizer)
+    for step in ckpt.steps(1000000):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        open("ready", "w").close()
+open("ready", "w").close()
+time.sleep(600)
+"""
+    write(tmp_path, "s.py", source)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "autockpt", "run", "--no-profile", "--run-dir", "r", "s.py", at],
+        cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        _wait_for(tmp_path / "ready")
+        rank = int((tmp_path / "pid").read_text())
+        launcher.kill()
+        launcher.wait(60)
+        deadline = time.monotonic() + 60
+        while is_alive(rank):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        launcher.kill()
+        launcher.wait(60)
+        end_keeper(str(tmp_path / "r"))
 
 
 def test_a_run_directory_of_another_script_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from autockpt.run_directory import RunDirectory
+from autockpt.values import telemetry as t
 from tests.cli.scripts import environment, python, write
 from tests.fakes import trainings
 
@@ -155,6 +157,56 @@ def test_a_loop_left_within_an_iteration_keeps_the_checkpoint_before_it(
     for _ in again.ckpt.steps(8):
         again.train()
     assert again.updates == 8
+
+
+def crashed(it: Counted, how: str) -> None:
+    """Trains five steps, fails in the sixth and closes as scripts do."""
+    try:
+        for step in it.ckpt.steps(8):
+            it.await_slots()
+            it.train()
+            if step == 5:
+                raise RuntimeError("of the script")
+    except RuntimeError as error:
+        if how == "except":
+            it.ckpt.close(final_checkpoint=False)
+        else:
+            sys.last_value = error
+    if how == "hook":  # sys.excepthook runs behind every handler
+        it.ckpt.close(final_checkpoint=False)
+        del sys.last_value
+
+
+@pytest.mark.parametrize("how", ["except", "hook"])
+def test_closing_because_of_an_exception_is_a_failure(
+    attach: Callable[..., Any], new_run: Callable[..., str], how: str
+) -> None:
+    """The keeper took it for the end of the training, and forgot what was in memory."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1000))
+    it = Counted(attach, run_dir)
+    crashed(it, how)
+    again = Counted(attach, run_dir)
+    assert again.ckpt.step_count == again.updates >= 1
+    ended = [e for e in RunDirectory.open(run_dir).events() if isinstance(e, t.RunEnded)]
+    assert [(e.step, e.reason) for e in ended] == [(5, "error")]
+
+
+def test_a_training_within_a_handler_can_finish(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """A second try after an exception: that one is not of this training."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1000))
+    try:
+        raise RuntimeError("out of memory")
+    except RuntimeError:
+        it = Counted(attach, run_dir)
+        for _ in it.ckpt.steps(3):
+            it.train()
+            it.await_slots()
+        it.ckpt.close()
+    assert Counted(attach, run_dir).ckpt.step_count == 3
+    ended = [e for e in RunDirectory.open(run_dir).events() if isinstance(e, t.RunEnded)]
+    assert [e.reason for e in ended] == ["finished"]
 
 
 def test_an_iteration_that_was_said_to_be_complete_is_kept(begin: Callable[..., Counted]) -> None:
