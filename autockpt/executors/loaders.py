@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from autockpt.executors.quiet import forget, load_quietly, nothing_drawn, seeds_of
+from autockpt.executors.quiet import forget, is_torchdata, load_quietly, nothing_drawn, seeds_of
 from autockpt.executors.random_state import rng_state, set_rng_state
 from autockpt.executors.sharding import samples
 from autockpt.executors.sharding.samples import (
@@ -29,6 +29,7 @@ from autockpt.executors.sharding.samples import (
 )
 from autockpt.executors.shuffles import others_of, put_back, require_generators, shuffle_of
 from autockpt.executors.state import Stateful
+from autockpt.executors.wrapping import require_iterates, unwrapped_loader
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import to_data
 
@@ -50,6 +51,8 @@ class DataPosition:
     """Iterates a loader epoch after epoch and can say and take back where it is."""
 
     def __init__(self, loader: Any) -> None:
+        """Raises ConfigError for a loader that cannot be resumed at a batch."""
+        loader, self._moved = unwrapped_loader(loader)
         self.loader = loader
         self.epoch = 0
         self.index = 0
@@ -86,9 +89,26 @@ class DataPosition:
             if self._others:
                 state["others"] = self._others
         else:
-            state["loader"] = self.loader.state_dict()
+            state["loader"] = self._own_state()
             state.update(seeds_of(self.loader))
         return state
+
+    def _own_state(self) -> Any:
+        try:
+            return self.loader.state_dict()
+        except Exception as error:
+            raise ConfigError(
+                f"data: {type(self.loader).__qualname__}.state_dict() raised {error!r:.200}; a "
+                "loader that cannot say where it is cannot be resumed: attach the DataLoader "
+                "inside it, or one whose state_dict works before its first batch"
+            ) from error
+
+    def require_state(self) -> dict[str, Any]:
+        """The position as `attach` tries it.  Raises ConfigError when there is none.
+
+        torchdata's loaders make an iterator to say their state, which draws: they are not asked.
+        """
+        return {} if is_torchdata(self.loader) else self.state()
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave here or, merged, on other ranks; goes on from there.
@@ -169,7 +189,7 @@ class DataPosition:
             before = (self.epoch, self.index, self._start)
             for batch in _each(self._epoch()):
                 self.index += 1
-                yield batch
+                yield self._moved(batch)
             if self.index == 0 and before == (self.epoch, 0, 0):
                 raise ConfigError("data: the loader gave no batch in a whole epoch; is it empty?")
             forget(self.loader)
@@ -403,3 +423,4 @@ def _require_plain_loader(loader: Any) -> None:
             "number of them does not say which; leave in_order=True, or use torchdata's "
             "StatefulDataLoader"
         )
+    require_iterates(loader)

@@ -31,7 +31,7 @@ def load_quietly(loader: Any, state: Any, *, begun: bool = False, seeds: Any = N
     they make an iterator to take the state, and another one if that is at its end.  `seeds`: from
     `seeds_of`.
     """
-    if isinstance(loader, DataLoader) and (begun or _is_torchdata(loader)):
+    if isinstance(loader, DataLoader) and (begun or is_torchdata(loader)):
         loader.__dict__[_MAKER] = _Once(loader, seeds)
     loader.load_state_dict(state)
 
@@ -43,14 +43,15 @@ def seeds_of(loader: Any) -> dict[str, Any]:
     """
     sampler = getattr(loader, "sampler", None)
     generator = getattr(loader, "generator", None)
-    if not _is_torchdata(loader) or generator is None:
+    if not is_torchdata(loader) or generator is None:
         return {}
     # Others may draw from it with the first index only, and it must be what it was then.
     known = type(sampler).__module__.startswith("torchdata.")
     return {"seeds": generator.get_state()} if known else {}
 
 
-def _is_torchdata(loader: Any) -> bool:
+def is_torchdata(loader: Any) -> bool:
+    """One of its stateful loaders."""
     return isinstance(loader, DataLoader) and "next_iter_state" in loader.__dict__
 
 

@@ -36,7 +36,8 @@ from autockpt.executors.sharding.placing import (
 from autockpt.executors.sharding.rules import Placed
 from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.executors.skeleton import KeptOptimizers, KeptRandomState
-from autockpt.values.errors import ConfigError
+from autockpt.executors.wrapping import unwrapped_optimizer
+from autockpt.values.errors import AutockptError, ConfigError
 
 
 @runtime_checkable
@@ -331,7 +332,7 @@ class LiveState:
                 for path, module in inventory.extras
             },
             "others": {
-                name: statetree.encode(value.state_dict(), name, tensors)
+                name: statetree.encode(_said(name, value), name, tensors)
                 for name, value in self.others.items()
             },
         }
@@ -340,9 +341,12 @@ class LiveState:
         tensors.update(inventory.buffers)
         return skeleton, tensors
 
-    def dry_encode(self) -> None:
-        """Encodes everything once and throws it away.  Raises ConfigError naming a bad entry."""
-        _, tensors = self.extra({})
+    def dry_encode(self, progress: Mapping[str, Any] | None = None) -> None:
+        """Encodes everything once and throws it away, the session's `progress` too.
+
+        Raises ConfigError naming a bad entry.
+        """
+        _, tensors = self.extra(dict(progress or {}))
         inventory = self.inventory()
         tensors.update(inventory.lazy)
         for name, tensor in tensors.items():
@@ -350,6 +354,19 @@ class LiveState:
             if tensor.layout != torch.strided:
                 raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
             memory_of(name, local_part(tensor, inventory.holdings.get(name)))
+
+
+def _said(name: str, value: Any) -> Any:
+    """Its state dict.  Raises ConfigError naming it when it has none after all."""
+    try:
+        return value.state_dict()
+    except AutockptError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"attach({name}=...): {type(value).__qualname__}.state_dict() raised {error!r:.200}; "
+            "attach an object whose state_dict gives its state"
+        ) from error
 
 
 def _require_shapes(models: Mapping[str, torch.nn.Module]) -> None:
@@ -371,9 +388,10 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _viewed(optimizer: Any) -> Any:
-    """DeepSpeed's optimizers as optimizers of the model's parameters."""
+    """Without wrappers; DeepSpeed's optimizers as optimizers of the model's parameters."""
     if isinstance(optimizer, Mapping):
         return {name: _viewed(one) for name, one in optimizer.items()}
+    optimizer = unwrapped_optimizer(optimizer)
     return ZeroView(optimizer) if is_zero(optimizer) else optimizer
 
 

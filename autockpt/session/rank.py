@@ -39,7 +39,7 @@ class RankState:
         self._job = job
         self._state = state
         self._data = None if data is None else DataPosition(data)
-        state.dry_encode()
+        state.dry_encode({} if self._data is None else {"data": self._data.require_state()})
         self._mesh = state.mesh()
         self._plan: CheckpointPlan = job.plan
         self._telemetry = TelemetryWriter(job.telemetry_path)
