@@ -48,17 +48,24 @@ def attach(
     `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
     started.  The run that is there is resumed, whatever the script's arguments are by now, unless
     `fresh`: then a new one begins beside its checkpoints.  `run_dir` and `goal` matter without
-    `autockpt run`, which brings its own.
+    `autockpt run`, which brings its own.  Every further attach of a process is a run of its own, in
+    `attach-2`, `attach-3`, ... within that directory; with a `run_dir` that it had before it goes
+    on with that run.  A session without a name that is still open ends there.
 
     Raises ConfigError for anything that cannot be saved safely, naming it, and DirectoryBusyError
-    when another live run owns the directory.  Under `autockpt profile` the session only passes
-    batches through.
+    when another live run owns the directory.  Under `autockpt profile`, and in a worker process
+    that imports the script of its parent, the session only passes batches through.
     """
     from autockpt.executors.launchers import rank_and_world
+    from autockpt.session.attaches import is_helper, of_this_process
     from autockpt.session.division import rank_rules
     from autockpt.session.job import current_job
 
     _require_goal(goal, others.get("policy"))
+    if is_helper():
+        from autockpt.profiling.pass_through import PassThroughSession
+
+        return PassThroughSession(data, None)
     rank, world_size = rank_and_world(os.environ)
     ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
     if os.environ.get("AUTOCKPT_MODE") == "profile":
@@ -71,6 +78,10 @@ def attach(
 
     state = LiveState.of(model=model, optimizer=optimizer, ruled=ruled, **others)
     job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)
+    of_this_process.end_former(
+        job.run_directory, job.incarnation.launch_id, named=run_dir is not None,
+        objects=[*state.models.values(), *state.optimizers.values()],
+    )  # fmt: skip
     return Session(job, state, data)
 
 

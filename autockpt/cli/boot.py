@@ -61,7 +61,7 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
 
     Does not return at all after a profile was taken.
     """
-    run = _run_directory()
+    run, process = _run_directory(), os.getpid()
     mode = os.environ.get(environment.MODE, "run")
     try:
         program = load(target, module=module)
@@ -77,6 +77,8 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
             birth.script_begins()
         exec(program.code, program.main.__dict__)
     except SystemExit as ending:
+        if os.getpid() != process:
+            raise  # a child that the script forked; the run is its parent's
         code = _exit_status(ending)
         if not code:
             _after(run, mode, target)
@@ -89,10 +91,13 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
             print(ending.code, file=sys.stderr)
         _leave(code)
     except BaseException as error:
+        if os.getpid() != process:
+            raise
         if _is_stop(error):
             _leave(0)
         _fail(error)
-    _after(run, mode, target)
+    if os.getpid() == process:
+        _after(run, mode, target)
 
 
 def load(target: str, *, module: bool) -> Program:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from autockpt.executors import own_hooks
 from autockpt.executors.device import DeviceRead, device_of
 from autockpt.executors.inventory import addresses
 from autockpt.executors.sharding.optimizers import steps_as
@@ -203,19 +204,20 @@ class OptimizerHooks:
             register_optimizer_step_post_hook(self._post),
         ]
         for optimizer in optimizers:
-            hook = steps_as(optimizer).register_load_state_dict_pre_hook
-            self._handles.append(hook(lambda *_: self._before(None)))
+            self._guard(steps_as(optimizer))
 
     def guard_module(self, module: torch.nn.Module) -> None:
         """Also fences `load_state_dict` of a module, which writes parameters in place."""
-        handle = module.register_load_state_dict_pre_hook(lambda *_: self._before(None))
-        self._handles.append(handle)
+        self._guard(module)
 
     def remove(self) -> None:
         """Takes all hooks off."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _guard(self, owner: torch.nn.Module | torch.optim.Optimizer) -> None:
+        self._handles.append(own_hooks.before_load(owner, lambda *_: self._before(None)))
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._known:

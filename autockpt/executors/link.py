@@ -201,6 +201,18 @@ class KeeperLink:
         if connection is not None:
             connection.close()
 
+    def disown(self) -> None:
+        """In a forked child: closes what it inherited; connection and slots are the parent's."""
+        self._closing = True
+        self._lock, self.news = threading.Lock(), threading.Condition()  # held by whom is gone
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        for arena in self.slots:
+            arena.let_go()
+        # What a device has registered only its own process may unmap.
+        self.slots = [arena for arena in self.slots if arena.pinned]
+
     # ------------------------------------------------------------------ sending
 
     def send(self, message: Any) -> bool:

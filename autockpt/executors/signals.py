@@ -18,6 +18,8 @@ from collections.abc import Callable
 
 GRACE_S = 1.5
 """How long the loop may take to reach a boundary after SIGTERM."""
+_OVER = b"\0"
+"""No number of a signal: ends the thread."""
 
 
 class TerminationWatch:
@@ -28,6 +30,7 @@ class TerminationWatch:
         self.requested = 0
         """Number of the signal that asked us to leave, 0 before."""
         self._stopped = threading.Event()
+        self._handler: Callable[..., None] | None = None
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -47,9 +50,24 @@ class TerminationWatch:
         """The loop reached a boundary and leaves by itself."""
         self._stopped.set()
 
+    def close(self) -> None:
+        """Watches nothing more: as if it had never been there."""
+        self._stopped.set()
+        self._on_signal = lambda number: None
+        if self._handler is None or threading.current_thread() is not threading.main_thread():
+            return
+        self._give_back(self._former)
+        self._handler = None
+        with contextlib.suppress(OSError):
+            self._writer.send(_OVER)
+
     def _watch(self) -> None:
         while True:
             data = self._reader.recv(16)
+            if _OVER in data:
+                self._reader.close()
+                self._writer.close()
+                return
             self._pass_on(data)
             if signal.SIGTERM in data and signal.getsignal(signal.SIGTERM) is self._handler:
                 break
@@ -67,12 +85,19 @@ class TerminationWatch:
 
     def _give_up(self) -> None:
         """In a forked child: as if we had never been there."""
+        self._give_back(-1)
+        self._let_through()
+
+    def _give_back(self, descriptor: int) -> None:
+        """Puts a wake-up descriptor, and what the system does with the signal, in our place."""
+        if self._handler is None:
+            return
         in_force = signal.set_wakeup_fd(-1)
-        if in_force != self._writer.fileno():
-            signal.set_wakeup_fd(in_force, warn_on_full_buffer=False)
+        theirs = in_force if in_force != self._writer.fileno() else descriptor
+        if theirs >= 0:
+            signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
         if signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._let_through()
 
     def _pass_on(self, data: bytes) -> None:
         """Somebody else's wake-up descriptor keeps getting its bytes."""

@@ -51,6 +51,13 @@ class TelemetryWriter:
         self._lines.put(None)
         self._thread.join(timeout=_PATIENCE_S)
 
+    def disown(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self.listener, self._lines = None, queue.SimpleQueue()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def _write(self) -> None:
         while (item := self._lines.get()) is not None:
             if isinstance(item, threading.Event):

@@ -28,6 +28,8 @@ from autockpt.values.record import from_data, parse_json, to_data
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
 WIRE_VERSION = 11
+_TEMPORARY = ("/tmp", "/var/tmp")
+"""Where nothing else is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,10 +453,15 @@ def keepers_directory() -> str:
     """Where this user's keepers have their directories; it may be missing.
 
     In XDG_RUNTIME_DIR, unless that is of another machine or user: `sudo` and batch systems hand
-    it on.
+    it on.  A relative path is passed over: it would be another directory for every process that
+    works elsewhere, and the keeper works in /.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if not os.path.isdir(base) or not os.access(base, os.W_OK | os.X_OK):
+    names = ("XDG_RUNTIME_DIR", "TMPDIR", "TEMP", "TMP")
+    named = [os.environ.get(name, "") for name in names]
+    for base in [path for path in named if os.path.isabs(path)] + list(_TEMPORARY):
+        if os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
+            break
+    else:
         base = tempfile.gettempdir()
     return os.path.join(base, f"autockpt-{os.getuid()}")
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from autockpt import new_files
+from autockpt.executors import own_hooks
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.state import LiveState
 from autockpt.profiles.assemble import Measurements, assemble
@@ -75,7 +76,9 @@ class Conductor:
     def __init__(self, run_dir: str, settings: ProfileSettings) -> None:
         self.run_dir, self.settings = run_dir, settings
         self.measured = Measurements()
-        self.timer = PhaseTimer(on_fence=self._fence, on_boundary=self._boundary)
+        self.timer = PhaseTimer(
+            on_fence=self._fence, on_boundary=self._boundary, around_call=own_hooks.around_call
+        )
         self._began_s = time.monotonic()
         self._stage: Callable[[], None] = self._warm_up
         self._complete = False

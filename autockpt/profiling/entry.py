@@ -24,6 +24,7 @@ def install(run_dir: str, *, settings: ProfileSettings | None = None) -> None:
         _current.close()
     _current = Conductor(run_dir, settings or ProfileSettings())
     atexit.register(_finish_at_exit)
+    os.register_at_fork(after_in_child=_forget)
 
 
 def installed() -> bool:
@@ -51,6 +52,15 @@ def finish() -> None:
     """
     if _current is not None:
         _current.finish()
+
+
+def _forget() -> None:
+    """In a forked child: the profile is its parent's."""
+    global _current
+    if _current is not None:
+        _current.timer.close()
+    _current = None
+    atexit.unregister(_finish_at_exit)
 
 
 def _finish_at_exit() -> None:

@@ -11,6 +11,7 @@ plan_switch   a change of the plan, prepared on the listening thread and applied
 windows       snapshots in the idle windows of an iteration
 traffic       tells the keeper when the training's own network traffic runs
 clock         times iterations in blocks, stalls apart
+attaches      the sessions of this process: which run each is of, and what a child does not own
 job           this process's place in the job, read once from its environment
 division      the rules and the mesh by which this rank's state is a part of the whole
 mind          rank 0's planner: profile of the first iterations, decision, online control

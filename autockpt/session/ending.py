@@ -1,7 +1,9 @@
 """How a session ends: the last checkpoint, leaving, signals."""
 
+import atexit
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from autockpt.executors import wire
@@ -10,10 +12,13 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.random_state import rng_mark
 from autockpt.executors.signals import TerminationWatch
 from autockpt.executors.state import LiveState
-from autockpt.session.job import Job
+from autockpt.session.attaches import of_this_process
+from autockpt.session.forwards import Forwards
+from autockpt.session.job import ATTACHES, Job
 from autockpt.session.saving import FINAL_WAIT_S, Saving
 from autockpt.values import script_errors
 from autockpt.values import telemetry as t
+from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 
 RECONNECT_WAIT_S = 30.0
@@ -34,11 +39,14 @@ class Ending(Saving):
     def __init__(self, job: Job, state: LiveState, data: Any) -> None:
         super().__init__(job, state, data)
         self._hooks: OptimizerHooks | None = None
+        self._forwards: Forwards | None = None
         self._watch = TerminationWatch(self._on_signal)
         self._patience_s = FINAL_WAIT_S
         """For other ranks at the end."""
         self._handled = _at_hand()
         """An exception that was handled when the training began: a second try, for one."""
+        self._superseded = ""
+        """Directory of the run that took the place of this one, while this one was open."""
 
     def close(self, *, final_checkpoint: bool = True) -> None:
         """Ends the protection: fences, makes a last checkpoint durable, lets the keeper go.
@@ -77,6 +85,57 @@ class Ending(Saving):
         except Exception as error:
             self._degraded("final checkpoint", repr(error))
         self._end(reason)
+
+    # ------------------------------------------------------------------ among others
+
+    @property
+    def directory(self) -> str:
+        """Its run directory."""
+        return self._job.run_directory
+
+    @property
+    def launch_id(self) -> str:
+        """Launch that it is of."""
+        return self._job.incarnation.launch_id
+
+    @property
+    def named(self) -> bool:
+        """The script named its run directory."""
+        return self._job.name is not None
+
+    @property
+    def objects(self) -> Sequence[Any]:
+        """Its models and optimizers."""
+        return [*self._state.models.values(), *self._state.optimizers.values()]
+
+    def supersede(self, by: str) -> None:
+        """Ends it, its last checkpoint included, in favour of a run in the directory `by`."""
+        self._superseded = by
+        self._close(final_checkpoint=True, reason="finished")
+
+    def disown(self) -> None:
+        """In a forked child: the parent trains on, and what is shared with it stays as it is."""
+        self._closed, self._flight = True, None
+        for hooks in (self._hooks, self._forwards):
+            if hooks is not None:
+                hooks.remove()
+        if self._mind is not None:
+            self._mind.disown()
+        self._traffic.disown()
+        self._link.disown()
+        self._telemetry.disown()
+
+    def _require_in_force(self) -> None:
+        """Raises ConfigError where a loop goes on whose run another attach has ended."""
+        if self._superseded:
+            raise ConfigError(
+                f"the run in {self._job.run_directory} ended at step {self._step}, when a later "
+                f"attach began one in {self._superseded}; its loop cannot go on. To train both at "
+                "once give each attach(run_dir=...), or attach all models and optimizers in one "
+                'call: attach(model={"a": a, "b": b}, optimizer={"a": one, "b": two})'
+            )
+
+    # ------------------------------------------------------------------ the last checkpoint
 
     def _is_whole(self) -> bool:
         """Whether the state is that of the step count.
@@ -179,6 +238,9 @@ class Ending(Saving):
 
     def _leave(self) -> None:
         """Fenced by a newer incarnation, or told to go: leaves at a boundary."""
+        if self._is_followed():
+            self._end("finished")
+            return
         self._watch.stop()
         if self._link.fenced:
             self._say(f"this process is replaced: {self._link.fenced}")
@@ -186,6 +248,14 @@ class Ending(Saving):
             raise SystemExit(75)
         self._end("signal")
         raise SystemExit(128 + self._watch.requested)
+
+    def _is_followed(self) -> bool:
+        """Another rank of this very start has attached to the run again, as this one will."""
+        own, said = self._job.incarnation, self._link.fenced
+        launch, _, number = said.removeprefix("replaced by ").rpartition("#")
+        if launch != own.launch_id or not number.isdigit() or len(set(self._job.nodes)) > 1:
+            return False
+        return int(number) // ATTACHES == own.restart_round // ATTACHES
 
     def _end(self, reason: str) -> None:
         if self._closed:
@@ -200,12 +270,18 @@ class Ending(Saving):
             self._mind.close()
         if self._hooks is not None:
             self._hooks.remove()
+        if self._forwards is not None:
+            self._forwards.remove()
         self._windows.close()
         self._traffic.close()
         self._link.close()
         if self._snapshotter is not None:
             self._snapshotter.close()
         self._telemetry.close()
+        self._watch.close()
+        # Else the model would live as long as the process.
+        atexit.unregister(self._at_exit)
+        of_this_process.ended(self)
 
     def _at_exit(self) -> None:
         """The script ended without closing: a crash stays a crash, an end is an end."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from autockpt.executors import own_hooks
+
 
 class Forwards:
     """Watches modules, each by a hook and, when it is compiled in place, from outside."""
@@ -29,6 +31,9 @@ class Forwards:
         self._needed = needed
         self._outside: dict[int, Any] = {}
         """By id of a module what calls its graph."""
+        self._inside: dict[int, tuple[torch.nn.Module, Any]] = {}
+        """The same module, and its graph."""
+        self._handles: list[Any] = []
 
     def watch(self, module: torch.nn.Module) -> None:
         """From now on."""
@@ -46,7 +51,16 @@ class Forwards:
                 broken(module)
 
         # First of all: FSDP2's hook gathers the parameters, and they must be what they were.
-        module.register_forward_pre_hook(hook, prepend=True)
+        self._handles.append(own_hooks.before_call(module, hook))
+
+    def remove(self) -> None:
+        """No call is watched any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for key, (module, graph) in self._inside.items():
+            if module._compiled_call_impl is self._outside[key]:
+                module._compiled_call_impl = graph
 
     def _is_left_out(self, module: torch.nn.Module) -> bool:
         """Asked while a graph is traced, which is made without a call of ours then."""
@@ -70,6 +84,7 @@ class Forwards:
                 return compiled(*args, **kwargs)
 
             self._outside[id(module)] = module._compiled_call_impl = call
+            self._inside[id(module)] = module, compiled
         return True
 
 

@@ -6,7 +6,7 @@ Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.executors.agreement import agree
 from autockpt.executors.catalogue import require_found
@@ -14,20 +14,25 @@ from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.launchers import (
     agent_of,
-    number,
     place_of_rank,
     slurm_launch,
     under_srun,
 )
+from autockpt.executors.launchers import number as count_of
 from autockpt.executors.protocol import messages as p
 from autockpt.policies.unmeasured import plan_while_measured, plan_without_profile
 from autockpt.run_directory import RunDirectory
+from autockpt.session.attaches import of_this_process, within
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
-from autockpt.values.goal import Goal
+from autockpt.values.goal import Goal, RemoteWish
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
+
+ATTACHES = 1000
+"""The round of an incarnation counts restarts in steps of this, and between them the attaches of
+one process to the same run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,12 @@ class Job:
     run_directory: str
     unnamed: bool
     """Nobody named the run directory: it is the one of the script's name."""
+    name: str | None
+    """The run directory that the script named in attach; None: it did not."""
+    shared: bool
+    """The launcher gave one directory for every run of this process."""
+    number: int
+    """Of the run, among those that this process has attached; from 1."""
     checkpoints: str
     rank: int
     world_size: int
@@ -90,13 +101,23 @@ def current_job(
     environment = os.environ
     script = os.path.splitext(os.path.basename(sys.argv[0] or "run"))[0] or "run"
     named = environment.get("AUTOCKPT_RUN_DIR") or run_dir
-    path = named or os.path.join("runs", script)
+    shared = "AUTOCKPT_RUN_DIR" in environment
+    launch_id, launcher_pid = _launcher()
+    number = of_this_process.number(run_dir, launch_id, shared=shared)
+    first = named or os.path.join("runs", script)
+    path = within(first, number)
     files = RunDirectory.create(os.path.abspath(path))
     kept = files.read_goal()
+    if number > 1:
+        policy = _goal_within(RunDirectory(first), policy, number)
     goal = policy or kept or Goal()
-    fresh = fresh or environment.get("AUTOCKPT_FRESH") == "1"
+    launch_is_fresh = environment.get("AUTOCKPT_FRESH") == "1"
     if policy is not None:
-        if kept is not None and not fresh and "AUTOCKPT_RESUME_FROM" not in environment:
+        if (
+            kept is not None
+            and not (fresh or launch_is_fresh)
+            and "AUTOCKPT_RESUME_FROM" not in environment
+        ):
             old, new = os.fspath(files.checkpoints(kept)), os.fspath(files.checkpoints(policy))
             require_found(os.fspath(files.path), old, new)
         files.write_goal(policy)
@@ -104,24 +125,31 @@ def current_job(
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
     place = place_of_rank(environment)
     rank, world_size = place.rank, place.world_size
-    launch_id, launcher_pid = _launcher()
-    restart_count = number(environment, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0
+    restart_count = count_of(environment, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0
+    again = of_this_process.again(path, launch_id)
+    restart_round = restart_count * ATTACHES + again
     checkpoints = str(files.checkpoints(goal))
     nodes = (0,) * world_size
-    incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_count)
+    incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_round)
     control_host, domains = "", UNKNOWN_DOMAINS
     if place.nodes > 1:
-        labels, node = _own_labels(), number(environment, "AUTOCKPT_NODE")
+        labels, node = _own_labels(), count_of(environment, "AUTOCKPT_NODE")
         agreed = agree(checkpoints, launch_id, place, labels, node)
         nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
         control_host = listen_host(environment, one_host=agreed.one_host)
     # What the launch asked for is done once; its restarts go on from what they have by then.
     claimed = CheckpointDirectory(checkpoints).highest_epoch()
-    first = claimed is None or claimed.launch_id != incarnation.launch_id
-    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first else None
+    first_start = claimed is None or claimed.launch_id != incarnation.launch_id
+    # Of several attaches to one run, each fresh, a restart goes on with the one that was the last.
+    other_turn = claimed is not None and claimed.restart_round % ATTACHES != again
+    begins = first_start or (other_turn and place.nodes == 1)
+    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first_start and number == 1 else None
     return Job(
         run_directory=os.path.abspath(path),
         unnamed=not named,
+        name=run_dir,
+        shared=shared,
+        number=number,
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,
@@ -133,7 +161,7 @@ def current_job(
         launcher_pid=launcher_pid,
         restart_count=restart_count,
         resume_from=Generation.from_name(resume_from) if resume_from else None,
-        fresh=first and fresh,
+        fresh=(fresh and begins) or (launch_is_fresh and first_start),
         goal=goal,
         plan=_first_plan(goal, decision, files.read_plan(), in_place=in_place),
         decision=decision,
@@ -141,6 +169,15 @@ def current_job(
         domains=_domains_of(profile, nodes) or domains,
         profile_in_place=in_place,
     )
+
+
+def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | None:
+    """The goal of a numbered run: that of the first, with storage of its own."""
+    goal = goal or first.read_goal()
+    if goal is None:
+        return None
+    path = goal.storage_path and within(os.fspath(first.checkpoints(goal)), number)
+    return replace(goal, storage_path=path, remote=RemoteWish())
 
 
 def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomains | None:

@@ -144,6 +144,10 @@ class Mind:
             self._thread.join(timeout=5)
         self._recorder.close()
 
+    def disown(self) -> None:
+        """In a forked child: thread and recording are the parent's."""
+        self._recorder.disown()
+
     # ------------------------------------------------------------------ thinks
 
     def _think(self) -> None:

@@ -6,6 +6,7 @@ for explaining, and no reason to think worse.
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,6 +54,13 @@ class Recorder:
             with contextlib.suppress(OSError):
                 self._file.close()
         self._file = None
+
+    def disown(self) -> None:
+        """In a forked child: what the parent has not flushed yet, the parent will write."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), file.fileno(), inheritable=False)
 
     def _begin(self) -> None:
         self.close()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from autockpt.executors import own_hooks
 from autockpt.executors.link_marks import MarkWriter
 from autockpt.profiles.probes.collectives import CollectiveHooks
 from autockpt.values.plan import CheckpointPlan
@@ -56,6 +57,11 @@ class TrafficMarks:
         """Marks nothing more; the keeper knows."""
         if self._on:
             self._marks.spread(0)
+            self.disown()
+
+    def disown(self) -> None:
+        """Marks nothing more; the marks stay as they are."""
+        if self._on:
             self._collectives.detach()
             while self._forwards:
                 self._forwards.pop().remove()
@@ -65,7 +71,7 @@ class TrafficMarks:
         self._on = True
         if torch.distributed.is_available():
             self._collectives.attach()
-        self._forwards = [model.register_forward_hook(self._forwarded) for model in self._models]
+        self._forwards = [own_hooks.after_call(model, self._forwarded) for model in self._models]
 
     def _forwarded(self, *_: Any) -> None:
         """A forward ended; within one of DDP's, gradients are reduced from now on."""

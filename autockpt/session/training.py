@@ -34,6 +34,7 @@ from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
+from autockpt.session.attaches import of_this_process
 from autockpt.session.ending import Ending
 from autockpt.session.forwards import Forwards
 from autockpt.session.job import Job
@@ -47,12 +48,10 @@ from autockpt.values.record import to_data
 LEAD_STEPS = 200
 """Iterations that a loop of ours is waited for, uncounted and without a checkpoint."""
 
-_attached: list["Session"] = []
-
 
 def attached() -> bool:
     """True when this process has called attach()."""
-    return bool(_attached)
+    return of_this_process.any
 
 
 class Session(Ending):
@@ -66,6 +65,7 @@ class Session(Ending):
             # Else the link would go on as a trainer that never trains, and start keepers for it.
             self._link.close()
             self._telemetry.close()
+            self._watch.close()
             raise
 
     # ------------------------------------------------------------------ the public face
@@ -105,6 +105,7 @@ class Session(Ending):
 
     def _owns(self, total: int) -> None:
         """The loop is ours and its end is known."""
+        self._require_in_force()
         if not self._owns_boundary:
             self._require_unchanged()
             self._begin_loop()
@@ -241,7 +242,7 @@ class Session(Ending):
             )
             self._telemetry.listener = self._mind.observe
         atexit.register(self._at_exit)
-        _attached.append(self)
+        of_this_process.began(self, self._job.name, shared=self._job.shared)
 
     def _take_progress(self, resumed: Resumed) -> None:
         if resumed.progress is None:
@@ -288,6 +289,11 @@ class Session(Ending):
                 restore_s=time.monotonic() - began,
             )
         )  # fmt: skip
+        if resumed.generation is None and self._job.number > 1:
+            self._say(
+                f"attach {self._job.number} of this process is a run of its own, in "
+                f"{os.path.relpath(self._job.run_directory)}; attach(run_dir=...) names another"
+            )
         if resumed.generation is not None:
             said = (
                 f"resumed step {resumed.step} from {resumed.source} "
@@ -315,9 +321,10 @@ class Session(Ending):
             self._forward_seen = True
 
         if self._state.optimizers:
-            forwards = Forwards(before, self._require_seen, lambda: not self._owns_boundary)
+            needed = lambda: not self._owns_boundary  # noqa: E731
+            self._forwards = Forwards(before, self._require_seen, needed)
             for module in self._state.models.values():
-                forwards.watch(module)
+                self._forwards.watch(module)
 
     def _require_seen(self) -> None:
         self._blind = True
@@ -347,6 +354,7 @@ class Session(Ending):
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
         """The iteration that makes `step` steps has ended."""
         if self._closed:
+            self._require_in_force()
             self._step = step  # the loop goes on
             return
         began = self._clock.boundary(self._saving or self._background())

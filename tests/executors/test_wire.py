@@ -370,6 +370,21 @@ def test_a_run_finds_its_keepers_wherever_they_are(
     assert wire.keeper_directories(str(tmp_path / "run")) == found
 
 
+def test_relative_temporary_directories_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper works in /, and a script may work elsewhere than its launcher."""
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR", "TEMP"):
+        monkeypatch.setenv(name, "here")
+    monkeypatch.setenv("TMP", str(tmp_path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert os.path.dirname(wire.keepers_directory()) == str(tmp_path)
+    monkeypatch.delenv("TMP")
+    assert os.path.isabs(wire.keepers_directory())
+    assert "here" not in wire.keepers_directory()
+
+
 def test_generations_travel_as_they_are() -> None:
     """The identity of everything."""
     event = p.SaveRequested(rank=0, generation=Generation(epoch=3, seq=4), step=9)

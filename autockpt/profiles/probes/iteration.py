@@ -13,7 +13,7 @@ late so that nobody waits for the device.  Cost: about 10 us per iteration and m
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
 
 from autockpt.profiles.samples import PHASES, IterationSample
 
@@ -162,12 +163,27 @@ def _is_nested(optimizer: torch.optim.Optimizer) -> bool:
     return False
 
 
+AroundCall = Callable[
+    [torch.nn.Module, Callable[..., None], Callable[..., None]], Iterable[RemovableHandle]
+]
+"""Registers what runs before and behind every call of a module, also one that raised."""
+
+
+def _around_call(
+    module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]
+) -> list[RemovableHandle]:
+    return [
+        module.register_forward_pre_hook(before),
+        module.register_forward_hook(after, always_call=True),
+    ]
+
+
 class PhaseTimer:
     """Times every iteration while attached.
 
     `on_fence(optimizer)` runs before each optimizer step, `on_boundary()` after the step that ends
-    an iteration; what they take is in no iteration and no phase.  `label` is stored with each
-    sample.  All of it runs on the training thread.
+    an iteration; what they take is in no iteration and no phase.  `around_call` registers hooks of
+    a module.  `label` is stored with each sample.  All of it runs on the training thread.
     """
 
     def __init__(
@@ -176,7 +192,9 @@ class PhaseTimer:
         ticker: Ticker | None = None,
         on_fence: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
         on_boundary: Callable[[], None] = lambda: None,
+        around_call: AroundCall = _around_call,
     ) -> None:
+        self._around_call = around_call
         self.ticker = ticker or HostTicker()
         self.label: Any = None
         self.samples: list[tuple[Any, IterationSample]] = []
@@ -298,12 +316,11 @@ class PhaseTimer:
         self.finder.close()
         self.finder = None
         for root in roots:
-            self._handles += [
-                root.register_forward_pre_hook(lambda module, args: self._enter("forward")),
-                root.register_forward_hook(
-                    lambda module, args, result: self._leave("forward"), always_call=True
-                ),
-            ]
+            self._handles += self._around_call(
+                root,
+                lambda module, args: self._enter("forward"),
+                lambda module, args, result: self._leave("forward"),
+            )
         return roots
 
     def _wrap_entry_points(self) -> None:
