@@ -188,6 +188,8 @@ def _is_final(error: BaseException) -> bool:
         return script_errors.origin_of(error) == "mistake"
     from autockpt.values import errors
 
+    if isinstance(error, errors.RestartError):
+        return False
     passing = (errors.StorageError, errors.DirectoryBusyError, errors.NoRoomError)
     return not (_attached() and isinstance(error, (*passing, errors.ProtocolError)))
 

@@ -31,6 +31,7 @@ from autockpt.values.errors import (
     CorruptCheckpointError,
     DirectoryBusyError,
     NoCheckpointError,
+    RestartError,
     StorageError,
 )
 from autockpt.values.generation import Generation
@@ -62,6 +63,8 @@ class Resumed:
     """What is not simply as it was: sentences for the user."""
     lossy: str = ""
     """What was lost before the generation was written, in words; "": nothing, it is exact."""
+    durable: bool = False
+    """Something of this run is on disk, whatever was resumed from."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     apply_s: float = 0.0
@@ -71,8 +74,8 @@ class Resumed:
 def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhead) -> Resumed:
     """Waits for the decision and carries it out, in memory that was made ready meanwhile.
 
-    Raises DirectoryBusyError (another live run), NoCheckpointError (committed once, nothing can be
-    restored), ConfigError (the state does not fit the checkpoint).
+    Raises DirectoryBusyError (another live run), NoCheckpointError (durable once, nothing can be
+    restored), RestartError (another start may), ConfigError (the state does not fit).
     """
     restored: RestoredState | None = None
     source = ""
@@ -83,16 +86,19 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
                 began = time.monotonic()
                 restored, source = _carry_out(link, state, checkpoints, order, ahead)
                 read_s += time.monotonic() - began
-            case p.StartFresh(epoch=epoch):
+            case p.StartFresh(epoch=epoch, reason=reason):
+                notices = (f"begins at step 0: {reason}",) if reason else ()
                 return Resumed(
                     epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
-                    rng=None,
+                    rng=None, notices=notices,
                 )  # fmt: skip
             case p.Resume() as message if restored is not None:
                 return _finish(link, state, message, source, restored, read_s)
             case p.AttachRefused(reason=reason):
                 named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
                 raise DirectoryBusyError(named)
+            case p.RestoreRefused(reason=reason, retryable=True):
+                raise RestartError(f"{checkpoints}: {reason}")
             case p.RestoreRefused(reason=reason):
                 raise NoCheckpointError(
                     f"{checkpoints}: {reason}; start over on purpose with --fresh, or roll back "
@@ -241,6 +247,7 @@ def _finish(
         rng=rng,
         notices=notices,
         lossy=str(restored.skeleton.get("lossy", "")),
+        durable=message.durable,
         read_s=read_s,
         apply_s=time.monotonic() - began,
     )

@@ -94,6 +94,11 @@ class RankState:
         self._newest: Generation | None = None
         """Begun last."""
         self._disk_newest: Generation | None = None
+        self._is_safe = False
+        """Something of this run was durable when it began."""
+        self._early_s = 0.0
+        """Before then no checkpoint goes to disk only because nothing is there, CLOCK_MONOTONIC."""
+        self._early_tries = 0
         self._fence_stall_s = 0.0
         self._windows = IdleWindows(job.rank, job.profile, self._say)
         self._asked_slots: tuple[int, int] | None = None

@@ -30,7 +30,8 @@ SLOT_SLACK_BYTES = 4 * 4096
 that would cost a checkpoint and what the old ones hold."""
 FINAL_WAIT_S = 900.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
-"""Before slots are asked for again that the host had no room for: twice as long each time."""
+"""Before slots are asked for again that the host had no room for, and before a first durable
+checkpoint is tried again that failed: twice as long each time."""
 
 
 @dataclass(slots=True)
@@ -67,7 +68,17 @@ class Saving(RankState):
         interval = self._plan.tier("disk").interval_steps
         if self._is_wanted(step):
             return True
-        return interval > 0 and (self._reached(step, interval) or self._is_last(step))
+        due = self._reached(step, interval) or self._is_last(step) or self._is_early(step)
+        return interval > 0 and due
+
+    def _is_early(self, step: int) -> bool:
+        """Nothing is durable yet: until the disk's own interval has passed once, the loss of a
+        machine would cost all.  After a failure again, at growing pauses."""
+        link = self._link
+        if self._is_safe or link.durable is not None or time.monotonic() < self._early_s:
+            return False
+        coming = link.writing() - {self._generation(step)}
+        return not coming and self._reached(step, self._plan.tier("memory").interval_steps)
 
     def _is_wanted(self, step: int) -> bool:
         return self._supersedes or step - self._open <= self._wanted <= step
@@ -218,6 +229,9 @@ class Saving(RankState):
         if staging.compare and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
+            if self._link.durable is None:
+                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._early_tries)
+                self._early_s, self._early_tries = time.monotonic() + pause_s, self._early_tries + 1
             self._disk_newest = generation
             self._saving = staging.persist != "sync"
         if not lazy or staging.persist == "sync":

@@ -216,6 +216,7 @@ class Session(Ending):
         self._epoch = resumed.epoch
         self._step = self._start_step = resumed.step
         self._lead_resumed = int((resumed.progress or {}).get("lead", 0))
+        self._is_safe = resumed.durable
         applied = time.monotonic()
         self._take_progress(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
@@ -245,6 +246,8 @@ class Session(Ending):
         of_this_process.began(self, self._job.name, shared=self._job.shared)
 
     def _take_progress(self, resumed: Resumed) -> None:
+        for notice in resumed.notices:
+            self._say(notice)
         if resumed.progress is None:
             return
         if self._data is not None and resumed.progress.get("data") is not None:
@@ -252,8 +255,6 @@ class Session(Ending):
             self._data.prepare()
         if resumed.rng is not None:  # a checkpoint of another system has none
             set_rng_state(resumed.rng)
-        for notice in resumed.notices:
-            self._say(notice)
         if resumed.lossy:
             self._say(lossy_notice(f"generation {resumed.generation}", resumed.lossy))
             self._emit(

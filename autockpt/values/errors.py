@@ -7,6 +7,7 @@
       StorageError             the target cannot be written or read now
       CorruptCheckpointError   restore an older one
       NoCheckpointError        generations were committed, none can be restored
+        RestartError           start it again: the next start may succeed
       GuardError               refused for safety
         NoRoomError            ask again later: the host has no memory for it now
       ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected
@@ -56,6 +57,10 @@ class NoCheckpointError(AutockptError):
     """Generations were committed once, and none of them can be restored now."""
 
     exit_code = 66
+
+
+class RestartError(NoCheckpointError):
+    """This start cannot restore; the next one may, so a launcher starts the job again."""
 
 
 class GuardError(AutockptError):

@@ -289,7 +289,7 @@ class ResumeBeforeAllVerified(CoordinatorProtocol):
 class AssumeFresh(CoordinatorProtocol):
     """Nothing found means start from scratch."""
 
-    def _something_was_committed(self) -> bool:
+    def _something_was_durable(self) -> bool:
         return False
 
 

@@ -62,7 +62,7 @@ class Oracle:
         self.basis: dict[int, dict[int, int | None]] = {}
         """What each claimed epoch could continue when it read the directory."""
         self.known: dict[int, bool] = {}
-        """Whether something had ever been committed by then; later ones are of the replaced."""
+        """Whether something had ever been durable by then; later ones are of the replaced."""
         self.marked: dict[int, set[Generation]] = {}
         """What the directory called suspect when each claimed epoch read it, or looked again."""
         self.applied: dict[tuple[m.Incarnation, int], int] = {}
@@ -196,7 +196,7 @@ class Oracle:
             if due is not None and (parent is None or parent < due):
                 self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")
         if parent is None and self.known[epoch]:
-            self.fail(f"epoch {epoch} starts from scratch although something was committed")
+            self.fail(f"epoch {epoch} starts from scratch although something was durable")
 
     def loaded(self, epoch: int, generation: Generation, content: Content | None) -> None:
         """A rank was told to train on with this content."""

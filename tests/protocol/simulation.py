@@ -158,8 +158,9 @@ class Simulation(Faults):
             self.oracle.fail(f"liveness: keepers wait for ever: {tables}, {saves}")
 
     def relaunch_in_peace(self, *, fresh: bool) -> None:
-        """The launcher tries again; a launch that was replaced is started anew by its user."""
-        for attempt in range(3):
+        """The launcher tries again; a launch that was replaced is started anew by its user, and two
+        starts may end with what is bad in memory."""
+        for attempt in range(4):
             self.start_launch(fresh=fresh, new_id=attempt > 0 or self.rng.random() < 0.5)
             self.round_until(lambda: all(t.running or t.refused for t in self.trainers), 120)
             if all(t.running or t.final for t in self.trainers):

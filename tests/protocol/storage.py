@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.restoring import HOPELESS_STARTS
 from autockpt.values.generation import Generation
 from tests.protocol.actors import Commit, Content, Keeper, Trainer
 from tests.protocol.trainers import Trainers
@@ -192,6 +193,10 @@ class Storage(Trainers):
         for _, generation, _ in keeper.coordinator.struck:
             self.oracle.durable.discard(generation)
             self.oracle.forget_memory()
+        for generation, starts in keeper.coordinator.failed.items():
+            if starts >= HOPELESS_STARTS:
+                self.oracle.forget_up_to(generation)
+                self.oracle.protected.pop(generation, None)
         keeper.jobs.append(["decide", 0, do, keeper.coordinator.attaches[0].fresh])
 
     def do_WriteCommit(self, keeper: Keeper, do: m.WriteCommit) -> None:

@@ -191,6 +191,61 @@ def test_something_was_committed_but_nothing_can_be_restored() -> None:
     assert "fresh start" in refused[0].reason
 
 
+def test_what_was_never_durable_is_no_reason_to_refuse() -> None:
+    """Memory of an earlier start is gone, nothing is on disk: from scratch, and it is said why."""
+    for parents, said in ((SCRATCH, "an earlier start left no durable checkpoint"), ((), "")):
+        cluster = Cluster()
+        cluster.attach_all()
+        cluster.claim(2, parents=parents)
+        cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+        assert {start.reason for start in cluster.take(m.StartFresh)} == {said}
+
+
+def test_a_memory_commit_leaves_no_mark_and_the_first_durable_one_does() -> None:
+    """The mark keeps a later start from beginning anew: memory goes with its machine."""
+    cluster = Cluster()
+    cluster.start()
+    cluster.save(gen(1, 1))
+    assert cluster.take(m.MarkEverCommitted) == []
+    cluster.save(gen(1, 2), disk=True)
+    cluster.save(gen(1, 3), disk=True)
+    assert len(cluster.take(m.MarkEverCommitted)) == 1
+
+
+def test_bad_memory_alone_ends_two_starts_and_not_the_third() -> None:
+    """Some rank may hold a part of it by then, so each of them is a start of its own."""
+    cluster = saved()
+    for start in (2, 3):
+        again = m.Incarnation(launch_id="launch", restart_round=start)
+        cluster.attach_all(again)
+        cluster.claim(start, again, parents=SCRATCH)
+        cluster.tell(m.DecisionWritten(epoch=start, attempt=1))
+        cluster.take(m.RestoreShard)
+        cluster.tell(
+            m.MessageReceived(
+                from_node=0, message=m.RankBad(rank=0, epoch=start, attempt=1, detail="a chunk")
+            )
+        )
+        assert [refused.retryable for refused in cluster.take(m.RestoreRefused)] == [True, True]
+    last = m.Incarnation(launch_id="launch", restart_round=4)
+    cluster.attach_all(last)
+    cluster.claim(4, last, parents=SCRATCH)
+    cluster.tell(m.DecisionWritten(epoch=4, attempt=1))
+    assert {"e1s3" in start.reason for start in cluster.take(m.StartFresh)} == {True}
+
+
+def test_a_silent_node_is_asked_again_by_another_start() -> None:
+    """It may hold the only copy in its memory: that is not passed over for ever."""
+    cluster = Cluster()
+    cluster.attach_all()
+    cluster.cut.add(1)
+    cluster.claim(2, parents=SCRATCH)
+    cluster.tick(60)
+    refused = cluster.take(m.RestoreRefused)
+    assert [r.retryable for r in refused] == [True]
+    assert "nodes [1] do not say" in refused[0].reason
+
+
 def test_a_fresh_start_needs_a_word_and_gets_it() -> None:
     """With fresh=True old commits are passed over."""
     cluster = Cluster()

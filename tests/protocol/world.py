@@ -181,7 +181,6 @@ class World:
         if generation in self.oracle.announced:
             return
         self.oracle.announced.add(generation)
-        self.oracle.ever = True
         nodes = keeper.coordinator.nodes
         whole = all(self.in_memory(rank, generation, nodes) for rank in range(len(nodes)))
         current = generation.epoch == self.disk.epoch and not self.losses

@@ -1,5 +1,6 @@
 """What a CoordinatorProtocol remembers, and the small helpers its parts share.  No rules here."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from autockpt.executors.protocol.admission import Admission
@@ -119,6 +120,8 @@ class CoordinatorState:
         """Since when another launch waits for the holder to be gone."""
         self.suspect: set[Generation] = set()
         """Not good for numbers in them, whatever the directory says: its mark may be lost."""
+        self.failed: Counter[Generation] = Counter()
+        """By generation in memory the starts that ended because it was bad, and all there was."""
         self._out: list[CoordinatorInstruction] = []
         self.reset()
 
@@ -138,13 +141,16 @@ class CoordinatorState:
         self.catalogue: dict[Generation, CatalogueEntry] = {}
         self.parents: dict[int, Generation | None] = {}
         self.chain: tuple[EpochParent, ...] = ()
-        self.ever_committed = False
+        self.ever_durable = False
+        """Something of this run was durable once, even if it is gone now."""
         self.inventory: dict[int, InventoryReported] = {}
         """By node."""
         self.struck: set[Strike] = set()
         self.attempt = 0
         self.choice: Choice | None = None
         """None: from scratch."""
+        self.scratch = ""
+        """Why nothing of an earlier start is resumed; "" where something is, or there was none."""
         self.verified: set[int] = set()
         self.memory_committed: Generation | None = None
         """Newest healthy one that all ranks hold."""

@@ -466,7 +466,7 @@ class EpochClaimed:
     parents: tuple[EpochParent, ...] = ()
     """Every decision record on disk, the newest attempt per epoch."""
     ever_committed: bool = False
-    """Some generation was once committed to memory or disk, even if it is gone now."""
+    """Some generation was once durable, even if it is gone now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -746,6 +746,8 @@ class StartFresh:
 
     rank: int
     epoch: int
+    reason: str = ""
+    """Why nothing of an earlier start is resumed; "" where there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -756,6 +758,8 @@ class Resume:
     epoch: int
     generation: Generation
     step: int
+    durable: bool = False
+    """Something of this run is durable, `generation` or what came before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -863,7 +867,7 @@ class DeleteGenerations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkEverCommitted:
-    """Leave a durable mark that something was committed (memory counts); repeated is harmless."""
+    """Leave a durable mark that something was durable once; repeated is harmless."""
 
     epoch: int
 
@@ -1122,6 +1126,10 @@ class EpochOpened:
     """Its slots are kept until something newer is protected; None: nothing is."""
     plan_version: int = 0
     plan_apply_step: int = 0
+    ever_durable: bool = False
+    """Something of this run is durable, `parent` or what came before it."""
+    scratch: str = ""
+    """Why nothing of an earlier start is resumed; "" where something is, or there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

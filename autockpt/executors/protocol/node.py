@@ -364,7 +364,8 @@ class NodeProtocol(NodeSaving):
         if attach is not None and attach.epoch == message.epoch:
             self._continue(local, attach)
         elif message.parent is None:
-            self.emit(m.StartFresh(rank=local.rank, epoch=message.epoch))
+            scratch = m.StartFresh(rank=local.rank, epoch=message.epoch, reason=message.scratch)
+            self.emit(scratch)
         else:
             self.emit(
                 m.Resume(
@@ -372,6 +373,7 @@ class NodeProtocol(NodeSaving):
                     epoch=message.epoch,
                     generation=message.parent,
                     step=message.step,
+                    durable=message.ever_durable,
                 )
             )
 

@@ -45,6 +45,10 @@ from autockpt.executors.protocol.selection import (
 )
 from autockpt.values.generation import Generation
 
+HOPELESS_STARTS = 2
+"""A generation in memory that failed in so many starts, each without another one, is not asked for
+again: else every start would fail as those did."""
+
 
 class Restoring(Saving):
     """From the first trainer of an incarnation to the moment all may train."""
@@ -144,7 +148,7 @@ class Restoring(Saving):
         self.epoch = event.epoch
         self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
         self.parents = parents_of(event.parents, event.committed)
-        self.ever_committed = event.ever_committed or bool(event.committed)
+        self.ever_durable = event.ever_committed or bool(event.committed)
         if self.rejoining is not None and self.epoch not in self.parents:
             self.refuse(f"epoch {self.epoch} has no decision record", retryable=True)
             return
@@ -231,10 +235,10 @@ class Restoring(Saving):
         ranks = range(self.world_size)
         return Question(
             world_size=self.world_size,
-            memory=self.recoverable_memory(),
+            memory=tuple(s for s in self.recoverable_memory() if not self.is_hopeless(s)),
             nodes=self.nodes,
-            copies=self.copies_elsewhere(),
-            parities=self.parities_held(),
+            copies=tuple(c for c in self.copies_elsewhere() if not self.is_hopeless(c.shard)),
+            parities=tuple(c for c in self.parities_held() if not self.is_hopeless(c.shard)),
             committed=tuple(self.catalogue.values()),
             chain=newest_chain(self._older_parents()),
             layout_digests=tuple(self.attaches[rank].layout_digest for rank in ranks),
@@ -251,9 +255,9 @@ class Restoring(Saving):
         """Rule 6: choose for all ranks and write it down before anybody acts on it."""
         fresh = self.attaches[0].fresh
         self.choice = None if fresh else self.select()
-        if self.choice is None and not fresh and self._something_was_committed():
-            self.refuse(self._why_nothing(), retryable=False)
+        if self.choice is None and not fresh and self._refuses_scratch():
             return
+        self.scratch = self._why_scratch() if self.choice is None and not fresh else ""
         self.attempt += 1
         self.verified = set()
         self.go("deciding")
@@ -267,27 +271,59 @@ class Restoring(Saving):
             )
         )
 
-    def _something_was_committed(self) -> bool:
-        """Rule 8: then starting from scratch needs a person's word."""
-        asked = self.attaches[0].resume_from is not None
-        return self.ever_committed or bool(self.struck) or asked
+    def _refuses_scratch(self) -> bool:
+        """Rule 8: what was durable is missed; what never was is not, but some rank may hold a part
+        of it already, or may yet get it: then another start begins from scratch."""
+        if self._something_was_durable():
+            self.refuse(self._why_nothing(), retryable=False)
+        elif self.struck:
+            self.failed.update({generation for _, generation, _ in self.struck})
+            self.refuse(f"nothing in memory can be restored: {self._bad()}", retryable=True)
+        elif silent := self._silent():
+            self.refuse(f"nodes {silent} do not say what they hold in memory", retryable=True)
+        else:
+            return False
+        return True
+
+    def is_hopeless(self, shard: HeldShard) -> bool:
+        """Of a generation in memory that is not asked for again; a transfer may fail once."""
+        return self.failed[shard.generation] >= HOPELESS_STARTS
+
+    def _something_was_durable(self) -> bool:
+        """Then starting from scratch needs a person's word."""
+        return self.ever_durable or self.attaches[0].resume_from is not None
+
+    def _silent(self) -> list[int]:
+        """Nodes that have not said what is in their memory."""
+        return sorted(set(self.nodes) - set(self.inventory))
 
     def _why(self, *, fresh: bool) -> str:
         if self.choice is None:
-            return "from scratch, as asked" if fresh else "nothing was ever committed"
+            return "from scratch, as asked" if fresh else self.scratch or "the first start"
         kinds = [source.kind for source in self.choice.sources]
         counts = ", ".join(f"{kinds.count(kind)} from {kind}" for kind in sorted(set(kinds)))
         return f"greatest recoverable generation: {self.choice.generation} ({counts})"
+
+    def _why_scratch(self) -> str:
+        """What became of earlier starts, "" when there was none."""
+        if not self._older_parents():
+            return ""
+        bad = [str(g) for g, starts in sorted(self.failed.items()) if starts >= HOPELESS_STARTS]
+        return "an earlier start left no durable checkpoint" + (
+            f", and what was in memory is bad: {bad[-3:]}" if bad else ""
+        )
+
+    def _bad(self) -> list[str]:
+        return [f"rank {rank} {g} on {kind}" for rank, g, kind in sorted(self.struck)][-3:]
 
     def _why_nothing(self) -> str:
         wanted = self.attaches[0].resume_from
         on_disk = [str(g) for g in sorted(self.catalogue)][-3:]
         in_memory = [str(g) for g in sorted({s.generation for s in self.recoverable_memory()})][-3:]
-        bad = [f"rank {rank} {g} on {kind}" for rank, g, kind in sorted(self.struck)][-3:]
         return (
             f"no generation{f' {wanted}' if wanted else ''} can be restored for all "
-            f"{self.world_size} ranks; on disk {on_disk}, in memory {in_memory}, bad {bad}; "
-            "ask for a fresh start, or resume from another generation"
+            f"{self.world_size} ranks; on disk {on_disk}, in memory {in_memory}, "
+            f"bad {self._bad()}; ask for a fresh start, or resume from another generation"
         )
 
     def select(self) -> Choice | None:
@@ -460,6 +496,8 @@ class Restoring(Saving):
             durable=max(durable, default=None),
             plan_version=version,
             plan_apply_step=self.plan_verdicts.get(version) or 0,
+            ever_durable=self.ever_durable,
+            scratch=self.scratch,
         )
 
     def _parent_step(self, parent: Generation | None) -> int:
@@ -540,8 +578,7 @@ class Restoring(Saving):
             missing = sorted(set(range(self.world_size)) - set(self.attaches))
             self.refuse(f"ranks {missing} did not attach in {waited:.0f} s", retryable=True)
         elif self.phase == "inventory" and waited >= limits.inventory_s:
-            silent = sorted(set(self.nodes) - set(self.inventory))
-            self.emit(Report(kind="warning", detail=f"nodes {silent} report no memory"))
+            self.emit(Report(kind="warning", detail=f"nodes {self._silent()} report no memory"))
             self._inventory_late()
         elif self.phase == "restoring" and waited >= limits.restore_s:
             silent = sorted(set(range(self.world_size)) - self.verified)

@@ -206,9 +206,6 @@ class Saving(Protecting):
         newer = self.memory_committed is None or save.generation > self.memory_committed
         if health == "good" and newer:
             self.memory_committed = save.generation
-        if not self.ever_committed:
-            self.ever_committed = True
-            self.emit(MarkEverCommitted(epoch=self.epoch))
         self.broadcast(MemoryCommitted(generation=save.generation, health=health))
         self._drop_older_seals(save)
         self.begin_round()
@@ -295,6 +292,9 @@ class Saving(Protecting):
             return
         save.go_disk("durable")
         self.catalogue[save.generation] = self._entry(save, event.created_s)
+        if not self.ever_durable:
+            self.ever_durable = True
+            self.emit(MarkEverCommitted(epoch=self.epoch))
         self.broadcast(DurableCommitted(generation=save.generation))
         self.emit(VerifyGeneration(generation=save.generation))
         for older in list(self.saves.values()):
