@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from autockpt import new_files
 from autockpt.executors.decisions import decision_text, read_decision
 from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
+from autockpt.executors.renewal import is_mounted, mount_point_of
 from autockpt.executors.spares import SpareFiles
 from autockpt.values.errors import (
     AutockptError,
@@ -113,6 +114,14 @@ class CheckpointDirectory:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._verified: set[Generation] = set()
+        self._run: RunFile | None = None
+        """As it was opened."""
+        self._mount = ""
+        """Where the file system is mounted that it was opened on; "" where that is not known."""
+        self._claim: EpochFile | None = None
+        """The claim that this process made, or found when it went on with a running epoch."""
+        self._decision = b""
+        """The decision of that epoch as it was written."""
         self.spares = SpareFiles(self.path)
 
     # ------------------------------------------------------------------ identity and lease
@@ -133,6 +142,7 @@ class CheckpointDirectory:
                 )
                 publish(path, to_json(run).encode(), replace=False)
             run = from_json(RunFile, read_small(path), where=path)
+            self._mount = mount_point_of(self.path)
         except OSError as error:
             raise StorageError(
                 f"{self.path}: cannot be used for checkpoints: {path}: {error.strerror}; name "
@@ -140,6 +150,7 @@ class CheckpointDirectory:
             ) from error
         if run.format != FORMAT:
             raise ConfigError(f"{path}: format {run.format}, this autockpt writes {FORMAT}")
+        self._run = run
         return run.run_id
 
     def require_writable(self) -> None:
@@ -177,8 +188,10 @@ class CheckpointDirectory:
             pid_start=0, nonce="",
         )  # fmt: skip
 
-    def claim(self, run_id: str, launch_id: str, restart_round: int, *, force: bool) -> int:
-        """Claims the next epoch; its number.
+    def claim(
+        self, run_id: str, launch_id: str, restart_round: int, *, force: bool, after: int = 0
+    ) -> int:
+        """Claims the next epoch; its number, which is greater than `after`.
 
         The same launch takes over at once; a foreign one only when its holder is dead (`force`
         states that it is known to be).  Raises DirectoryBusyError naming the holder, StorageError.
@@ -187,23 +200,106 @@ class CheckpointDirectory:
             holder = self.highest_epoch()
             if holder is not None and not force and holder.launch_id != launch_id:
                 self._require_dead(holder)
-            epoch = (holder.epoch if holder else 0) + 1
-            mine = EpochFile(
-                epoch=epoch, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
-                host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
-                pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
-                pid_namespace=pid_namespace(),
-            )  # fmt: skip
+            epoch = max(holder.epoch if holder else 0, after) + 1
+            mine = _own_claim(epoch, run_id, launch_id, restart_round)
             path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+            with _storage("look for", self.path):
+                emptied = self._run is not None and not _is_there(os.path.dirname(path))
+            if emptied:
+                self._make_again()
             with _storage("claim", path):
                 if publish(path, to_json(mine).encode(), replace=False):
+                    self._claim, self._decision = mine, b""
                     return epoch
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
     def holds(self, epoch: int) -> bool:
-        """True while `epoch` is the newest claim."""
+        """True while `epoch` is the newest claim, and that of the launch that made it."""
         newest = self.highest_epoch()
-        return newest is not None and newest.epoch == epoch
+        return newest is not None and newest.epoch == epoch and not self._is_foreign(newest)
+
+    def _is_foreign(self, claim: EpochFile) -> bool:
+        """Another start has taken the same number, in a directory that was made again."""
+        mine = self._claim
+        known = mine is not None and mine.epoch == claim.epoch and bool(claim.launch_id != "?")
+        return known and mine is not None and _start_of(mine) != _start_of(claim)
+
+    def go_on(self, epoch: int, run_id: str, launch_id: str, restart_round: int) -> None:
+        """A new keeper of a running epoch: the claim may be gone with what was in the directory.
+
+        Raises GuardError when a newer epoch exists, StorageError.
+        """
+        newest = self.highest_epoch()
+        if newest is not None and newest.epoch == epoch and newest.launch_id == launch_id:
+            self._claim = newest
+            return
+        if newest is not None and newest.epoch >= epoch:
+            raise self._fenced(epoch)
+        self._claim = _own_claim(epoch, run_id, launch_id, restart_round)
+        self._decision = b""  # the other keepers know it, and each COMMIT says it
+        self.renew(epoch)
+
+    def renew(self, epoch: int) -> bool:
+        """Makes the directory again where its claim is gone; True when it had to be.
+
+        A claim that is missing is not a newer one: the directory was emptied, unmounted, or made
+        again.  Raises GuardError when a newer epoch exists, StorageError when it cannot be used.
+        """
+        if not self._is_claim_missing(epoch):
+            return False
+        mine = self._claim
+        if mine is None or mine.epoch != epoch or self._run is None:
+            raise self._gone(epoch, "and this process did not make it")
+        self._make_again()
+        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        with _storage("write", path):
+            if self._decision:
+                publish(path, self._decision, replace=True)
+        path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+        with _storage("claim", path):
+            publish(path, to_json(mine).encode(), replace=False)
+        if self._is_claim_missing(epoch):
+            raise self._gone(epoch, "also after it was made again")
+        return True
+
+    def _make_again(self) -> None:
+        """Folders and RUN as they were; not on a mount point, and not in the directory of another
+        run.  Raises StorageError."""
+        assert self._run is not None
+        with _storage("look for the mount point of", self.path):
+            if not is_mounted(self._mount):
+                raise StorageError(
+                    f"{self.path}: nothing is mounted at {self._mount}; mount it again"
+                )
+        for name in ("", "epochs", "decisions", "trash"):
+            path = os.path.join(self.path, name)
+            with _storage("make again", path), contextlib.suppress(FileExistsError):
+                os.mkdir(path, new_files.READABLE_DIRECTORY)
+        path = os.path.join(self.path, "RUN")
+        with _storage("make again", path):
+            publish(path, to_json(self._run).encode(), replace=False)
+            found = from_json(RunFile, read_small(path), where=path)
+        if found.run_id != self._run.run_id:
+            raise StorageError(
+                f"{self.path}: belongs to run {found.run_id} now, expected {self._run.run_id}; "
+                "give that run another --run-dir"
+            )
+
+    def _is_claim_missing(self, epoch: int) -> bool:
+        """Raises GuardError when a newer one, or another start's, is there; StorageError."""
+        newest = self.highest_epoch()
+        if newest is not None and (newest.epoch > epoch or self._is_foreign(newest)):
+            raise self._fenced(epoch)
+        return newest is None or newest.epoch < epoch
+
+    def _fenced(self, epoch: int) -> GuardError:
+        return GuardError(f"{self.path}: epoch {epoch} is fenced by a newer incarnation")
+
+    def _gone(self, epoch: int, what: str) -> StorageError:
+        return StorageError(
+            f"{self.path}: emptied, unmounted or made again: the claim of epoch {epoch} is gone, "
+            f"{what}"
+        )
 
     def release(self, epoch: int) -> None:
         """The holder is done though its process lives on: whoever comes next may claim at once."""
@@ -261,6 +357,9 @@ class CheckpointDirectory:
     def create_generation(self, generation: Generation) -> str:
         """Makes the directory of a generation durable; existing is fine."""
         path = self.generation_path(generation)
+        with _storage("look for", self.path):
+            if not _is_there(os.path.join(self.path, "epochs")):  # a mount point, maybe
+                raise self._gone(generation.epoch, "so nothing is written there")
         try:
             os.mkdir(path, 0o755)
             _fsync_directory(self.path)
@@ -297,6 +396,7 @@ class CheckpointDirectory:
         Raises GuardError (fenced) when a newer epoch exists before or after, StorageError else.
         """
         self._require_epoch(generation.epoch)
+        self._require_bases(records)
         created_s = time.time()
         commit = CommitFile(
             run_id=run_id, generation=generation, step=step, world_size=world_size,
@@ -315,8 +415,16 @@ class CheckpointDirectory:
         return created_s
 
     def _require_epoch(self, epoch: int) -> None:
-        if not self.holds(epoch):
-            raise GuardError(f"{self.path}: epoch {epoch} is fenced by a newer incarnation")
+        if self._is_claim_missing(epoch):
+            raise self._gone(epoch, "so nothing is committed there")
+
+    def _require_bases(self, records: tuple[Record, ...]) -> None:
+        """What the shards are stored as differences to may have been removed by somebody."""
+        for name in {str(record["base"]) for record in records if record.get("base")}:
+            commit = os.path.join(self.path, name, "COMMIT")
+            with _storage("look for", commit):
+                if not _is_there(commit):
+                    raise StorageError(f"{commit}: is gone, and a shard is a difference to it")
 
     def write_decision(
         self, epoch: int, attempt: int, generation: Generation | None, reason: str
@@ -327,6 +435,7 @@ class CheckpointDirectory:
         with _storage("write", path):
             text = decision_text(epoch, attempt, generation, reason)
             publish(path, text, replace=True)
+            self._decision = text
 
     def parents(self) -> tuple[EpochParent, ...]:
         """The lineage on disk; damaged records are none.
@@ -486,6 +595,21 @@ class CheckpointDirectory:
         for name in names:
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
         self.spares.clear()
+
+
+def _own_claim(epoch: int, run_id: str, launch_id: str, restart_round: int) -> EpochFile:
+    """A claim of this process."""
+    return EpochFile(
+        epoch=epoch, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
+        host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
+        pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
+        pid_namespace=pid_namespace(),
+    )  # fmt: skip
+
+
+def _start_of(claim: EpochFile) -> tuple[str, int]:
+    """Which start of the run it belongs to; keepers may change within one."""
+    return claim.launch_id, claim.restart_round
 
 
 def publish(path: str, text: bytes, *, replace: bool) -> bool:

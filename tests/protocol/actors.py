@@ -140,6 +140,9 @@ class Disk:
     """The shared directory."""
 
     epoch: int = 0
+    """Newest that was ever claimed."""
+    claim: int = 0
+    """Newest of which there is a file."""
     decisions: dict[int, Generation | None] = field(default_factory=dict)
     commits: dict[Generation, Commit] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict)
@@ -152,11 +155,11 @@ class Runtime:
 
     def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
         """The check before COMMIT is linked."""
-        return disk.epoch != epoch
+        return disk.claim > epoch
 
     def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
         """The check before anybody is told."""
-        return disk.epoch != epoch
+        return disk.claim > epoch
 
     reads_before_claim = False
     """The directory is read first, and claimed then."""

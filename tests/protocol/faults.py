@@ -3,7 +3,7 @@
 from collections import deque
 
 from autockpt.executors.protocol import messages as m
-from tests.protocol.actors import DEADLINES, Content, Keeper, Node, Trainer
+from tests.protocol.actors import DEADLINES, Content, Disk, Keeper, Node, Trainer
 from tests.protocol.storage import Storage
 
 FAULTS = (
@@ -17,6 +17,7 @@ FAULTS = (
     "foreign_launch",
     "rot",
     "sigterm",
+    "wipe",
 )
 """Names of the methods below that a seed weighs at random."""
 
@@ -246,6 +247,20 @@ class Faults(Storage):
         for generation, commit in list(self.disk.commits.items()):
             if not commit.synced and self.rng.random() < 0.5:
                 del self.disk.commits[generation]
+
+    def wipe(self) -> None:
+        """Somebody empties the directory; who holds it makes it again.
+
+        Not where nodes may be left out: what those remember nobody is told.
+        """
+        if self.rng.random() < 0.6 or self.elastic:
+            return
+        self.say("wipe")
+        self.disk = Disk(epoch=self.disk.epoch)
+        self.oracle.durable.clear()
+        self.oracle.ever = False
+        if self.slots == 1:  # a single slot relies on the disk for what it overwrites
+            self.oracle.forget_memory()
 
     def partition(self) -> None:
         """A pair of nodes loses its connection, or all are healed."""

@@ -111,6 +111,24 @@ class NoEpochCheck(Runtime):
         return False
 
 
+class MissingIsNewer(Runtime):
+    """A claim that is gone counts as fenced."""
+
+    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+        return disk.claim != epoch
+
+
+class ForgetEpochs(CoordinatorProtocol):
+    """A directory without claims is taken for a new one."""
+
+    def rank_attached(self, from_node: int, message: m.RankAttached) -> None:
+        super().rank_attached(from_node, replace(message, epoch=0))
+
+    def reset(self) -> None:
+        super().reset()
+        self.admission.epoch = 0
+
+
 class NoSecondEpochCheck(Runtime):
     """The epoch is checked before COMMIT only."""
 
@@ -609,6 +627,8 @@ MUTANTS: dict[str, Mutant] = {
     "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),
     "commit-before-all-votes": Mutant(CommitBeforeAllVotes, "4", 20),
     "no-epoch-check": Mutant(NoEpochCheck, "4", 4000),
+    "missing-is-newer": Mutant(MissingIsNewer, "20", 500),
+    "forget-epochs": Mutant(ForgetEpochs, "20", 1000),
     "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 4000),
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
     "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),

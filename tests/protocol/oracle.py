@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
-from tests.protocol.actors import Content, Disk, Trainer
+from tests.protocol.actors import Content, Disk, Node, Trainer
 
 
 class Violation(AssertionError):
@@ -72,6 +72,26 @@ class Oracle:
     def fail(self, text: str) -> None:
         """An oracle is broken."""
         raise Violation(text)
+
+    def begin_anew(self, epoch: int, running: list[int | None], nodes: list[Node]) -> None:
+        """Nobody who was asked knows that these epochs were: then nothing of them may be left."""
+        contents = [c for node in nodes for c in (*node.slots.values(), *node.guests.values())]
+        left = {c.generation.epoch for c in contents if c is not None}
+        if any(old >= epoch for old in (*left, *(e for e in running if e is not None))):
+            self.fail(f"epoch {epoch} is claimed again, and something of it is left")
+        for table in (self.decided, self.basis, self.known, self.marked):
+            for old in [old for old in table if old >= epoch]:
+                del table[old]
+        for told in (self.history, self.wanted):
+            for generation in [g for g in told if g.epoch >= epoch]:
+                del told[generation]
+        sets = (
+            self.durable, self.memory, self.announced, self.protections, self.nan, self.seen_nan,
+            self.decayed,
+        )  # fmt: skip
+        for promised in sets:
+            promised -= {g for g in promised if g.epoch >= epoch}
+        self.protected = {g: p for g, p in self.protected.items() if g.epoch < epoch}
 
     def lineage(self, tip: int) -> dict[int, int | None]:
         """Newest eligible seq by epoch, from the decisions as they were really written."""

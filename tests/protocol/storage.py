@@ -292,7 +292,9 @@ class Storage(Trainers):
         do: m.WriteCommit = job[2]
         epoch = do.generation.epoch
         if job[1] == 0 and self.runtime.fenced_before_commit(self.disk, epoch):
-            return m.CommitFailed(generation=do.generation, reason="newer epoch", fenced=True)
+            return self.fenced(do)
+        if job[1] in (0, 3) and self.disk.claim < epoch:
+            return m.CommitFailed(generation=do.generation, reason="the claim is gone")
         if job[1] == 1:
             return self.link(do)
         if job[1] == 2:
@@ -302,14 +304,33 @@ class Storage(Trainers):
             self.disk.commits[do.generation].synced = True
         if job[1] == 3:
             if self.runtime.fenced_after_commit(self.disk, epoch):
-                return m.CommitFailed(generation=do.generation, reason="newer epoch", fenced=True)
+                return self.fenced(do)
             self.promise_durable(do)
             return m.CommitWritten(generation=do.generation, created_s=self.now_s)
         return None
 
+    def fenced(self, do: m.WriteCommit) -> m.CommitFailed:
+        """Only a newer epoch ends a training."""
+        if do.generation.epoch == self.disk.epoch:
+            self.oracle.fail(f"{do.generation} counts as fenced, and nobody has claimed since")
+        return m.CommitFailed(generation=do.generation, reason="newer epoch", fenced=True)
+
+    def job_renew(self, keeper: Keeper, job: list[Any]) -> Any:
+        """The claim is gone: the directory is made again under it."""
+        epoch = keeper.coordinator.epoch
+        if self.disk.claim >= epoch or keeper.coordinator.phase != "running":
+            return False
+        if job[1] == 0:
+            return m.DirectoryGone(epoch=epoch, reason="nothing is mounted") if self.flaky else None
+        self.disk.claim = epoch
+        self.disk.decisions[epoch] = keeper.coordinator.parents[epoch]
+        return m.DirectoryRenewed(epoch=epoch)
+
     def link(self, do: m.WriteCommit) -> Any:
         """COMMIT appears, if its directory is still there."""
         contents = [self.disk.files.get(record["file"]) for record in do.records]
+        if None in self.files_of(do.records):
+            return m.CommitFailed(generation=do.generation, reason="its base is gone")
         if do.generation in self.disk.commits or any(c is None for c in contents):
             return m.CommitFailed(generation=do.generation, reason="directory is gone")
         whole = [(c.generation, c.rank) for c in contents if c is not None]
@@ -364,23 +385,31 @@ class Storage(Trainers):
             launches = {t.incarnation.launch_id for t in seen}
             if launches - {do.incarnation.launch_id}:
                 return m.EpochRefused(incarnation=do.incarnation, reason="held by another launch")
+            epoch = max(self.disk.claim, do.after) + 1
             if self.runtime.reads_before_claim:
-                job.append(self.read_catalogue(do, self.disk.epoch + 1))
+                job.append(self.read_catalogue(do, epoch))
                 return None
-            self.disk.epoch += 1
-            self.shapes[self.disk.epoch] = keeper.coordinator.nodes
-            job.append(self.disk.epoch)
+            self.claim(keeper, epoch)
+            job.append(epoch)
             return None
         if self.runtime.reads_before_claim and do.epoch is None:
-            if job[3].epoch != self.disk.epoch + 1:
+            if job[3].epoch != max(self.disk.claim, do.after) + 1:
                 return m.EpochRefused(incarnation=do.incarnation, reason="somebody was faster")
-            self.disk.epoch += 1
+            self.claim(keeper, job[3].epoch)
             return job[3]
         if do.epoch is not None:
-            if do.epoch != self.disk.epoch:
+            if do.epoch < self.disk.claim:
                 return m.EpochRefused(incarnation=do.incarnation, reason="newer epoch")
+            self.disk.claim = do.epoch
             job.append(do.epoch)
         return self.read_catalogue(do, job[3])
+
+    def claim(self, keeper: Keeper, epoch: int) -> None:
+        """A number that nobody uses, also where the directory has forgotten all."""
+        if epoch <= self.disk.epoch:
+            self.oracle.begin_anew(epoch, [t.epoch for t in self.trainers], self.nodes)
+        self.disk.claim = self.disk.epoch = epoch
+        self.shapes[epoch] = keeper.coordinator.nodes
 
     def read_catalogue(self, do: m.ClaimEpoch, epoch: int) -> m.EpochClaimed:
         """What the claimer sees; reading makes it durable."""
@@ -390,7 +419,7 @@ class Storage(Trainers):
         self.oracle.known[epoch] = self.oracle.ever
         self.oracle.marked.setdefault(epoch, {g for g in self.disk.commits if self.is_marked(g)})
         parents = tuple(
-            m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.oracle.decided.items())
+            m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.disk.decisions.items())
         )
         return m.EpochClaimed(
             incarnation=do.incarnation,
@@ -402,7 +431,9 @@ class Storage(Trainers):
 
     def job_decide(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteDecision = job[2]
-        newer = self.disk.epoch != do.epoch
+        newer = self.disk.claim > do.epoch
+        if self.disk.claim < do.epoch:
+            return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="the claim is gone")
         if newer and job[1] in (0, 2):
             return m.DecisionFailed(
                 epoch=do.epoch, attempt=do.attempt, reason="newer epoch", fenced=True
@@ -411,6 +442,7 @@ class Storage(Trainers):
             return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
         if job[1] == 1:
             self.oracle.decision(do.epoch, do.generation, asked=job[3])
+            self.disk.decisions[do.epoch] = do.generation
             self.promise_restored(keeper, do.generation)
         if job[1] == 2:
             suspect = do.generation is not None and self.is_marked(do.generation)
@@ -461,7 +493,7 @@ class Storage(Trainers):
 
     def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.DeleteGenerations = job[2]
-        if self.disk.epoch != do.epoch:
+        if self.disk.claim != do.epoch:
             return False
         if job[1] == 0:
             return None

@@ -323,6 +323,9 @@ class World:
         self.now_s += self.rng.choice((1, 2, 5, 5)) if not self.peace else 5
         event = m.TimePassed(now_s=self.now_s)
         for keeper in self.keepers():
+            held = keeper.coordinator.phase == "running" and keeper.coordinator.epoch
+            if held > self.disk.claim and not any(job[0] == "renew" for job in keeper.jobs):
+                keeper.jobs.append(["renew", 0])
             if self.peace or self.rng.random() < 0.9:
                 self.to_node(keeper, event)
                 self.to_coordinator(keeper, event)

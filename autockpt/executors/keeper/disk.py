@@ -95,6 +95,22 @@ class DiskWorker:
         }
         self._jobs.put(lambda: work[type(instruction)](instruction))
 
+    def beat(self, epoch: int) -> None:
+        """Shows that the holder of `epoch` lives, and makes the directory again where it is gone;
+        not while an earlier job still hangs."""
+        if self.idle:
+            self._jobs.put(lambda: self._beat(epoch))
+
+    def _beat(self, epoch: int) -> None:
+        try:
+            if self._directory.renew(epoch):
+                self._tell(p.DirectoryRenewed(epoch=epoch))
+            self._directory.heartbeat(epoch)
+        except GuardError:
+            return  # the next commit finds out, too, and says so
+        except AutockptError as error:
+            self._tell(p.DirectoryGone(epoch=epoch, reason=str(error)))
+
     def _tell(self, event: object) -> None:
         self._post(lambda: self._answer(event))
 
@@ -105,12 +121,11 @@ class DiskWorker:
                 raise GuardError(f"{who} was replaced before it could claim {self._directory.path}")
             if order.epoch is None:
                 epoch = self._directory.claim(
-                    self._run_id, who.launch_id, who.restart_round, force=False
+                    self._run_id, who.launch_id, who.restart_round, force=False, after=order.after
                 )
-            elif self._directory.holds(order.epoch):
-                epoch = order.epoch
             else:
-                raise GuardError(f"epoch {order.epoch} is fenced by a newer incarnation")
+                epoch = order.epoch
+                self._directory.go_on(epoch, self._run_id, who.launch_id, who.restart_round)
             event: object = p.EpochClaimed(
                 incarnation=who,
                 epoch=epoch,

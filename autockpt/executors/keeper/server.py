@@ -135,6 +135,8 @@ class Keeper:
         self._leave_when_drained = False
         self._lonely_since = time.monotonic()
         self._had_trainers = False
+        self._is_removed = False
+        """The directories of run and checkpoints are gone, as of the last look."""
         self._all_finished = False
         """The last trainer ended by itself: nobody will come back."""
         self._local: deque[p.WireMessage] = deque()
@@ -170,7 +172,10 @@ class Keeper:
             # Without trainers it is not held: a launch on other machines may take over.
             if now >= next_heartbeat and self._s.epoch and self._s.trainers:
                 next_heartbeat = now + HEARTBEAT_S
-                self._disk.submit(lambda: self._directory.heartbeat(self._s.epoch))
+                self._disk.beat(self._s.epoch)
+            elif now >= next_heartbeat and self._disk.idle:
+                next_heartbeat = now + HEARTBEAT_S
+                self._disk.submit(self._look_for_run)
         self._end_gathering()
         self._reading.close()
         self._kept.close()
@@ -187,12 +192,17 @@ class Keeper:
         if self._shards.busy:
             return False
         lonely = time.monotonic() - self._lonely_since
-        if not os.path.isdir(self._directory.path):
-            return True  # somebody removed the run under us
+        if self._is_removed:
+            return True
         leaving = self._leave_when_drained or self._all_finished
         if leaving and self._settled() and lonely > 0.05 and not self._needed(lonely):
             return True
         return lonely > (LINGER_S if self._had_trainers else FIRST_TRAINER_S)
+
+    def _look_for_run(self) -> None:
+        """On the disk's thread, which may hang: whether somebody removed the run under us."""
+        places = (self._directory.path, self._run_directory)
+        self._is_removed = not any(map(os.path.isdir, places))
 
     def _settled(self) -> bool:
         """Nobody here waits for anything, on this node or another one."""
@@ -517,6 +527,8 @@ class Keeper:
             return
         if isinstance(event, p.EpochClaimed):
             self._s.epoch = event.epoch
+        if isinstance(event, p.DirectoryRenewed):
+            self._shards.forget_bases()
         if isinstance(event, p.GenerationVerified) and not (event.ok and event.health == "good"):
             self._shards.damaged(event.generation)
         self._coordinator_event(event)

@@ -157,6 +157,13 @@ class Shards:
             if other == generation and shard.base is not None:
                 self._bases.drop(shard.base)
 
+    def forget_bases(self) -> None:
+        """Nothing that was durable is there any more: no later save may be a difference to it."""
+        for shard in self._all.values():
+            if shard.base is not None:
+                self._bases.drop(shard.base)
+                shard.base = None
+
     def _start_pipeline(self, rank: int, generation: Generation, shard: Shard) -> None:
         memory = self._memory.of(rank)
         began, index = shard.began, shard.index

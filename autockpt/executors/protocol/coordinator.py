@@ -29,6 +29,8 @@ class CoordinatorProtocol(Planning):
         self._events: dict[type, Callable[[Any], None]] = {
             m.EpochClaimed: self.epoch_claimed,
             m.EpochRefused: self.epoch_refused,
+            m.DirectoryRenewed: self.directory_renewed,
+            m.DirectoryGone: self.directory_gone,
             m.DecisionWritten: self.decision_written,
             m.DecisionFailed: self.decision_failed,
             m.CommitWritten: self.commit_written,

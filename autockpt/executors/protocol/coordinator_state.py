@@ -172,6 +172,10 @@ class CoordinatorState:
         """Saves up to here are settled and forgotten."""
         self.breakpoint = False
         """Every memory commit goes to disk: the end of this incarnation is near."""
+        self.bare = False
+        """The directory was made again, and nothing is in it: what is in memory goes there."""
+        self.known_epoch = 0
+        """Newest epoch that any node of the incarnation knew when it attached."""
         self.proposal: Proposal | None = None
         self.plan_newest = 0
         """Newest version ever proposed in this epoch."""

@@ -470,6 +470,22 @@ class EpochClaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryRenewed:
+    """The directory was empty and was made again under the claim of `epoch`: what was durable is
+    gone."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryGone:
+    """The claim of `epoch` is gone, and the directory cannot be made again now."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRefused:
     """The directory is held by somebody alive, or cannot be read."""
 
@@ -807,6 +823,8 @@ class ClaimEpoch:
 
     incarnation: Incarnation
     epoch: int | None
+    after: int = 0
+    """Newest epoch that any keeper knows, where an emptied directory does not: this is newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -888,6 +906,8 @@ class RankAttached:
     """A trainer attached at this node; repeated until the coordinator answers."""
 
     attach: TrainerAttached
+    epoch: int = 0
+    """Newest epoch that this node knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -911,6 +931,8 @@ class InventoryReported:
     plan_version: int = 0
     """Newest plan version this node knows an apply step of; 0: none."""
     plan_apply_step: int = 0
+    lineage: tuple[EpochParent, ...] = ()
+    """As it was told when the last epoch opened, for a directory that has forgotten it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1298,6 +1320,8 @@ NodeEvent = (
 CoordinatorEvent = (
     EpochClaimed
     | EpochRefused
+    | DirectoryRenewed
+    | DirectoryGone
     | DecisionWritten
     | DecisionFailed
     | CommitWritten

@@ -91,8 +91,13 @@ class NodeProtocol(NodeSaving):
         if local.attach is None or not local.alive:
             self._admit(local, event)
         local.refused = False
-        self.tell(m.RankAttached(attach=local.attach or event))
+        self.tell(self._attached(local.attach or event))
         self._report_inventory()
+
+    def _attached(self, attach: m.TrainerAttached) -> m.RankAttached:
+        held = (shard.generation.epoch for slots in self._all_slots() for shard in slots.held())
+        known = max((self.epoch, self.admission.epoch, *held))
+        return m.RankAttached(attach=attach, epoch=known)
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:
         """Rule 9, as far as this keeper can see; the refusal names the holder."""
@@ -255,8 +260,13 @@ class NodeProtocol(NodeSaving):
             protected=self.protected,
             plan_version=self.plan_version,
             plan_apply_step=self.plan_apply_step,
+            lineage=self.chain,
         )
         self.tell(report)
+
+    def _all_slots(self) -> Iterator[Slots]:
+        yield from (local.slots for local in self.ranks.values())
+        yield from self.guests.values()
 
     def _shard_slots(self) -> Iterator[Slots]:
         yield from (local.slots for local in self.ranks.values())
@@ -531,6 +541,6 @@ class NodeProtocol(NodeSaving):
         if not local.alive:
             self.tell(m.RankLost(incarnation=local.attach.incarnation, rank=local.rank))
         elif not local.started and not local.refused:
-            self.tell(m.RankAttached(attach=local.attach))
+            self.tell(self._attached(local.attach))
         elif local.plan_held is not None:
             self.tell(local.plan_held)

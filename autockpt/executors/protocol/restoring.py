@@ -70,6 +70,7 @@ class Restoring(Saving):
         self.knocking.clear()
         if attach.incarnation != self.incarnation:
             self._take_over(attach)
+        self.known_epoch = max(self.known_epoch, message.epoch, self.admission.epoch)
         if attach.nodes != self.nodes or attach.nodes[attach.rank] != from_node:
             self._deny(from_node, attach, f"nodes differ: {self.nodes} and {attach.nodes}")
         elif self.phase == "gathering":
@@ -119,7 +120,9 @@ class Restoring(Saving):
             return
         self.go("claiming")
         assert self.incarnation is not None
-        self.emit(ClaimEpoch(incarnation=self.incarnation, epoch=self.rejoining))
+        self.emit(
+            ClaimEpoch(incarnation=self.incarnation, epoch=self.rejoining, after=self.known_epoch)
+        )
 
     def _rank_back(self, node: int, attach: TrainerAttached) -> None:
         """Its keeper restarted, or the start order was lost on the way."""
@@ -149,9 +152,6 @@ class Restoring(Saving):
         self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
         self.parents = parents_of(event.parents, event.committed)
         self.ever_durable = event.ever_committed or bool(event.committed)
-        if self.rejoining is not None and self.epoch not in self.parents:
-            self.refuse(f"epoch {self.epoch} has no decision record", retryable=True)
-            return
         self.admission.hold(event.epoch)
         self.go("inventory")
         for node in sorted(set(self.nodes)):
@@ -190,10 +190,16 @@ class Restoring(Saving):
             self.stale(message)
             return
         self.inventory[from_node] = message
+        for link in message.lineage:
+            self.parents.setdefault(link.epoch, link.parent)
         if set(self.inventory) >= set(self.nodes):
             self._inventory_complete()
 
     def _inventory_complete(self) -> None:
+        if not self.parents:
+            # The directory was emptied, and every keeper is a new one: the newest is all there is.
+            held = [shard.generation.epoch for r in self.inventory.values() for shard in r.held]
+            self.parents.update(dict.fromkeys(sorted(held)[-1:]))
         if self.rejoining is not None:
             self._rejoin()
         else:
@@ -517,6 +523,11 @@ class Restoring(Saving):
 
     def _rejoin(self) -> None:
         """A new keeper continues a running epoch: rebuild what the old one knew from memory."""
+        if self.epoch not in self.parents:
+            if self.catalogue:
+                self.refuse(f"epoch {self.epoch} has no decision record", retryable=True)
+                return
+            self.parents[self.epoch] = None  # the directory was emptied, and nobody else knows it
         self.alive = set(range(self.world_size))
         self.chain = chain_from(self.epoch, self.parents)
         self.go("running")

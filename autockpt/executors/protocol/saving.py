@@ -16,6 +16,8 @@ from autockpt.executors.protocol.messages import (
     CommitFailed,
     CommitWritten,
     DeleteGenerations,
+    DirectoryGone,
+    DirectoryRenewed,
     DurableCommitted,
     EpochFenced,
     GenerationDropped,
@@ -209,7 +211,7 @@ class Saving(Protecting):
         self.broadcast(MemoryCommitted(generation=save.generation, health=health))
         self._drop_older_seals(save)
         self.begin_round()
-        if self.breakpoint or self.unreachable:
+        if self.breakpoint or self.unreachable or self.bare:
             self.persist_newest()
 
     def _drop_older_seals(self, save: Save) -> None:
@@ -291,6 +293,7 @@ class Saving(Protecting):
             self.stale(event)
             return
         save.go_disk("durable")
+        self.bare = False
         self.catalogue[save.generation] = self._entry(save, event.created_s)
         if not self.ever_durable:
             self.ever_durable = True
@@ -403,6 +406,21 @@ class Saving(Protecting):
         """Ask all ranks without a vote; who writes already has nothing to do."""
         missing = tuple(rank for rank in range(self.world_size) if rank not in save.votes)
         self.broadcast(PersistWanted(generation=save.generation, ranks=missing))
+
+    def directory_renewed(self, event: DirectoryRenewed) -> None:
+        """What was durable is gone with the directory; what is in memory is not."""
+        if self.phase != "running" or event.epoch != self.epoch:
+            self.stale(event)
+            return
+        self.emit(Report(kind="warning", detail="the directory was empty and was made again"))
+        self.catalogue.clear()
+        self.ever_durable, self.bare = False, True
+        self.persist_newest()
+
+    def directory_gone(self, event: DirectoryGone) -> None:
+        """A claim that is missing is not a newer one: the training goes on."""
+        if event.epoch == self.epoch:
+            self.emit(Report(kind="warning", detail=event.reason))
 
     def fence(self, reason: str) -> None:
         """A newer epoch owns the directory."""
