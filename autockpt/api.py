@@ -40,10 +40,12 @@ def attach(
 ) -> "Session | PassThroughSession":
     """Protects a training job: restores what there is to restore, then checkpoints it.
 
-    `data` is a DataLoader or anything with state_dict/load_state_dict; `others` are named objects
-    with both (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make
-    the whole model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest);
-    DTensors, DDP, FSDP and DeepSpeed need none.
+    `data` is a DataLoader, anything with state_dict/load_state_dict, or "script": the script puts
+    its loop and its data at `ckpt.step_count` by itself.  Where nothing does, a resume ends with
+    exit code 91 (SystemExit) in front of the first iteration.  `others` are named objects with both
+    (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make the whole
+    model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest); DTensors,
+    DDP, FSDP and DeepSpeed need none.
 
     `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
     started.  The run that is there is resumed, whatever the script's arguments are by now, unless

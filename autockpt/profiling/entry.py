@@ -39,7 +39,8 @@ def adopt(
 
     Raises ConfigError, as attach would, naming an entry that cannot be saved.
     """
-    session = PassThroughSession(data, _current.timer if _current is not None else None)
+    loader = None if isinstance(data, str) and data == "script" else data
+    session = PassThroughSession(loader, _current.timer if _current is not None else None)
     if _current is not None:
         _current.adopt(session, model=model, optimizer=optimizer, **others)
     return session

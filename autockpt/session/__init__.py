@@ -3,6 +3,8 @@
 training      the Session: the loop's face, boundaries, plan changes
 rank          what a session knows of its rank, and how it tells
 accumulation  which boundaries are whole where gradients are accumulated over iterations
+loop_ahead    whether the script will still enter a loop of ours
+position      whether loop and data are where a resumed state is
 rounds        what an iteration is where nobody says it and several optimizers step
 forwards      sees calls of the models, compiled ones too
 saving        one save: asked for, begun, fenced

@@ -10,7 +10,7 @@ alone, and taken back when the loop begins.
 import contextlib
 import dis
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 LOOPS = frozenset({"steps", "batches", "step"})
@@ -19,14 +19,17 @@ DEPTH = 3
 """Functions that call functions, in which a loop is looked for."""
 
 
-def is_loop_ahead(session: object, frame: types.FrameType | None) -> bool:
-    """True when a frame from `frame` outwards goes on to a loop of `session`; raises nothing."""
+def is_loop_ahead(session: object, frame: types.FrameType | None, wanted: Set[str] = LOOPS) -> bool:
+    """True when a frame from `frame` outwards goes on to use one of `wanted` of `session`.
+
+    Raises nothing.
+    """
     with contextlib.suppress(Exception):
         while frame is not None:
             if not frame.f_globals.get("__name__", "").startswith("autockpt."):
                 known = {**frame.f_globals, **frame.f_locals}
                 names = frozenset(_names_of(session, known))
-                if names and _calls(frame.f_code, names, known, frame.f_lasti, DEPTH):
+                if names and _calls(frame.f_code, names, wanted, known, frame.f_lasti, DEPTH):
                     return True
             frame = frame.f_back
     return False
@@ -44,19 +47,24 @@ def _names_of(session: object, known: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _calls(
-    code: types.CodeType, names: frozenset[str], known: Mapping[str, Any], behind: int, depth: int
+    code: types.CodeType,
+    names: Set[str],
+    wanted: Set[str],
+    known: Mapping[str, Any],
+    behind: int,
+    depth: int,
 ) -> bool:
-    """The code asks one of `names` for a loop behind the offset `behind`, or calls what does."""
+    """Behind the offset `behind` the code uses one of `wanted` of `names`, or calls what does."""
     former: Any = None
     for instruction in dis.get_instructions(code):
         value = instruction.argval
         if instruction.offset > behind and instruction.opname.startswith("LOAD_"):
-            if value in LOOPS and former in names:
+            if value in wanted and former in names:
                 return True
             inner = _function(known, former, value) if depth else None
             if inner is not None and inner.__code__ is not code:
                 found = inner.__globals__
-                if _calls(inner.__code__, names, found, -1, depth - 1):
+                if _calls(inner.__code__, names, wanted, found, -1, depth - 1):
                     return True
         former = value[-1] if isinstance(value, tuple) and value else value
     return False

@@ -1,6 +1,7 @@
 """What the session of one rank knows, and how it tells: the base of everything in this folder."""
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from autockpt.session.clock import IterationClock
 from autockpt.session.job import Job
 from autockpt.session.mind import Mind
 from autockpt.session.plan_switch import PlanSwitch
+from autockpt.session.position import SCRIPT, is_script
 from autockpt.session.rounds import Rounds
 from autockpt.session.traffic import TrafficMarks
 from autockpt.session.windows import IdleWindows
@@ -38,7 +40,9 @@ class RankState:
     def __init__(self, job: Job, state: LiveState, data: Any) -> None:
         self._job = job
         self._state = state
-        self._data = None if data is None else DataPosition(data)
+        self._placed = is_script(data) or os.environ.get("AUTOCKPT_DATA") == SCRIPT
+        """Loop and data will be where the checkpoint is, or that they will not has been said."""
+        self._data = None if data is None or is_script(data) else DataPosition(data)
         state.dry_encode({} if self._data is None else {"data": self._data.require_state()})
         self._mesh = state.mesh()
         self._plan: CheckpointPlan = job.plan
@@ -70,6 +74,12 @@ class RankState:
         """Iterations since the last boundary that a checkpoint may be of."""
         self._taken = 0
         """Batches that `batches` has handed out since the last boundary."""
+        self._framework: str | None = None
+        """Whose loop called attach; None: the script's."""
+        self._asked_step = False
+        """The script has read `step_count`."""
+        self._place_ahead: bool | None = None
+        """The script goes on to ask where to go on; None: not looked for."""
         self._lead = self._lead_resumed = 0
         """Iterations that no loop of ours has counted, but `attach` alone: in this process, and up
         to the checkpoint that it began with."""

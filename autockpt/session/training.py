@@ -34,19 +34,24 @@ from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
+from autockpt.session import position
 from autockpt.session.attaches import of_this_process
 from autockpt.session.ending import Ending
 from autockpt.session.forwards import Forwards
 from autockpt.session.job import Job
 from autockpt.session.loop_ahead import is_loop_ahead
 from autockpt.session.mind import Mind
+from autockpt.session.position import framework_of
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError
+from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import to_data
 
 LEAD_STEPS = 200
 """Iterations that a loop of ours is waited for, uncounted and without a checkpoint."""
+ASKS_PLACE = frozenset({"batches", "steps", "step_count"})
+"""What a script uses of a session that goes on where its state is."""
 
 
 def attached() -> bool:
@@ -76,6 +81,7 @@ class Session(Ending):
 
         With `attach` alone one has ended when every optimizer has stepped.
         """
+        self._asked_step = True
         return self._step
 
     def batches(self, total: int) -> Iterator[tuple[int, Any]]:
@@ -87,6 +93,7 @@ class Session(Ending):
         """
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
+        self._placed = True
         self._owns(total)
         while self._step < total:
             step = self._step
@@ -215,6 +222,9 @@ class Session(Ending):
             resumed = resume(self._link, self._state, job.checkpoints, ahead)
         self._epoch = resumed.epoch
         self._step = self._start_step = resumed.step
+        self._framework = framework_of(sys._getframe())
+        if self._framework is not None and not self._placed:
+            self._require_place()
         self._lead_resumed = int((resumed.progress or {}).get("lead", 0))
         self._is_safe = resumed.durable
         applied = time.monotonic()
@@ -311,6 +321,8 @@ class Session(Ending):
         def before(module: torch.nn.Module) -> None:
             if not module.training or self._closed:
                 return
+            if not self._placed:
+                self._require_place()
             if self._stepped and self._rounds.complete and not self._owns_boundary:
                 if self._is_before_loop():
                     self._uncounted += 1
@@ -358,12 +370,12 @@ class Session(Ending):
             self._require_in_force()
             self._step = step  # the loop goes on
             return
+        if not self._placed:
+            self._require_place(begun=True)
         began = self._clock.boundary(self._saving or self._background())
         self._saving = bool(self._link.writing())
-        if step == self._start_step + 1:
-            if not self._seq:
-                self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
-            self._require_counted()
+        if step == self._start_step + 1 and not self._seq:
+            self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
         whole = self._stepped or not self._state.optimizers
         self._accumulation.iterated(stepped=whole)
         self._step, self._stepped, self._taken = step, False, 0
@@ -397,6 +409,36 @@ class Session(Ending):
             self._leave()
 
     # ------------------------------------------------------------------ before a loop of ours
+
+    def _require_place(self, *, begun: bool = False) -> None:
+        """Asked until it is known who puts loop and data where the state is.
+
+        `begun`: an iteration counts.  Raises SystemExit where the training would go wrong.
+        """
+        frame, data = sys._getframe(1), self._data
+        framework = self._framework or framework_of(frame)
+        if framework is None and self._has_place():
+            self._placed = True
+            return
+        if framework is None and not begun:
+            if self._place_ahead is None:
+                self._place_ahead = is_loop_ahead(self, frame, ASKS_PLACE)
+            if self._place_ahead:
+                return
+        self._placed, unused = True, data is not None and data.by_index
+        if not self._start_step:
+            self._degraded("position", position.warning(framework, unused_loader=unused))
+            return
+        self._say(position.refusal(self._start_step, framework, unused_loader=unused))
+        self._end("error")
+        raise SystemExit(WOULD_TRAIN_WRONGLY)
+
+    def _has_place(self) -> bool:
+        """Loop and data go on where the state is, as far as the script has said until now."""
+        if self._data is not None:
+            return not self._data.by_index
+        others = self._state.others.items()
+        return self._total is not None or self._asked_step or position.may_hold_place(others)
 
     def _is_before_loop(self) -> bool:
         """What steps now is no iteration: the script goes on to a loop of ours."""
@@ -455,14 +497,6 @@ class Session(Ending):
                 "be known; step_count counts rounds in which every optimizer has stepped, which "
                 "may not be the script's; use ckpt.steps(total), or call ckpt.step() at the end "
                 "of each iteration",
-            )
-
-    def _require_counted(self) -> None:
-        if self._data is not None and self._data.by_index and not self._taken:
-            self._degraded(
-                "data",
-                "no batch came from ckpt.batches(), so nobody counts them, and a restart begins "
-                "the loader anew; use ckpt.batches(total), or attach a loader with state_dict",
             )
 
     def _is_whole_iteration(self, step: int) -> bool:

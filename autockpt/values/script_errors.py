@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
+
 Origin = Literal["mistake", "script", "machine"]
 
 _MISTAKES = (
@@ -33,8 +35,9 @@ _MACHINE_TEXT = re.compile(
     re.IGNORECASE,
 )
 """In a RuntimeError, which torch raises for devices and for peers that are gone."""
-_USAGE_CODES = (2, 64, 78)
-"""Exit codes of a command line that is wrong: argparse's, EX_USAGE, EX_CONFIG."""
+_USAGE_CODES = (2, 64, 78, WOULD_TRAIN_WRONGLY)
+"""Exit codes of a command line that is wrong (argparse's, EX_USAGE, EX_CONFIG), or of a script that
+was not resumed."""
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 _TEXT_CHARS = 2000
 

@@ -1,0 +1,104 @@
+"""Who puts the loop and the data where the checkpoint is: known, or the resume is refused.
+
+A resume sets the state.  The script's loop and its data go on from there only when the script asks
+for it: by a loop of ours, by reading `ckpt.step_count`, or by data that keeps its own place.  A
+loop that begins at 0 would train the state of step 135 with the data of step 0, so the script ends
+with exit code 91.  Loops of frameworks begin at 0 whatever a callback reads.
+"""
+
+import types
+from collections.abc import Iterable
+
+SCRIPT = "script"
+"""As `attach(data=...)` or AUTOCKPT_DATA: the script sees to its loop and data by itself."""
+
+FRAMEWORKS: dict[str, str] = {
+    "transformers.trainer": "Hugging Face Trainer",
+    "lightning.pytorch": "Lightning Trainer",
+    "pytorch_lightning": "Lightning Trainer",
+    "ignite.engine": "Ignite Engine",
+    "composer.trainer": "Composer Trainer",
+    "fastai.learner": "fastai Learner",
+    "stable_baselines3": "Stable-Baselines3",
+    "keras.src.trainers": "Keras fit",
+    "keras.src.backend.torch.trainer": "Keras fit",
+    "mmengine.runner": "MMEngine Runner",
+    "detectron2.engine.train_loop": "Detectron2 trainer",
+    "skorch.net": "skorch",
+    "catalyst.runners": "Catalyst Runner",
+    "torchtnt.framework": "TorchTNT",
+}
+"""By the beginning of a module's name: whose loop runs when that module is on the stack."""
+
+_WITHOUT_PLACE = (
+    "scheduler",
+    "lr_scheduler",
+    "scaler",
+    "ema",
+    "swa",
+    "metric",
+    "criterion",
+    "loss",
+)
+
+
+def is_script(data: object) -> bool:
+    """What was attached as data says that the script sees to it."""
+    return isinstance(data, str) and data == SCRIPT
+
+
+def framework_of(frame: types.FrameType | None) -> str | None:
+    """The framework whose loop calls from `frame` outwards; None: the loop is the script's."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        for beginning, name in FRAMEWORKS.items():
+            if module == beginning or module.startswith((f"{beginning}.", f"{beginning}_")):
+                return name
+        frame = frame.f_back
+    return None
+
+
+def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
+    """One of the attached objects may count batches: the script's own class, by its own name."""
+    return any(
+        not type(value).__module__.startswith("torch.") and not name.startswith(_WITHOUT_PLACE)
+        for name, value in others
+    )
+
+
+def refusal(step: int, framework: str | None, *, unused_loader: bool) -> str:
+    """Why a resume at `step` would train wrongly, and what to do."""
+    return (
+        f"refused: the state was resumed at step {step}, but {_why(framework, unused_loader)}; "
+        f"nothing was trained. {_WHAT_TO_DO}, or begin anew with --fresh or attach(fresh=True) "
+        "(exit code 91, docs/exit_codes.md)"
+    )
+
+
+def warning(framework: str | None, *, unused_loader: bool) -> str:
+    """The same of a first start, whose restart would be refused."""
+    why = _why(framework, unused_loader)
+    return f"a restart will be refused (exit code 91): {why}. {_WHAT_TO_DO}"
+
+
+def _why(framework: str | None, unused_loader: bool) -> str:
+    if framework is not None:
+        return (
+            f"the loop is that of {framework}, which begins at its first epoch and batch, and "
+            "autockpt cannot set its counters"
+        )
+    if unused_loader:
+        return (
+            "no batch came from ckpt.batches(), so the attached loader begins its epoch anew, in "
+            "another order"
+        )
+    return (
+        "nothing puts the loop and its data there: the script uses neither ckpt.batches() nor "
+        "ckpt.steps(), and never read ckpt.step_count"
+    )
+
+
+_WHAT_TO_DO = (
+    "Train in `for step, batch in ckpt.batches(total)`; if the script puts its loop and its data "
+    'at ckpt.step_count by itself, say so by attach(data="script") or AUTOCKPT_DATA=script'
+)

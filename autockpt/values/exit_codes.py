@@ -1,0 +1,32 @@
+"""What the exit code of a run says, and what to do then: the table of `docs/exit_codes.md`.
+
+Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 127 are usual ones.
+91 and 92 are autockpt's own: no other program of a training is known to use them.
+"""
+
+WOULD_TRAIN_WRONGLY = 91
+"""The state was resumed at a step that the script's loop and data are not at."""
+NOTHING_DURABLE = 92
+"""The script trained to its end, and no checkpoint of it is durable."""
+
+EXIT_CODES: dict[int, tuple[str, str]] = {
+    0: ("the script ended well", "nothing"),
+    1: ("the script failed, or autockpt has a bug", "read the traceback"),
+    2: ("the command line is wrong", "correct it; `autockpt COMMAND --help`"),
+    65: ("data is damaged, or a profile is of another job", "`autockpt verify`, or profile again"),
+    66: ("checkpoints were committed and none can be restored", "`autockpt verify --repair`"),
+    69: ("`autockpt doctor` found something that does not work", "do what it says"),
+    70: ("autockpt refused what would endanger a checkpoint, or broke a rule", "read the message"),
+    73: ("another run has the directory", "end that run, or give `--run-dir`"),
+    74: ("storage failed", "look at the disk; the same command resumes"),
+    75: ("a newer start of this run took over", "nothing"),
+    78: ("a policy, an option or the script cannot work", "correct what the message names"),
+    WOULD_TRAIN_WRONGLY: (
+        "the state was resumed, but nothing puts the loop and the data there",
+        'use `ckpt.batches(total)`, or say `attach(data="script")`; see below',
+    ),
+    NOTHING_DURABLE: ("the script trained to its end, nothing is durable", "look at the disk"),
+    130: ("interrupted (Ctrl-C)", "the same command resumes"),
+    143: ("ended by SIGTERM", "the same command resumes"),
+}
+"""By code: (what happened, what to do)."""
