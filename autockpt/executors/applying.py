@@ -1,5 +1,6 @@
 """What a restore brought, put into optimizers, modules and objects."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,17 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     for prefix in restored.optimizers:
         _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
     device = state.device()
+    own = skeleton.get("own", {})
+    if restored.by_rank and own and not all(map(_is_whole(state), state.parameters().values())):
+        raise ConfigError(
+            f"{next(iter(own))}: keeps state of its own, and nobody knows how that is divided; "
+            "resume with the ranks and the mesh that wrote the checkpoint"
+        )
+    state.load_own(
+        own,
+        lambda saved: statetree.decode(saved, tensors, device),
+        lambda prefix: _apply_again(state, prefix, restored),
+    )
     for path, module in state.extra_places().items():
         if path in skeleton["modules"]:
             saved = skeleton["modules"][path]
@@ -55,6 +67,17 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
         "progress": statetree.decode(skeleton["progress"], tensors),
         "rng": statetree.decode(skeleton["rng"], tensors),
     }
+
+
+def _is_whole(state: LiveState) -> Callable[[torch.Tensor], bool]:
+    return lambda parameter: state.holding(parameter).is_whole
+
+
+def _apply_again(state: LiveState, prefix: str, restored: RestoredState) -> None:
+    """An optimizer and those inside it, which its `load_state_dict` may have changed."""
+    for name in restored.optimizers:
+        if name == prefix or name.startswith(f"{prefix}."):
+            _apply_optimizer(state, name, state.optimizers[name], restored)
 
 
 def left_as_built(restored: RestoredState, state: LiveState) -> tuple[str, ...]:

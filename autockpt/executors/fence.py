@@ -7,9 +7,12 @@ each with those taken at the boundary, and the bytes of a rotating sample with t
 """
 
 import ctypes
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Protocol, cast
 
 import torch
 from torch.optim.optimizer import (
@@ -195,16 +198,24 @@ class OptimizerHooks:
         optimizers: list[torch.optim.Optimizer],
         before: Callable[[torch.optim.Optimizer | None], None],
         after: Callable[[torch.optim.Optimizer], None],
+        inner: Mapping[torch.optim.Optimizer, torch.optim.Optimizer] | None = None,
     ) -> None:
+        """`inner`: by an optimizer inside another one that of `optimizers` whose step it is."""
+        inner = inner or {}
         self._known = {id(steps_as(optimizer)): optimizer for optimizer in optimizers}
+        self._known |= {id(steps_as(one)): outer for one, outer in inner.items()}
+        self._stepping: dict[int, list[int]] = {}
+        """By id of one of `optimizers` those within it that step now, the outermost first."""
         self._before = before
         self._after = after
         self._handles: list[Any] = [
             register_optimizer_step_pre_hook(self._pre),
             register_optimizer_step_post_hook(self._post),
         ]
-        for optimizer in optimizers:
-            self._guard(steps_as(optimizer))
+        for optimizer in (*optimizers, *inner):
+            known = steps_as(optimizer)
+            if hasattr(known, "_optimizer_load_state_dict_pre_hooks"):  # its constructor was called
+                self._guard(known)
 
     def guard_module(self, module: torch.nn.Module) -> None:
         """Also fences `load_state_dict` of a module, which writes parameters in place."""
@@ -220,9 +231,37 @@ class OptimizerHooks:
         self._handles.append(own_hooks.before_load(owner, lambda *_: self._before(None)))
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._known:
-            self._before(self._known[id(optimizer)])
+        known = self._known.get(id(optimizer))
+        if known is None:
+            return
+        within = self._stepping.setdefault(id(known), [])
+        if id(optimizer) in within and not _is_again(optimizer):
+            del within[within.index(id(optimizer)) :]  # its last step ended with an exception
+        within.append(id(optimizer))
+        self._before(known)
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._known:
-            self._after(self._known[id(optimizer)])
+        known = self._known.get(id(optimizer))
+        if known is None:
+            return
+        within = self._stepping.get(id(known), [])
+        if id(optimizer) in within:
+            last = len(within) - within[::-1].index(id(optimizer)) - 1
+            del within[last:]
+        if not within:
+            self._after(known)
+
+
+def _is_again(optimizer: torch.optim.Optimizer) -> bool:
+    """A step of it is within another one of it: torch tells of `super().step()` as well."""
+    count, frame = 0, cast("FrameType | None", sys._getframe(2))
+    while frame is not None and count < 2:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _TELLING:
+            count += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return count == 2
+
+
+_TELLING = inspect.getfile(torch.optim.Optimizer)
+"""Where torch's wrapper of every `step` is, which calls the hooks."""

@@ -148,14 +148,16 @@ def take_inventory(
     path_of: Callable[[str, str, torch.Tensor], str],
     names: Mapping[str, ModelNames],
     declared: Declared,
+    outer: Mapping[str, str] | None = None,
 ) -> Inventory:
     """Walks everything.  `optimizers` in the order in which they step; `path_of`: from prefix and
-    name in the module the name of a parameter; `names` of the rest, by prefix.
+    name in the module the name of a parameter; `names` of the rest, by prefix; `outer`: by prefix
+    the optimizer whose step changes it, where that is another one.
 
     Raises ConfigError for optimizer state that cannot be saved or named, and for two things of one
     name.
     """
-    walk = _Walk(name_of, path_of, names, declared)
+    walk = _Walk(name_of, path_of, names, declared, outer or {})
     for prefix, module in models.items():
         walk.module(prefix, module)
     for prefix, optimizer in optimizers.items():
@@ -172,7 +174,9 @@ class _Walk:
         path_of: Callable[[str, str, torch.Tensor], str],
         names: Mapping[str, ModelNames],
         declared: Declared,
+        outer: Mapping[str, str],
     ) -> None:
+        self._outer = outer
         self._name_of = name_of
         self._path_of = path_of
         self._model_names = names
@@ -233,11 +237,12 @@ class _Walk:
         self._lists.append(groups)
         self._dicts.append(states)
         parts = OptimizerParts(regular={}, irregular={}, names=[], loose=[])
-        self._needs[prefix] = {prefix: None}
-        part = self._parts.setdefault(prefix, {})
+        changer = self._outer.get(prefix, prefix)
+        self._needs.setdefault(changer, {changer: None})
+        part = self._parts.setdefault(changer, {})
         for g, group in enumerate(groups):
             self._lists.append(group["params"])
-            names = [self._own(prefix, parameter, part) for parameter in group["params"]]
+            names = [self._own(changer, parameter, part) for parameter in group["params"]]
             broken = any("\n" in name for name in names)
             parts.names.append(names if broken else "\n".join(names))
             for i, parameter in enumerate(group["params"]):

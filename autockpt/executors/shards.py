@@ -360,4 +360,9 @@ def parse_skeleton(text: bytes) -> Any:
     passing = skeleton.get("passing", [])
     if not isinstance(passing, list) or not all(isinstance(name, str) for name in passing):
         raise CorruptCheckpointError(f"image: the buffers in its {EXTRA} have no names")
+    own = skeleton.get("own", {})
+    if not isinstance(own, dict) or not all(isinstance(each, dict) for each in own.values()):
+        raise CorruptCheckpointError(f"image: the own state in its {EXTRA} is malformed")
+    if not all(isinstance(each.get("attributes", {}), dict) for each in own.values()):
+        raise CorruptCheckpointError(f"image: the attributes in its {EXTRA} have no names")
     return skeleton

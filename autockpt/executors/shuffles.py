@@ -33,7 +33,7 @@ def others_of(loader: Any) -> dict[str, Any]:
 
     Without these two where all samplers are torch's: they would cost every snapshot 17 us.
     """
-    found = {name: _state(generator) for name, generator in _held(loader).items()}
+    found = {name: generator_state(generator) for name, generator in _held(loader).items()}
     others: dict[str, Any] = {"own": found} if found else {}
     if any(not type(s).__module__.startswith("torch.") for _, s in _samplers(loader)):
         now = rng_state()
@@ -48,7 +48,7 @@ def put_back(loader: Any, shuffle: Shuffle, others: dict[str, Any]) -> None:
         given.set_state(state)
     held = _held(loader)
     for name, state in others.get("own", {}).items():
-        _set(held[name], state)
+        set_generator_state(held[name], state)
 
 
 def require_generators(loader: Any, shuffle: Shuffle | None, others: dict[str, Any] | None) -> None:
@@ -84,14 +84,14 @@ def _held(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, sampler in _samplers(loader):
         for name, value in _attributes(sampler).items():
-            kept = isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom)
+            kept = isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
             if kept and id(value) not in known:
                 known.add(id(value))
                 found[f"{path}.{name}"] = value
     return found
 
 
-_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 def _samplers(loader: Any) -> list[tuple[str, Any]]:
@@ -109,7 +109,8 @@ def _attributes(owner: Any) -> dict[str, Any]:
     return getattr(owner, "__dict__", {})
 
 
-def _state(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
+    """Of torch, Python or numpy."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -119,7 +120,8 @@ def _state(generator: Any) -> Any:
     return generator.bit_generator.state
 
 
-def _set(generator: Any, state: Any) -> None:
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Puts back what `generator_state` gave."""
     if isinstance(generator, random.Random):
         set_python_state(generator, state)
     elif isinstance(generator, np.random.Generator):

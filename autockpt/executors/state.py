@@ -6,7 +6,7 @@ Names come from our own walk of named parameters; optimizer state is joined to t
 next and may be copied under compute; everything else is small and copied at the boundary.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +15,7 @@ from autockpt.executors import statetree
 from autockpt.executors.dtypes import stored_form
 from autockpt.executors.inventory import Inventory, memory_of, take_inventory
 from autockpt.executors.inventory import local_part as local_part
+from autockpt.executors.own_state import OwnState, inner_optimizers
 from autockpt.executors.random_state import rng_state
 from autockpt.executors.sharding.collectors import declared
 from autockpt.executors.sharding.deepspeed import is_zero
@@ -66,7 +67,11 @@ class LiveState:
         """`holdings`: by id of a parameter what its wrapper knows of it; `placed`: what rules say,
         on ranks that stand along these `axes`."""
         self.models = models
-        self.optimizers = optimizers
+        inner = list(inner_optimizers(optimizers))
+        self.optimizers = {**optimizers, **{name: one for name, _, one in inner}}
+        """Attached ones, and those inside them."""
+        self.outer = {name: outer for name, outer, _ in inner}
+        """By name of an optimizer inside another one the attached one around it."""
         self.others = others
         self.not_lazy: set[str] = set()
         """Tensors that were seen to change behind the fence; copied at the boundary since."""
@@ -78,6 +83,7 @@ class LiveState:
         self._axes = axes
         self._inventory: Inventory | None = None
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
+        self._own = OwnState(self.optimizers)
         self._model_names: dict[str, ModelNames] = {}
         self._names = self._parameter_names()
 
@@ -214,9 +220,14 @@ class LiveState:
         order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
         self._inventory = take_inventory(
             self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
-            self._path, self._model_names, self._declared,
+            self._path, self._model_names, self._declared, self.outer,
         )  # fmt: skip
         return self._inventory
+
+    @property
+    def attached_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Without those inside others."""
+        return {name: one for name, one in self.optimizers.items() if name not in self.outer}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -336,10 +347,23 @@ class LiveState:
                 for name, value in self.others.items()
             },
         }
+        own = self._own.encode(lambda: self._known(inventory), tensors)
+        if own:
+            skeleton["own"] = own
         if inventory.passing:
             skeleton["passing"] = inventory.passing
         tensors.update(inventory.buffers)
         return skeleton, tensors
+
+    def load_own(
+        self, section: Mapping[str, Any], decode: Callable[[Any], Any], again: Callable[[str], None]
+    ) -> None:
+        """What optimizers keep beside their state, from a skeleton; see `OwnState.load`."""
+        self._own.load(section, decode, lambda: self._known(self.inventory()), again)
+
+    def _known(self, inventory: Inventory) -> dict[str, Any]:
+        """Parameters, optimizer state and modules by name."""
+        return {**self.extra_places(), **self.parameters(), **inventory.lazy}
 
     def dry_encode(self, progress: Mapping[str, Any] | None = None) -> None:
         """Encodes everything once and throws it away, the session's `progress` too.

@@ -68,7 +68,7 @@ class RankState:
         self._owns_boundary = False
         self._stepped = False
         """An optimizer has stepped since the last boundary."""
-        self._rounds = Rounds(state.optimizers)
+        self._rounds = Rounds(state.attached_optimizers)
         self._accumulation = accumulation(state, world_size=job.world_size)
         self._open = 0
         """Iterations since the last boundary that a checkpoint may be of."""

@@ -234,8 +234,11 @@ class Session(Ending):
             self._state, self._link.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
             place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
         )  # fmt: skip
-        optimizers = list(self._state.optimizers.values())
-        self._hooks = OptimizerHooks(optimizers, self._fence, self._after_optimizer)
+        attached, every = self._state.attached_optimizers, self._state.optimizers
+        inner = {every[name]: every[outer] for name, outer in self._state.outer.items()}
+        self._hooks = OptimizerHooks(
+            list(attached.values()), self._fence, self._after_optimizer, inner
+        )
         for module in self._state.models.values():
             self._hooks.guard_module(module)
         self._watch_forward()

@@ -360,6 +360,7 @@ class Wanted:
         """Names that the home shard's skeleton refers to, beside the state of parameters."""
         parts = ("progress", "rng", "modules", "others")
         names = [name for part in parts for name in statetree.tensor_names(self._skeleton[part])]
+        names += statetree.tensor_names(self._skeleton.get("own"))
         for saved in self.optimizers.values():
             names += saved.private_tensors()
         return list(dict.fromkeys(names))
