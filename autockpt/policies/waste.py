@@ -1,18 +1,23 @@
 """The one number that decides: the waste rate, the fraction of time lost.
 
-    w = sum_i (s_i + sigma_i P_i) / T_i  +  sum_i Lambda_i (T_i / 2 + P_i + s_i + D + R_i)
+    w = 1 - (1 - c) e^(-f)
+    c = sum_i (s_i + sigma_i P_i) / T_i        f = sum_i Lambda_i (T_i / 2 + P_i + s_i + D + R_i)
 
 for the tiers i of a plan: memory serves failures that this node's memory survives, disk the rest.
 s_i stall, sigma_i P_i training time lost to interference while the checkpoint becomes recoverable
 after P_i, T_i period, Lambda_i failures per second, D detect and restart, R_i restore.
 
-Source: docs/policy.md, "The waste rate"; additive, so good to 1 % of time while w < 0.11.
+c is paid all the time that is not lost at failures, and a failure may strike while the job recovers
+from the last one: hence the product.  It is c + f where both are small, and never above 1.
+
+Source: docs/policy.md, "The waste rate"; the exact form of one level is in `renewal`.
 """
 
+import math
 from dataclasses import dataclass
 
-ENVELOPE = 0.11
-"""Waste up to which the additive form is within 1 % of time of the simulator (a test)."""
+ENVELOPE = 0.4
+"""Waste up to which the form is within 1 % of time of the simulator (a test)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ class TierCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WasteParts:
-    """The waste rate by what is lost; every field is a fraction of time, `total` their sum."""
+    """What is lost, each as if it were alone; fractions of time that `total` puts together."""
 
     stall: float
     slowdown: float
@@ -70,13 +75,18 @@ class WasteParts:
 
     @property
     def total(self) -> float:
-        """w."""
-        return self.checkpoint + self.failure
+        """w, 0..1; less than the sum, because time is lost once only."""
+        return fraction_lost(self.checkpoint, self.failure)
 
     @property
     def productive(self) -> float:
-        """The rest: productive + every part = 1; 0 where the model has left its envelope."""
-        return max(0.0, 1.0 - self.total)
+        """(1 - c) e^(-f), 0..1."""
+        return 1.0 - self.total
+
+
+def fraction_lost(checkpoint: float, failure: float) -> float:
+    """w of c = `checkpoint`, the fraction of undisturbed time, and f = `failure`, as above."""
+    return 1.0 - max(0.0, 1.0 - checkpoint) * math.exp(-failure)
 
 
 def waste(

@@ -1,14 +1,15 @@
 """What if the interval, the stall or the failure rate were another?
 
-One text, two languages: each formula below is written with + - * /, brackets, max, min and sqrt
-only, and is evaluated by Python for the printed page and by the browser for the sliders.  No
+One text, two languages: each formula below is written with + - * /, brackets, max, min, sqrt and
+exp only, and is evaluated by Python for the printed page and by the browser for the sliders.  No
 second copy of the formula exists.
 
-The waste rate, the fraction of time lost, has one term per thing that is lost; for a tier i with
-stall s_i, slow-down sigma_i while the checkpoint becomes recoverable after L_i (stall included),
-period T_i and failure rate Lambda_i, restart D and restore R_i:
+The waste rate, the fraction of time lost, is made of one term per thing that is lost.  For a tier
+i with stall s_i, slow-down sigma_i while the checkpoint becomes recoverable after L_i (stall
+included), period T_i and failure rate Lambda_i, restart D and restore R_i:
 
-    w = sum_i (s_i + sigma_i L_i) / T_i  +  sum_i Lambda_i (T_i / 2 + L_i + D + R_i)
+    w = 1 - (1 - c) e^(-f)
+    c = sum_i (s_i + sigma_i L_i) / T_i        f = sum_i Lambda_i (T_i / 2 + L_i + D + R_i)
 
 It is the waste function of the policies, written once more in a form that a page can carry; a test
 holds the two together, and a report says so when they disagree about a plan.
@@ -56,10 +57,23 @@ TERMS = {
         " + (1 - process_share) / mtbf_s * (restart_s + disk_restore_s)"
     ),
 }
-"""The waste rate by what is lost: blocked, slowed, trained twice, down."""
+"""What is lost, each as if it were alone: blocked, slowed, trained twice, down."""
 
-WASTE = " + ".join(f"({term})" for term in TERMS.values())
+_CHECKPOINT = f"({TERMS['stall']} + {TERMS['slowdown']})"
+_FAILURE = f"({TERMS['lost']} + {TERMS['down']})"
+WASTE = f"1 - max(0, 1 - {_CHECKPOINT}) * exp(0 - {_FAILURE})"
 """The waste rate, fraction of time."""
+
+SHARES = {
+    name: (
+        f"({term}) / max(1, {_CHECKPOINT}) * exp(0 - {_FAILURE})"
+        if name in ("stall", "slowdown")
+        else f"({term}) * (1 - exp(0 - {_FAILURE})) / max({_FAILURE}, 1e-300)"
+    )
+    for name, term in TERMS.items()
+}
+"""The waste rate by what is lost; adds up to `WASTE`: of all time, failures take 1 - e^(-f), and
+checkpoints c of the rest."""
 
 OPTIMUM = {
     tier: (
@@ -85,7 +99,7 @@ the power with which each parameter follows."""
 NEVER_S = 1e12
 """Mean time between interruptions that stands for "none at all": 30 thousand years."""
 
-FORMULA_TEXT = "w = \u03a3 (s + \u03c3 L) / T + \u03a3 \u039b (T/2 + L + D + R)"
+FORMULA_TEXT = "w = 1 - (1 - \u03a3 (s + \u03c3 L) / T) exp(-\u03a3 \u039b (T/2 + L + D + R))"
 """The formula for people; the sums run over the tiers memory and disk."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -94,7 +108,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_FUNCTIONS: dict[str, Callable[..., float]] = {"max": max, "min": min, "sqrt": math.sqrt}
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "max": max,
+    "min": min,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+}
 
 
 class Cost(Protocol):
@@ -183,7 +202,7 @@ def what_if(
 def evaluate(expression: str, values: Mapping[str, float]) -> float:
     """The value of an expression of this module at `values`.
 
-    Raises ConfigError for anything but arithmetic, max, min, sqrt and known names.
+    Raises ConfigError for anything but arithmetic, max, min, sqrt, exp and known names.
     """
     return _value(ast.parse(expression, mode="eval").body, values)
 
@@ -204,7 +223,7 @@ def scaled(point: Mapping[str, float], times: Mapping[str, float]) -> dict[str, 
 
 def terms(point: Mapping[str, float]) -> dict[str, float]:
     """The waste at `point` by what is lost; adds up to `waste`."""
-    return {name: evaluate(expression, point) for name, expression in TERMS.items()}
+    return {name: evaluate(expression, point) for name, expression in SHARES.items()}
 
 
 def optimum_s(tier: str, point: Mapping[str, float]) -> float:
@@ -215,11 +234,11 @@ def optimum_s(tier: str, point: Mapping[str, float]) -> float:
 def javascript() -> str:
     """The same as JavaScript: `waste(v)`, `terms(v)`, `optimum.memory(v)` and `scales`."""
     names = ", ".join(PARAMETERS)
-    parts = [f"{name}: {expression}" for name, expression in TERMS.items()]
+    parts = [f"{name}: {expression}" for name, expression in SHARES.items()]
     best = [f"{tier}: ({{{names}}}) => {expression}" for tier, expression in OPTIMUM.items()]
     return "\n".join(
         (
-            "const {max, min, sqrt} = Math;",
+            "const {max, min, sqrt, exp} = Math;",
             f"const waste = ({{{names}}}) => {WASTE};",
             f"const terms = ({{{names}}}) => ({{{', '.join(parts)}}});",
             f"const optimum = {{{', '.join(best)}}};",

@@ -13,6 +13,7 @@ nodes than there are cells.  Without known domains partners stand as far apart a
 After a loss only the cells that were hit are placed anew: nobody else moves bytes.
 """
 
+import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,11 +110,15 @@ class Cell:
         return tuple(m for m in self.members if m != node and node in self.holders(m))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: its index is made when it is first asked for
 class Placement:
     """Every node in exactly one cell."""
 
     cells: tuple[Cell, ...]
+
+    @functools.cached_property
+    def _cell_by_node(self) -> dict[int, Cell]:
+        return {node: cell for cell in self.cells for node in cell.members}
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -122,15 +127,18 @@ class Placement:
 
     def cell_of(self, node: int) -> Cell:
         """The cell of a node.  Raises ConfigError for a node without one."""
-        for cell in self.cells:
-            if node in cell.members:
-                return cell
+        if (cell := self._cell_by_node.get(node)) is not None:
+            return cell
         raise ConfigError(f"node {node} is not placed; placed are {len(self.nodes)} nodes")
 
     def survives(self, lost: Collection[int]) -> bool:
-        """Whether every shard can still be had from memory without these nodes."""
+        """Whether every shard can still be had from memory without these nodes.
+
+        Looks at the cells of these nodes only: thousands of nodes cost what the lost ones do.
+        """
         gone = frozenset(lost)
-        return all(cell.survives(gone) for cell in self.cells)
+        hit = {id(cell): cell for node in gone if (cell := self._cell_by_node.get(node))}
+        return all(cell.survives(gone) for cell in hit.values())
 
 
 def place(

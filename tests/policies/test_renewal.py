@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autockpt.policies.interval import best_period_s, first_order_period_s
 from autockpt.policies.renewal import exact_goodput, overlap_period_s, overlap_time
-from autockpt.policies.waste import ENVELOPE, TierCost, waste
+from autockpt.policies.waste import TierCost, waste
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import World, draw
 from autockpt.tuner.simulation.strategy import Level, Periodic, Strategy
@@ -103,12 +103,12 @@ def test_simulator_is_the_exact_form_at_any_waste(mtbf_s, cost_s, stretch):
 
 @settings(deadline=None)
 @given(
-    st.floats(min_value=1e-5, max_value=0.1),
-    st.floats(min_value=0.0, max_value=0.1),
+    st.floats(min_value=1e-5, max_value=0.01),
+    st.floats(min_value=0.0, max_value=1.5),
     st.floats(min_value=0.3, max_value=3.0),
 )
-def test_first_order_sum_is_within_one_percent_of_time_of_the_exact_form(ratio, extra, stretch):
-    """While the waste is at most 11 %, the envelope of `waste`."""
+def test_the_waste_rate_is_within_one_percent_of_time_of_the_exact_form(ratio, extra, stretch):
+    """Up to 80 % lost, for checkpoints that cost at most 1 % of the MTBF."""
     period = best_period_s(ratio, 1.0) * stretch
     if period <= ratio:
         return
@@ -121,7 +121,7 @@ def test_first_order_sum_is_within_one_percent_of_time_of_the_exact_form(ratio, 
         failures_per_s=1.0,
     )
     first = waste(memory=None, disk=tier, memory_period_s=math.nan, disk_period_s=period).total
-    if first > ENVELOPE:
+    if first > 0.8:
         return
     exact = exact_goodput(period, cost_s=ratio, latency_s=ratio, recover_s=extra, mtbf_s=1.0)
     assert 1.0 - exact == pytest.approx(first, abs=0.01)

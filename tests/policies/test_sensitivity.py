@@ -111,7 +111,7 @@ def test_at_even_failures_both_intervals_waste_the_same(
         assert even is None
         return
     assert even is not None
-    mine, theirs = (tiers(even).waste(0, n).total for n in (chosen, other))
+    mine, theirs = (tiers(even).tunable(0, n) for n in (chosen, other))
     assert mine == pytest.approx(theirs, rel=1e-9)
 
 

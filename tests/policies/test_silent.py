@@ -123,8 +123,8 @@ def test_late_notice_costs_its_latency_and_moves_no_interval():
     """Lambda_s L more waste; the choice says what a check might take."""
     at_once, late = decided(None), decided(7200.0)
     assert late.plan.tiers == at_once.plan.tiers
-    more = late.expected.waste - at_once.expected.waste
-    assert more == pytest.approx(7200.0 / 3600.0 / 50.0)
+    kept = (1.0 - late.expected.waste) / (1.0 - at_once.expected.waste)
+    assert kept == pytest.approx(math.exp(-7200.0 / 3600.0 / 50.0))
     choice = late.choice("verification")
     assert choice is not None
     assert choice.numbers["affordable_check_s"] > 0

@@ -40,26 +40,34 @@ def test_waste_of_a_worked_example():
     assert parts.lost_disk == pytest.approx(2e-5 * (500 + 30))
     assert parts.restart == pytest.approx(1.2e-4 * 20)
     assert parts.restore == pytest.approx(1.2e-4 * 5)
-    assert parts.total == pytest.approx(0.0105 + 0.005 + 0.0054 + 0.0106 + 0.0024 + 0.0006)
+    checkpoint, failure = 0.01 + 0.005 + 0.0005, 0.0054 + 0.0106 + 0.0024 + 0.0006
+    assert parts.total == pytest.approx(1 - (1 - checkpoint) * math.exp(-failure))
 
 
-@given(small, small, small, st.floats(min_value=1.0, max_value=1e5))
-def test_parts_and_productive_time_sum_to_all_time(stall_s, slowdown_s, latency_s, period_s):
-    """The accounting identity to 1e-12, inside the envelope."""
-    one = tier(stall_s=stall_s, slowdown_s=slowdown_s, latency_s=latency_s, failures_per_s=1e-7)
+@given(small, small, small, st.floats(min_value=1.0, max_value=1e5), st.floats(0.0, 10.0))
+def test_the_loss_is_a_fraction_and_what_is_left_is_productive(
+    stall_s, slowdown_s, latency_s, period_s, rate_per_s
+):
+    """For any costs and rates; the sum of the parts where both are small, and never more."""
+    one = tier(
+        stall_s=stall_s, slowdown_s=slowdown_s, latency_s=latency_s, failures_per_s=rate_per_s
+    )
     parts = waste(memory=one, disk=one, memory_period_s=period_s, disk_period_s=period_s)
+    assert 0.0 <= parts.total <= 1.0
+    assert parts.productive + parts.total == pytest.approx(1.0, abs=1e-12)
     lost = parts.stall + parts.slowdown + parts.lost_memory + parts.lost_disk
     lost += parts.restart + parts.restore
-    assert parts.total == pytest.approx(lost, abs=1e-12)
-    if parts.total <= 1:
-        assert parts.productive + lost == pytest.approx(1.0, abs=1e-12)
+    assert parts.total <= lost * (1 + 1e-12) + 1e-12
+    if lost <= 1.0:
+        assert lost - lost**2 - 1e-12 <= parts.total
 
 
 def test_without_memory_tier_disk_carries_everything():
     """No memory term appears."""
     parts = waste(memory=None, disk=tier(), memory_period_s=math.nan, disk_period_s=100.0)
     assert parts.lost_memory == 0.0
-    assert parts.total == pytest.approx(1.5 / 100 + 1e-4 * (50 + 4 + 25))
+    lost = 1e-4 * (50 + 4 + 25)
+    assert parts.total == pytest.approx(1 - (1 - 1.5 / 100) * math.exp(-lost))
 
 
 def test_periods_include_the_checkpoints_themselves():

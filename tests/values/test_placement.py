@@ -131,6 +131,19 @@ def test_nested_and_crossing_domains_are_both_kept_apart():
             assert all(placement.survives(m) for m in domains.members(level).values()), level
 
 
+def test_a_loss_of_few_nodes_asks_their_cells_only(monkeypatch):
+    """Of 4,096 nodes two are lost, and another one that is not placed at all."""
+    placement, asked = place(replicas(2), 4096), []
+    survives = Cell.survives
+    monkeypatch.setattr(
+        Cell, "survives", lambda cell, lost: asked.append(cell) or survives(cell, lost)
+    )
+    first, second = placement.cells[0].members
+    assert placement.survives([first, placement.cells[9].members[0], 99_999])
+    assert len(asked) == 2
+    assert not placement.survives([first, second])
+
+
 def test_without_domains_partners_stand_as_far_apart_as_they_can():
     """Racks hold neighbours: 16 nodes in pairs are 8 apart."""
     assert {b - a for a, b in (cell.members for cell in place(replicas(2), 16).cells)} == {8}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from autockpt.policies.renewal import exact_goodput
-from autockpt.policies.waste import TierCost, waste
+from autockpt.policies.waste import TierCost, fraction_lost, waste
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import History
 from autockpt.tuner.simulation.outcome import (
@@ -89,15 +89,16 @@ def predicted_waste(strategy: Strategy, histories: Sequence[History]) -> float:
             alive = strategy.serves(failure.nodes)
             # The newest checkpoint is at the level that saves most often.
             served[min(alive, key=lambda level: level.every).place] += 1
-    return sum(
+    parts = [
         waste(
             memory=None,
             disk=_tier(level, served[level.place] / wall_s),
             memory_period_s=math.nan,
             disk_period_s=period_of(strategy, level),
-        ).total
+        )
         for level in strategy.levels
-    )
+    ]
+    return fraction_lost(sum(p.checkpoint for p in parts), sum(p.failure for p in parts))
 
 
 def _exact_waste(strategy: Strategy, failures_per_s: float) -> float:
