@@ -76,6 +76,8 @@ class CopyTask:
     """Host tensors beside a device's: done before anything is waited for, not published."""
     last: Callable[["CopyTask"], None] | None = None
     """Called on the copy thread when all is done or has failed; whoever waits waits for it too."""
+    stream: Callable[[Callable[[int], None]], None] | None = None
+    """Copies instead of the jobs, and says which prefix of the image was copied."""
     copied: float = 0
     """Prefix of the image; infinite at the end, however it ended."""
     first_done: bool = False
@@ -145,6 +147,9 @@ class CopyEngine:
                 run_jobs(task.first, None)
                 task.first_done = True
                 self._tell()
+                if task.stream is not None:
+                    task.stream(lambda end: self._went(task, end))
+                    task.stream = None
                 run_jobs(task.jobs, task.publish, lambda end: self._went(task, end), gate=task.gate)
             except BaseException as error:  # reported at the fence, the training goes on
                 task.error = error
@@ -152,7 +157,7 @@ class CopyEngine:
 
     def _end(self, task: CopyTask) -> None:
         task.ended_s = time.monotonic()
-        task.jobs, task.first, task.first_done = [], [], True
+        task.jobs, task.first, task.first_done, task.stream = [], [], True, None
         try:
             if task.last is not None:
                 task.last(task)

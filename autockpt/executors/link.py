@@ -19,7 +19,7 @@ from autockpt.executors import wire
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
-from autockpt.executors.memory import Arena
+from autockpt.executors.memory import Arena, swing_bytes
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
@@ -91,6 +91,14 @@ class KeeperLink:
         self.chunk_bytes = 0
         self.image_bytes = 0
         """Image capacity of the slots."""
+        self.window_bytes = 0
+        """The one slot is a window that images stream through; 0: slots hold them whole."""
+        self.blocking = False
+        """The training waits until an image is through."""
+        self.note = ""
+        """Why there is less than was asked for; empty: there is not."""
+        self.given_s = 0.0
+        """When slots came last, CLOCK_MONOTONIC."""
         self._lent = Lent({})
         """Given since the last order to restore: for the next one."""
         self._chunks_lent: dict[int, tuple[wire.ChunksLent, Arena | None]] = {}
@@ -166,7 +174,9 @@ class KeeperLink:
 
     def _hello(self) -> tuple[wire.Hello, tuple[int, ...]]:
         """With the board and the slots."""
-        held = [arena.fd for arena in self.slots if arena.fd is not None]
+        # A window holds no image, and whoever takes it over would fill it with pages.
+        arenas = [] if self.window_bytes else self.slots
+        held = [arena.fd for arena in arenas if arena.fd is not None]
         hello = wire.Hello(
             wire_version=wire.WIRE_VERSION,
             pid=os.getpid(),
@@ -228,18 +238,25 @@ class KeeperLink:
         return True
 
     def want_slots(
-        self, *, image_bytes: int, chunk_bytes: int, slots: int, limit_bytes: int | None
+        self,
+        *,
+        image_bytes: int,
+        chunk_bytes: int,
+        slots: int,
+        limit_bytes: int | None,
+        may_stream: bool = False,
     ) -> None:
         """Asks for slots; they come later as `slots`, or `slots_refused` says why not.
 
-        What there was goes first, or the host would need room for both; nobody may still write.
+        `may_stream`: where no image fits, a window comes instead (`window_bytes`).  What there was
+        goes first, or the host would need room for both; nobody may still write.
         """
         self._replace_slots([])
         self.chunk_bytes = chunk_bytes
         self.slots_refused, self.no_room_s = "", None
         self._wanted = wire.SlotsWanted(
             rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
-            limit_bytes=limit_bytes,
+            limit_bytes=limit_bytes, may_stream=may_stream, swing_bytes=swing_bytes(),
         )  # fmt: skip
         self.send(self._wanted)
 
@@ -358,6 +375,8 @@ class KeeperLink:
             self.news.notify_all()
         if self.fenced:
             return
+        if self.window_bytes:  # the next keeper makes one of its own
+            self._replace_slots([])
         lived_s = time.monotonic() - self._connected_s
         self._refusals = self._refusals + 1 if lived_s < REFUSED_S else 0
         if self._refusals < REFUSALS and self._reconnect(reason):
@@ -415,7 +434,7 @@ class KeeperLink:
             self.news.notify_all()
         if isinstance(message, p.Resume | p.StartFresh):
             self._restored = True
-            for arena in self.slots:
+            for arena in [] if self.window_bytes else self.slots:
                 arena.fault()
 
     def _lend(self, lent: Lent) -> None:
@@ -440,15 +459,19 @@ class KeeperLink:
                 os.close(fd)
             return
         # A restore goes before the page tables, which take longer than it.
-        slots = [Arena.attach(fd, fault=self._restored) for fd in descriptors]
-        self.image_bytes = given.image_bytes
+        fault = self._restored and not given.window_bytes
+        slots = [Arena.attach(fd, fault=fault) for fd in descriptors]
+        self.image_bytes, self.note = given.image_bytes, given.note
         self._replace_slots(slots)
+        self.window_bytes, self.blocking = given.window_bytes, given.blocking
+        self.given_s = time.monotonic()
         self.slots_changed += 1
 
     def _replace_slots(self, slots: list[Arena]) -> None:
         """Lets go of what there was: free when the keeper and the last copy have done so too."""
         with self._lock:  # not while they are handed to a keeper
             former, self.slots = self.slots, slots
+            self.window_bytes = 0
             for arena in former:
                 arena.let_go()
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autockpt.executors.layout.room import reserve_bytes
 from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.units import format_bytes
 
@@ -42,9 +43,6 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _FAULT_STEP_BYTES = 64 * 2**20
 """Faulted in steps so that a cgroup limit reached by others in between is noticed.  Smaller ones
 would wait for the interpreter's lock each time."""
-
-RESERVE_BYTES = 512 * 2**20
-"""Host memory never taken: the training's own allocations fluctuate by about this much."""
 
 
 def page_align(count: int) -> int:
@@ -175,9 +173,9 @@ class Arena:
         """True where the kernel says no.  Through ctypes because that releases the GIL."""
         return bool(count and _libc.madvise(self.address + start, count, advice))
 
-    def release_pages(self) -> None:
-        """Gives the pages of a memfd back to the system; the next touch allocates again."""
-        self._advise(_MADV_REMOVE, 0, self.nbytes)
+    def release_pages(self, start: int = 0, count: int | None = None) -> None:
+        """Gives whole pages of a memfd back to the system; the next touch allocates again."""
+        self._advise(_MADV_REMOVE, start, self.nbytes - start if count is None else count)
 
     def let_go(self) -> None:
         """Closes the descriptor; the mapping lives as long as somebody still copies into it."""
@@ -297,6 +295,13 @@ class Headroom:
 
     available_bytes: int
     binding: str
+    limited: bool = False
+    """A control group binds, beyond which an allocation is an OOM kill."""
+
+    def beside_reserve(self, *, swing_bytes: int = 0) -> int:
+        """Bytes that may be taken; a training in a control group keeps what it swings by."""
+        swing = swing_bytes if self.limited else 0
+        return self.available_bytes - reserve_bytes(self.available_bytes, swing_bytes=swing)
 
 
 def headroom(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Headroom:
@@ -305,7 +310,8 @@ def headroom(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     for directory, limit, usage in _cgroup_levels(proc, cgroup):
         left = limit - usage
         if left < best.available_bytes:
-            best = Headroom(available_bytes=left, binding=f"memory limit of cgroup {directory}")
+            binding = f"memory limit of cgroup {directory}"
+            best = Headroom(available_bytes=left, binding=binding, limited=True)
     return best
 
 
@@ -318,13 +324,23 @@ def require_headroom(nbytes: int, *, what: str, limit_bytes: int | None = None) 
             f"{format_bytes(limit_bytes)}; raise limits.host_memory or lower memory.slots"
         )
     room = headroom()
-    if nbytes + RESERVE_BYTES > room.available_bytes:
+    if nbytes > room.beside_reserve():
         raise NoRoomError(
-            f"{what}: needs {format_bytes(nbytes)} of host memory and a reserve of "
-            f"{format_bytes(RESERVE_BYTES)}, but {room.binding} has "
-            f"{format_bytes(room.available_bytes)} left; lower memory.slots, or switch the memory "
-            "tier off (memory: {enabled: false})"
+            f"{what}: needs {format_bytes(nbytes)} of host memory beside a reserve of "
+            f"{format_bytes(reserve_bytes(room.available_bytes))}, but {room.binding} has "
+            f"{format_bytes(room.available_bytes)} left; free memory, or raise that limit"
         )
+
+
+def swing_bytes(*, proc: Path = Path("/proc")) -> int:
+    """By how much this process has used more memory than now; 0 where the system does not tell."""
+    sizes = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (proc / "self/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmHWM", "VmRSS"):
+                sizes[name] = int(value.split()[0]) * 1024
+    return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0))
 
 
 def _mem_available(proc: Path) -> int:

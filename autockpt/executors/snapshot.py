@@ -49,6 +49,7 @@ from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_s
 from autockpt.executors.skeleton import SkeletonText
 from autockpt.executors.specs import describe
 from autockpt.executors.state import LiveState, local_part
+from autockpt.executors.streaming import Passage
 from autockpt.executors.window_gate import WindowGate, WindowUse
 from autockpt.values.errors import ConfigError
 
@@ -99,6 +100,8 @@ class Snapshot:
     fence_stall_s: float = 0.0
     copy_s: float = 0.0
     """From the boundary to the last byte."""
+    passage: Passage | None = None
+    """How the image streams through a window; None: the slot holds it whole."""
 
     def may_tear(self, tensor: torch.Tensor) -> bool:
         """A change of it before its fence would be in the image."""
@@ -240,8 +243,11 @@ class Snapshotter:
         began: Callable[[Layout], None] = lambda layout: None,
         completed: Callable[[Snapshot], None] | None = None,
         rng: Any = None,
+        passage: Passage | None = None,
     ) -> Snapshot:
         """Copies the boundary group now and starts (or, not `lazy`, completes) the rest.
+
+        `passage`: `arena` is no slot but a window that the image streams through.
 
         `began` is called when the layout is known and nothing is copied yet; `completed` once, when
         every byte is there and proven or the copy failed, mostly from the copy thread.  `rng`
@@ -264,20 +270,30 @@ class Snapshotter:
                 f"state: the image grew to {layout.image_bytes} bytes, the slot has {capacity}; "
                 "new slots are being allocated"
             )
-        began(layout)
-        late = self._write_boundary(arena, recipe, boundary, text, wait=not recipe.on_device)
-        if not late[0]:  # else when the device is done with them
-            counter.set(layout.boundary_end)
+        jobs: list[CopyJob] = []
+        late: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        gate = None
+        if passage is not None:
+            passage.begin()
+            began(layout)
+            passage.write_boundary(recipe, boundary, text, arena, counter)
+        else:
+            began(layout)
+            late = self._write_boundary(arena, recipe, boundary, text, wait=not recipe.on_device)
+            if not late[0]:  # else when the device is done with them
+                counter.set(layout.boundary_end)
+            jobs, gate = self._jobs(recipe, arena), self.gate if lazy else None
         snapshot = Snapshot(
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
-            task=CopyTask(
-                jobs=self._jobs(recipe, arena), publish=counter, gate=self.gate if lazy else None,
-            ), boundary=late,
+            task=CopyTask(jobs=jobs, publish=counter, gate=gate), boundary=late, passage=passage,
         )  # fmt: skip
         snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]
         self._tasks[slot] = snapshot.task
         self.current = snapshot  # before the copy thread can have a verdict on it
-        self._start(snapshot, lazy=lazy)
+        if passage is not None:
+            self._stream(snapshot, passage, lazy=lazy)
+        else:
+            self._start(snapshot, lazy=lazy)
         snapshot.boundary_stall_s = time.monotonic() - start
         return snapshot
 
@@ -289,6 +305,30 @@ class Snapshotter:
         if self._device is None:
             self._device = DeviceCopier(device)
         return self._device.read(group.gather())
+
+    def _stream(self, snapshot: Snapshot, passage: Passage, *, lazy: bool) -> None:
+        """Through the window, in the background or, where a device has the state, at once."""
+        recipe, task = snapshot.recipe, snapshot.task
+        task.last = lambda _: self._copied(snapshot)
+        if lazy and not passage.blocking and not recipe.on_device:
+            self._note(snapshot)
+            task.stream = lambda went: passage.copy(recipe, snapshot.arena, task.publish, went)
+            self.engine.start(task)
+            return
+        try:
+            passage.copy(recipe, snapshot.arena, task.publish)
+        except Exception as error:  # reported with the verdict, the training goes on
+            task.error = error
+        self.engine.start(task)
+        self.engine.wait()
+
+    def _note(self, snapshot: Snapshot) -> None:
+        """What the tensors look like, which may change before they are copied."""
+        for name, part in snapshot.recipe.parts.items():
+            groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
+            snapshot.proofs[name] = StateProof(
+                part.tensors, groups=groups, places=part.places, reader=self._device
+            )
 
     def _start(self, snapshot: Snapshot, *, lazy: bool) -> None:
         """Hands the copies out, and remembers what the tensors look like if they may change."""
@@ -312,11 +352,7 @@ class Snapshotter:
         if recipe.on_device:
             lazy &= self._issue(snapshot)
         if lazy:
-            for name, part in recipe.parts.items():
-                groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
-                snapshot.proofs[name] = StateProof(
-                    part.tensors, groups=groups, places=part.places, reader=self._device
-                )
+            self._note(snapshot)
         return lazy
 
     def _hold_back(self, task: CopyTask, *, on_device: bool) -> None:
@@ -563,7 +599,10 @@ class Snapshotter:
             if snapshot.cloned:
                 kept = recipe.tensors
                 changed = [n for n in changed if n in kept and snapshot.may_tear(kept[n])]
-            if not recipe.on_device and snapshot.task.error is None:
+            if snapshot.passage is not None:
+                if snapshot.task.error is None:
+                    changed = changed or snapshot.passage.differing(recipe, name)
+            elif not recipe.on_device and snapshot.task.error is None:
                 # Before its own step: what an earlier optimizer changed since is no news.
                 if snapshot.sample is None:
                     snapshot.sample = self._sampler.next(recipe.entries)
@@ -590,7 +629,8 @@ class Snapshotter:
                 snapshot.changed = sorted({*snapshot.changed, *late})
             except Exception as error:
                 snapshot.error = error
-        task.publish.set(snapshot.layout.image_bytes)
+        if snapshot.passage is None or snapshot.error is None:  # else pages would come of nothing
+            task.publish.set(snapshot.layout.image_bytes)
         snapshot.copy_s = max(0.0, task.ended_s - snapshot.began_s)
         if snapshot.completed is not None:
             snapshot.completed(snapshot)

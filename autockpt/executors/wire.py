@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -60,6 +60,10 @@ class SlotsWanted:
     chunk_bytes: int
     slots: int
     limit_bytes: int | None = None
+    may_stream: bool = False
+    """Where no image fits, it may go to storage through a window."""
+    swing_bytes: int = 0
+    """By so much the trainer has used more memory than now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,12 @@ class SlotsGiven:
     slots: int
     chunk_bytes: int
     """Of the digests; a trainer hands it back when a new keeper adopts the slots."""
+    window_bytes: int = 0
+    """The one slot is a window: so much of an image may be in memory; 0: images are held whole."""
+    blocking: bool = False
+    """The window is so small that the training waits until an image is through."""
+    note: str = ""
+    """Why it is less than was asked for; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

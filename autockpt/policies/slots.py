@@ -17,6 +17,10 @@ HEADROOM = 0.8
 """Part of the available host memory for slots; the rest is page cache and data loading."""
 
 
+LEAST_BYTES = 2**19
+"""Of host memory that a rank's image streams through where none fits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotChoice:
     """Images of the state in host memory, and whether the memory tier fits."""
@@ -32,16 +36,22 @@ def choose_slots(profile: Profile, goal: Goal) -> SlotChoice:
     Three: the last sealed image, the one being persisted and the one being filled; several in
     flight take one each.  With two, a snapshot waits for the persist before it.  With one there is
     no sealed image while the next is copied, so the memory tier is off and failures are served from
-    disk.
-    Raises ConfigError if not one fits, or if pins ask for more than fits.
+    disk.  Where not one fits, images stream to storage through less memory, one at a time.
+    Raises ConfigError if pins ask for more than fits, or not even that does.
     """
-    each = slot_bytes(profile) * ranks_per_node(profile)
+    ranks = ranks_per_node(profile)
+    each = slot_bytes(profile) * ranks
     room, room_name = host_room_bytes(profile, goal)
     fit = room // each
     wanted = goal.pins.slots or slots_for(goal.pins)
-    slots = min(wanted, fit)
-    if slots < 1 or (goal.pins.slots is not None and slots < wanted):
-        raise ConfigError(_too_little(wanted if goal.pins.slots else 1, each, room, room_name))
+    slots = max(1, min(wanted, fit))
+    if goal.pins.slots is not None and fit < wanted:
+        raise ConfigError(_too_little(wanted, each, room, room_name))
+    if room < min(each, ranks * LEAST_BYTES):
+        raise ConfigError(
+            f"a checkpoint needs {ranks * LEAST_BYTES} bytes of host memory on a node to stream "
+            f"through, and {room_name} leaves {room}; give it {ranks * LEAST_BYTES - room} more"
+        )
     _check_in_flight(goal.pins, slots, each, room, room_name)
     memory_on = slots >= 2 and goal.pins.memory_enabled is not False
     pinned = goal.pins.memory_interval_steps or goal.pins.memory_interval_s
@@ -105,6 +115,11 @@ def _too_little(slots: int, each: int, room: int, room_name: str, *, what: str =
 def _slot_reason(
     slots: int, fit: int, each: int, room: int, room_name: str, *, memory_on: bool
 ) -> str:
+    if fit < 1:
+        return (
+            f"not one image of {format_bytes(each)} fits the {format_bytes(room)} that {room_name} "
+            "leaves: it streams to storage through less memory, and the training waits for storage"
+        )
     if slots == 1:
         uses = "one image, overwritten only after it is durable or given up"
     elif not memory_on:

@@ -27,7 +27,7 @@ from autockpt.values.telemetry import (
 SKIPPED = 3
 """Saves in a row that did not begin; one that finds its slots busy is no trouble."""
 _IN_MEMORY = ("memory tier", "snapshot", "keeper")
-_ON_DISK = ("persist", "checkpoint", "final checkpoint")
+_ON_DISK = ("persist", "checkpoint", "final checkpoint", "storage")
 _BUFFERED = "direct I/O"
 _REMOTE = "object store"
 """What of `Degraded` concerns which tier."""

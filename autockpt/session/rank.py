@@ -115,7 +115,9 @@ class RankState:
         """Bytes of an image and number of slots that were asked for last."""
         self._asked_again = 0
         """Times that slots for which there was no room were asked for again."""
-        self._two_refused = False
+        self._stream_after_s = 0.0
+        """No image streams before, CLOCK_MONOTONIC: storage stood still."""
+        self._stood_still_count = 0
         self._warned: set[str] = set()
         self._mind: Mind | None = None
         self._link = KeeperLink(

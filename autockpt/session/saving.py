@@ -18,9 +18,10 @@ from autockpt.executors.layout.plan import Layout
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.random_state import rng_state
 from autockpt.executors.snapshot import Snapshot
+from autockpt.executors.streaming import Passage
 from autockpt.session.rank import RankState
 from autockpt.values import telemetry as t
-from autockpt.values.errors import AutockptError
+from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
 
 GRANT_WAIT_S = 0.02
@@ -56,6 +57,9 @@ class Saving(RankState):
     """The newest layout and codecs by class, and what they make together."""
 
     def _due(self, step: int) -> bool:
+        if self._link.window_bytes:  # no memory holds a state: storage does, where it answers
+            calm = time.monotonic() >= self._stream_after_s or self._is_last(step)
+            return calm and self._disk_free(step)
         return self._reached(step, self._plan.tier("memory").interval_steps) or self._disk_free(
             step
         )
@@ -111,17 +115,39 @@ class Saving(RankState):
         """Asks for the slot of the next boundary if it is due, and for slots at first."""
         if self._link.slots_changed != self._slots_seen:
             self._slots_seen = self._link.slots_changed
-            if self._asked_again:
-                self._asked_again = 0
-                self._warned.discard("memory tier")
-                self._say("there is room for checkpoints again", always=True)
-            for arena in self._link.slots:
-                register_with_cuda(arena)
+            self._slots_came()
+        if self._link.window_bytes and self._flight is None and not self._link.writing():
+            self._ask_for_more()
         if not self._link.slots:
             if not self._open:
                 self._ask_slots()
         elif self._flight is None:
             self._ask_if_due(step)
+
+    def _slots_came(self) -> None:
+        link = self._link
+        if link.window_bytes:
+            self._degraded("memory tier", link.note)
+            return
+        if link.note:
+            self._say(f"memory: {link.note}", always=True)
+        if self._asked_again:
+            self._asked_again = 0
+            self._warned.discard("memory tier")
+            self._say("there is room for checkpoints again", always=True)
+        for arena in link.slots:
+            register_with_cuda(arena)
+
+    def _ask_for_more(self) -> None:
+        """A window is little, and there may be room for slots by now."""
+        if not self._open and time.monotonic() > self._link.given_s + self._pause_s():
+            self._asked_again += 1
+            self._asked_slots = None
+            self._ask_slots()
+
+    def _pause_s(self) -> float:
+        """Before slots are asked for again."""
+        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._asked_again))
 
     def _ask_if_due(self, step: int) -> None:
         expected = self._open + 1 >= self._accumulation.window
@@ -138,8 +164,7 @@ class Saving(RankState):
         assert self._snapshotter is not None
         layout = self._snapshotter.plan(self._progress())
         # One is planned where no more fits; two may all the same, and serve better.
-        self._two_refused |= bool(self._link.slots_refused)
-        slots = 1 if self._plan.slots == 1 and self._two_refused else max(2, self._plan.slots)
+        slots = max(2, self._plan.slots)
         asked = (layout.image_bytes, slots)
         if asked == self._asked_slots and not self._asks_again(at_once):
             return
@@ -148,6 +173,7 @@ class Saving(RankState):
             image_bytes=layout.image_bytes + SLOT_SLACK_BYTES,
             chunk_bytes=self._plan.staging.chunk_bytes,
             slots=slots, limit_bytes=self._job.goal.limits.host_memory_bytes,
+            may_stream=self._plan.tier("disk").interval_steps > 0,
         )  # fmt: skip
 
     def _asks_again(self, at_once: bool) -> bool:
@@ -155,8 +181,7 @@ class Saving(RankState):
         refused_s = self._link.no_room_s
         if refused_s is None:
             return False
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._asked_again)
-        if not at_once and time.monotonic() < refused_s + pause_s:
+        if not at_once and time.monotonic() < refused_s + self._pause_s():
             return False
         self._asked_again += 1
         return True
@@ -194,11 +219,17 @@ class Saving(RankState):
         assert self._snapshotter is not None
         staging = self._plan.staging
         schedule = staging.schedule_of(step // max(1, self._plan.snapshot_interval_steps))
-        arena = self._link.slots[slot]
-        if not staging.preallocate and not arena.pinned:
+        slots, passage = self._link.slots, self._passage(generation)
+        if slot >= len(slots):
+            self._skip(step, "the keeper is gone")
+            return False
+        arena = slots[slot]
+        if not staging.preallocate and not arena.pinned and passage is None:
             arena.release_pages()
-        lazy = schedule != "blocking"
-        gate = self._windows.gate(schedule, staging, self._snapshotter.copier)
+        lazy = schedule != "blocking" and not (passage is not None and passage.blocking)
+        gate = None
+        if passage is None:
+            gate = self._windows.gate(schedule, staging, self._snapshotter.copier)
         self._snapshotter.gate = gate
         self._snapshotter.device_clone = staging.device_clone
         rng, progress = None, self._progress()
@@ -211,7 +242,13 @@ class Saving(RankState):
                 capacity=self._link.image_bytes,
                 began=lambda layout: self._tell_began(generation, step, slot, disk, layout),
                 completed=lambda snapshot: self._copied(generation, step, snapshot),
+                passage=passage,
             )  # fmt: skip
+        except StorageError as error:
+            self._abandon(generation, str(error))
+            self._stood_still(str(error))
+            self._skip(step, str(error))
+            return False
         except AutockptError as error:
             refusal = str(error)
         except Exception as error:
@@ -226,7 +263,7 @@ class Saving(RankState):
             return False
         self._flight, self._newest = (generation, step, disk), generation
         self._supersedes = False
-        if staging.compare and (gate is None or gate.learned):
+        if staging.compare and passage is None and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
         if disk:
             if self._link.durable is None:
@@ -239,6 +276,28 @@ class Saving(RankState):
         if staging.persist == "sync" and disk:
             self._wait_durable(generation, FINAL_WAIT_S)
         return True
+
+    def _passage(self, generation: Generation) -> Passage | None:
+        """How the image streams through the window; None: slots hold images whole."""
+        link = self._link
+        if not link.window_bytes:
+            return None
+
+        def gone() -> str:
+            if not link.connected:
+                return "the keeper is gone"
+            return link.dropped.get(generation, "")
+
+        return Passage(
+            link.board.view, window_bytes=link.window_bytes, gone=gone, blocking=link.blocking
+        )
+
+    def _stood_still(self, reason: str) -> None:
+        """The training waited for a storage in vain: it is left alone for a while."""
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._stood_still_count)
+        self._stood_still_count += 1
+        self._stream_after_s = time.monotonic() + pause_s
+        self._degraded("storage", f"{reason}; none is tried for {pause_s:.0f} s")
 
     def _granted(
         self, generation: Generation, step: int, *, disk: bool, patience_s: float
@@ -377,8 +436,13 @@ class Saving(RankState):
         if snapshot.error is not None:
             reason = f"copy into the slot failed: {snapshot.error!r}"
             self._withdraw(generation, reason)
-            self._degraded("snapshot", reason)
+            if isinstance(snapshot.error, StorageError):
+                self._stood_still(str(snapshot.error))
+            else:
+                self._degraded("snapshot", reason)
             return
+        if snapshot.passage is not None:
+            self._stood_still_count = 0
         if snapshot.changed:
             self._discard(generation, step, snapshot)
             return

@@ -25,6 +25,7 @@ from autockpt.executors.protocol.coordinator_state import ParityRanks
 from autockpt.executors.protocol.protecting import parities_of
 from autockpt.executors.protocol.selection import Choice, Question, Strike, choose
 from autockpt.executors.shards import SlotChunks
+from autockpt.executors.wire import SlotsWanted
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.corruption import damage
@@ -135,7 +136,7 @@ class Node:
 
     def _fill(self) -> None:
         slots = self.memory.allocate(
-            self.rank, image_bytes=size_of(self.rank), chunk_bytes=CHUNK, slots=2, limit_bytes=None
+            SlotsWanted(rank=self.rank, image_bytes=size_of(self.rank), chunk_bytes=CHUNK, slots=2)
         )
         for generation in (OLD, NEW):
             shard = shard_of(generation, self.rank, self.world)

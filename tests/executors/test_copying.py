@@ -27,6 +27,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.memory import Arena
 from autockpt.executors.state import LiveState
+from autockpt.executors.wire import SlotsWanted
 from autockpt.values.errors import GuardError
 from tests.executors.shots import (
     PATIENCE_S,
@@ -278,7 +279,7 @@ def test_more_slots_than_counters_are_refused() -> None:
     """Before any memory is asked for."""
     table = MemoryTable()
     with pytest.raises(GuardError, match=f"at most {MAX_SLOTS} per rank; lower memory.slots"):
-        table.allocate(0, image_bytes=1, chunk_bytes=4096, slots=MAX_SLOTS + 1, limit_bytes=None)
+        table.allocate(SlotsWanted(rank=0, image_bytes=1, chunk_bytes=4096, slots=MAX_SLOTS + 1))
     assert table.of(0).slots == []
 
 

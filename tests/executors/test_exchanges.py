@@ -19,6 +19,7 @@ from autockpt.executors.keeper.guests import Guests
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.wire import SlotsWanted
 from tests.executors.transfer.ends import (
     CHUNK,
     GENERATION,
@@ -50,7 +51,7 @@ class Node:
         self.memory = MemoryTable()
         self.image = Image(NBYTES, seed=rank, rank=rank)
         table = self.memory.allocate(
-            rank, image_bytes=NBYTES, chunk_bytes=CHUNK, slots=2, limit_bytes=None
+            SlotsWanted(rank=rank, image_bytes=NBYTES, chunk_bytes=CHUNK, slots=2)
         )
         table.image(0, NBYTES)[:] = self.image.view
         table.seal(0, self.image.index)

@@ -18,6 +18,7 @@ from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator_state import ParityRanks
 from autockpt.executors.protocol.protecting import parities_of
+from autockpt.executors.wire import SlotsWanted
 from autockpt.values.errors import GuardError
 from tests.executors.transfer.ends import (
     CHUNK,
@@ -47,7 +48,7 @@ class Node:
         self.image = Image(SIZES[rank], seed=rank, rank=rank)
         if not empty:
             memory = self.memory.allocate(
-                rank, image_bytes=SIZES[rank], chunk_bytes=CHUNK, slots=2, limit_bytes=None
+                SlotsWanted(rank=rank, image_bytes=SIZES[rank], chunk_bytes=CHUNK, slots=2)
             )
             memory.image(0, SIZES[rank])[:] = self.image.view
             memory.seal(0, self.image.index)

@@ -13,10 +13,10 @@ import torch
 
 from autockpt.executors import memory
 from autockpt.executors.keeper.slots import BOARD_BYTES
+from autockpt.executors.layout.room import RESERVE_BYTES
 from autockpt.executors.memory import (
     HUGE_BYTES,
     PAGE_BYTES,
-    RESERVE_BYTES,
     Arena,
     Headroom,
     gather_pages,
@@ -111,7 +111,7 @@ def test_an_allocation_without_room_is_refused_before_anything_is_allocated(
     monkeypatch.setattr(
         memory,
         "headroom",
-        lambda: Headroom(available_bytes=RESERVE_BYTES + 8191, binding="a limit"),
+        lambda: Headroom(available_bytes=4 * RESERVE_BYTES + 8191, binding="a limit"),
     )
 
     def never(*_: object) -> int:
@@ -119,8 +119,9 @@ def test_an_allocation_without_room_is_refused_before_anything_is_allocated(
 
     monkeypatch.setattr(memory, "create_memfd", never)
     before = open_descriptors()
-    with pytest.raises(GuardError, match=r"slot: needs 8\.19 kB .* reserve of 537 MB, but a limit"):
-        Arena.create_shared(8192, name="slot")
+    nbytes = 3 * RESERVE_BYTES + 8192
+    with pytest.raises(GuardError, match=r"slot: needs 1\.61 GB .* reserve of 537 MB, but a limit"):
+        Arena.create_shared(nbytes, name="slot")
     assert open_descriptors() <= before
 
 

@@ -17,6 +17,7 @@ from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.shards import Shards
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.wire import SlotsWanted
 from autockpt.values.generation import Generation
 
 PATIENCE_S = 20.0
@@ -70,7 +71,7 @@ def test_an_image_that_cannot_be_read_is_torn(
         post=posted.put, submit=lambda work: work(), tell=told.append,
         world_size=lambda rank: 1, degrade=lambda what, reason: degraded.append(reason),
     )  # fmt: skip
-    memory.allocate(0, image_bytes=IMAGE_BYTES, chunk_bytes=4096, slots=1, limit_bytes=None)
+    memory.allocate(SlotsWanted(rank=0, image_bytes=IMAGE_BYTES, chunk_bytes=4096, slots=1))
     shards.granted(p.GrantSlot(rank=0, generation=G, slot=0))
     began = wire.SnapshotBegan(
         rank=0, generation=G, step=1, slot=0, image_bytes=IMAGE_BYTES, boundary_end=0,

@@ -2,20 +2,24 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from autockpt.executors import memory
 from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.keeper import slots as slots_module
 from autockpt.executors.keeper.slots import (
     CELL_STEP,
     MemoryTable,
     RankMemory,
 )
+from autockpt.executors.layout.room import Room
 from autockpt.executors.memory import Arena, Headroom
-from autockpt.values.errors import GuardError
+from autockpt.executors.wire import SlotsWanted
+from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.generation import Generation
 from tests.contracts.faults import open_descriptors
 from tests.executors.test_health import image
@@ -57,7 +61,7 @@ def allocated(
 ) -> RankMemory:
     """Slots for one rank."""
     return table.allocate(
-        rank, image_bytes=IMAGE, chunk_bytes=CHUNK, slots=slots, limit_bytes=limit
+        SlotsWanted(rank=rank, image_bytes=IMAGE, chunk_bytes=CHUNK, slots=slots, limit_bytes=limit)
     )
 
 
@@ -122,7 +126,7 @@ def test_new_slots_replace_the_old_ones(table: MemoryTable) -> None:
     """A grown state; nothing of the old memory stays."""
     rank = allocated(table, slots=3)
     rank.seal(0, index())
-    again = table.allocate(0, image_bytes=2 * IMAGE, chunk_bytes=CHUNK, slots=2, limit_bytes=None)
+    again = table.allocate(SlotsWanted(rank=0, image_bytes=2 * IMAGE, chunk_bytes=CHUNK, slots=2))
     assert again is rank
     assert len(rank.slots) == 2
     assert rank.sealed() == {}
@@ -131,21 +135,84 @@ def test_new_slots_replace_the_old_ones(table: MemoryTable) -> None:
 def test_the_limit_is_one_for_the_whole_node(table: MemoryTable) -> None:
     """What other ranks hold counts; a refusal names rank and limit."""
     allocated(table, rank=0)
-    limit = int(table.total_bytes * 1.5)
-    with pytest.raises(GuardError, match=r"2 slots of .* for rank 1: .*the policy allows"):
-        allocated(table, rank=1, limit=limit)
+    both = table.total_bytes
+    with pytest.raises(GuardError, match=r"1 slot for rank 1: .*the policy allows"):
+        allocated(table, rank=1, limit=int(1.4 * both))
     assert table.of(1).slots == []
-    assert len(allocated(table, rank=1, limit=2 * limit).slots) == 2
+    assert len(allocated(table, rank=1, limit=int(1.6 * both)).slots) == 1
+    assert len(allocated(table, rank=1, limit=3 * both).slots) == 2
 
 
-def test_all_slots_are_checked_before_the_first_is_allocated(
-    table: MemoryTable, monkeypatch: pytest.MonkeyPatch
+def wanted(rank: int = 0, **more: Any) -> SlotsWanted:
+    """Three slots of an image, or a window."""
+    given = {"image_bytes": IMAGE, "chunk_bytes": CHUNK, "slots": 3, "may_stream": True, **more}
+    return SlotsWanted(rank=rank, **given)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets what a control group has left, as if no reserve were kept."""
+    monkeypatch.setattr(memory, "reserve_bytes", lambda left, *, swing_bytes=0: 0)
+
+    def leave(nbytes: int) -> None:
+        room = Headroom(available_bytes=nbytes, binding="the group", limited=True)
+        monkeypatch.setattr(slots_module, "headroom", lambda: room)
+        monkeypatch.setattr(memory, "headroom", lambda: room)
+
+    return leave
+
+
+def test_as_many_slots_are_made_as_fit(table: MemoryTable, left: Callable[[int], None]) -> None:
+    """And said is that they are fewer, how many, and why."""
+    left(2 * IMAGE + CHUNK)
+    assert not table.fits_whole(wanted())
+    rank = table.allocate(wanted())
+    assert (len(rank.slots), rank.streams) == (2, False)
+    assert "3 slots of" in rank.note
+    assert "the group has" in rank.note
+    assert "2 are used" in rank.note
+    left(4 * IMAGE)
+    assert table.fits_whole(wanted())
+    assert table.allocate(wanted()).note == ""
+
+
+def test_where_no_image_fits_it_streams_through_a_window(
+    table: MemoryTable, left: Callable[[int], None]
 ) -> None:
-    """Two of three would be memory taken for nothing."""
-    room = Headroom(available_bytes=memory.RESERVE_BYTES + 2 * IMAGE, binding="the host")
-    monkeypatch.setattr(memory, "headroom", lambda: room)
-    with pytest.raises(GuardError, match="3 slots of"):
-        allocated(table, slots=3)
+    """Its slot is as large as the image and takes no memory; nothing in it is ever held."""
+    left(2 * CHUNK)
+    rank = table.allocate(wanted())
+    assert rank.streams
+    assert rank.room == Room(slots=0, window_bytes=2 * CHUNK, chunk_bytes=CHUNK, blocking=True)
+    assert rank.image_capacity >= IMAGE
+    assert table.total_bytes == 2 * CHUNK
+    assert rank.slots[0].fd is not None
+    assert os.fstat(rank.slots[0].fd).st_blocks == 0
+    rank.seal(0, index())
+    assert rank.sealed() == {}
+    rank.clear(0)
+    assert os.fstat(rank.slots[0].fd).st_blocks == 0
+
+
+def test_ranks_of_a_node_share_what_is_left(
+    table: MemoryTable, left: Callable[[int], None]
+) -> None:
+    """The first one to ask does not take all of it."""
+    left(int(4.5 * IMAGE))
+    assert len(table.allocate(wanted(0), sharers=2).slots) == 2
+
+
+def test_a_host_without_room_says_what_is_missing(
+    table: MemoryTable, left: Callable[[int], None]
+) -> None:
+    """For a slot, and for the least that an image streams through."""
+    left(CHUNK)
+    said = r"1 slot for rank 0: needs .* of host memory, or 131 kB to stream through; the group "
+    with pytest.raises(NoRoomError, match=said + r"has 65\.5 kB left, .*: 65\.5 kB are missing"):
+        table.allocate(wanted())
+    with pytest.raises(NoRoomError, match=r"needs \d+ kB of host memory; the group"):
+        table.allocate(wanted(may_stream=False))
+    assert table.of(0).slots == []
 
 
 def test_a_failure_in_the_middle_gives_the_first_slots_back(
@@ -181,7 +248,7 @@ def test_adopted_memory_with_nan_is_suspect() -> None:
     for number, health in ((1.5, "good"), (np.nan, "suspect")):
         data = image(w=("F32", np.full(64, number, dtype="<f4").tobytes()))
         table = MemoryTable()
-        table.allocate(0, image_bytes=len(data), chunk_bytes=2**16, slots=1, limit_bytes=None)
+        table.allocate(SlotsWanted(rank=0, image_bytes=len(data), chunk_bytes=2**16, slots=1))
         memory = table.of(0)
         memory.image(0, len(data))[:] = data
         memory.seal(

@@ -41,6 +41,7 @@ class NetworkJob:
         trainer: str = "tests.nodes.trainer:run",
         numbered: bool = False,
         environment: Mapping[str, str] | None = None,
+        width: int = 32,
     ) -> None:
         """Nodes from `ranks` on are spare machines.  `numbered`: machines keep their numbers, as
         under `autockpt run`; else they are counted anew at every start."""
@@ -50,7 +51,7 @@ class NetworkJob:
         self._private = Path(tempfile.mkdtemp(prefix="nodes-"))
         self.count = ranks
         self._trainer, self._numbered = trainer, numbered
-        self.spec = trainings.JobSpec(steps=steps, pace_s=0.005, seed=5)
+        self.spec = trainings.JobSpec(steps=steps, pace_s=0.005, seed=5, width=width)
         plan = replace(trainings.plan(memory=3, disk=20), redundancy=redundancy)
         self.run_dir = trainings.prepare(folder / "run", plan)
         self.places = list(range(self.count))

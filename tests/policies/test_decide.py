@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from autockpt.executors.layout.room import smallest_window
 from autockpt.policies.decide import decide
+from autockpt.policies.slots import LEAST_BYTES
 from autockpt.policies.what_if import costs_of_plan, tiers_of_plan
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
@@ -202,10 +204,13 @@ def test_slots_fall_back_with_the_memory_there_is(images, slots, memory_on):
 
 
 def test_too_little_memory_names_the_bytes():
-    """Not one image fits."""
-    goal = Goal(limits=Limits(host_memory_bytes=100_000_000))
+    """What was asked for does not fit, or not even what an image streams through."""
+    little = Limits(host_memory_bytes=100_000_000)
     with pytest.raises(ConfigError, match=r"722297856 bytes on a node, and limits.host_memory"):
-        decide(example_profile(), goal)
+        decide(example_profile(), Goal(limits=little, pins=Pins(slots=1)))
+    least = Limits(host_memory_bytes=LEAST_BYTES - 1)
+    with pytest.raises(ConfigError, match=r"leaves 524287; give it 1 more"):
+        decide(example_profile(), Goal(limits=least))
     small = MemoryHeadroom(
         host_total_bytes=10**10, host_available_bytes=10**10, cgroup_available_bytes=10**9
     )
@@ -213,13 +218,29 @@ def test_too_little_memory_names_the_bytes():
         decide(example_profile(memory=small), Goal(pins=Pins(memory_enabled=True)))
 
 
+def test_where_no_image_fits_checkpoints_go_through_less_memory():
+    """On disk alone, one at a time; the least is what executors stream through."""
+    goal = Goal(limits=Limits(host_memory_bytes=100_000_000))
+    decision = decide(example_profile(), goal)
+    assert decision.plan.slots == 1
+    assert decision.plan.tier("memory").interval_steps == 0
+    assert decision.plan.tier("disk").interval_steps > 0
+    choice = decision.choice("slots")
+    assert choice is not None
+    assert "it streams to storage through less memory" in choice.reason
+    assert choice.binding == "limits.host_memory"
+    assert smallest_window(decision.plan.staging.chunk_bytes)[0] <= LEAST_BYTES
+
+
 def test_ranks_of_a_node_share_its_memory():
     """Eight ranks need eight images per slot."""
     profile = example_profile()
     shared = replace(profile, fingerprint=replace(profile.fingerprint, world_size=8))
     goal = Goal(limits=Limits(host_memory_bytes=3 * 722_297_856))
+    assert decide(profile, goal).plan.slots == 3
+    assert decide(shared, goal).plan.slots == 1
     with pytest.raises(ConfigError, match="slot"):
-        decide(shared, goal)
+        decide(shared, replace(goal, pins=Pins(slots=1)))
 
 
 def test_codec_pays_only_where_storage_is_slow_and_the_training_leaves_cores():

@@ -2,7 +2,8 @@
 
 Chunks flow as soon as the trainer's counter says that they are in the slot, long before the
 snapshot is sealed; nothing is reported before it is.  The slot is the buffer between all stages, so
-nothing is ever copied again and no stage can run out of room.  The digest is taken once, while the
+nothing is ever copied again and no stage can run out of room.  Where no image fits in memory, a
+`Drain` gives each chunk back when it is written.  The digest is taken once, while the
 chunk is still in cache from the copy, and apart from the writes: the memory tier is complete when
 the digests are, however slow the storage.  The page with the header is written last, so that a file
 that was cut short is no valid image.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from autockpt.executors.codecs import codec as codec_of
 from autockpt.executors.image import ImageIndex, StoredChunk, chunk_digest
 from autockpt.executors.keeper.bases import Base
+from autockpt.executors.keeper.drain import Drain
 from autockpt.executors.keeper.encoded import (
     FrameBuffer,
     align_header,
@@ -103,8 +105,12 @@ class ShardPipeline:
         on_undigested: Callable[[Exception], None] = lambda error: None,
         after: threading.Event | None = None,
         inspect: Callable[[memoryview], None] = lambda image: None,
+        drain: Drain | None = None,
     ) -> None:
-        """`inspect` looks at the whole image, on a thread of ours, before it is announced."""
+        """`inspect` looks at the whole image, on a thread of ours, before it is announced.
+
+        `drain`: the image streams; it gives the memory of each chunk back that is written.
+        """
         self._image = image
         self._chunk_bytes = chunk_bytes
         self._available = available
@@ -128,6 +134,7 @@ class ShardPipeline:
         """The digests were announced, or never will be."""
         self._after = after
         self._inspect = inspect
+        self._drain = drain
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
@@ -159,6 +166,8 @@ class ShardPipeline:
         """
         with self._lock:
             self._cancelled = True
+            if self._drain is not None:
+                self._drain.stop()
             self._sealed.set()
             self._lock.wait_for(lambda: not self._encoding)
         for thread in self._threads[:1]:
@@ -215,6 +224,8 @@ class ShardPipeline:
                 "was sealed"
             )
         self._digests[index] = digest
+        if self._drain is not None:
+            self._drain.look(start, self._image[start:stop])
 
     def _hand_over(self) -> None:
         """All chunks are digested: announced when sealed, in the order of the snapshots."""
@@ -224,7 +235,8 @@ class ShardPipeline:
         self._sealed.wait()
         if self._known is not None:
             return
-        self._inspect(self._image)
+        if self._drain is None:
+            self._inspect(self._image)
         while self._after is not None and not self._cancelled and not self._after.wait(0.05):
             pass
         if not self._cancelled:
@@ -276,6 +288,7 @@ class ShardPipeline:
         frames = FrameBuffer()
         while (index := self._ready.get()) is not None:
             if self._cancelled or self._failure is not None or self._file is None:
+                self._drained(index)  # or the trainer would wait for room for the next ones
                 continue
             start = index * self._chunk_bytes
             stop = min(start + self._chunk_bytes, len(self._image))
@@ -287,6 +300,11 @@ class ShardPipeline:
                     self._file.write_at(start, self._image[start:stop])
             except Exception as error:
                 self._fail(error)
+            self._drained(index)
+
+    def _drained(self, index: int) -> None:
+        if self._drain is not None:
+            self._drain.done(index)
 
     def _write_encoded(self, index: int, start: int, stop: int, frames: FrameBuffer) -> None:
         assert self._target is not None

@@ -423,6 +423,8 @@ class Keeper:
         given = wire.SlotsGiven(
             rank=trainer.rank, image_bytes=memory.image_capacity, slots=len(memory.slots),
             chunk_bytes=memory.chunk_bytes,
+            window_bytes=memory.room.window_bytes if memory.room else 0,
+            blocking=memory.room is not None and memory.room.blocking, note=memory.note,
         )  # fmt: skip
         descriptors = tuple(arena.fd for arena in memory.slots if arena.fd is not None)
         self._send(trainer, given, descriptors)
@@ -482,11 +484,10 @@ class Keeper:
         self._shards.leave(trainer.rank, sealed=True)
         self._guests.overwritten(trainer.rank)
         try:
-            try:
-                self._memory.allocate_for(wanted)
-            except AutockptError:
+            sharers = self._sharers(trainer.rank)
+            if not self._memory.fits_whole(wanted, sharers=sharers):
                 self._node_event(p.SlotsOutgrown(rank=trainer.rank, tight=True))
-                self._memory.allocate_for(wanted)
+            memory = self._memory.allocate(wanted, sharers=sharers)
         except (AutockptError, OSError) as error:
             self._degrade("memory tier", str(error))
             slots = len(self._memory.of(trainer.rank).slots)
@@ -497,9 +498,15 @@ class Keeper:
             )  # fmt: skip
             self._send(trainer, refused)
             return
-        slots = len(self._memory.of(trainer.rank).slots)
-        self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=slots))
+        self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=len(memory.slots)))
+        if memory.streams:
+            self._degrade("memory tier", memory.note)
         self._give_slots(trainer)
+
+    def _sharers(self, rank: int) -> int:
+        """Ranks of this node that have no slots, and this one."""
+        here = [r for r, node in enumerate(self._protocol.nodes) if node == self._node]
+        return sum(r == rank or not self._memory.of(r).slots for r in here) or 1
 
     # ------------------------------------------------------------------ protocol
 
@@ -601,8 +608,9 @@ class Keeper:
             case p.AnnounceProtected(generation=generation, reason=reason):
                 self._protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
-                self._s.memory_committed = str(generation)
-                self._journal.memory_committed(generation)
+                if not any(memory.streams for memory in self._memory.ranks.values()):
+                    self._s.memory_committed = str(generation)
+                    self._journal.memory_committed(generation)
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable = str(generation)

@@ -14,9 +14,10 @@ from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.health import Floats, floats_in, sampled_nan, sick_state
 from autockpt.executors.image import ImageIndex, chunk_digest
 from autockpt.executors.keeper.bases import Base, Bases
+from autockpt.executors.keeper.drain import Drain
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
-from autockpt.executors.keeper.slots import MemoryTable
+from autockpt.executors.keeper.slots import MemoryTable, RankMemory
 from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
@@ -50,6 +51,10 @@ class Shard:
     """Written to the end, and so many others are needed to read it."""
     base: Base | None = None
     """Itself, for later ones, once it is durable."""
+    drain: Drain | None = None
+    """It streams: no memory holds it whole."""
+    sealing: p.ShardSealed | None = None
+    """What is told of a streamed one when its file is whole, and not before."""
 
 
 class Shards:
@@ -142,11 +147,16 @@ class Shards:
         if shard.pipeline is not None:
             shard.pipeline.cancel()
             shard.pipeline = None
+        memory = self._memory.of(rank)
+        if shard.drain is not None and memory.streams:
+            memory.clear(shard.slot)
 
     def durable(self, generation: Generation) -> None:
         """It is committed: later saves may be stored as differences to it."""
         for (rank, other), shard in self._all.items():
-            if other == generation and shard.index is not None and shard.bases is not None:
+            if other != generation or shard.drain is not None:
+                continue
+            if shard.index is not None and shard.bases is not None:
                 image = self._memory.of(rank).image(shard.slot, shard.index.image_bytes)
                 shard.base = Base(image, shard.index, bases=shard.bases)
                 self._bases.add(shard.base)
@@ -172,11 +182,13 @@ class Shards:
             image_bytes = began.image_bytes
         target = self._target(rank, generation, shard) if shard.persist_attempt else None
         shard.writing, shard.target = target is not None, target
+        shard.drain = self._drain(memory, shard)
         shard.pipeline = ShardPipeline(
             memory.image(shard.slot, image_bytes),
             chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
             available=lambda: memory.copied(shard.slot),
-            streaming=began is None or began.streaming,
+            streaming=began is None or began.streaming or memory.streams,
+            drain=shard.drain,
             known=index,
             target=target,
             after=self._settled.get(rank),
@@ -200,16 +212,31 @@ class Shards:
             shard.pipeline.sealed()
         shard.pipeline.start()
 
+    def _drain(self, memory: RankMemory, shard: Shard) -> Drain | None:
+        began, board = shard.began, memory.board
+        if not memory.streams or began is None:
+            return None
+        return Drain(
+            memory.slots[shard.slot], image_bytes=began.image_bytes,
+            chunk_bytes=memory.chunk_bytes, beyond=began.boundary_end,
+            told=lambda nbytes: memory.set_drained(board, nbytes),
+        )  # fmt: skip
+
     def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
         folder = self._directory.generation_path(generation)
         began, attempt = shard.began, shard.persist_attempt
+        memory = self._memory.of(rank)
+        writers = began.writers if began else 2
+        if memory.room is not None and memory.streams:  # a chunk each, and one that is copied
+            writers = max(1, min(writers, memory.room.window_bytes // memory.chunk_bytes - 1))
         return PersistTarget(
             path=os.path.join(folder, _shard_name(rank, attempt)),
             prepare=lambda: self._directory.create_generation(generation),
             spare=lambda: self._spare(rank, attempt),
-            writers=began.writers if began else 2,
+            writers=writers,
             direct_io=began.direct_io if began else True,
-            codec=began.codec if began else "none",
+            # Frames would take more memory than the window has.
+            codec=began.codec if began and not memory.streams else "none",
             codec_ranges=began.ranges if began else (),
             base=self._base(began) if began else None,
         )
@@ -246,6 +273,8 @@ class Shards:
         memory = self._memory.of(rank)
         # Not when it is most of a chunk: that one will be read anyway.
         head = shard.began.boundary_end if shard.began.boundary_end <= HEAD_BYTES else 0
+        if shard.drain is not None:  # it is not there any more
+            head, shard.sick = 0, shard.drain.sick
         shard.index = ImageIndex(
             run_id=self._run_id,
             generation=generation,
@@ -259,25 +288,36 @@ class Shards:
             head_bytes=head,
             head_digest=chunk_digest(memory.image(shard.slot, head)) if head else "",
         )
-        memory.seal(shard.slot, shard.index)
-        if not shard.writing:
-            shard.pipeline = None
-        self._tell(
-            p.ShardSealed(
-                rank=rank,
-                generation=generation,
-                root=shard.index.root,
-                bytes=shard.index.image_bytes,
-                chunk_bytes=shard.index.chunk_bytes,
-                layout_digest=shard.index.layout_digest,
-                health="suspect" if shard.sick else "good",
-                replicas=shard.replicas,
-            )
+        sealed = p.ShardSealed(
+            rank=rank,
+            generation=generation,
+            root=shard.index.root,
+            bytes=shard.index.image_bytes,
+            chunk_bytes=shard.index.chunk_bytes,
+            layout_digest=shard.index.layout_digest,
+            health="suspect" if shard.sick else "good",
+            replicas=shard.replicas,
+            held=shard.drain is None,
         )
+        if shard.drain is not None:
+            shard.sealing = sealed
+            if not shard.writing:
+                self._lost(rank, generation, shard, "it was to be written and is not")
+        else:
+            memory.seal(shard.slot, shard.index)
+            if not shard.writing:
+                shard.pipeline = None
+            self._tell(sealed)
         if shard.sick:
             self._degrade("health", sick_state(generation, rank, shard.sick))
-        if shard.persist_attempt and not shard.writing:
+        if shard.persist_attempt and not shard.writing and shard.drain is None:
             self._start_pipeline(rank, generation, shard)
+
+    def _lost(self, rank: int, generation: Generation, shard: Shard, reason: str) -> None:
+        """A streamed image that will not be on storage is nowhere."""
+        self._forget(rank, generation, shard)
+        torn = p.ShardDiscarded(rank=rank, generation=generation, reason=reason)
+        self._post(lambda: self._tell(torn))  # the protocol may be at work
 
     def _undigested(
         self, rank: int, generation: Generation, shard: Shard, error: Exception
@@ -344,9 +384,22 @@ class Shards:
                 event = p.PersistFailed(
                     rank=rank, generation=generation, attempt=attempt, reason=str(error)
                 )
-            self._post(lambda: self._tell(event))
+            self._post(lambda: self._written(rank, generation, shard, event))
 
         self._submit(write)
+
+    def _written(self, rank: int, generation: Generation, shard: Shard, event: p.NodeEvent) -> None:
+        """Its file and its index are whole, or are not."""
+        sealed, shard.sealing = shard.sealing, None
+        if sealed is not None:
+            if self._all.get((rank, generation)) is not shard:
+                return
+            if isinstance(event, p.PersistFailed):
+                self._degrade("persist", event.reason)
+                self._lost(rank, generation, shard, event.reason)
+                return
+            self._tell(sealed)
+        self._tell(event)
 
     def _persist_failed(
         self,
@@ -361,6 +414,9 @@ class Shards:
         shard.pipeline, shard.writing = None, False
         attempt, shard.persist_attempt = shard.persist_attempt, 0
         self._degrade("persist", str(error))
+        if shard.drain is not None:
+            self._lost(rank, generation, shard, str(error))
+            return
         self._tell(
             p.PersistFailed(rank=rank, generation=generation, attempt=attempt, reason=str(error))
         )
@@ -375,6 +431,13 @@ class Shards:
             )  # fmt: skip
             self._post(lambda: self._tell(failed))
             return
+        if shard.drain is not None:  # its bytes have passed
+            failed = p.PersistFailed(
+                rank=order.rank, generation=order.generation, attempt=order.attempt,
+                reason="no memory holds it", retryable=False,
+            )  # fmt: skip
+            self._post(lambda: self._tell(failed))
+            return
         shard.persist_attempt = order.attempt
         if shard.index is not None:
             self._start_pipeline(order.rank, order.generation, shard)
@@ -383,6 +446,9 @@ class Shards:
         """Memory only, after all."""
         shard = self._all.get((order.rank, order.generation))
         if shard is None:
+            return
+        if shard.drain is not None and (shard.index is None or shard.sealing is not None):
+            self._lost(order.rank, order.generation, shard, "it is not written any more")
             return
         shard.persist_attempt = 0
         if shard.writing and shard.pipeline is not None:

@@ -11,10 +11,11 @@ from autockpt.executors.image import (
     trailer_capacity,
     write_trailer,
 )
-from autockpt.executors.memory import Arena, gather_pages, page_align, require_headroom
+from autockpt.executors.layout.room import Room, find_room, smallest_window
+from autockpt.executors.memory import Arena, Headroom, gather_pages, headroom, page_align
 from autockpt.executors.protocol.messages import HeldShard
 from autockpt.executors.wire import SlotsWanted
-from autockpt.values.errors import GuardError
+from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
 
@@ -25,6 +26,8 @@ when and at which step this process began."""
 CELL_SPREAD, CELL_MARKED = 6, 7
 """Iterations that copies to other nodes may take, 0 where nobody marks; and how many marks were
 made."""
+CELL_DRAINED = 8
+"""Prefix of a streamed image whose memory was given back; written by the keeper."""
 CELL_COPIED = 64
 """From here on one cell a slot: the copied prefix of its image."""
 MAX_SLOTS = 64
@@ -42,6 +45,22 @@ class RankMemory:
     slots: list[Arena] = field(default_factory=list)
     chunk_bytes: int = 0
     trailer_bytes: int = 0
+    room: Room | None = None
+    """What it was given; a streamed image has one slot whose pages are given back behind it."""
+    note: str = ""
+    """Why it was given less than it asked for; empty: it was not."""
+
+    @property
+    def streams(self) -> bool:
+        """No image is held whole."""
+        return self.room is not None and self.room.slots == 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Host memory that it takes."""
+        if self.room is not None and self.room.slots == 0:
+            return self.room.window_bytes
+        return sum(arena.nbytes for arena in self.slots)
 
     @property
     def image_capacity(self) -> int:
@@ -63,6 +82,11 @@ class RankMemory:
         """Copied prefix of the image in a slot."""
         return self.cell(CELL_COPIED + slot)
 
+    def set_drained(self, board: Arena | None, nbytes: int) -> None:
+        """Tells the trainer with `board` how far its streamed image is through."""
+        if board is not None and board.fd is not None:
+            board.view.cast("Q")[CELL_DRAINED] = nbytes
+
     def image(self, slot: int, image_bytes: int) -> memoryview:
         """The image in a slot."""
         return self.slots[slot].view[:image_bytes]
@@ -76,13 +100,16 @@ class RankMemory:
         write_trailer(self.trailer(slot), index)
 
     def clear(self, slot: int) -> None:
-        """Makes the slot garbage."""
-        clear_trailer(self.trailer(slot))
+        """Makes the slot garbage; one that streams holds no memory then."""
+        if self.streams:
+            self.slots[slot].release_pages()
+        else:
+            clear_trailer(self.trailer(slot))
 
     def sealed(self) -> dict[int, ImageIndex]:
         """Index by slot of everything sealed."""
-        found = {}
-        for slot in range(len(self.slots)):
+        found: dict[int, ImageIndex] = {}
+        for slot in range(0 if self.streams else len(self.slots)):
             index = read_trailer(self.trailer(slot))
             if index is not None and index.rank == self.rank:
                 found[slot] = index
@@ -124,7 +151,7 @@ class RankMemory:
         """Gives the slots' memory back."""
         for arena in self.slots:
             arena.close()
-        self.slots = []
+        self.slots, self.room, self.note = [], None, ""
 
 
 class MemoryTable:
@@ -137,13 +164,6 @@ class MemoryTable:
         """The memory of a rank, empty at first."""
         return self.ranks.setdefault(rank, RankMemory(rank=rank))
 
-    def allocate_for(self, wanted: SlotsWanted) -> RankMemory:
-        """What a trainer asks for.  Raises GuardError without headroom."""
-        return self.allocate(
-            wanted.rank, image_bytes=wanted.image_bytes, chunk_bytes=wanted.chunk_bytes,
-            slots=wanted.slots, limit_bytes=wanted.limit_bytes,
-        )  # fmt: skip
-
     def free(self, rank: int) -> None:
         """Gives all memory of a rank back."""
         memory = self.ranks.pop(rank, None)
@@ -153,8 +173,8 @@ class MemoryTable:
 
     @property
     def total_bytes(self) -> int:
-        """All slots of this node."""
-        return sum(arena.nbytes for memory in self.ranks.values() for arena in memory.slots)
+        """All slots and windows of this node."""
+        return sum(memory.total_bytes for memory in self.ranks.values())
 
     def adopt(
         self, rank: int, descriptors: list[int], *, chunk_bytes: int, image_bytes: int
@@ -170,32 +190,97 @@ class MemoryTable:
         memory.trailer_bytes = memory.slots[0].nbytes - image_bytes
         return memory
 
-    def allocate(
-        self, rank: int, *, image_bytes: int, chunk_bytes: int, slots: int, limit_bytes: int | None
-    ) -> RankMemory:
-        """New slots for a rank; replaces smaller ones.  Raises GuardError without headroom."""
-        memory = self.of(rank)
+    def allocate(self, wanted: SlotsWanted, *, sharers: int = 1) -> RankMemory:
+        """New slots for a rank, or a window where none fits; replaces what it had.
+
+        `sharers`: ranks of this node that are still to be given theirs, this one included: what is
+        left is divided among them.  Raises GuardError where the policy does not allow even the
+        least, NoRoomError where the host has no room for it.
+        """
+        memory = self.of(wanted.rank)
         memory.close_slots()
-        trailer = trailer_capacity(image_bytes, chunk_bytes)
-        size = page_align(image_bytes) + trailer
-        others = self.total_bytes
-        if slots > MAX_SLOTS:
-            raise GuardError(f"{slots} slots: at most {MAX_SLOTS} per rank; lower memory.slots")
-        require_headroom(
-            slots * size,
-            what=f"{slots} slot{'s' * (slots > 1)} of {format_bytes(size)} for rank {rank}",
-            limit_bytes=None if limit_bytes is None else limit_bytes - others,
-        )
-        made: list[Arena] = []
+        if wanted.slots > MAX_SLOTS:
+            raise GuardError(
+                f"{wanted.slots} slots: at most {MAX_SLOTS} per rank; lower memory.slots"
+            )
+        size, left = _slot_bytes(wanted), headroom()
+        room = self._find(wanted, left, sharers)
+        if room is None:
+            raise self._refusal(wanted, left, sharers)
+        slots: list[Arena] = []
         try:
-            for slot in range(slots):
-                made.append(Arena.create_shared(size, name=f"autockpt-r{rank}-s{slot}"))
+            for slot in range(room.slots):
+                slots.append(Arena.create_shared(size, name=f"autockpt-r{wanted.rank}-s{slot}"))
+            if not room.slots:
+                slots.append(Arena.create_sparse(size, name=f"autockpt-window-r{wanted.rank}"))
         except BaseException:
-            for arena in made:
+            for arena in slots:
                 arena.close()
             raise
-        gather_pages(made)
-        memory.slots = made
-        memory.chunk_bytes = chunk_bytes
-        memory.trailer_bytes = size - page_align(image_bytes)
+        if room.slots:
+            gather_pages(slots)
+        memory.slots, memory.room = slots, room
+        memory.note = _note(wanted, size, room, left)
+        memory.chunk_bytes = room.chunk_bytes or wanted.chunk_bytes
+        memory.trailer_bytes = size - page_align(wanted.image_bytes)
         return memory
+
+    def fits_whole(self, wanted: SlotsWanted, *, sharers: int = 1) -> bool:
+        """Whether there is room for all that a rank wants, in the place of what it has."""
+        self.of(wanted.rank).close_slots()
+        room = self._find(wanted, headroom(), sharers)
+        return room is not None and room.slots == wanted.slots
+
+    def _find(self, wanted: SlotsWanted, left: Headroom, sharers: int) -> Room | None:
+        available, allowed = self._available(wanted, left, sharers)
+        return find_room(
+            slot_bytes=_slot_bytes(wanted), slots=wanted.slots, chunk_bytes=wanted.chunk_bytes,
+            available_bytes=min(available, allowed), may_stream=wanted.may_stream,
+        )  # fmt: skip
+
+    def _available(self, wanted: SlotsWanted, left: Headroom, sharers: int) -> tuple[int, int]:
+        """(bytes that the host has for a rank, bytes that the policy allows it)."""
+        available = left.beside_reserve(swing_bytes=wanted.swing_bytes) // max(1, sharers)
+        limit = wanted.limit_bytes
+        return available, available if limit is None else limit - self.total_bytes
+
+    def _refusal(self, wanted: SlotsWanted, left: Headroom, sharers: int) -> GuardError:
+        least = size = _slot_bytes(wanted)
+        needs = f"1 slot for rank {wanted.rank}: needs {format_bytes(size)} of host memory"
+        window = smallest_window(wanted.chunk_bytes)[0]
+        if wanted.may_stream and window < size:
+            least = window
+            needs += f", or {format_bytes(least)} to stream through"
+        available, allowed = self._available(wanted, left, sharers)
+        if allowed < available:
+            return GuardError(
+                f"{needs}, the policy allows {format_bytes(max(0, allowed))}; raise "
+                "limits.host_memory or lower memory.slots"
+            )
+        return NoRoomError(
+            f"{needs}; {left.binding} has {format_bytes(left.available_bytes)} left, of which "
+            f"{format_bytes(max(0, available))} may be taken: {format_bytes(least - available)} "
+            "are missing; free them, or raise that limit"
+        )
+
+
+def _slot_bytes(wanted: SlotsWanted) -> int:
+    trailer = trailer_capacity(wanted.image_bytes, wanted.chunk_bytes)
+    return page_align(wanted.image_bytes) + trailer
+
+
+def _note(wanted: SlotsWanted, size: int, room: Room, left: Headroom) -> str:
+    """Why it is less than was asked for; empty: it is not."""
+    if room.slots >= wanted.slots:
+        return ""
+    what = f"{left.binding} has {format_bytes(left.available_bytes)} left"
+    if wanted.limit_bytes is not None:
+        what += f", the policy allows {format_bytes(wanted.limit_bytes)} on the node"
+    each = f"{wanted.slots} slots of {format_bytes(size)} for rank {wanted.rank} do not fit: {what}"
+    if room.slots:
+        return f"{each}; {room.slots} are used"
+    how = "while the training waits" if room.blocking else "beside the training"
+    return (
+        f"{each}; checkpoints go to storage through {format_bytes(room.window_bytes)} of memory, "
+        f"{how}, and none stays in memory"
+    )

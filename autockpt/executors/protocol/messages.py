@@ -304,6 +304,8 @@ class ShardSealed:
     layout_digest: str = ""
     health: Health = "good"
     replicas: tuple[ReplicaProof, ...] = ()
+    held: bool = True
+    """Its slot holds it; False: it streamed through, and its file alone does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ class NodeSaving(NodeProtecting):
         held = slot.generation
         if slot.worthless or not self.is_eligible(held):
             return True
+        if slot.passed:
+            return not self.is_on_its_way((local.rank, held))
         if self.is_kept(held) and local.slots.usable > 1:
             return False
         newer = self.memory_committed
@@ -188,6 +190,7 @@ class NodeSaving(NodeProtecting):
             replicas=event.replicas,
         )
         slot.seal(shard)
+        slot.passed = not event.held
         key = (event.rank, event.generation)
         self.unsettled[key] = None
         self.tell(RankSealed(shard=shard))

@@ -27,6 +27,8 @@ class Slot:
     """The generation was dropped while being written: empty as soon as the writer stops."""
     worthless: bool = False
     """Sealed, but bad at restore or never to be chosen: may be overwritten."""
+    passed: bool = False
+    """Sealed, and its file alone holds it: it streamed through."""
     shard: HeldShard | None = None
 
     def begin(self, generation: Generation, step: int, writer: Incarnation) -> None:
@@ -52,7 +54,8 @@ class Slot:
 
     def _set(self, state: SlotState, generation: Generation | None, step: int) -> None:
         self.state, self.generation, self.step = state, generation, step
-        self.writer, self.shard, self.doomed, self.worthless = None, None, False, False
+        self.writer, self.shard = None, None
+        self.doomed = self.worthless = self.passed = False
 
 
 @dataclass(slots=True)
@@ -78,7 +81,12 @@ class Slots:
 
     def held(self) -> tuple[HeldShard, ...]:
         """Everything a restore may use."""
-        return tuple(s.shard for s in self.slots if s.shard is not None and not s.worthless)
+        useless = (s.worthless or s.passed for s in self.slots)
+        return tuple(
+            s.shard
+            for s, no in zip(self.slots, useless, strict=True)
+            if s.shard is not None and not no
+        )
 
     def _find(self, generation: Generation, state: SlotState) -> Slot | None:
         """One of some worth before one without."""

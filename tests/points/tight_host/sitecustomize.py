@@ -34,14 +34,16 @@ def held_bytes(*pids: int) -> int:
 
 def _tight() -> None:
     from autockpt.executors import memory
+    from autockpt.executors.keeper import slots
 
     def headroom() -> memory.Headroom:
         with open(os.environ["TIGHT_HOST"], encoding="ascii") as file:
             room = int(file.read())
         left = room - held_bytes(os.getpid(), int(os.environ["TIGHT_HOST_TRAINER"]))
-        return memory.Headroom(available_bytes=memory.RESERVE_BYTES + left, binding="the test")
+        return memory.Headroom(available_bytes=left, binding="the test")
 
-    memory.headroom = headroom
+    memory.headroom = slots.headroom = headroom
+    memory.reserve_bytes = lambda left, *, swing_bytes=0: 0
 
 
 if "TIGHT_HOST" in os.environ:
