@@ -905,3 +905,57 @@ def test_cycle_that_loading_never_walks_is_permitted(tmp_path: Path) -> None:
     }
 
     assert import_cycles(build(tmp_path, sources)) == []
+
+
+# --- modes of new files --------------------------------------------------------------------------
+
+
+def _unset(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that make a file or directory and leave its mode to the umask."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called, named = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
+        given = ast.unparse(ast.Tuple([*node.args, *(k.value for k in node.keywords)], ast.Load()))
+        name = called.rpartition(".")[2]
+        if called in ("open", "os.fdopen", "io.open"):
+            how = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+            makes = any(set(str(mode)) & set("wax") for mode in how)
+            there = "/proc/" in given or "devnull" in given
+            if makes and called != "os.fdopen" and "opener" not in named and not there:
+                yield node.lineno, f"{called} of a new file without an opener"
+        elif called == "os.open" and "O_CREAT" in given and len(node.args) < 3:
+            yield node.lineno, "os.open of a new file without a mode"
+        elif name in ("makedirs", "touch") and called.startswith(("os.", "path.")):
+            yield node.lineno, f"{called}: parents or files get the umask's mode"
+        elif name == "mkdir" and ("parents" in named or not _has_mode(called, node)):
+            yield node.lineno, f"{called} without a mode"
+        elif called.endswith((".write_bytes", "shutil.copy", "shutil.copyfile", "copytree")):
+            yield node.lineno, f"{called} of a new file"
+
+
+def _has_mode(called: str, node: ast.Call) -> bool:
+    return len(node.args) >= (2 if called == "os.mkdir" else 1)
+
+
+def test_every_new_file_has_a_mode() -> None:
+    """In the whole package: who needs a file takes an opener, or names the mode."""
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {what}; see autockpt/new_files.py"
+        for file in sorted((ROOT / PACKAGE).rglob("*.py"))
+        for line, what in _unset(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "open(p, 'w')", "open(p, 'ab')", "open(p, 'x', encoding='utf-8')", "os.makedirs(p, 0o755)",
+        "os.mkdir(p)", "path.mkdir()", "path.mkdir(0o755, parents=True)", "path.touch()",
+        "os.open(p, os.O_WRONLY | os.O_CREAT)", "shutil.copy(a, b)",
+    ],
+)  # fmt: skip
+def test_a_mode_that_is_left_to_the_umask_is_seen(call: str) -> None:
+    """The reader of the sources fails when it should."""
+    assert list(_unset(ast.parse(call)))

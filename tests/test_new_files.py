@@ -1,6 +1,5 @@
 """Modes of what a run writes, under a umask of 0: nothing that another user could write."""
 
-import ast
 import contextlib
 import os
 import stat
@@ -11,12 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import autockpt
 from autockpt import new_files
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal
-
-PACKAGE = Path(autockpt.__file__).parent
 
 
 @contextlib.contextmanager
@@ -109,53 +105,3 @@ def test_a_run_under_a_umask_of_zero_opens_nothing(
     assert {name: oct(bits) for name, bits in private.items() if bits & 0o077} == {}
     assert found["report.html"] == 0o644
     assert any(name.endswith("COMMIT") for name in found)
-
-
-def _unset(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Calls that make a file or directory and leave its mode to the umask."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called, named = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
-        given = ast.unparse(ast.Tuple([*node.args, *(k.value for k in node.keywords)], ast.Load()))
-        name = called.rpartition(".")[2]
-        if called in ("open", "os.fdopen", "io.open"):
-            how = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
-            makes = any(set(str(mode)) & set("wax") for mode in how)
-            if makes and called != "os.fdopen" and "opener" not in named and "/proc/" not in given:
-                yield node.lineno, f"{called} of a new file without an opener"
-        elif called == "os.open" and "O_CREAT" in given and len(node.args) < 3:
-            yield node.lineno, "os.open of a new file without a mode"
-        elif name in ("makedirs", "touch") and called.startswith(("os.", "path.")):
-            yield node.lineno, f"{called}: parents or files get the umask's mode"
-        elif name == "mkdir" and ("parents" in named or not _has_mode(called, node)):
-            yield node.lineno, f"{called} without a mode"
-        elif called.endswith((".write_bytes", "shutil.copy", "shutil.copyfile", "copytree")):
-            yield node.lineno, f"{called} of a new file"
-
-
-def _has_mode(called: str, node: ast.Call) -> bool:
-    return len(node.args) >= (2 if called == "os.mkdir" else 1)
-
-
-def test_every_new_file_has_a_mode() -> None:
-    """In the whole package: who needs a file takes an opener, or names the mode."""
-    found = [
-        f"{file.relative_to(PACKAGE)}:{line}: {what}"
-        for file in sorted(PACKAGE.rglob("*.py"))
-        for line, what in _unset(ast.parse(file.read_text(encoding="utf-8")))
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "open(p, 'w')", "open(p, 'ab')", "open(p, 'x', encoding='utf-8')", "os.makedirs(p, 0o755)",
-        "os.mkdir(p)", "path.mkdir()", "path.mkdir(0o755, parents=True)", "path.touch()",
-        "os.open(p, os.O_WRONLY | os.O_CREAT)", "shutil.copy(a, b)",
-    ],
-)  # fmt: skip
-def test_a_mode_that_is_left_to_the_umask_is_seen(call: str) -> None:
-    """The reader of the sources fails when it should."""
-    assert list(_unset(ast.parse(call)))
