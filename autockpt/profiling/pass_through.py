@@ -35,22 +35,19 @@ class PassThroughSession:
         """Iterations that the loop still has, None when it did not say."""
         return None if self._total is None else max(0, self._total - self._step)
 
-    def batches(self, total: int) -> Iterator[tuple[int, Any]]:
+    def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """(step, batch) for `total` steps, over as many epochs as they take."""
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
-        self._total = total
-        source = self._data.batches()
-        for step in range(total):
+        for step in self.steps(total, until=until):
             with self._timer.waiting() if self._timer else contextlib.nullcontext():
-                batch = next(source)
+                batch = self._data.next()
             yield step, batch
-            self._step = step + 1
 
-    def steps(self, total: int) -> Iterator[int]:
-        """0 .. total - 1."""
+    def steps(self, total: int, *, until: int | None = None) -> Iterator[int]:
+        """The steps up to `total`, or to `until`."""
         self._total = total
-        for step in range(total):
+        for step in range(self._step, total if until is None else min(total, until)):
             yield step
             self._step = step + 1
 

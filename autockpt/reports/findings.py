@@ -85,7 +85,7 @@ def unprotected(facts: Facts) -> Finding | None:
         severity="high",
         title="Nothing was checkpointed",
         evidence=f"the script never called autockpt.attach; {at_stake} at stake in a failure",
-        fix="add the two lines shown at the top of this report",
+        fix="add the lines that autockpt run printed; the top of this report shows their form",
     )
 
 

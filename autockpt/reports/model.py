@@ -34,10 +34,11 @@ from autockpt.values.telemetry import Event, RunStarted
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 ATTACH_LINES = (
-    "ckpt = autockpt.attach(model=model, optimizer=optimizer)",
-    "for step, batch in ckpt.batches(total):",
+    "import autockpt",
+    "ckpt = autockpt.attach(model=model, optimizer=optimizer, data=loader)",
+    "for step, batch in ckpt.batches(total_steps):  # no DataLoader: ckpt.steps(total_steps)",
 )
-"""What an unprotected script lacks."""
+"""What an unprotected script lacks, with the usual names."""
 AGREEMENT = 1e-6
 """Relative difference from which the page's waste formula and the policy's are said to disagree."""
 

@@ -53,7 +53,8 @@ def _banner(model: ReportModel) -> list[str]:
         return []
     return [
         "!" * WIDTH,
-        "UNPROTECTED: the script ran unchanged and was not checkpointed. Add these two lines:",
+        "UNPROTECTED: the script ran unchanged and was not checkpointed. The lines to add, with",
+        "the usual names (autockpt run ends by printing them with the script's own):",
         "",
         *(f"    {line}" for line in ATTACH_LINES),
         "!" * WIDTH,

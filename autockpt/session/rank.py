@@ -66,6 +66,8 @@ class RankState:
         self._slots_seen = 0
         self._closed = False
         self._owns_boundary = False
+        self._owed = False
+        """A loop of ours ended before the boundary of its last iteration."""
         self._stepped = False
         """An optimizer has stepped since the last boundary."""
         self._rounds = Rounds(state.attached_optimizers)

@@ -84,8 +84,11 @@ class Session(Ending):
         self._asked_step = True
         return self._step
 
-    def batches(self, total: int) -> Iterator[tuple[int, Any]]:
+    def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """(step, batch) for the steps not yet trained; resumes the loader at the right batch.
+
+        `until`: the loop ends before that step, for what a script does once an epoch; that is a
+        part of the loop's last iteration, and the next loop goes on from there.
 
         `data` must have been attached.  After the last step a final checkpoint is made durable.
         Whoever leaves the loop early calls `step()` before it: else the iteration does not count.
@@ -94,13 +97,33 @@ class Session(Ending):
         if self._data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
         self._placed = True
-        self._owns(total)
-        while self._step < total:
-            step = self._step
+        for step in self._left(total, until):
             yield step, self._take()
-            if self._step == step:
-                self._boundary(step + 1)
-        self._close(final_checkpoint=True, reason="finished")
+
+    def _left(self, total: int, until: int | None) -> Iterator[int]:
+        """The steps of a loop of ours, each with its boundary behind it."""
+        self._owns(total)
+        while self._step < total and (until is None or self._step < until):
+            step = self._step
+            yield step
+            if self._step != step:
+                continue
+            if until is not None and step + 1 == until < total:
+                self._owed = True
+                return
+            self._boundary(step + 1)
+        if self._step >= total:
+            self._close(final_checkpoint=True, reason="finished")
+
+    def _pay(self) -> None:
+        """What comes behind a loop that ends early belongs to its last iteration: that ends now."""
+        if self._owed:
+            self._boundary(self._step + 1)
+
+    def _close(self, *, final_checkpoint: bool, reason: str) -> None:
+        if reason == "finished":
+            self._pay()
+        super()._close(final_checkpoint=final_checkpoint, reason=reason)
 
     def _take(self) -> Any:
         """The next batch; a loop that is entered again goes on in the epoch that it had left."""
@@ -113,6 +136,7 @@ class Session(Ending):
     def _owns(self, total: int) -> None:
         """The loop is ours and its end is known."""
         self._require_in_force()
+        self._pay()
         if not self._owns_boundary:
             self._require_unchanged()
             self._begin_loop()
@@ -143,16 +167,11 @@ class Session(Ending):
             return "--run-dir DIR for another, --fresh to begin anew"
         return "attach(run_dir=...) for another, attach(fresh=True) to begin anew"
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int, *, until: int | None = None) -> Iterator[int]:
         """The steps not yet trained, for a loop that makes its own batches; as `batches`."""
-        self._owns(total)
-        while self._step < total:
-            step = self._step
+        for step in self._left(total, until):
             self._drawn_mark = rng_mark()
             yield step
-            if self._step == step:
-                self._boundary(step + 1)
-        self._close(final_checkpoint=True, reason="finished")
 
     def step(self) -> int:
         """Marks the end of an iteration in a loop of one's own; the new step count.
@@ -369,6 +388,7 @@ class Session(Ending):
 
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
         """The iteration that makes `step` steps has ended."""
+        self._owed = False
         if self._closed:
             self._require_in_force()
             self._step = step  # the loop goes on

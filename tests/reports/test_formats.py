@@ -24,10 +24,12 @@ $ autockpt run train.py
 run plain, ranks 1
 
 !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
-UNPROTECTED: the script ran unchanged and was not checkpointed. Add these two lines:
+UNPROTECTED: the script ran unchanged and was not checkpointed. The lines to add, with
+the usual names (autockpt run ends by printing them with the script's own):
 
-    ckpt = autockpt.attach(model=model, optimizer=optimizer)
-    for step, batch in ckpt.batches(total):
+    import autockpt
+    ckpt = autockpt.attach(model=model, optimizer=optimizer, data=loader)
+    for step, batch in ckpt.batches(total_steps):  # no DataLoader: ckpt.steps(total_steps)
 !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
 
 => This run trained 60 min 1 s unprotected.
@@ -51,7 +53,7 @@ Findings
   [high] Nothing was checkpointed (unprotected)
     the script never called autockpt.attach; 60 min 1 s of training were at stake in a
     failure
-    do: add the two lines shown at the top of this report
+    do: add the lines that autockpt run printed; the top of this report shows their form
   2 checks passed
 """
 

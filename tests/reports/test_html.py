@@ -164,7 +164,7 @@ def test_an_unprotected_run_says_so_with_the_cure() -> None:
     text = render(build(unprotected_data()))
 
     assert "UNPROTECTED" in text
-    assert "ckpt = autockpt.attach(model=model, optimizer=optimizer)" in text
+    assert "ckpt = autockpt.attach(model=model, optimizer=optimizer, data=loader)" in text
     assert "for step, batch in ckpt.batches(total):" in text
     assert "UNPROTECTED" not in render(build(run_data()))
 

@@ -63,6 +63,45 @@ def test_a_loop_that_is_entered_again_is_resumed_with_its_samples(
     assert list(seen(again, leave=leave, stop=TOTAL)) == whole[first:]
 
 
+def epochs(it: Counted) -> Iterator[tuple[int, list[float]]]:
+    """(step, samples) of three epochs, each of which ends with a change of the weight by 100."""
+    first = it.ckpt.step_count // 5
+    for epoch in range(first, 3):
+        for step, (batch,) in it.ckpt.batches(15, until=(epoch + 1) * 5):
+            it.train()
+            yield step, batch.tolist()
+            it.await_slots()
+        with torch.no_grad():
+            it.ckpt.fence()
+            it.model.weight -= 100
+
+
+@pytest.mark.parametrize("stop", [9, 10, 11])
+def test_what_is_done_once_an_epoch_belongs_to_its_last_iteration(
+    attach: Callable[..., Any], new_run: Callable[..., str], stop: int
+) -> None:
+    """A checkpoint of an epoch's last step has it, and a restart does not do it again."""
+
+    def begin(name: str) -> Counted:
+        run_dir = trainings.prepare(new_run(name), trainings.plan(memory=5, disk=5))
+        return Counted(attach, run_dir, shuffled())
+
+    torch.manual_seed(1)
+    it = begin("whole")
+    whole = list(epochs(it))
+    assert it.updates == 315
+    torch.manual_seed(1)
+    it = begin("stopped")
+    list(itertools.islice(epochs(it), stop))
+    it.ckpt.wait_durable(60)
+    it.ckpt.close(final_checkpoint=False)
+    again = begin("stopped")
+    done = 10 if stop == 11 else 5
+    assert (again.ckpt.step_count, again.updates) == (done, done + 100 * (done // 5))
+    assert list(epochs(again)) == whole[done:]
+    assert again.updates == 315
+
+
 class Failing(Dataset[Any]):
     """Fails with one of its samples, once."""
 

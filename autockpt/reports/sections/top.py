@@ -32,9 +32,9 @@ def banner(model: ReportModel) -> Html | None:
     return tag(
         "section",
         tag("h2", "\u26a0 UNPROTECTED", id="unprotected-title"),
-        tag("p", "The script ran unchanged and was not checkpointed. Add these two lines to it; "
-            "the second replaces the head of your training loop:"),
-        copyable("\n".join(ATTACH_LINES), element_id="attach-lines", what="the two lines"),
+        tag("p", "The script ran unchanged and was not checkpointed. autockpt run ends by printing "
+            "the lines to add, with the script's own names. With the usual names they are:"),
+        copyable("\n".join(ATTACH_LINES), element_id="attach-lines", what="the lines"),
         class_="banner",
         aria_labelledby="unprotected-title",
     )  # fmt: skip
