@@ -4,7 +4,8 @@ Such a generation is *suspect*: it is stored, but never restored by itself, and 
 one out.  At every seal a sixteenth of the image is looked at, another one each time (a NaN gradient
 is everywhere one step later); before a generation counts as verified the scrub looks at all of it.
 Infinities are no verdict: masks hold them for a reason.  What is copied at the boundary (buffers,
-objects of the user) is left out where it can be told apart.
+objects of the user) is left out where it can be told apart, and so are tensors that held NaN before
+the training: nobody uses those, or all others are NaN one step later.
 """
 
 import bisect
@@ -14,6 +15,7 @@ from typing import Any
 
 from autockpt.executors.image import ImageHeader, header_bytes, read_header
 from autockpt.values.errors import CorruptCheckpointError
+from autockpt.values.generation import Generation
 
 BLOCK_BYTES = 2**16
 SAMPLED = 16
@@ -40,7 +42,10 @@ def floats_of(header: ImageHeader, *, beyond: int) -> tuple[Floats, ...]:
     found = [
         Floats(place.start, place.stop, place.dtype, name)
         for name, place in header.tensors.items()
-        if place.dtype in _WIDTH and place.start >= beyond and place.stop > place.start
+        if place.dtype in _WIDTH
+        and place.start >= beyond
+        and place.stop > place.start
+        and name not in header.known_nan
     ]
     return tuple(sorted(found, key=lambda one: one.start))
 
@@ -111,11 +116,11 @@ class NanScan:
         self.found = first_nan(self._floats, start, data)
 
 
-def sick_state(generation: object, rank: int, tensor: str) -> str:
+def sick_state(generation: Generation, rank: int, tensor: str) -> str:
     """What is said of a suspect generation."""
     return (
         f"generation {generation}: rank {rank} has NaN in {tensor}; it is kept, but it is neither "
-        "restored by itself nor does it push older ones out"
+        f"restored by itself nor does it push older ones out (--resume-from {generation.name} does)"
     )
 
 

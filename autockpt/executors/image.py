@@ -221,6 +221,8 @@ class ImageHeader:
     """torch dtype names where they differ from the stored one."""
     parts: dict[str, StoredPart]
     """Of tensors that are a part only; the others are whole."""
+    known_nan: frozenset[str] = frozenset()
+    """Tensors in which NaN stood before the training."""
 
 
 def header_bytes(first: memoryview, image_bytes: int) -> int:
@@ -266,10 +268,15 @@ def read_header(data: bytes, image_bytes: int) -> ImageHeader:
         parts = {name: kinds[text] for name, text in named.items()}
         for name, part in parts.items():
             _require_elements(name, tensors[name], part)
+        nan = parse_json(meta.get("nan", "[]"))
+        if not isinstance(nan, list) or not set(nan) <= set(tensors):
+            raise ValueError("tensors with NaN are named that are not there")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"image header is malformed: {error!r:.200}") from None
     views = {key[5:]: value for key, value in meta.items() if key.startswith("view:")}
-    return ImageHeader(tensors=tensors, aliases=aliases, true_dtypes=views, parts=parts)
+    return ImageHeader(
+        tensors=tensors, aliases=aliases, true_dtypes=views, parts=parts, known_nan=frozenset(nan)
+    )
 
 
 def _stored_part(text: str) -> StoredPart:

@@ -225,6 +225,7 @@ class Snapshotter:
         layout = plan_layout(
             specs, aliases=aliases, extra_bytes=self._extra_bytes,
             owner=self.place.rank if own and self.place is not None else None,
+            known_nan=self.state.known_nan,
         )  # fmt: skip
         if self.layout is None or layout.digest != self.layout.digest or layout != self.layout:
             self.layout = layout

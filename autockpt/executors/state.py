@@ -77,6 +77,8 @@ class LiveState:
         """Tensors that were seen to change behind the fence; copied at the boundary since."""
         self.step_order: list[str] = []
         """Optimizers in the order in which they step, as far as seen."""
+        self.known_nan: frozenset[str] = frozenset()
+        """Parameters in which NaN stood before the training: it says nothing of the state."""
         self._placed = placed or {}
         self._declared = with_places(holdings or {}, self._placed)
         self._renamed = renamed(models, self._placed)
@@ -276,6 +278,21 @@ class LiveState:
             for prefix, module in self.models.items()
             for path, child in module.named_modules()
         }
+
+    def with_nan(self) -> list[str]:
+        """Names of parameters and optimizer state that hold NaN now; reads all of them."""
+        floats = {n: t for n, t in self.inventory().locals.items() if t.is_floating_point()}
+        sums: dict[torch.device, dict[str, torch.Tensor]] = {}
+        for name, tensor in floats.items():
+            if tensor.dtype.itemsize > 1:  # sums of shorter ones are not implemented
+                total = tensor.detach().sum(dtype=torch.float32)
+                sums.setdefault(tensor.device, {})[name] = total
+        found = []
+        for each in sums.values():
+            flags = torch.stack([*each.values()]).isnan().tolist()  # one wait for a device
+            odd = (name for name, flag in zip(each, flags, strict=True) if flag)
+            found += [name for name in odd if floats[name].isnan().any()]  # or two infinities
+        return found
 
     def device(self) -> torch.device | None:
         """The accelerator that the first tensor of the models on one is on; None: all are in host

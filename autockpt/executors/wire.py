@@ -306,6 +306,14 @@ class ExchangeEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSuspect:
+    """Keeper to trainers of its node: a generation holds NaN."""
+
+    reason: str
+    """Which, where, and what follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWanted:
     """A launcher or tool asks how things stand."""
 
@@ -333,7 +341,7 @@ _OWN = (
     Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
     ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
     TrainerFailing, TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange,
-    ExchangeEnded, StatusWanted, Status,
+    ExchangeEnded, StateSuspect, StatusWanted, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

@@ -45,6 +45,8 @@ class RankState:
         self._data = None if data is None or is_script(data) else DataPosition(data)
         state.dry_encode({} if self._data is None else {"data": self._data.require_state()})
         self._mesh = state.mesh()
+        self._known_nan: list[str] = []
+        """As `LiveState.known_nan`, in order."""
         self._plan: CheckpointPlan = job.plan
         self._telemetry = TelemetryWriter(job.telemetry_path)
         self._step = 0

@@ -371,7 +371,10 @@ class Saving(RankState):
 
     def _progress(self) -> dict[str, Any]:
         lead = self._lead_resumed + self._lead
-        return {"step": self._step, "lead": lead, "data": self._position(), "mesh": self._mesh}
+        return {
+            "step": self._step, "lead": lead, "data": self._position(), "mesh": self._mesh,
+            "nan": self._known_nan,
+        }  # fmt: skip
 
     def _kept(self) -> tuple[Any, Any] | None:
         """(random state, position of the data) as of now; the loader's own may go on meanwhile."""

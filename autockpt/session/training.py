@@ -248,6 +248,7 @@ class Session(Ending):
         self._is_safe = resumed.durable
         applied = time.monotonic()
         self._take_progress(resumed)
+        self._note_nan(resumed)
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
         self._snapshotter = Snapshotter(
             self._state, self._link.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
@@ -295,6 +296,19 @@ class Session(Ending):
                     generation=str(resumed.generation), step=resumed.step, lost=resumed.lossy,
                 )
             )  # fmt: skip
+
+    def _note_nan(self, resumed: Resumed) -> None:
+        """What held NaN before the first step: on a restart the checkpoint says it."""
+        kept = (resumed.progress or {}).get("nan")
+        self._known_nan = self._state.with_nan() if kept is None else [*map(str, kept)]
+        self._state.known_nan = frozenset(self._known_nan)
+        if self._known_nan and kept is None:
+            more = f" and {len(self._known_nan) - 1} more" if len(self._known_nan) > 1 else ""
+            self._say(
+                f"{self._known_nan[0]}{more} holds NaN before the training; that alone makes no "
+                "checkpoint suspect",
+                always=True,
+            )
 
     def _tell_started(self, resumed: Resumed, began: float, apply_s: float) -> None:
         attach_at, startup = birth.startup()
@@ -564,6 +578,9 @@ class Session(Ending):
             self._exchanges.send(message)
         if isinstance(message, wire.AbandonExchange):
             self._exchanges.abandon(message)
+        if isinstance(message, wire.StateSuspect) and "health" not in self._warned:
+            self._warned.add("health")
+            self._say(f"degraded: health: {message.reason} (training goes on)", always=True)
         applied = self._switch.heard(message, self._step)
         if applied is not None:
             self._link.running_as(self._epoch, *applied)

@@ -792,6 +792,8 @@ class Keeper:
     def _degrade(self, what: str, reason: str) -> None:
         self._log(f"degraded: {what}: {reason}")
         self._journal.degraded(what, reason)
+        if what == "health":
+            self._to_all(wire.StateSuspect(reason=reason))
 
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")

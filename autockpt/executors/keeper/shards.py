@@ -4,6 +4,7 @@ Belongs to the keeper's loop: every method runs in its thread, and what pipeline
 through `post`.  What is saved, dropped or tried again is the protocol's decision.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -12,14 +13,14 @@ from dataclasses import dataclass, replace
 from autockpt.executors import wire
 from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.health import Floats, floats_in, sampled_nan, sick_state
-from autockpt.executors.image import ImageIndex, chunk_digest
+from autockpt.executors.image import ImageIndex, chunk_digest, header_bytes
 from autockpt.executors.keeper.bases import Base, Bases
 from autockpt.executors.keeper.drain import Drain
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.keeper.slots import MemoryTable, RankMemory
 from autockpt.executors.protocol import messages as p
-from autockpt.values.errors import AutockptError
+from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 
@@ -79,6 +80,7 @@ class Shards:
         self._world_size, self._degrade = world_size, degrade
         self._all: dict[tuple[int, Generation], Shard] = {}
         self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
+        """By digest of the header and end of the boundary group."""
         """Where the numbers of a layout stand."""
         self._objection = ""
         """The last one to direct I/O: it is said once."""
@@ -259,7 +261,10 @@ class Shards:
         """On a thread of the pipeline: the verdict on the numbers."""
         if shard.began is None:
             return
-        key = (shard.began.layout_digest, shard.began.boundary_end)
+        header = image[: shard.began.boundary_end]
+        with contextlib.suppress(CorruptCheckpointError):
+            header = header[: header_bytes(image, len(image))]
+        key = (chunk_digest(header), shard.began.boundary_end)
         if key not in self._floats:
             floats = floats_in(image, beyond=shard.began.boundary_end)
             self._floats = dict([*self._floats.items(), (key, floats)][-MAX_LAYOUTS:])

@@ -11,6 +11,7 @@ A shard is described by boxes in global coordinates: a tensor that one rank hold
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from autockpt.executors.layout.boxes import Box
@@ -143,11 +144,13 @@ def plan_layout(
     aliases: dict[str, str],
     extra_bytes: int,
     owner: int | None = None,
+    known_nan: Collection[str] = (),
 ) -> Layout:
     """The layout of `specs` and an EXTRA tensor of `extra_bytes` capacity.
 
     `owner`: rank, when some tensors are its own and not known to be a part or replica of anything:
-    equal digests say that shards hold the same parts of the same tensors.
+    equal digests say that shards hold the same parts of the same tensors.  `known_nan`: names of
+    tensors whose NaN says nothing of the state.
 
     Raises ConfigError for names that stand twice or dtypes without a stored form.
     """
@@ -159,7 +162,8 @@ def plan_layout(
     boundary = _ordered([extra, *(spec for spec in specs if not spec.lazy)])
     lazy = _in_parts([spec for spec in specs if spec.lazy])
     pads_bound = 2 * (len(boundary) + len(lazy)) + 2
-    header_bytes = _header_capacity([*boundary, *lazy], pads_bound, aliases)
+    nan = json.dumps(sorted({spec.name for spec in specs} & {*known_nan}), separators=(",", ":"))
+    header_bytes = _header_capacity([*boundary, *lazy], pads_bound, aliases, nan)
     entries, table, end = _place(boundary, header_bytes, [], 0)
     lazy_start = _align(end)
     lazy_entries, table, end = _place(lazy, lazy_start, table, end)
@@ -168,7 +172,7 @@ def plan_layout(
     return Layout(
         entries=(*entries, *lazy_entries),
         aliases=tuple(sorted(aliases.items())),
-        header=_header(table, header_bytes, aliases, [*boundary, *lazy]),
+        header=_header(table, header_bytes, aliases, [*boundary, *lazy], nan),
         boundary_end=lazy_start,
         image_bytes=image_bytes,
         extra_bytes=extra_bytes,
@@ -249,13 +253,13 @@ def _align(offset: int) -> int:
     return -(-offset // PAGE_BYTES) * PAGE_BYTES
 
 
-def _header_capacity(specs: list[TensorSpec], pads: int, aliases: dict[str, str]) -> int:
+def _header_capacity(specs: list[TensorSpec], pads: int, aliases: dict[str, str], nan: str) -> int:
     """An upper bound in whole pages: sizes and offsets have at most 16 digits."""
     rows = sum(len(json.dumps(spec.name)) + 17 * len(spec.shape) + 140 for spec in specs)
     views = sum(len(json.dumps(spec.name)) + 60 for spec in specs)
     known = [spec for spec in specs if spec.global_shape is not None]
     parts = sum(len(json.dumps(f"part:{s.name}")) + 2 * len(_part(s)) for s in known)
-    ties = len(json.dumps(json.dumps(aliases)))
+    ties = len(json.dumps(json.dumps(aliases))) + len(json.dumps(nan))
     return _align(8 + rows + views + parts + ties + 140 * pads + 4096)
 
 
@@ -271,8 +275,11 @@ def _header(
     header_bytes: int,
     aliases: dict[str, str],
     specs: list[TensorSpec],
+    nan: str,
 ) -> bytes:
     meta = {"format": "autockpt-image-1"}
+    if nan != "[]":
+        meta["nan"] = nan
     if aliases:
         meta["aliases"] = json.dumps(aliases, separators=(",", ":"))
     for spec in specs:

@@ -329,8 +329,18 @@ class Restoring(Saving):
         return (
             f"no generation{f' {wanted}' if wanted else ''} can be restored for all "
             f"{self.world_size} ranks; on disk {on_disk}, in memory {in_memory}, "
-            f"bad {self._bad()}; ask for a fresh start, or resume from another generation"
+            f"bad {self._bad()}{self._why_suspect()}; ask for a fresh start, or resume from "
+            "another generation"
         )
+
+    def _why_suspect(self) -> str:
+        """Those that only a person may choose, the newest three."""
+        marked = {g for g, entry in self.catalogue.items() if entry.health == "suspect"}
+        held = {s.generation for s in self.recoverable_memory() if s.health == "suspect"}
+        found = [g.name for g in sorted(marked | held | self.suspect)][-3:]
+        if not found:
+            return ""
+        return f"; NaN in {', '.join(found)}, restored only by --resume-from {found[-1]}"
 
     def select(self) -> Choice | None:
         """Rule 5: the greatest one on the lineage that every rank can get back."""
