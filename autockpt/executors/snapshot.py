@@ -8,6 +8,7 @@ optimizers step, so that each step waits only for what it is about to change.
 
 import ctypes
 import math
+import random
 import threading
 import time
 import weakref
@@ -44,7 +45,16 @@ from autockpt.executors.recipe import (
     stored_of,
     tensors_now,
 )
-from autockpt.executors.sampling import Sampler, part_differs, sample_differs
+from autockpt.executors.sampling import (
+    SAMPLE_BYTES,
+    DeviceProbe,
+    Probe,
+    Sampler,
+    by_part,
+    entries_of,
+    part_differs,
+    sample_differs,
+)
 from autockpt.executors.sharding.sharing import Agreement, Place, Shares, take_shares
 from autockpt.executors.skeleton import SkeletonText
 from autockpt.executors.specs import describe
@@ -77,6 +87,10 @@ class Snapshot:
     """By part, those not yet fenced."""
     sample: dict[str, list[Entry]] | None = None
     """By part, tensors whose bytes are compared with the slot; chosen with its first proof."""
+    probed: dict[str, list[Entry]] = field(default_factory=dict)
+    """By part, tensors that were kept at the boundary and are compared whole at its fence."""
+    device_probe: DeviceProbe | None = None
+    """What was kept of them, when a device copies them."""
     events: list[tuple[int, Any]] = field(default_factory=list)
     """(end in the image, event behind it or `GatedCopy`) of what a device copies out of the live
     tensors."""
@@ -128,7 +142,8 @@ class Snapshotter:
         self._recipe: Recipe | None = None
         self._extra_bytes = 0
         self._text = SkeletonText()
-        self._sampler = Sampler()
+        self._sampler, self._probe = Sampler(), Probe()
+        self._draw = random.Random()  # never the script's generators
         self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
         """The header that stands in each slot; by object, because ids and digests recur."""
         self._device = device
@@ -349,12 +364,41 @@ class Snapshotter:
     def _prepare(self, snapshot: Snapshot, *, lazy: bool) -> bool:
         """All of it that is done before the copy thread begins; False when it must not be lazy."""
         recipe, task = snapshot.recipe, snapshot.task
+        if lazy and not recipe.on_device:
+            self._keep_probes(snapshot)
         self._hold_back(task, on_device=recipe.on_device)
         if recipe.on_device:
-            lazy &= self._issue(snapshot)
+            lazy &= self._issue(snapshot, lazy=lazy)
         if lazy:
             self._note(snapshot)
         return lazy
+
+    def _keep_probes(self, snapshot: Snapshot) -> None:
+        """Copies the probed tensors at once: what is written before the others are copied shows."""
+        task, entries = snapshot.task, snapshot.recipe.entries
+        jobs = list(task.jobs)
+        for index in self._probe.next([job.nbytes for job in jobs]):
+            job = jobs[index]
+            run_jobs([job], None)
+            jobs[index] = CopyJob(job.end, 0, 0, 0)
+            start = jobs[index - 1].end if index else snapshot.layout.boundary_end
+            for part, found in by_part(entries_of(entries, start, job.end)).items():
+                snapshot.probed.setdefault(part, []).extend(found)
+        task.jobs = jobs
+
+    def _keep_device_probes(self, snapshot: Snapshot, device: DeviceCopier) -> None:
+        """The same of a device, which keeps them in its own memory."""
+        recipe = snapshot.recipe
+        entries = [e for e in recipe.entries if device_of(recipe.sources[e.spec.name]) is not None]
+        chosen = [entries[i] for i in self._probe.next([e.spec.nbytes for e in entries])]
+        try:
+            snapshot.device_probe = DeviceProbe(
+                {e.spec.name: recipe.sources[e.spec.name] for e in chosen},
+                has_room=device.has_room, draw=self._draw,
+            )  # fmt: skip
+        except RuntimeError:  # no memory for it, or a kind of tensor that has no bytes
+            return
+        snapshot.probed = by_part(chosen)
 
     def _hold_back(self, task: CopyTask, *, on_device: bool) -> None:
         """Asks the gate, if there is one, how it will let the bytes pass."""
@@ -411,7 +455,7 @@ class Snapshotter:
             jobs = recipe.jobs[arena] = copy_jobs(recipe.layout, recipe.sources, arena)
         return jobs
 
-    def _issue(self, snapshot: Snapshot) -> bool:
+    def _issue(self, snapshot: Snapshot, *, lazy: bool) -> bool:
         """Gives the device its copies; a clone of the live tensors is safe from the next step.
 
         False when everything was copied already.
@@ -432,6 +476,8 @@ class Snapshotter:
         device = self._device
         clones = self._clones(device, sources)
         snapshot.cloned, sources = clones is not None, clones or sources
+        if lazy and not snapshot.cloned:
+            self._keep_device_probes(snapshot, device)
         # The next forward changes buffers; a copy of them on the device is small and at once.
         kept = device.clone(snapshot.boundary[1]) if snapshot.boundary[0] else []
         device.follow()
@@ -607,14 +653,26 @@ class Snapshotter:
                 # Before its own step: what an earlier optimizer changed since is no news.
                 if snapshot.sample is None:
                     snapshot.sample = self._sampler.next(recipe.entries)
-                changed = changed or sample_differs(
-                    recipe, snapshot.arena, snapshot.sample.get(name, ())
-                )
+                for sample, limit in (
+                    (snapshot.probed.get(name, ()), None),
+                    (snapshot.sample.get(name, ()), SAMPLE_BYTES),
+                ):
+                    changed = changed or sample_differs(recipe, snapshot.arena, sample, limit)
                 if changed:
                     changed += part_differs(recipe, snapshot.arena, name, inventory.locals)
             snapshot.changed += changed
             snapshot.late.append(proof.late_changes)
+            if snapshot.device_probe is not None and snapshot.probed.get(name):
+                snapshot.late.append(self._compare_on_device(snapshot, name))
             del snapshot.proofs[name]
+
+    def _compare_on_device(self, snapshot: Snapshot, part: str) -> Callable[[], list[str]]:
+        """Issues the comparison in front of the step; its outcome, for when the device is there."""
+        assert snapshot.device_probe is not None
+        assert self._device is not None
+        names = [entry.spec.name for entry in snapshot.probed[part]]
+        read = self._device.read(snapshot.device_probe.differing(names))
+        return lambda: [n for n, f in zip(names, read.wait().tolist(), strict=True) if f]
 
     def _settle(self, snapshot: Snapshot) -> None:
         """The verdict, once: on the copy thread, or at the fence that found the last proof."""
