@@ -18,7 +18,7 @@ MINUTES     ?= 135
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test check test-all clean
+.PHONY: help demo demo-nodes test cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ endef
 test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,-n 2 --dist loadfile $(JOBS:%=--ignore=%))
 	$(call tested,$(JOBS))
+
+cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (tests/cases/README.md)
+	$(PY) -m tests.cases
 
 check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m ruff format --check .
