@@ -165,7 +165,7 @@ def test_an_unprotected_run_says_so_with_the_cure() -> None:
 
     assert "UNPROTECTED" in text
     assert "ckpt = autockpt.attach(model=model, optimizer=optimizer, data=loader)" in text
-    assert "for step, batch in ckpt.batches(total):" in text
+    assert "for step, batch in ckpt.batches(total_steps):" in text
     assert "UNPROTECTED" not in render(build(run_data()))
 
 
