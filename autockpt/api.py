@@ -48,11 +48,12 @@ def attach(
     DDP, FSDP and DeepSpeed need none.
 
     `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
-    started.  The run that is there is resumed, whatever the script's arguments are by now, unless
-    `fresh`: then a new one begins beside its checkpoints.  `run_dir` and `goal` matter without
-    `autockpt run`, which brings its own.  Every further attach of a process is a run of its own, in
-    `attach-2`, `attach-3`, ... within that directory; with a `run_dir` that it had before it goes
-    on with that run.  A session without a name that is still open ends there.
+    started.  The run that is there is resumed if it is of the same job (docs/jobs.md); another job
+    gets a run of its own beside it, which is said.  With `fresh` a new one begins beside the run's
+    checkpoints.  `run_dir` and `goal` matter without `autockpt run`, which brings its own.  Every
+    further attach of a process is a run of its own, in `attach-2`, `attach-3`, ... within that
+    directory; with a `run_dir` that it had before it goes on with that run.  A session without a
+    name that is still open ends there.
 
     Raises ConfigError for anything that cannot be saved safely, naming it, and DirectoryBusyError
     when another live run owns the directory.  Under `autockpt profile`, and in a worker process

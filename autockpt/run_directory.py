@@ -1,6 +1,7 @@
 """A run on disk: every file that a run writes, where it stands, and how it is read back.
 
     run.json         what was started: script, arguments, versions, nodes   (RunInfo)
+    job.json         the job that attached here first, whose run it is      (Job)
     goal.json        what the user wants                                    (Goal)
     profile.json     what was measured                                      (Profile)
     decision.json    what was decided, and why                              (Decision)
@@ -38,6 +39,7 @@ from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_data, from_json, to_data, to_json
+from autockpt.values.same_job import Job
 from autockpt.values.telemetry import Event, event_from_data
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class RunInfo:
     module: bool = False
     args: tuple[str, ...] = ()
     """Of the script, without what looks like a secret."""
+    array_task: str = ""
+    """Number of the task in an array of jobs; "": there was none."""
     launch_id: str = ""
     """Of the newest launch; "" where none of ours started it."""
     cwd: str = ""
@@ -239,6 +243,42 @@ class RunDirectory:
     def read_info(self) -> RunInfo | None:
         """The record in run.json, None when there is none.  Raises ConfigError when unreadable."""
         return self._read("run.json", RunInfo)
+
+    def read_job(self) -> Job | None:
+        """The record in job.json, or None."""
+        return self._read("job.json", Job)
+
+    def write_job(self, job: Job) -> None:
+        """Replace job.json."""
+        self._write("job.json", job)
+
+    def claim_job(self, job: Job) -> Job:
+        """The record in job.json, which is `job` where there was none: of two claims one wins.
+
+        A record that cannot be understood gives way.
+        """
+        try:
+            known = self.read_job()
+        except ConfigError:
+            self.write_job(job)
+            return job
+        if known is not None:
+            return known
+        temporary = f".job.json.{secrets.token_hex(8)}"
+        self.write_text(temporary, to_json(job, indent=2) + "\n")
+        try:
+            os.link(self.path / temporary, self.path / "job.json")
+        except FileExistsError:
+            pass
+        except OSError:  # no links on this file system: the last one wins
+            self.write_job(job)
+        finally:
+            self._remove(temporary)
+        return self.read_job() or job
+
+    def forget_job(self) -> None:
+        """Remove job.json: whoever attaches next is the job of this run."""
+        self._remove("job.json")
 
     def write_goal(self, goal: Goal) -> None:
         """Replace goal.json."""

@@ -174,6 +174,11 @@ ROOMS = (
         libraries=("yaml",),
         reason="the one place that knows a run's files; the edges use it, the rooms do not",
     ),
+    Room(
+        name="job_directory",
+        rooms=("values", "run_directory"),
+        reason="session and command line must find a job's directory by the same rule",
+    ),
     Room(name="api", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="session", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="profiling", rooms=ANY, libraries=ANY, reason=EDGE_REASON),

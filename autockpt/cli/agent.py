@@ -19,6 +19,8 @@ from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import Attempt, CrashLoop
 from autockpt.cli.seats import Seated
 from autockpt.cli.signals import second_signal_kills
+from autockpt.job_directory import own_runs
+from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import DirectoryBusyError
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Watch:
         self.restarts = 0
         self._seated: Seated | None = None
         self._loop = CrashLoop(
-            step=run.newest_step(),
+            step=_trained(run),
             generation=run.newest_generation(),
             insist=request.max_restarts is not None,
         )
@@ -92,7 +94,7 @@ class Watch:
                 error_step=told.get("step"),
                 attached=run.attached,
                 lasted_s=time.monotonic() - self._began_s,
-                step=step,
+                step=_trained(run),
                 generation=run.newest_generation(),
                 # Between nodes it is how one launcher makes the others restart.
                 replaced=failure.exitcode == REPLACED and self._request.single_node,
@@ -137,6 +139,13 @@ class Watch:
         lines = logs[-1].read_text(errors="replace").splitlines()[-SHOWN_LINES:]
         self._console.say(f"rank {rank} {_ended(failure.exitcode)}; its log ({logs[-1]}) ends:")
         print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _trained(run: RunDirectory) -> int | None:
+    """Steps of the run and of those that processes in it have of their own: a sweep's progress."""
+    every = [run, *(RunDirectory(path) for path in own_runs(run.path))]
+    steps = [step for step in (one.newest_step() for one in every) if step is not None]
+    return sum(steps) if steps else None
 
 
 def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:

@@ -302,6 +302,8 @@ def _mark_unprotected(run: "RunDirectory | None", target: str) -> None:
     """
     if run is None or environment.rank(os.environ) != 0 or _attached() or run.unprotected:
         return
+    if run.attached:  # a process that the script started
+        return
     from autockpt.cli.advice import advice
     from autockpt.values.errors import AutockptError
 

@@ -1,7 +1,8 @@
 """From a policy and a profile to the decision that a run starts with.
 
 Which profile: the one that was named; on a resumed run the one in its directory; else the newest
-one under `runs/` of the same script, arguments and machine; else none, and the run measures itself.
+one under `runs/` of the same job (`values.same_job`) and machine; else none, and the run measures
+itself.
 """
 
 import os
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autockpt.cli.options import Script
+from autockpt.job_directory import is_moved
 from autockpt.run_directory import RUNS, RunDirectory, RunInfo
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError
@@ -17,6 +19,7 @@ from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Fingerprint, Profile
 from autockpt.values.record import from_json
+from autockpt.values.same_job import Job, differences
 
 POLICY = "builtin:auto"
 
@@ -105,25 +108,73 @@ def machine_mismatches(measured: Fingerprint, scale: Scale) -> list[str]:
     return mismatches(measured, now)
 
 
-def find_profile(script: Script, scale: Scale) -> tuple[Profile, str] | None:
-    """The newest profile under `runs/` that fits this job, and its path."""
-    parent = Path(RUNS)
-    if not parent.is_dir():
-        return None
-    found, args = [], without_secrets(script.args)
-    for path in parent.glob("*/profile.json"):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundProfile:
+    """A profile to decide from, or why there is none."""
+
+    profile: Profile | None = None
+    where: str = ""
+    """Its path, as it was found."""
+    why_not: str = ""
+    """The profiles that were looked at, and what differs; "" where there is one."""
+
+
+def find_profile(script: Script, scale: Scale) -> FoundProfile:
+    """The newest profile under `runs/` that fits this job, or why none does."""
+    fitting: list[tuple[str, str, Profile]] = []
+    others: list[tuple[bool, str, str]] = []
+    for path in Path(RUNS).glob("*/profile.json"):
         run = RunDirectory(path.parent)
         try:
             info, profile = run.read_info(), run.read_profile()
         except AutockptError:
             continue
-        same = info is not None and is_of(info, script) and info.args == args
-        if same and profile is not None and not machine_mismatches(profile.fingerprint, scale):
-            found.append((profile.created, str(path), profile))
-    if not found:
-        return None
-    _, where, profile = max(found, key=lambda entry: entry[:2])
-    return profile, where
+        if info is None or profile is None:
+            continue
+        differs = job_differences(info, script)
+        differs = differs or machine_mismatches(profile.fingerprint, scale)
+        if differs:
+            others.append((is_of(info, script), profile.created, f"{path.parent}: {differs[0]}"))
+        else:
+            fitting.append((profile.created, str(path), profile))
+    if fitting:
+        _, where, found = max(fitting, key=lambda entry: entry[:2])
+        return FoundProfile(profile=found, where=where)
+    if not others:
+        return FoundProfile(why_not=f"no profile under {RUNS}/")
+    _, _, nearest = max(others)
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return FoundProfile(why_not=f"no profile fits ({nearest}{more})")
+
+
+def job_differences(info: RunInfo, script: Script) -> list[str]:
+    """What makes a script and its arguments another job than the one of a run.
+
+    A task of an array is measured like its siblings.
+    """
+    there = Job(script=info.script, args=info.args)
+    here = Job(script=script.target, args=without_secrets(script.args))
+    same_script = is_of(info, script) or is_moved(info.script, script.target)
+    return differences(there, here, same_script=same_script)
+
+
+def require_job(path: str, script: Script, scale: Scale) -> list[str]:
+    """What the arguments of the profiled job differ in, of a profile that lies in its run.
+
+    Raises StaleProfileError where it is of another script.
+    """
+    place = Path(path)
+    info = RunDirectory(place if place.is_dir() else place.parent).read_info()
+    if info is None:
+        return []
+    if not (is_of(info, script) or is_moved(info.script, script.target)):
+        raise StaleProfileError(
+            f"{path}: was measured with {info.script}, this job is {script.target}; "
+            f"run: autockpt profile {launch_words(scale)}{command_line(script)}"
+        )
+    there = Job(script=script.target, args=info.args)
+    here = Job(script=script.target, args=without_secrets(script.args))
+    return differences(there, here, same_script=True)
 
 
 def is_of(info: RunInfo, script: Script) -> bool:

@@ -205,6 +205,7 @@ LAUNCH_NAMES = (
 
 RUN_NAMES = (
     *("policy", "settings", "profile", "no_profile", "run_dir", "fresh", "resume_from"),
+    "same_job",
     *LAUNCH_NAMES,
 )
 """What of `autockpt run` another command line must repeat to mean the same."""

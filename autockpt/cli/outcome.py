@@ -10,6 +10,7 @@ from autockpt.cli.decisions import Scale, command_line, launch_words
 from autockpt.cli.gather import try_report
 from autockpt.cli.launch import Ending
 from autockpt.cli.options import Script
+from autockpt.job_directory import own_runs
 from autockpt.run_directory import RunDirectory, RunStatus
 from autockpt.values.errors import AutockptError
 from autockpt.values.record import to_data
@@ -94,6 +95,8 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.say(f"newest checkpoint in the object store: {status.last_remote}")
     for tier in status.degraded:
         console.warn(str(tier))
+    for own in own_runs(run.path):
+        console.say(f"another job was started in it, with a run of its own: {shown(own)}")
     if status.report:
         console.say(f"report: {shown(run.report)}")
     info = run.read_info()

@@ -1,5 +1,6 @@
 """`autockpt run`: train under the plan, survive failures, report."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ torchrun --nproc-per-node 8 -m -- autockpt run train.py  # under your own launch
 )
 @click.option("--fresh", is_flag=True, help="Do not resume: begin a new lineage.")
 @click.option("--resume-from", metavar="GENERATION", help="Roll back to this checkpoint.")
+@click.option(
+    "--same-job", is_flag=True, help="Resume the run in --run-dir, though it had other arguments."
+)
 @click.option("--dry-run", is_flag=True, help="Print policy, plan and promise; touch nothing.")
 @launch_options
 @script_arguments
@@ -60,6 +64,7 @@ def run(
     run_dir: str | None,
     fresh: bool,
     resume_from: str | None,
+    same_job: bool,
     dry_run: bool,
     **launching: Any,
 ) -> int | Callable[[], int]:
@@ -69,6 +74,7 @@ def run(
     script's own, 128 + n after signal n.
     """
     from autockpt.cli.preparation import Request, check
+    from autockpt.job_directory import SAME_JOB
 
     request = Request(
         script=find_script(script, module, args),
@@ -80,8 +86,9 @@ def run(
         fresh=fresh,
         resume_from=resume_from,
         launching=launch_settings(launching),
+        same_job=same_job or os.environ.get(SAME_JOB) == "1",
     )
-    check(request)
+    check(request, same_job=same_job)
     if dry_run:
         return _dry_run(request, console)
     foreign = environment.foreign_launcher(os.environ)
@@ -98,9 +105,11 @@ def _launch(request: "Request", console: Console) -> int:
     from autockpt.cli.beside import beside
     from autockpt.cli.launch import Launch, launch
     from autockpt.cli.preparation import (
+        beside_a_live_job,
         check_directory,
-        goal_of,
+        goal_for,
         own,
+        placed,
         prepare,
         profile_of,
         scale_of,
@@ -108,13 +117,21 @@ def _launch(request: "Request", console: Console) -> int:
     )
     from autockpt.cli.remote import bring_back, copiers
     from autockpt.cli.signals import signals_raise
+    from autockpt.values.errors import DirectoryBusyError
 
-    scale = scale_of(request.launching)
-    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
-    check_directory(request, goal, console)
+    request, scale = placed(request, console), scale_of(request.launching)
+    goal = goal_for(request, scale)
+    check_directory(request, goal)
     found = profile_of(request, scale, console)
-    with own(request.script, request.run_dir, request.launching) as run:
-        prepare(run, request.script, "run", goal, scale)
+    with contextlib.ExitStack() as owning:
+        try:
+            run = owning.enter_context(own(request.script, request.run_dir, request.launching))
+        except DirectoryBusyError:
+            elsewhere = beside_a_live_job(request, console)
+            if elsewhere is None:
+                raise
+            return _launch(elsewhere, console)
+        prepare(run, request.script, "run", goal, scale, anew=request.takes)
         if not request.fresh:
             bring_back(run, goal, console)
         console.say(f"run directory: {outcome.shown(run.path)}")
@@ -139,21 +156,27 @@ def _launch(request: "Request", console: Console) -> int:
 def _dry_run(request: "Request", console: Console) -> int:
     from autockpt.cli import decisions
     from autockpt.cli.decision_text import plan_object, print_decision, print_plan
-    from autockpt.cli.preparation import check_directory, goal_of, profile_of, scale_of
+    from autockpt.cli.preparation import (
+        check_directory,
+        goal_for,
+        placed,
+        profile_of,
+        scale_of,
+    )
     from autockpt.policies.unmeasured import plan_while_measured, plan_without_profile
     from autockpt.run_directory import default_path
     from autockpt.values.record import to_data
 
-    scale = scale_of(request.launching)
-    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
-    check_directory(request, goal, console)
+    request, scale = placed(request, console), scale_of(request.launching)
+    goal = goal_for(request, scale)
+    check_directory(request, goal)
     found = profile_of(request, scale, console)
     run_dir = request.run_dir or str(default_path(request.script.target))
-    if found is None:
+    if found.profile is None:
         unmeasured = plan_while_measured if request.use_profile else plan_without_profile
         plan, decision = unmeasured(goal), None
     else:
-        decision = decisions.decide(found[0], goal)
+        decision = decisions.decide(found.profile, goal)
         plan = decision.plan
     console.object(
         "run",
@@ -161,13 +184,13 @@ def _dry_run(request: "Request", console: Console) -> int:
             "dry_run": True,
             "goal": to_data(goal),
             **plan_object(plan, decision),
-            "profile": found[1] if found else None,
+            "profile": found.where or None,
             "run_dir": os.path.abspath(run_dir),
         },
     )
     console.result(f"policy    {goal.policy}, objective {goal.objective}")
-    none = "none that fits; measured while it runs" if request.use_profile else "none is taken"
-    console.result(f"profile   {found[1] if found else none}")
+    none = f"{found.why_not}; measured while it runs" if request.use_profile else "none is taken"
+    console.result(f"profile   {found.where or none}")
     console.result(f"files     would be written to {run_dir}/; nothing was touched")
     if decision is None:
         print_plan(console, plan)

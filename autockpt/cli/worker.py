@@ -13,7 +13,8 @@ from autockpt.cli.options import Script
 from autockpt.cli.preparation import (
     Request,
     check_directory,
-    goal_of,
+    goal_for,
+    placed,
     prepare,
     profile_of,
     scale_of,
@@ -32,6 +33,10 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
     """Prepare the directory (rank 0) or wait for it; what runs the script afterwards."""
     scale = scale_of(request.launching)
     path = request.run_dir or _shared_path(request.script, scale)
+    if request.run_dir is not None:
+        speaks = environment.rank(os.environ) == 0
+        request = placed(request, console if speaks else None)
+        path = request.run_dir or path
     here = replace(request, run_dir=path)
     first(path, scale, lambda launch_id: _prepare(here, scale, launch_id, foreign, console))
     variables = {environment.RUN_DIR: os.path.abspath(path), environment.MODE: "run"}
@@ -75,11 +80,11 @@ def _prepare(
     request: Request, scale: Scale, launch_id: str, foreign: str, console: Console
 ) -> None:
     path = str(request.run_dir)
-    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
-    check_directory(request, goal, console)
+    goal = goal_for(request, scale)
+    check_directory(request, goal)
     found = profile_of(request, scale, console)
     run = RunDirectory.create(path)
-    prepare(run, request.script, "run", goal, scale)
+    prepare(run, request.script, "run", goal, scale, anew=request.takes)
     if not request.fresh:
         require_back(run, goal, console)
     console.say(f"plan: {write_decision(run, request, goal, found)}")

@@ -80,7 +80,7 @@ def agree(
     Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
     """
     global _calls
-    store = _store()
+    store = group_store()
     _calls += 1
     prefix = f"autockpt/{_calls}"
     if place.local_rank == 0:
@@ -150,7 +150,8 @@ def _newest(checkpoints: str) -> Round | None:
         return None
 
 
-def _store() -> Any:
+def group_store() -> Any:
+    """The store by which the ranks of a process group meet.  Raises ConfigError without one."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

@@ -3,16 +3,18 @@
 Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `python` leaves.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autockpt.executors.agreement import agree
+from autockpt.executors.agreement import agree, group_store
 from autockpt.executors.catalogue import require_found
 from autockpt.executors.directory import CheckpointDirectory, pid_start
 from autockpt.executors.keeper.control import listen_host
 from autockpt.executors.launchers import (
+    RankPlace,
     agent_of,
     place_of_rank,
     slurm_launch,
@@ -20,9 +22,12 @@ from autockpt.executors.launchers import (
 )
 from autockpt.executors.launchers import number as count_of
 from autockpt.executors.protocol import messages as p
+from autockpt.job_directory import SAME_JOB, Placed, own_goal
+from autockpt.job_directory import place as put_in
 from autockpt.policies.unmeasured import plan_while_measured, plan_without_profile
 from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import of_this_process, within
+from autockpt.values import same_job
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, RemoteWish
@@ -33,6 +38,8 @@ from autockpt.values.profile import Profile
 ATTACHES = 1000
 """The round of an incarnation counts restarts in steps of this, and between them the attaches of
 one process to the same run."""
+_calls = 0
+"""Of `current_job`, which all ranks call equally often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,9 @@ class Job:
     """The launcher gave one directory for every run of this process."""
     number: int
     """Of the run, among those that this process has attached; from 1."""
+    placed: str
+    """What is to be said of the run directory: it is another than the named one, or of a run that
+    had other arguments; "": nothing."""
     checkpoints: str
     rank: int
     world_size: int
@@ -104,12 +114,17 @@ def current_job(
     shared = "AUTOCKPT_RUN_DIR" in environment
     launch_id, launcher_pid = _launcher()
     number = of_this_process.number(run_dir, launch_id, shared=shared)
-    first = named or os.path.join("runs", script)
-    path = within(first, number)
-    files = RunDirectory.create(os.path.abspath(path))
-    kept = files.read_goal()
+    place = place_of_rank(environment)
+    given = os.path.abspath(named or os.path.join("runs", script))
+    placed = _placed(given, place)
+    path = within(placed.path, number)
+    files = RunDirectory.create(path)
+    policy, kept = policy and _own(policy, given, placed.suffix), files.read_goal()
     if number > 1:
-        policy = _goal_within(RunDirectory(first), policy, number)
+        policy = _goal_within(RunDirectory(placed.path), policy, number)
+    elif kept is None and placed.suffix and (of_all := RunDirectory(given).read_goal()) is not None:
+        kept = _own(of_all, given, placed.suffix)
+        files.write_goal(kept)
     goal = policy or kept or Goal()
     launch_is_fresh = environment.get("AUTOCKPT_FRESH") == "1"
     if policy is not None:
@@ -123,7 +138,6 @@ def current_job(
         files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
-    place = place_of_rank(environment)
     rank, world_size = place.rank, place.world_size
     restart_count = count_of(environment, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0
     again = of_this_process.again(path, launch_id)
@@ -143,13 +157,15 @@ def current_job(
     # Of several attaches to one run, each fresh, a restart goes on with the one that was the last.
     other_turn = claimed is not None and claimed.restart_round % ATTACHES != again
     begins = first_start or (other_turn and place.nodes == 1)
-    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first_start and number == 1 else None
+    first_here = first_start and number == 1 and not placed.suffix
+    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first_here else None
     return Job(
-        run_directory=os.path.abspath(path),
+        run_directory=path,
         unnamed=not named,
         name=run_dir,
         shared=shared,
         number=number,
+        placed=placed.said if rank == 0 and number == 1 else "",
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,
@@ -178,6 +194,48 @@ def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | 
         return None
     path = goal.storage_path and within(os.fspath(first.checkpoints(goal)), number)
     return replace(goal, storage_path=path, remote=RemoteWish())
+
+
+def current_identity(ranks: int = 0) -> same_job.Job:
+    """What this process is a start of, by its script and its arguments; see `job_of`."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    first = sys.argv[0] if sys.argv else ""
+    script = main or ("" if first in ("", "-", "-c") else first)
+    path = os.path.abspath(script) if script else ""
+    return same_job.job_of(path, sys.argv[1:], os.environ, ranks=ranks)
+
+
+def _placed(path: str, place: RankPlace) -> Placed:
+    """The directory of this job; that of rank 0 where ranks have a store to tell it by.
+
+    Ranks without one find the same by the same rule.
+    """
+    global _calls
+    take = os.environ.get(SAME_JOB) == "1"
+    store = None
+    if place.world_size > 1:
+        with contextlib.suppress(ConfigError):
+            store = group_store()
+    _calls += 1
+    name = f"autockpt/place/{_calls}"
+    if store is None or place.rank == 0:
+        unheard = place.world_size if store is None and place.world_size > 1 else 0
+        placed = put_in(path, current_identity(unheard), take=take)
+        if store is not None:
+            store.set(name, placed.suffix or "-")
+        return placed
+    suffix = bytes(store.get(name)).decode()
+    suffix = "" if suffix == "-" else suffix
+    return Placed(path=path + suffix, suffix=suffix)
+
+
+def _own(goal: Goal, named: str, suffix: str) -> Goal:
+    """The goal that was given for the named directory, in a run of the job's own."""
+    if not suffix:
+        return goal
+    if goal.storage_path is not None:
+        goal = replace(goal, storage_path=os.fspath(RunDirectory(named).checkpoints(goal)))
+    return own_goal(goal, suffix)
 
 
 def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomains | None:

@@ -33,13 +33,15 @@ from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.profile import Profile
-from autockpt.values.units import format_duration
+from autockpt.values.units import format_bytes, format_duration
 
 THINK_S = 0.25
 ANSWER_S = 5.0
 """A proposal may be on its way to all ranks for so long before it is made again."""
 LENGTH_TOLERANCE = 0.05
 """The expected length of the run is told again when it changed by this fraction."""
+SIZE_TOLERANCE = 1.25
+"""A profile of a state larger or smaller by this factor is of another job."""
 OBSERVED_CHECKPOINTS = 3
 """Durable checkpoints before a run without a profile is planned for."""
 OBSERVED_BLOCKS = 3
@@ -73,6 +75,8 @@ class Mind:
         """Time and step of the newest snapshots for disk that have no end yet."""
         self._samples = _Samples()
         self._measuring = job.profile_in_place
+        self._compared = job.decision is None or job.profile is None
+        """Whether the profile that was decided from is known to be of a state of this size."""
         self._offers: dict[int, PlanProposal] = {}
         """By version of the plan."""
         self._decision = job.decision
@@ -185,6 +189,8 @@ class Mind:
         now = time.monotonic()
         if not self._unasked or now - self._proposed_s < ANSWER_S:
             return
+        if not self._compared:
+            self._compare_state()
         if self._measuring:
             if self._samples.enough():
                 self._measuring = False
@@ -196,6 +202,21 @@ class Mind:
             self._withhold(proposal, now)
         elif proposal is not None:
             self._offer(proposal, now)
+
+    def _compare_state(self) -> None:
+        """A plan for a state of another size does not hold: the run is measured anew."""
+        layout, profile = self._layout(), self._job.profile
+        if layout is None or profile is None:
+            return
+        self._compared = True
+        measured, here = profile.state.total_bytes, state_inventory(self._state, layout).total_bytes
+        if max(measured, here) > SIZE_TOLERANCE * min(measured, here):
+            self._measuring = True
+            self._report(
+                "profile",
+                f"it was measured with a state of {format_bytes(measured)} per rank, this job has "
+                f"{format_bytes(here)}; the plan is made anew from the first iterations",
+            )
 
     def _offer(self, proposal: PlanProposal, now: float) -> None:
         self._offers[proposal.plan.version] = proposal

@@ -234,6 +234,8 @@ class Session(Ending):
         began = time.monotonic()
         self._link.on_message = self._on_message
         job = self._job
+        if job.placed:
+            self._say(job.placed)
         ranks = job.nodes.count(job.node)
         ahead = PagesAhead(job.checkpoints, self._state, job.rank, ranks=ranks)
         with contextlib.closing(ahead):

@@ -83,7 +83,7 @@ def test_a_dry_run_shows_what_a_run_without_a_profile_begins_with(
 ) -> None:
     """Intervals to be measured at, and with --no-profile those that stay."""
     for option, words, interval in (
-        ([], "none that fits; measured while it runs", 8),
+        ([], "no profile under runs/; measured while it runs", 8),
         (["--no-profile"], "none is taken", 100),
     ):
         assert run(["run", "--dry-run", *option, "my s.py"]) == 0

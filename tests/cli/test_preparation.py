@@ -11,12 +11,23 @@ from autockpt.cli import decisions
 from autockpt.cli.app import run
 from autockpt.cli.console import Console
 from autockpt.cli.options import find_script
-from autockpt.cli.preparation import Request, check_directory, goal_of, prepare
+from autockpt.cli.preparation import (
+    Request,
+    check,
+    check_directory,
+    goal_for,
+    goal_of,
+    placed,
+    prepare,
+    profile_of,
+)
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import current_job
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, StaleProfileError
 from autockpt.values.goal import Goal
+from autockpt.values.same_job import Job
 from tests.cli.scripts import autockpt
+from tests.fakes.profiles import example_profile
 from tests.integrations.trained import FIRST, saved, trained_job
 
 ONE = decisions.Scale(world_size=1, nodes=1)
@@ -53,9 +64,10 @@ def request(*settings: str, policy: str | None = None, fresh: bool = False) -> R
 
 def start(asked: Request) -> Goal:
     """As far as a launcher goes before the job."""
-    goal = goal_of(asked.run_dir, asked.policy, asked.settings, ONE)
-    check_directory(asked, goal, Console())
-    prepare(RunDirectory.create("r"), asked.script, "run", goal, ONE)
+    asked = placed(asked, Console())
+    goal = goal_for(asked, ONE)
+    check_directory(asked, goal)
+    prepare(RunDirectory.create(asked.run_dir), asked.script, "run", goal, ONE, anew=asked.takes)
     return goal
 
 
@@ -149,7 +161,8 @@ def test_a_script_is_itself_by_every_path(
 
     monkeypatch.chdir("sub")
     goal = goal_of("../r", None, (), ONE)
-    prepare(RunDirectory.create("../r"), find_script("../code/t.py", False, ()), "run", goal, ONE)
+    first = find_script("../code/t.py", False, ("--lr", "1"))
+    prepare(RunDirectory.create("../r"), first, "run", goal, ONE)
     monkeypatch.chdir("..")
     for spelling in ("code/t.py", "link/t.py", "sub/../code/t.py", "link.py"):
         begun(spelling)
@@ -165,6 +178,92 @@ def test_a_script_is_itself_by_every_path(
     Path("moved/t.py").rename("other.py")
     with pytest.raises(ConfigError, match="name another --run-dir"):
         begun("other.py")
+
+
+def trains(*args: str, asked: Request | None = None) -> Request:
+    """Where `autockpt run --run-dir r t.py ARGS` trains, prepared as a launcher does."""
+    asked = replace(asked or request(), script=find_script("t.py", False, args))
+    found = placed(asked, Console())
+    start(asked)
+    return found
+
+
+def test_another_job_in_the_directory_gets_a_run_of_its_own(
+    storage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other arguments or another task; what differs is said, and the run is found again."""
+    assert trains("--lr", "1", "--steps", "5").run_dir == "r"
+    assert trains("--steps=9", "--lr", "1.0").run_dir == "r"
+    assert "r goes on with --steps 9 (there: 5)" in capsys.readouterr().err
+    own = trains("--lr", "2").run_dir
+    assert own != "r"
+    said = capsys.readouterr().err
+    assert "r holds another job: --lr 2 (there: 1); this job has a run of its own in" in said
+    assert "--same-job" in said
+    assert trains("--lr", "2", "--steps", "7").run_dir == own
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    task = trains("--lr", "1").run_dir
+    assert str(task).startswith("r-task3-")
+    assert "array task 3 (there: none)" in capsys.readouterr().err
+    assert trains("--lr", "1").run_dir == task
+
+
+def test_a_user_who_means_the_run_that_is_there_gets_it(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By --same-job, which is said; by --fresh, which begins anew in the named directory."""
+    trains("--lr", "1")
+    RunDirectory("r").claim_job(Job(script="t.py", args=("--lr", "1")))
+    assert trains("--lr", "2", asked=replace(request(), same_job=True)).run_dir == "r"
+    assert "r holds another job, and goes on: --lr 2 (there: 1)" in capsys.readouterr().err
+    assert RunDirectory("r").read_job() is None  # whoever attaches next has it
+    assert trains("--lr", "2").run_dir == "r"
+    assert trains("--lr", "3", asked=request(fresh=True)).run_dir == "r"
+    with pytest.raises(ConfigError, match="which run"):
+        check(replace(request(), run_dir=None, same_job=True), same_job=True)
+
+
+def test_a_run_of_its_own_has_places_of_its_own(storage: Path) -> None:
+    """A policy names one directory for checkpoints, and two jobs would write there."""
+    asked = request(policy="first.yaml")
+    trains("--lr", "1", asked=asked)
+    own = trains("--lr", "2", asked=asked)
+    goal = RunDirectory(str(own.run_dir)).read_goal()
+    assert goal is not None
+    assert goal.storage_path == f"{storage}{own.suffix}"
+    assert goal.remote.url == f"file:///store/run{own.suffix}"
+    trains("--lr", "2", asked=asked)
+    trains("--lr", "2")  # keeps the goal that it has
+    assert RunDirectory(str(own.run_dir)).read_goal() == goal
+
+
+def test_a_profile_of_another_job_is_not_taken_in_silence(
+    storage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another script it is refused, other arguments are said, a longer run is the same job."""
+    monkeypatch.setattr(decisions, "machine_mismatches", lambda *_: [])
+    Path("u.py").write_text("print('another')\n")
+    run = RunDirectory.create("runs/p")
+    profiled = find_script("t.py", False, ("--size", "8", "--steps", "400"))
+    prepare(run, profiled, "profile", Goal(), ONE)
+    run.write_profile(example_profile())
+
+    def found(name: str, *args: str, named: str | None = None) -> decisions.FoundProfile:
+        script = find_script(name, False, args)
+        asked = replace(request(), script=script, use_profile=True, profile=named, run_dir=None)
+        return profile_of(asked, ONE, Console())
+
+    for named in ("runs/p", "runs/p/profile.json", None):
+        assert found("t.py", "--size", "8", "--steps", "200", named=named).profile is not None
+    assert capsys.readouterr().err == ""
+    assert found("t.py", "--size", "9").why_not == ("no profile fits (runs/p: --size 9 (there: 8))")
+    assert re.match(r"no profile fits \(runs/p: script .*u.py \(there: ", found("u.py").why_not)
+    assert found("t.py", "--size", "9", named="runs/p").profile is not None
+    assert "measured with other arguments: --size 9 (there: 8)" in capsys.readouterr().err
+    with pytest.raises(StaleProfileError, match=r"was measured with .*t.py, this job is .*u.py"):
+        found("u.py", "--size", "8", named="runs/p")
+    monkeypatch.chdir("/")
+    assert decisions.find_profile(profiled, ONE).why_not == "no profile under runs/"
 
 
 def test_checkpoints_may_move(storage: Path) -> None:

@@ -57,5 +57,7 @@ def test_a_profile_is_found_again_by_a_command_with_a_key(
     run = RunDirectory.create("runs/a")
     prepare(run, script("--token", "one", "--size", "8"), "profile", Goal(), scale)
     run.write_profile(example_profile())
-    assert find_profile(script("--token", "two", "--size", "8"), scale) is not None
-    assert find_profile(script("--token", "one", "--size", "9"), scale) is None
+    assert find_profile(script("--token", "two", "--size", "8"), scale).profile is not None
+    other = find_profile(script("--token", "one", "--size", "9"), scale)
+    assert other.profile is None
+    assert other.why_not == "no profile fits (runs/a: --size 9 (there: 8))"

@@ -1,0 +1,115 @@
+"""Whose run is it?  What `attach` makes of the directory that it was given or has inherited."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autockpt.run_directory import RunDirectory
+from autockpt.session import job as job_module
+from autockpt.session.job import Job, current_job
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+
+
+@pytest.fixture(autouse=True)
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of `autockpt run`, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in (*LAUNCHERS, "AUTOCKPT_SAME_JOB", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AUTOCKPT_RUN_DIR", str(tmp_path / "r"))
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Job:
+    """What `attach` finds in a script with these arguments."""
+    monkeypatch.setattr(sys, "argv", [sys.argv[0], *arguments])
+    return current_job()
+
+
+def test_processes_of_a_sweep_get_a_run_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has the directory of `autockpt run`, with the policy; the others their own."""
+    RunDirectory.create("r").write_goal(Goal(storage_path="/fast/ckpt", objective="durability"))
+    monkeypatch.setenv("AUTOCKPT_RESUME_FROM", "gen-e000001-s000000003")
+    first, second, third = (started(monkeypatch, "--lr", lr) for lr in "123")
+    assert (first.run_directory, first.placed) == (str(tmp_path / "r"), "")
+    assert first.checkpoints == "/fast/ckpt"
+    assert str(first.resume_from) == "e1s3"
+    assert len({one.run_directory for one in (first, second, third)}) == 3
+    assert "--lr 2 (there: 1)" in second.placed
+    suffix = second.run_directory.removeprefix(first.run_directory)
+    assert second.checkpoints == f"/fast/ckpt{suffix}"
+    assert (second.goal.objective, second.resume_from) == ("durability", None)
+    again = started(monkeypatch, "--lr", "2", "--steps", "9")
+    assert (again.run_directory, again.goal) == (second.run_directory, second.goal)
+
+
+def test_a_goal_that_a_script_gives_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`attach(goal=...)` in a sweep names one place for all."""
+    goal = Goal(storage_path="/fast/ckpt")
+    places = []
+    for lr in ("1", "2", "2"):
+        monkeypatch.setattr(sys, "argv", [sys.argv[0], lr])
+        places.append(current_job(policy=goal).checkpoints)
+    assert places[0] == "/fast/ckpt"
+    assert places[1] == places[2] != places[0]
+
+
+def test_a_user_may_say_that_it_is_the_same_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array that is a chain of restarts, say."""
+    started(monkeypatch, "--lr", "1")
+    monkeypatch.setenv("AUTOCKPT_SAME_JOB", "1")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    found = started(monkeypatch, "--lr", "1")
+    assert found.run_directory == str(tmp_path / "r")
+    assert "and goes on: array task 2 (there: none)" in found.placed
+
+
+class Store:
+    """Where the ranks of a process group meet."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def set(self, name: str, value: str) -> None:
+        """By rank 0."""
+        self.kept[name] = value.encode()
+
+    def get(self, name: str) -> bytes:
+        """By the others; waits in earnest."""
+        return self.kept[name]
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_ranks_with_arguments_of_their_own_are_in_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: bool
+) -> None:
+    """Rank 0 says where, if they can hear it; else the number of a rank is known as such."""
+    store = Store()
+
+    def group_store() -> Store:
+        if not group:
+            raise ConfigError("no process group")
+        return store
+
+    monkeypatch.setattr(job_module, "group_store", group_store)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for lr in ("1", "7"):
+        found = []
+        monkeypatch.setattr(job_module, "_calls", 0)
+        for rank in ("0", "1"):
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
+            monkeypatch.setattr(job_module, "_calls", 0)
+            unlike = [f"host-{rank}"] if group else []
+            found.append(started(monkeypatch, "--lr", lr, "--id", rank, *unlike))
+        assert found[0].run_directory == found[1].run_directory
+        assert (found[0].run_directory == str(tmp_path / "r")) == (lr == "1")
+        assert (found[0].placed != "", found[1].placed) == (lr == "7", "")
