@@ -115,6 +115,8 @@ class RunStatus:
     """Path of the report."""
     reason: str = ""
     """Why it ended, when it did not finish."""
+    error: str = ""
+    """The exception that ended the rank that failed first; "": another end, or not known."""
 
 
 class RunDirectory:

@@ -127,7 +127,10 @@ class Watch:
         rank, failure = _root_cause(failures)
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         reason = self._reason or f"rank {rank} {_ended(failure.exitcode)}"
-        return Ending(state="failed", exit_code=code, restarts=self.restarts, reason=reason)
+        error = _error(failure) if failure.exitcode > 0 else ""
+        return Ending(
+            state="failed", exit_code=code, restarts=self.restarts, reason=reason, error=error
+        )
 
     def _show_log(self, rank: int, failure: Any) -> None:
         """The end of the log of a rank whose output did not go to the terminal."""

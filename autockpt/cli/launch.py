@@ -73,6 +73,8 @@ class Ending:
     exit_code: int
     restarts: int
     reason: str = ""
+    error: str = ""
+    """The exception that ended the rank that failed first; "": another end."""
 
 
 def launch(request: Launch, console: Console) -> Ending:

@@ -55,6 +55,7 @@ def _status(run: RunDirectory, ending: Ending) -> RunStatus:
         protected=run.attached and not run.unprotected,
         report=str(run.report),
         reason=ending.reason,
+        error=ending.error,
     )
 
 

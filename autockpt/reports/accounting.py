@@ -143,10 +143,12 @@ def account(
     failures: Sequence[FailureRecord] = (),
     *,
     iteration_s: float | None = None,
+    unkept_s: float = 0.0,
 ) -> tuple[Accounting, tuple[Restore, ...]]:
     """The accounting of aligned `events` and the restores in it.
 
-    `iteration_s` is the profile's quiet iteration, used where the run never had one.
+    `iteration_s` is the profile's quiet iteration, used where the run never had one; `unkept_s`
+    was trained at the end and is in no durable checkpoint, so it is lost as well.
     """
     witness = witness_of(events)
     stream = [e for e in events if e.rank == witness or isinstance(e, FailureObserved | Restored)]
@@ -157,7 +159,7 @@ def account(
     paused_s = _paused_s(events)
     wall_s = max(0.0, end_s - start_s - paused_s)
     slowdown_s = _slowdown_s(blocks, iteration_s, ledger.trained_s)
-    lost_s = max(0.0, min(ledger.lost_s, ledger.trained_s - slowdown_s))
+    lost_s = max(0.0, min(ledger.lost_s + unkept_s, ledger.trained_s - slowdown_s))
     productive_s = ledger.trained_s - slowdown_s - lost_s
     detect_s, restart_s, restore_s = _split_down(ledger, failures)
     down_s = detect_s + restart_s + restore_s
@@ -206,6 +208,10 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
     pending = _Interruption()
     for event in stream:
         if isinstance(event, FailureObserved):
+            if pending.failed is not None and pending.started_s is not None:
+                # It had come back, and was lost again before a block of iterations ended.
+                _settle(pending, ledger, start_s)
+                pending = _Interruption()
             pending.failed = pending.failed or event
         elif isinstance(event, Restored):
             pending.restored.append(event)
@@ -213,8 +219,10 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
             pending.started_s = event.at_s
         elif isinstance(event, SnapshotSealed):
             ledger.unsettled_stall_s += event.boundary_stall_s + event.fence_stall_s
+        elif isinstance(event, RunEnded):
+            ledger.step = max(ledger.step, event.step)
         elif isinstance(event, Iterated):
-            _settle(pending, ledger, start_s)
+            _settle(pending, ledger, start_s, first_step=event.step - event.count)
             pending = _Interruption()
             ledger.trained_s += event.total_s
             ledger.stall_s += event.checkpoint_s
@@ -224,23 +232,33 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
     _settle(pending, ledger, start_s)
 
 
-def _settle(pending: _Interruption, ledger: _Ledger, start_s: float) -> None:
-    """Book an interruption: the block cut short, the work lost, the time down."""
+def _settle(
+    pending: _Interruption, ledger: _Ledger, start_s: float, *, first_step: int | None = None
+) -> None:
+    """Book an interruption: the block cut short, the work lost, the time down.
+
+    `first_step` is where training went on, if it did.  A start behind what was trained has lost
+    work also where nobody saw a failure: it was told to leave, and nothing newer was durable.
+    """
     failed, restored = pending.failed, pending.restored
     if failed is not None:
         _book_cut_block(failed, ledger)
     resumed_s = max((e.at_s for e in restored), default=pending.started_s)
-    if resumed_s is None or (failed is None and not restored):
+    worst = max(restored, key=lambda e: e.lost_s, default=None)
+    at_step = first_step if worst is None else worst.step
+    behind = 0 if at_step is None else max(0, ledger.step - at_step)
+    if resumed_s is None or (failed is None and not restored and not behind):
         return
     room_s = max(0.0, resumed_s - ledger.mark_s)
     down_s = max((e.down_s for e in restored), default=0.0)
     if down_s <= 0 and failed is not None:
         down_s = resumed_s - failed.at_s
     down_s = max(0.0, min(down_s, room_s))
-    worst = max(restored, key=lambda e: e.lost_s, default=None)
-    scratch = worst is None
     unlost_s = max(0.0, ledger.trained_s - ledger.lost_s)
+    lost_steps = max((e.lost_steps for e in restored), default=ledger.step)
     lost_s = unlost_s if worst is None else worst.lost_s
+    if behind > lost_steps:
+        lost_steps, lost_s = behind, max(lost_s, min(behind * ledger.iteration_s, unlost_s))
     restore_s = min(down_s, max((e.restore_s for e in restored), default=0.0))
     ledger.lost_s += max(0.0, min(lost_s, unlost_s))
     ledger.down_s += down_s
@@ -254,7 +272,7 @@ def _settle(pending: _Interruption, ledger: _Ledger, start_s: float) -> None:
             source=_sources(restored),
             generation="" if worst is None else worst.generation,
             step=0 if worst is None else worst.step,
-            lost_steps=ledger.step if scratch else max(e.lost_steps for e in restored),
+            lost_steps=lost_steps,
             lost_s=lost_s,
             down_s=down_s,
             restore_s=restore_s,

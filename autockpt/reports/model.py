@@ -10,6 +10,7 @@ from typing import Literal
 from autockpt.reports.accounting import Accounting, Restore, account, span, witness_of
 from autockpt.reports.clock import align
 from autockpt.reports.data import RunData
+from autockpt.reports.ending import RunEnding, ending
 from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.promises import Promise, in_force, promises
 from autockpt.reports.protection import Protection, protection
@@ -86,6 +87,8 @@ class ReportModel:
     changes: tuple[Change, ...] = ()
     timeline: Timeline | None = None
     windows: Windows | None = None
+    ending: RunEnding | None = None
+    """How the run ended; None: it goes on, or nobody has said."""
 
 
 def build(data: RunData) -> ReportModel:
@@ -95,14 +98,16 @@ def build(data: RunData) -> ReportModel:
 
 def _profile_report(data: RunData) -> ReportModel:
     facts = Facts(data=data, accounting=None, restores=(), saves=None, promises=())
+    ended = ending((), data.status)
     return ReportModel(
         kind="profile" if data.protected else "run",
         title=data.title,
         command=data.command or " ".join(data.argv),
         created=data.created,
         protected=data.protected,
-        verdict=profile_verdict(data),
-        facts=_facts(data, ()),
+        ending=ended,
+        verdict=profile_verdict(data, ended),
+        facts=_facts(data, (), ended),
         tiles=profile_tiles(data),
         findings=findings(facts),
         versions=dict(data.versions),
@@ -122,8 +127,12 @@ def _profile_report(data: RunData) -> ReportModel:
 def _run_report(data: RunData) -> ReportModel:
     events = align(data.events)
     profile, decision = data.profile, data.decision
+    ended = ending(events, data.status)
     accounting, restores = account(
-        events, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
+        events,
+        data.failures,
+        iteration_s=profile.iteration_s.p50 if profile else None,
+        unkept_s=ended.lost_s if ended else 0.0,
     )
     saved, aged = saves(events, sync=waits(decision)), ages(events)
     compared: tuple[Promise, ...] = ()
@@ -141,9 +150,10 @@ def _run_report(data: RunData) -> ReportModel:
         command=data.command or " ".join(data.argv),
         created=data.created,
         protected=data.protected,
-        verdict=run_verdict(data, accounting, restores, aged),
-        facts=_facts(data, events),
-        tiles=run_tiles(data, accounting, saved, restores),
+        ending=ended,
+        verdict=run_verdict(data, accounting, restores, aged, ended),
+        facts=_facts(data, events, ended),
+        tiles=run_tiles(data, accounting, saved, restores, ended),
         findings=findings(facts),
         versions=dict(data.versions),
         status=_status(data),
@@ -184,9 +194,11 @@ def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> t
     )
 
 
-def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:
-    """Who ran what where."""
+def _facts(data: RunData, events: tuple[Event, ...], ended: RunEnding | None) -> tuple[Fact, ...]:
+    """Who ran what where, and how it ended."""
     facts: list[Fact] = []
+    if ended is not None:
+        facts.append(Fact(label="Ended", value=_ended(ended)))
     profile = data.profile
     started = next((e for e in reversed(events) if isinstance(e, RunStarted)), None)
     if started is not None:
@@ -215,6 +227,11 @@ def _facts(data: RunData, events: tuple[Event, ...]) -> tuple[Fact, ...]:
     if "autockpt" in data.versions:
         facts.append(Fact(label="autockpt", value=data.versions["autockpt"]))
     return tuple(facts)
+
+
+def _ended(ended: RunEnding) -> str:
+    code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
+    return f"{ended.state}{code}"
 
 
 def _counted(names: tuple[str, ...]) -> list[str]:

@@ -25,6 +25,8 @@ from autockpt.values.telemetry import (
     PlanChanged,
     RemoteCopied,
     Restored,
+    RunEnded,
+    RunStarted,
     SaveSkipped,
     SnapshotDiscarded,
     SnapshotSealed,
@@ -196,9 +198,11 @@ def _age(
     newest_s: float | None = None
     newest_step, worst_s, seen = 0, 0.0, False
     for event in events:
-        if isinstance(event, Restored):
+        if isinstance(event, RunStarted):
+            newest_s = event.at_s if newest_s is None else newest_s
+        elif isinstance(event, Restored):
             newest_s = event.at_s
-        elif isinstance(event, FailureObserved):
+        elif isinstance(event, FailureObserved) or _is_end(event):
             worst_s = max(worst_s, event.at_s - newest_s) if newest_s is not None else worst_s
             newest_s = None
         elif isinstance(event, kind):
@@ -215,6 +219,11 @@ def _age(
         age_s=age_s,
         worst_s=max(worst_s, age_s),
     )
+
+
+def _is_end(event: Event) -> bool:
+    """Told to leave: what is not recoverable now is lost, as with a failure."""
+    return isinstance(event, RunEnded) and event.reason == "signal"
 
 
 def _generations(events: Sequence[Event], kind: type[Event]) -> set[str]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from autockpt.reports.accounting import Accounting, Restore
 from autockpt.reports.data import RunData
+from autockpt.reports.ending import RunEnding
 from autockpt.reports.findings import SPREAD
 from autockpt.reports.saves import Age, Saves
 from autockpt.reports.what_if import terms
@@ -52,8 +53,10 @@ class Tile:
     """Today's value, a promise, or a second figure."""
 
 
-def profile_verdict(data: RunData) -> Verdict:
-    """What the plan will do, before any run."""
+def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
+    """What the plan will do, before any run; or how a run ended that never trained."""
+    if ended is not None and ended.state != "finished":
+        return _unfinished(ended, None)
     decision, profile = data.decision, data.profile
     level, reason = confidence(profile)
     if not data.protected:
@@ -97,9 +100,39 @@ def profile_verdict(data: RunData) -> Verdict:
 
 
 def run_verdict(
-    data: RunData, accounting: Accounting, restores: Sequence[Restore], ages: Sequence[Age]
+    data: RunData,
+    accounting: Accounting,
+    restores: Sequence[Restore],
+    ages: Sequence[Age],
+    ended: RunEnding | None = None,
 ) -> Verdict:
-    """What a run achieved."""
+    """What a run achieved; one that did not finish opens with how it ended and what was lost."""
+    ended = None if ended is None or ended.state == "finished" else ended
+    said = _achieved(data, accounting, restores, ages, ended)
+    return said if ended is None else _unfinished(ended, said)
+
+
+def _unfinished(ended: RunEnding, achieved: Verdict | None) -> Verdict:
+    """How it ended first; what was achieved until then after it."""
+    parts = [ended.circumstances]
+    if achieved is not None:
+        parts += [achieved.headline, achieved.detail]
+    return Verdict(
+        headline=f"{ended.headline} {ended.loss}",
+        detail=" ".join(part for part in parts if part),
+        confidence=achieved.confidence if achieved else "high",
+        confidence_reason=achieved.confidence_reason if achieved else "said by the launcher",
+        tone="warn" if ended.state == "interrupted" and not ended.lost_steps else "bad",
+    )
+
+
+def _achieved(
+    data: RunData,
+    accounting: Accounting,
+    restores: Sequence[Restore],
+    ages: Sequence[Age],
+    ended: RunEnding | None,
+) -> Verdict:
     level, reason = confidence(data.profile, accounting)
     failures = [restore for restore in restores if restore.failed_at_s is not None]
     wall = format_duration(accounting.wall_s)
@@ -113,11 +146,17 @@ def run_verdict(
             tone="bad",
         )
     headline = f"{format_fraction(accounting.goodput)} of {wall} went into training that counts."
+    unkept = [r for r in restores if r.failed_at_s is None and r.lost_steps]
     if failures:
         cost_s = sum(restore.lost_s + restore.down_s for restore in failures)
         times = "One failure" if len(failures) == 1 else f"{len(failures)} failures"
         headline += f" {times} cost {format_duration(cost_s)} in all."
-    else:
+    if unkept:
+        steps, lost_s = sum(r.lost_steps for r in unkept), sum(r.lost_s for r in unkept)
+        headline += (
+            f" {steps} steps ({format_duration(lost_s)}) were trained before an end and not kept."
+        )
+    if not failures and not unkept and ended is None:
         headline += " No failure."
     parts = [
         f"Checkpoints cost {format_fraction(_share(accounting, 'stall', 'slowdown'))} of the time, "
@@ -164,18 +203,22 @@ def run_tiles(
     accounting: Accounting,
     saves: Saves,
     restores: Sequence[Restore],
+    ended: RunEnding | None = None,
 ) -> tuple[Tile, ...]:
     """The outcome in figures, each with what was promised."""
     expected = data.decision.expected if data.decision else None
     stall, durable = saves.stall, saves.durable
-    failures = [restore for restore in restores if restore.failed_at_s is not None]
+    failures = [r for r in restores if r.failed_at_s is not None or r.lost_steps]
+    lost = [*((r.lost_s, r.lost_steps, f"{r.what or 'unknown'} lost") for r in failures)]
+    if ended is not None and ended.lost_steps:
+        lost.append((ended.lost_s, ended.lost_steps, f"{ended.state} at the end"))
     if not data.protected:
         return (
             Tile(label="At stake", value=format_duration(accounting.wall_s), note="all of the run"),
             Tile(label="Checkpoints", value="none", note="the script never attached"),
             Tile(label="Steps", value=str(accounting.steps), note=""),
         )
-    worst = max(failures, key=lambda r: r.lost_s, default=None)
+    worst = max(lost, default=None)
     sources = ", ".join(sorted({r.source or "scratch" for r in failures}))
     return (
         Tile(label="Goodput", value=format_fraction(accounting.goodput),
@@ -184,9 +227,8 @@ def run_tiles(
              note=f"each, p95 {format_duration(stall.p95_s)}" if stall else "no checkpoint"),
         Tile(label="Time to durable", value=format_duration(durable.p50_s) if durable else "never",
              note=f"p95 {format_duration(durable.p95_s)}" if durable else "nothing on disk"),
-        Tile(label="Worst loss", value=format_duration(worst.lost_s) if worst else "none",
-             note=f"{worst.lost_steps} steps, {worst.what or 'unknown'} lost" if worst
-             else "no failure"),
+        Tile(label="Worst loss", value=format_duration(worst[0]) if worst else "none",
+             note=f"{worst[1]} steps, {worst[2]}" if worst else "no failure"),
         Tile(label="Restores", value=str(len(failures)), note=f"from {sources}" if sources
              else "none needed"),
         _largest_tile(accounting),

@@ -21,7 +21,7 @@ from tests.reports.test_accounting import any_event
 GOLDEN = """\
 autockpt run: train.py
 $ autockpt run train.py
-run plain, ranks 1
+ended finished, run plain, ranks 1
 
 !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
 UNPROTECTED: the script ran unchanged and was not checkpointed. The lines to add, with

@@ -1,0 +1,161 @@
+"""How did it end, and what was lost with it?  A report of a run that did not finish opens with it.
+
+The launcher's status says it where there is one; else the last words of the trainers do.  Lost is
+what was trained and is in no durable checkpoint: the memory of a node outlives its trainers by
+minutes only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autockpt.values.telemetry import (
+    Event,
+    FailureObserved,
+    Iterated,
+    PersistCommitted,
+    RunEnded,
+    RunStarted,
+    TrainerFailed,
+)
+from autockpt.values.units import format_duration
+
+State = Literal["finished", "failed", "interrupted"]
+_STATES: dict[str, State] = {
+    "finished": "finished", "failed": "failed", "interrupted": "interrupted",
+}  # fmt: skip
+ERROR_CHARS = 400
+"""Of an exception, in the head of a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnding:
+    """The end of a run."""
+
+    state: State
+    error: str
+    """The exception that ended it, type and message; "": none is known."""
+    reason: str
+    """What the launcher said; "": there was none of ours."""
+    exit_code: int | None
+    """None: not known."""
+    restarts: int
+    step: int
+    """Newest step that was trained."""
+    durable_step: int | None
+    """Of the newest durable checkpoint; None: nothing is durable."""
+    lost_steps: int
+    """Trained at the end, and in no durable checkpoint."""
+    lost_s: float
+    """Their time, by the mean iteration of the run."""
+
+    @property
+    def headline(self) -> str:
+        """One sentence: how it ended, where, and the exception."""
+        how = {"finished": "Finished", "failed": "Failed", "interrupted": "Interrupted"}[self.state]
+        where = f" at step {self.step}" if self.step else " before the first step was reported"
+        why = self.error or self.reason
+        return f"{how}{where}{f': {why[:ERROR_CHARS]}' if why else ''}".rstrip(".") + "."
+
+    @property
+    def loss(self) -> str:
+        """One sentence: what is gone, and where the next start goes on."""
+        if not self.step:
+            return "Nothing had been trained."
+        took = f" ({format_duration(self.lost_s)} of training)" if self.lost_s > 0 else ""
+        if self.durable_step is None:
+            return f"No checkpoint is durable: all {self.step} steps are lost{took}."
+        if not self.lost_steps:
+            return f"Nothing was lost: the checkpoint of step {self.durable_step} is durable."
+        return (
+            f"{_counted(self.lost_steps)} lost{took}: the newest durable checkpoint is of step "
+            f"{self.durable_step}."
+        )
+
+    @property
+    def circumstances(self) -> str:
+        """Exit code, restarts, and what the launcher said beside the exception; may be empty."""
+        parts = [] if self.exit_code is None else [f"exit code {self.exit_code}"]
+        if self.restarts:
+            parts.append(f"{self.restarts} restart{'s' * (self.restarts > 1)}")
+        if self.error and self.reason:
+            parts.append(self.reason)
+        text = "; ".join(parts)
+        return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def ending(events: Sequence[Event], status: Mapping[str, Any]) -> RunEnding | None:
+    """The end of the run in aligned `events`; None while it goes on, or where nobody has said."""
+    state = _STATES.get(str(status.get("state", "")), _last_words(events))
+    if state is None:
+        return None
+    step, durable = _newest_step(events), _durable_step(events)
+    at_risk = step - (durable or 0)
+    lost_steps = 0 if state == "finished" else max(0, at_risk)
+    exit_code = status.get("exit_code")
+    return RunEnding(
+        state=state,
+        error="" if state == "finished" else _error(events) or str(status.get("error", "")),
+        reason=str(status.get("reason", "")),
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        restarts=_whole(status.get("restarts")),
+        step=step,
+        durable_step=durable,
+        lost_steps=lost_steps,
+        lost_s=lost_steps * _iteration_s(events),
+    )
+
+
+def _last_words(events: Sequence[Event]) -> State | None:
+    """What trainers and keepers said last, where no launcher of ours did."""
+    last: State | None = None
+    for event in events:
+        if isinstance(event, RunStarted):
+            last = None
+        elif isinstance(event, TrainerFailed | FailureObserved):
+            last = "failed"
+        elif isinstance(event, RunEnded) and last != "failed":
+            last = {"finished": "finished", "signal": "interrupted"}.get(event.reason, "failed")  # type: ignore[assignment]
+    return last
+
+
+def _error(events: Sequence[Event]) -> str:
+    """The first exception since the last start that is no echo of another rank's end."""
+    failed: list[TrainerFailed] = []
+    for event in events:
+        if isinstance(event, RunStarted) and event.rank == 0:
+            failed = []
+        elif isinstance(event, TrainerFailed):
+            failed.append(event)
+    own = [event for event in failed if event.origin != "machine"]
+    return (own or failed)[0].error if failed else ""
+
+
+def _newest_step(events: Sequence[Event]) -> int:
+    """Of the last stretch of training: an earlier one may have been longer, and was lost then."""
+    step = 0
+    for event in events:
+        if isinstance(event, Iterated) or (isinstance(event, RunEnded) and event.step):
+            step = event.step
+        elif isinstance(event, TrainerFailed | FailureObserved):
+            step = max(step, event.step)
+    return step
+
+
+def _durable_step(events: Sequence[Event]) -> int | None:
+    steps = [e.step for e in events if isinstance(e, PersistCommitted) and e.step >= 0]
+    return steps[-1] if steps else None
+
+
+def _iteration_s(events: Sequence[Event]) -> float:
+    blocks = [e for e in events if isinstance(e, Iterated)]
+    count = sum(block.count for block in blocks)
+    return sum(block.total_s for block in blocks) / count if count > 0 else 0.0
+
+
+def _counted(steps: int) -> str:
+    return "1 step is" if steps == 1 else f"{steps} steps are"
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
