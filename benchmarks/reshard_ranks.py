@@ -311,6 +311,7 @@ def main(folder: str, size: str, tokens: int, rounds: int) -> None:
     torch.set_num_threads(1)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 * 1024)
     os.environ["AUTOCKPT_NO_PROFILE"] = "1"
+    os.environ["AUTOCKPT_SAME_JOB"] = "1"
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks

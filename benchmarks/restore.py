@@ -159,6 +159,7 @@ def saved_state(size: str, tokens: int) -> Iterator[Saved]:
     job = Job(size, tokens)
     pins = Pins(memory_interval_steps=NEVER, disk_interval_steps=NEVER, retune=False)
     os.environ["AUTOCKPT_NO_PROFILE"] = "1"
+    os.environ["AUTOCKPT_SAME_JOB"] = "1"
     session: Any = autockpt.attach(
         model=job.model, optimizer=job.optimizer, run_dir=f"{folder}/run",
         goal=Goal(pins=pins, retention=Retention(keep_last=1)),

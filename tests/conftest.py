@@ -55,6 +55,7 @@ def attach(
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AUTOCKPT_NO_PROFILE", "1")
+    monkeypatch.setenv("AUTOCKPT_SAME_JOB", "1")  # runs of other processes are resumed here
     # A machine under test answers late; a save that is skipped for that would prove nothing.
     monkeypatch.setattr(sessions, "GRANT_WAIT_S", 20.0)
     handler = signal.getsignal(signal.SIGTERM)

@@ -121,6 +121,7 @@ def resume(job: Job, run_directory: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     setattr(parts, "Resumed", _noting(parts.Resumed, found))  # noqa: B010 - a type, for mypy
     os.environ["AUTOCKPT_NO_PROFILE"] = "1"
+    os.environ["AUTOCKPT_SAME_JOB"] = "1"
     pins = Pins(memory_interval_steps=NEVER, disk_interval_steps=NEVER, retune=False)
     began = time.perf_counter()
     autockpt.attach(

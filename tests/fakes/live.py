@@ -51,6 +51,7 @@ class Live:
             trainings.prepare(self.run_dir, plan)
         self._environment.setenv("AUTOCKPT_LAUNCH_ID", f"launch-{next(_LAUNCHES)}")
         self._environment.setenv("AUTOCKPT_LAUNCHER_PID", str(os.getpid()))
+        self._environment.setenv("AUTOCKPT_SAME_JOB", "1")
         job = trainings.build(spec)
         session = autockpt.attach(**{**job.attached, **more}, run_dir=self.run_dir, goal=goal)
         self._sessions.append(session)
