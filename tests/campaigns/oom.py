@@ -39,15 +39,16 @@ while True:
 class Group:
     """A memory cgroup, of version 1 or 2, that nobody else is in."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         """Raises Skipped where none can be made."""
         self._path, limit = _place()
+        self.folder = self._path
         try:
             self._path.mkdir()
-            (self._path / limit).write_text(str(LIMIT_BYTES))
+            (self._path / limit).write_text(str(limit_bytes))
             with contextlib.suppress(OSError):  # absent without swap accounting
                 swap = "memory.swap.max" if limit == "memory.max" else "memory.memsw.limit_in_bytes"
-                (self._path / swap).write_text("0" if limit == "memory.max" else str(LIMIT_BYTES))
+                (self._path / swap).write_text("0" if limit == "memory.max" else str(limit_bytes))
             self.killed()
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -170,7 +170,7 @@ def test_as_many_slots_are_made_as_fit(table: MemoryTable, left: Callable[[int],
     assert (len(rank.slots), rank.streams) == (2, False)
     assert "3 slots of" in rank.note
     assert "the group has" in rank.note
-    assert "2 are used" in rank.note
+    assert "made were 2" in rank.note
     left(4 * IMAGE)
     assert table.fits_whole(wanted())
     assert table.allocate(wanted()).note == ""

@@ -278,7 +278,7 @@ def _note(wanted: SlotsWanted, size: int, room: Room, left: Headroom) -> str:
         what += f", the policy allows {format_bytes(wanted.limit_bytes)} on the node"
     each = f"{wanted.slots} slots of {format_bytes(size)} for rank {wanted.rank} do not fit: {what}"
     if room.slots:
-        return f"{each}; {room.slots} are used"
+        return f"{each}; made were {room.slots}"
     how = "while the training waits" if room.blocking else "beside the training"
     return (
         f"{each}; checkpoints go to storage through {format_bytes(room.window_bytes)} of memory, "

@@ -1,0 +1,112 @@
+"""`autockpt run` in a memory cgroup, where an allocation beyond the limit is an OOM kill."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.framework import Skipped
+from tests.campaigns.oom import Group
+from tests.conftest import end_keeper
+
+AMPLE_BYTES = 4 * 2**30
+MIB = 2**20
+SCRIPT = """
+import os, sys, torch, autockpt
+from pathlib import Path
+
+group, left, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+def tighten():
+    old = (group / "memory.limit_in_bytes").exists()
+    limit, usage, cache = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if old
+        else ("memory.max", "memory.current", "inactive_file")
+    )
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    used = int((group / usage).read_text()) - int(stat[cache])
+    (group / limit).write_text(str(used + left))
+
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(3000, 3000)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+grads = [torch.full_like(p, 1e-3) for p in model.parameters()]
+ckpt = autockpt.attach(model=model, optimizer=optimizer)
+print("begins at", ckpt.step_count, flush=True)
+for number, _ in enumerate(ckpt.steps(steps)):
+    for parameter, grad in zip(model.parameters(), grads):
+        parameter.grad = grad
+    optimizer.step()
+    if number == 0:
+        tighten()
+print("sum", model.weight.double().sum().item(), flush=True)
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """Empty in the end."""
+    try:
+        made = Group(AMPLE_BYTES)
+    except Skipped as skipped:
+        pytest.skip(str(skipped))
+    yield made
+    made.close()
+
+
+def trained(group: Group, folder: Path, left: int, steps: int) -> str:
+    """What a run in the group says that has `left` bytes once the training has its memory."""
+    (group.folder / _limit(group)).write_text(str(AMPLE_BYTES))
+    words = [sys.executable, "-m", "autockpt", "run", "--no-profile", "--set"]
+    words += ["disk.interval=4 steps", "--run-dir", "run", "job.py"]
+    words += [str(group.folder), str(left), str(steps)]
+    join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+    ended = subprocess.run(
+        ["sh", "-c", join, str(group.folder), *words], cwd=folder, capture_output=True, text=True,
+        timeout=240, check=False, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+    )  # fmt: skip
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 0, said
+    return said
+
+
+def _limit(group: Group) -> str:
+    old = (group.folder / "memory.limit_in_bytes").exists()
+    return "memory.limit_in_bytes" if old else "memory.max"
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("left", "how"), [(180 * MIB, "made were 1"), (64 * MIB, "checkpoints go to storage through")]
+)
+def test_a_group_without_room_for_all_slots_still_gets_checkpoints(
+    group: Group, tmp_path: Path, left: int, how: str
+) -> None:
+    """A state of 72 MB: in one slot, or through a window; the kernel kills nobody."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    try:
+        first = trained(group, tmp_path, left, 16)
+        assert how in first
+        assert "begins at 0" in first
+        assert list((tmp_path / "run" / "checkpoints").glob("gen-*/COMMIT"))
+        second = trained(group, tmp_path, left, 24)
+        assert "begins at 16" in second
+        assert group.killed() == 0
+    finally:
+        end_keeper(str(tmp_path / "run"))
+    (group.folder / _limit(group)).write_text(str(AMPLE_BYTES))
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "job.py").write_text(SCRIPT)
+    whole = trained(group, tmp_path / "whole", AMPLE_BYTES // 4, 24)
+    end_keeper(str(tmp_path / "whole" / "run"))
+    assert [line for line in second.splitlines() if line.startswith("sum")] == [
+        line for line in whole.splitlines() if line.startswith("sum")
+    ]
