@@ -207,9 +207,9 @@ def _attached() -> bool:
 
 def _step() -> int | None:
     """Newest step of this process; None before it attached."""
-    training = sys.modules.get("autockpt.session.training")
-    sessions = [] if training is None else training._attached
-    return sessions[-1].step_count if sessions else None
+    attaches = sys.modules.get("autockpt.session.attaches")
+    step = None if attaches is None else attaches.of_this_process.newest_step
+    return None if step is None else int(step)
 
 
 def _tell_launcher(error: BaseException, *, final: bool) -> None:

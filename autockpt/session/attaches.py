@@ -33,6 +33,11 @@ class Attached(Protocol):
         ...
 
     @property
+    def reached_step(self) -> int:
+        """Iterations trained so far."""
+        ...
+
+    @property
     def objects(self) -> Sequence[Any]:
         """Its models and optimizers."""
         ...
@@ -106,6 +111,11 @@ class Attaches:
     def any(self) -> bool:
         """Whether this process has attached."""
         return self._any
+
+    @property
+    def newest_step(self) -> int | None:
+        """Iterations that the newest session has trained; None: there is no session."""
+        return self._sessions[-1].reached_step if self._sessions else None
 
     def in_child(self) -> None:
         """A forked child has attached nothing: its parent goes on with all of it."""

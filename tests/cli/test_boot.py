@@ -119,7 +119,10 @@ atexit.register(print, "bye", flush=True)
 threading.Thread(target=time.sleep, args=(600,)).start()
 raise OSError("a peer is gone")
 """
-    done = boot("s.py", cwd=write(tmp_path, "s.py", source).parent, AUTOCKPT_NO_PROFILE="1")
+    told = tmp_path / "error.json"
+    write(tmp_path, "s.py", source)
+    done = boot("s.py", cwd=tmp_path, AUTOCKPT_NO_PROFILE="1", TORCHELASTIC_ERROR_FILE=str(told))
+    assert json.loads(told.read_text())["autockpt"]["step"] == 0
     assert (done.returncode, done.stdout) == (1, "bye\n"), done.stderr
     assert "OSError: a peer is gone" in done.stderr
 
