@@ -94,9 +94,10 @@ class Saving(RankState):
     def _disk_free(self, step: int) -> bool:
         """Due on disk, and fewer are on their way there than the plan allows.
 
-        The last checkpoint and one that the script asked for always go.
+        The last checkpoint and one that the script asked for always go.  Without a limit of the
+        plan two slots are left to memory, where there are so many: what hangs holds its slot.
         """
-        limit = self._plan.staging.in_flight
+        limit = self._plan.staging.in_flight or max(0, len(self._link.slots) - 2)
         if not self._disk_due(step):
             return False
         if not limit or self._is_wanted(step) or self._is_last(step):

@@ -253,6 +253,8 @@ class Storage(Trainers):
         if content is None or content.generation != do.generation:
             self.oracle.fail(f"slot of {do.generation} rank {do.rank} overwritten while persisted")
         assert content is not None
+        if content.sealed and not self.peace and self.rng.random() < self.hangs:
+            return self._stalls(keeper, do)
         if not content.sealed or (not self.peace and self.rng.random() < 0.4):
             return None
         name = f"{do.generation}-{do.rank}-{do.attempt}"
@@ -287,6 +289,11 @@ class Storage(Trainers):
         return m.ShardPersisted(
             rank=do.rank, generation=do.generation, attempt=do.attempt, record=record
         )
+
+    def _stalls(self, keeper: Keeper, do: m.StartPersist) -> None:
+        """The storage takes nothing of it for now."""
+        stalled = m.PersistStalled(rank=do.rank, generation=do.generation, attempt=do.attempt)
+        self.to_node(keeper, stalled)
 
     def job_commit(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteCommit = job[2]

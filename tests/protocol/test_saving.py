@@ -389,6 +389,47 @@ def test_a_single_slot_is_reused_when_what_it_holds_is_on_its_way_no_more() -> N
     assert granted(6) == [0, 1]
 
 
+def test_a_storage_that_hangs_gives_its_slot_to_memory() -> None:
+    """Only when a save finds no other one; the generation will not be durable then."""
+    cluster = Cluster(nodes_of=(0, 1))
+    cluster.start()
+    for seq in (1, 2):
+        for rank in (0, 1):
+            cluster.request(rank, gen(1, seq), disk=seq == 1)
+        for rank in (0, 1):
+            cluster.seal(rank, gen(1, seq))
+    cluster.take(m.GrantSlot)
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 3))
+    assert cluster.take(m.GrantSlot) == []
+    for rank in (0, 1):
+        stalled = m.PersistStalled(rank=rank, generation=gen(1, 1), attempt=1)
+        cluster.tell_node(rank, stalled)
+        cluster.request(rank, gen(1, 4))
+    done = cluster.done
+    assert len([i for i in done if isinstance(i, m.GrantSlot)]) == 2
+    assert {i.generation for i in done if isinstance(i, m.AbortPersist)} == {gen(1, 1)}
+    assert {i.generation for i in done if isinstance(i, m.AnnounceDropped)} >= {gen(1, 1)}
+    for rank in (0, 1):
+        cluster.seal(rank, gen(1, 4))
+    assert gen(1, 4) in {i.generation for i in cluster.take(m.AnnounceMemoryCommitted)}
+
+
+def test_a_storage_that_hangs_keeps_its_slot_while_others_are_free() -> None:
+    """It may answer yet, and then the generation is durable."""
+    cluster = Cluster(nodes_of=(0,), slots=3)
+    cluster.start()
+    cluster.save(gen(1, 1))
+    cluster.request(0, gen(1, 2), disk=True)
+    cluster.seal(0, gen(1, 2))
+    cluster.tell_node(0, m.PersistStalled(rank=0, generation=gen(1, 2), attempt=1))
+    for seq in (3, 4, 5):
+        cluster.save(gen(1, seq))
+    assert cluster.take(m.AbortPersist) == []
+    cluster.persisted(0, gen(1, 2))
+    assert [commit.generation for commit in cluster.take(m.WriteCommit)] == [gen(1, 2)]
+
+
 @pytest.mark.parametrize("reason", ["disk", "commit", "deadline"])
 def test_a_single_slot_is_reused_when_the_disk_refuses_what_it_holds(reason: str) -> None:
     """Else nothing would ever be saved again; where there are two, it stays."""

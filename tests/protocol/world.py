@@ -86,6 +86,8 @@ class World:
         self.losses = self.guest_losses = 0
         self.peace = False
         self.flaky = rng.choice((0.0, 0.0, 0.03, 0.1))
+        self.hangs = Random(f"hangs {seed}").choice((0.0, 0.0, 0.1, 0.5))
+        """Chance that the storage takes nothing of a shard when it should."""
         self.torn = rng.choice((0.0, 0.02, 0.1))
         self.sick = rng.choice((0.0, 0.0, 0.0, 0.1))
         self.slow = rng.choice(("", "", "commit", "commit", "persist", "delete"))

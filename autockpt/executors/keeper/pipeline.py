@@ -138,6 +138,7 @@ class ShardPipeline:
         self._file: ImageFile | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
+        self._moved_s = time.monotonic()
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
 
@@ -156,6 +157,11 @@ class ShardPipeline:
     def sealed(self) -> None:
         """The trainer proved that every byte is in the slot."""
         self._sealed.set()
+
+    @property
+    def still_s(self) -> float:
+        """Seconds since the storage took something; 0 while the snapshot is not sealed."""
+        return time.monotonic() - self._moved_s if self.settled.is_set() else 0.0
 
     def cancel(self) -> None:
         """Stops the digests and the encoding; returns when they have.
@@ -271,6 +277,7 @@ class ShardPipeline:
         self._began_s = time.monotonic()
         if self._cancelled:  # else the directory would come again after its removal
             return
+        self._moved_s = self._began_s
         target.prepare()
         encoded = target.codec != "none"
         self._file = ImageFile(
@@ -300,6 +307,7 @@ class ShardPipeline:
                     self._file.write_at(start, self._image[start:stop])
             except Exception as error:
                 self._fail(error)
+            self._moved_s = time.monotonic()
             self._drained(index)
 
     def _drained(self, index: int) -> None:
@@ -387,6 +395,7 @@ class ShardPipeline:
         if self._is_cancelled():
             raise AutockptError("cancelled")
         file, self._file = self._file, None
+        self._moved_s = time.monotonic()
         file.finish(length)
         return ShardOutcome(
             stored_bytes=length, write_s=time.monotonic() - self._began_s, stored=stored,

@@ -168,6 +168,7 @@ class Keeper:
             if now >= next_tick:
                 next_tick = now + TICK_S
                 self._both(p.TimePassed(now_s=now))
+                self._shards.look_for_stalls()
                 self._peers.stand("settled" if self._settled() else "busy")
             # Without trainers it is not held: a launch on other machines may take over.
             if now >= next_heartbeat and self._s.epoch and self._s.trainers:

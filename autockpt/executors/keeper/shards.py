@@ -26,6 +26,9 @@ from autockpt.values.record import to_json
 
 HEAD_BYTES = 4 * 2**20
 """Of the boundary group up to which it gets a digest of its own (0.2 ms in the keeper's loop)."""
+PATIENCE_S = 20.0
+"""A storage that takes nothing for so long hangs, until it is known to need longer."""
+SLOWEST_FACTOR = 4.0
 MAX_LAYOUTS = 64
 """Whose places are remembered: one per rank of the node, and a few that were replaced."""
 
@@ -56,6 +59,8 @@ class Shard:
     """It streams: no memory holds it whole."""
     sealing: p.ShardSealed | None = None
     """What is told of a streamed one when its file is whole, and not before."""
+    stalled: bool = False
+    """It was said that the storage hangs."""
 
 
 class Shards:
@@ -82,6 +87,9 @@ class Shards:
         self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
         """By digest of the header and end of the boundary group."""
         """Where the numbers of a layout stand."""
+        self._patience_s = PATIENCE_S
+        self._slowest_s = 0.0
+        """The longest write that ended."""
         self._objection = ""
         """The last one to direct I/O: it is said once."""
         self._bases = Bases()
@@ -101,6 +109,30 @@ class Shards:
                 self._forget(rank, generation, shard)
         self._memory.of(grant.rank).clear(grant.slot)
         self._all[(grant.rank, grant.generation)] = Shard(slot=grant.slot)
+
+    def look_for_stalls(self) -> None:
+        """Says once of a write that the storage takes nothing of it.
+
+        Patience grows with what the storage was seen to need and with every such write, so that a
+        slow one is not taken for one that hangs for ever.
+        """
+        for (rank, generation), shard in self._all.items():
+            pipeline = shard.pipeline
+            if pipeline is None or not shard.writing or shard.stalled:
+                continue
+            if pipeline.still_s > max(self._patience_s, SLOWEST_FACTOR * self._slowest_s):
+                shard.stalled = True
+                self._patience_s *= 2
+                self._degrade(
+                    "persist",
+                    f"{generation} of rank {rank}: the storage took nothing for "
+                    f"{pipeline.still_s:.0f} s; memory gets its slot when it needs one",
+                )
+                self._tell(
+                    p.PersistStalled(
+                        rank=rank, generation=generation, attempt=shard.persist_attempt
+                    )
+                )
 
     def adopted(self, rank: int) -> None:
         """Slots of this rank were found sealed."""
@@ -183,7 +215,7 @@ class Shards:
         if began is not None:
             image_bytes = began.image_bytes
         target = self._target(rank, generation, shard) if shard.persist_attempt else None
-        shard.writing, shard.target = target is not None, target
+        shard.writing, shard.target, shard.stalled = target is not None, target, False
         shard.drain = self._drain(memory, shard)
         shard.pipeline = ShardPipeline(
             memory.image(shard.slot, image_bytes),
@@ -374,6 +406,8 @@ class Shards:
             "chunk_bytes": index.chunk_bytes,
             **({"base": named.name} if named is not None else {}),
         }
+        self._slowest_s = max(self._slowest_s, outcome.write_s)
+        self._patience_s = PATIENCE_S
         self._journal.shard_written(
             generation, index.image_bytes, outcome.stored_bytes, outcome.write_s
         )

@@ -340,6 +340,15 @@ class PersistFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PersistStalled:
+    """Nothing of the shard file was written for long: memory may have the slot when it needs it."""
+
+    rank: int
+    generation: Generation
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFetched:
     """The guest slot named by `FetchShard` is complete, and every chunk matched the digests."""
 
@@ -1306,6 +1315,7 @@ NodeEvent = (
     | ShardDiscarded
     | ShardPersisted
     | PersistFailed
+    | PersistStalled
     | ShardFetched
     | ShardComing
     | FetchFailed

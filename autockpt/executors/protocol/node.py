@@ -36,6 +36,7 @@ class NodeProtocol(NodeSaving):
             m.ShardDiscarded: self.shard_discarded,
             m.ShardPersisted: self.shard_persisted,
             m.PersistFailed: self.persist_failed,
+            m.PersistStalled: self.persist_stalled,
             m.ShardFetched: self.shard_fetched,
             m.ShardComing: self.shard_coming,
             m.FetchFailed: self.fetch_failed,

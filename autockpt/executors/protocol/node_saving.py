@@ -12,6 +12,7 @@ from autockpt.executors.protocol.messages import (
     HeldShard,
     MemoryCommitted,
     PersistFailed,
+    PersistStalled,
     PersistWanted,
     RankBegan,
     RankDropped,
@@ -68,9 +69,9 @@ class NodeSaving(NodeProtecting):
         return not durable and (key in self.unsettled or key in self.persists)
 
     def is_busy(self, local: LocalRank, slot: Slot) -> bool:
-        """The slot is being written to storage."""
+        """The slot is being written to storage, which does not hang."""
         persist = self.persists.get((local.rank, slot.generation)) if slot.generation else None
-        return persist is not None and persist.record is None
+        return persist is not None and persist.record is None and not persist.stalled
 
     def save_refusal(self, event: SaveRequested) -> str | None:
         """Why this request cannot be granted whatever the slots hold; None: it can."""
@@ -85,10 +86,15 @@ class NodeSaving(NodeProtecting):
         """An empty slot, else the oldest that may be overwritten."""
         free = [s for s in local.slots.slots[: local.slots.usable] if self.may_overwrite(local, s)]
         empty = [slot for slot in free if slot.generation is None]
-        known = [(slot.generation, slot) for slot in free if slot.generation is not None]
+        known = [slot for slot in free if slot.generation is not None]
         if empty:
             return empty[0]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+        def cost(slot: Slot) -> tuple[bool, Generation]:
+            assert slot.generation is not None
+            return (local.rank, slot.generation) in self.persists, slot.generation
+
+        return min(known, key=cost) if known else None
 
     # ------------------------------------------------------------------ events of the trainer
 
@@ -152,9 +158,18 @@ class NodeSaving(NodeProtecting):
             self._persist(local, slot, sealed=False)
 
     def overwritten(self, local: LocalRank, slot: Slot) -> None:
-        """Rule 19: a verdict that did not come on what is gone is not waited for."""
-        if slot.generation is not None:
-            self.unsettled.pop((local.rank, slot.generation), None)
+        """Rule 19: a verdict that did not come on what is gone is not waited for.
+
+        Rule 21: nor is a storage that hangs.
+        """
+        if slot.generation is None:
+            return
+        key = (local.rank, slot.generation)
+        self.unsettled.pop(key, None)
+        if key in self.persists and self.persists[key].record is None:
+            reason = "the storage hangs, and memory needs the slot"
+            self._abort_persist(key, reason)
+            self._drop(*key, reason, memory=False)
 
     def _coming(self, local: LocalRank, newest: Generation) -> tuple[Generation, ...]:
         """Older snapshots that are under way, or sealed and not yet answered."""
@@ -241,6 +256,14 @@ class NodeSaving(NodeProtecting):
             self._persist(local, slot, sealed=slot.state == "sealed")
         else:
             self._drop(event.rank, event.generation, event.reason, memory=False)
+
+    def persist_stalled(self, event: PersistStalled) -> None:
+        """It goes on, until a save finds no other slot."""
+        persist = self._running((event.rank, event.generation), event.attempt)
+        if persist is None:
+            self.stale(event)
+            return
+        persist.stalled = True
 
     # ------------------------------------------------------------------ verdicts
 

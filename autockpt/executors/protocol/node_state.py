@@ -45,6 +45,8 @@ class Persist:
     sealed: bool
     record: Record | None = None
     """Set when the file is complete; then the slot is free again."""
+    stalled: bool = False
+    """The storage hangs: a save that finds no other slot gets this one."""
 
 
 @dataclass(slots=True, kw_only=True)
