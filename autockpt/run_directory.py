@@ -9,7 +9,7 @@
     telemetry/       what happened, one JSON event per line and rank        (Event)
     controller/      what the online controller was told and answered       (recordings)
     failures.jsonl   one line per interruption and node that met it         (FailureRecord)
-    status.json      how it ended                                           (RunStatus)
+    status.json      how it stands, or ended                                (RunStatus)
     report.html, logs/
     checkpoints/     unless the goal names another place
     node-000/        the keeper of a node: socket, pid, log
@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autockpt import new_files
-from autockpt.values.degradation import DegradedTier
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.failure import FailureRecord, interruptions
 from autockpt.values.generation import Generation
@@ -40,6 +39,7 @@ from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_data, from_json, to_data, to_json
 from autockpt.values.same_job import Job
+from autockpt.values.status import RunStatus
 from autockpt.values.telemetry import Event, event_from_data
 
 if TYPE_CHECKING:
@@ -87,36 +87,6 @@ class RunInfo:
         import shlex
 
         return shlex.join([*(["-m"] if self.module else []), self.script, *self.args])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """How it ended.  Written as status.json, also for schedulers that flatten exit codes."""
-
-    schema_version: int = 1
-    state: Literal["finished", "failed", "interrupted"]
-    exit_code: int
-    restarts: int
-    last_step: int | None
-    """Newest step that telemetry knows of; None: the job never reported one."""
-    last_durable: str | None
-    """Newest generation that is on disk."""
-    last_protected: str | None = None
-    """Newest generation that survives the loss of a node; None: none, or no copies were wanted."""
-    last_remote: str | None = None
-    """Newest generation that is in the object store; None: none, or no store was named."""
-    unprotected_because: str = ""
-    """Why copies on other nodes were missing in the end; "": they were not."""
-    degraded: tuple[DegradedTier, ...] = ()
-    """Tiers that did not hold in the end what the plan wants: since when, why, what was done."""
-    protected: bool
-    """False: the script never called autockpt.attach."""
-    report: str | None
-    """Path of the report."""
-    reason: str = ""
-    """Why it ended, when it did not finish."""
-    error: str = ""
-    """The exception that ended the rank that failed first; "": another end, or not known."""
 
 
 class RunDirectory:
@@ -411,6 +381,14 @@ class RunDirectory:
         """Newest generation that the tails of the event files know as durable.  Cheap."""
         return self._newest(("PersistCommitted",))
 
+    def durable_commits(self) -> int:
+        """How often a generation became durable, by all event files."""
+        count = 0
+        for path in self.telemetry.glob("keeper-*.jsonl"):
+            with _storage_errors("read", path):
+                count += path.read_bytes().count(b'"PersistCommitted"')
+        return count
+
     def newest_remote(self) -> Generation | None:
         """Newest generation that the tails of the event files know in the object store."""
         return self._newest(("RemoteCopied",))
@@ -476,12 +454,23 @@ class RunDirectory:
         return sorted(self.telemetry.glob("*.jsonl")) if self.telemetry.is_dir() else []
 
     def _newest(self, events: tuple[str, ...]) -> Generation | None:
-        names = self._tail_values("generation", str, events)
-        return max(filter(None, map(_generation, names)), default=None)
+        for tail_bytes in (TAIL_BYTES, None):  # failures may have filled the tails
+            names = self._tail_values("generation", str, events, tail_bytes=tail_bytes)
+            newest = max(filter(None, map(_generation, names)), default=None)
+            if newest is not None:
+                break
+        return newest
 
-    def _tail_values(self, key: str, kind: type[R], events: tuple[str, ...] = ()) -> Iterator[R]:
+    def _tail_values(
+        self,
+        key: str,
+        kind: type[R],
+        events: tuple[str, ...] = (),
+        *,
+        tail_bytes: int | None = TAIL_BYTES,
+    ) -> Iterator[R]:
         for path in self._event_files():
-            for _, data in _json_lines(path, tail_bytes=TAIL_BYTES):
+            for _, data in _json_lines(path, tail_bytes=tail_bytes):
                 value = data.get(key)
                 if isinstance(value, kind) and (not events or data.get("event") in events):
                     yield value

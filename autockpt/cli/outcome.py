@@ -1,7 +1,7 @@
 """The end of a run: status.json, the report, and what is printed about both."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autockpt.cli.advice import advice
@@ -11,17 +11,35 @@ from autockpt.cli.gather import try_report
 from autockpt.cli.launch import Ending
 from autockpt.cli.options import Script
 from autockpt.job_directory import own_runs
-from autockpt.run_directory import RunDirectory, RunStatus
+from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError
+from autockpt.values.exit_codes import NOTHING_DURABLE
 from autockpt.values.record import to_data
+from autockpt.values.status import RunStatus
 
 if TYPE_CHECKING:
     from autockpt.reports.protection import Protection
     from autockpt.values.degradation import DegradedTier
 
 
-def finish(run: RunDirectory, ending: Ending, script: Script, console: Console) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What a run had when this launch began."""
+
+    step: int | None
+    commits: int
+
+
+def before(run: RunDirectory) -> Before:
+    """Of an earlier launch, or nothing."""
+    return Before(step=run.newest_step(), commits=run.durable_commits())
+
+
+def finish(
+    run: RunDirectory, ending: Ending, script: Script, console: Console, began: Before
+) -> int:
     """Write status and report, say how it went; the exit code of the command."""
+    ending = _judged(run, ending, began)
     status = _status(run, ending)
     run.write_status(status)
     report, why_not = try_report(run)
@@ -39,6 +57,29 @@ def note(run: RunDirectory, ending: Ending) -> None:
     run.write_status(replace(_status(run, ending), report=None))
 
 
+def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:
+    """A training that went well, and of which nothing is durable, did not end well."""
+    trained = (run.newest_step() or 0) > (began.step or 0)
+    if ending.exit_code or not trained or not _wants_disk(run):
+        return ending
+    if run.durable_commits() > began.commits:
+        return ending
+    return replace(ending, exit_code=NOTHING_DURABLE, reason="nothing that it trained is durable")
+
+
+def _wants_disk(run: RunDirectory) -> bool:
+    """The plan in force has checkpoints on disk."""
+    try:
+        plan = run.read_plan()
+    except AutockptError:
+        plan = None
+    return plan is None or bool(plan.tier("disk").interval_steps)
+
+
+def _is_attached(run: RunDirectory) -> bool:
+    return run.attached and not run.unprotected
+
+
 def _status(run: RunDirectory, ending: Ending) -> RunStatus:
     durable, (copies, degraded) = run.newest_durable(), _tiers(run)
     remote = run.newest_remote()
@@ -52,7 +93,7 @@ def _status(run: RunDirectory, ending: Ending) -> RunStatus:
         last_remote=remote.name if remote else None,
         unprotected_because=copies.degraded if copies else "",
         degraded=degraded,
-        protected=run.attached and not run.unprotected,
+        protected=_is_attached(run) and (bool(run.durable_commits()) or not _wants_disk(run)),
         report=str(run.report),
         reason=ending.reason,
         error=ending.error,
@@ -75,10 +116,11 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console) -> None:
-    if status.state == "finished" and not status.protected:
+    attached = _is_attached(run)
+    if status.state == "finished" and not attached:
         path = script.target if not script.module else script.shown
         console.block(advice(path))
-    elif not status.protected:
+    elif not attached:
         console.warn(f"UNPROTECTED: {script.shown} had not called autockpt.attach")
     parts: list[str] = [status.state]
     if status.reason:
@@ -94,6 +136,8 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")
     if status.last_remote:
         console.say(f"newest checkpoint in the object store: {status.last_remote}")
+    if attached and not status.protected:
+        console.warn("nothing of this training is durable; look at the disk before it is needed")
     for tier in status.degraded:
         console.warn(str(tier))
     for own in own_runs(run.path):

@@ -146,11 +146,12 @@ def _launch(request: "Request", console: Console) -> int:
             **request.launching,
         )
         followers = [*archivers(run, goal.archive, console), *copiers(run, goal.remote)]
+        began = outcome.before(run)
         with signals_raise(), beside(run, followers, console):
             ending = launch(wanted, console)
             if followers:  # who waits for them may be killed
                 outcome.note(run, ending)
-        return outcome.finish(run, ending, request.script, console)
+        return outcome.finish(run, ending, request.script, console, began)
 
 
 def _dry_run(request: "Request", console: Console) -> int:

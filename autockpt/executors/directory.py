@@ -203,7 +203,7 @@ class CheckpointDirectory:
             epoch = max(holder.epoch if holder else 0, after) + 1
             mine = _own_claim(epoch, run_id, launch_id, restart_round)
             path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
-            with _storage("look for", self.path):
+            with _storage("look for", os.path.dirname(path)):
                 emptied = self._run is not None and not _is_there(os.path.dirname(path))
             if emptied:
                 self._make_again()
@@ -357,8 +357,9 @@ class CheckpointDirectory:
     def create_generation(self, generation: Generation) -> str:
         """Makes the directory of a generation durable; existing is fine."""
         path = self.generation_path(generation)
-        with _storage("look for", self.path):
-            if not _is_there(os.path.join(self.path, "epochs")):  # a mount point, maybe
+        epochs = os.path.join(self.path, "epochs")
+        with _storage("look for", epochs):
+            if not _is_there(epochs):  # a mount point, maybe
                 raise self._gone(generation.epoch, "so nothing is written there")
         try:
             os.mkdir(path, 0o755)

@@ -373,6 +373,12 @@ def _clear_direct(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETFL, _get_flags(fd) & ~os.O_DIRECT)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether there was no room, or no quota, for it."""
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _storage_error(verb: str, path: str, error: OSError) -> StorageError:
     advice = {
         errno.ENOSPC: "free space or lower keep.last; older checkpoints are untouched",

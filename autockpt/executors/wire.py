@@ -314,6 +314,14 @@ class StateSuspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageStands:
+    """A sentence for a person: checkpoints do not reach the disk, or do so again."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWanted:
     """A launcher or tool asks how things stand."""
 
@@ -341,7 +349,7 @@ _OWN = (
     Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
     ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
     TrainerFailing, TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange,
-    ExchangeEnded, StateSuspect, StatusWanted, Status,
+    ExchangeEnded, StateSuspect, StatusWanted, StorageStands, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

@@ -65,6 +65,24 @@ def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
     )
 
 
+def failing_disk(events: Sequence[Event]) -> DegradedTier | None:
+    """The disk, where its errors are newer than the newest checkpoint on it; None: they are not.
+
+    A generation that was dropped for another reason says nothing of the disk.
+    """
+    events = align(events)
+    troubles: list[_Trouble] = []
+    for event in events:
+        if isinstance(event, PersistCommitted):
+            troubles = []
+        elif _is_about(event, _ON_DISK):
+            troubles.append((event.at_s, event.reason))
+    if not troubles:
+        return None
+    since = _utc(_epoch_s(events), troubles[0][0])
+    return DegradedTier(tier="disk", since=since, because=troubles[-1][1], doing=_DISK_DOES)
+
+
 def _in_memory(events: Sequence[Event]) -> list[_Trouble]:
     troubles: list[_Trouble] = []
     skipped: dict[int, _Trouble] = {}

@@ -10,6 +10,7 @@ from typing import Literal
 from autockpt.reports.accounting import Accounting, Restore, account, span, witness_of
 from autockpt.reports.clock import align
 from autockpt.reports.data import RunData
+from autockpt.reports.degradation import failing_disk
 from autockpt.reports.ending import RunEnding, ending
 from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.promises import Promise, in_force, promises
@@ -26,6 +27,7 @@ from autockpt.reports.verdict import (
     profile_verdict,
     run_tiles,
     run_verdict,
+    without_disk,
 )
 from autockpt.reports.what_if import WhatIfCurve, waste
 from autockpt.reports.windows import Windows, windows
@@ -89,6 +91,8 @@ class ReportModel:
     windows: Windows | None = None
     ending: RunEnding | None = None
     """How the run ended; None: it goes on, or nobody has said."""
+    disk_failing: bool = False
+    """In the end no checkpoint reached the disk."""
 
 
 def build(data: RunData) -> ReportModel:
@@ -140,6 +144,11 @@ def _run_report(data: RunData) -> ReportModel:
         compared = _compared(events, data, decision)
     start_s, _ = span(events)
     copies = protection(events, data.redundancy)
+    failing = failing_disk(data.events)
+    verdict = run_verdict(data, accounting, restores, aged, ended)
+    if failing is not None:
+        well = ended is None or ended.state == "finished"
+        verdict = without_disk(verdict, failing, opens=well)
     facts = Facts(
         data=data, accounting=accounting, restores=restores, saves=saved, promises=compared,
         protection=copies,
@@ -151,7 +160,7 @@ def _run_report(data: RunData) -> ReportModel:
         created=data.created,
         protected=data.protected,
         ending=ended,
-        verdict=run_verdict(data, accounting, restores, aged, ended),
+        verdict=verdict,
         facts=_facts(data, events, ended),
         tiles=run_tiles(data, accounting, saved, restores, ended),
         findings=findings(facts),
@@ -175,6 +184,7 @@ def _run_report(data: RunData) -> ReportModel:
         changes=changes(events, start_s),
         timeline=timeline(events, restores, start_s),
         windows=windows(events, profile, data.decision),
+        disk_failing=failing is not None,
     )
 
 

@@ -61,6 +61,8 @@ def _metrics(model: ReportModel) -> Iterable[Metric]:
         yield from _saves(model.saves)
     if model.protection is not None:
         yield from _copies(model.protection)
+    yield Metric(name="storage_failing", help="1 if checkpoints do not reach the disk now.",
+                 samples=(({}, float(model.disk_failing)),))  # fmt: skip
     yield Metric(name="recoverable_age_seconds", help="Work a failure would cost now, by tier.",
                  samples=tuple(({"tier": a.tier}, a.age_s) for a in model.ages))  # fmt: skip
     yield Metric(name="recoverable_age_steps", help="The same in iterations.",

@@ -5,7 +5,7 @@ computed a second way.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autockpt.reports.accounting import Accounting, Restore
@@ -14,6 +14,7 @@ from autockpt.reports.ending import RunEnding
 from autockpt.reports.findings import SPREAD
 from autockpt.reports.saves import Age, Saves
 from autockpt.reports.what_if import terms
+from autockpt.values.degradation import DegradedTier
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 from autockpt.values.units import format_duration, format_fraction
@@ -51,6 +52,17 @@ class Tile:
     value: str
     note: str
     """Today's value, a promise, or a second figure."""
+
+
+def without_disk(verdict: Verdict, disk: DegradedTier, *, opens: bool) -> Verdict:
+    """The same with the news that checkpoints did not reach the disk in the end; `opens`: first."""
+    news = f"No checkpoint has reached the disk{f' since {disk.since}' if disk.since else ''}."
+    return replace(
+        verdict,
+        headline=f"{news} {verdict.headline}" if opens else f"{verdict.headline} {news}",
+        detail=f"The last error: {disk.because}. {verdict.detail}",
+        tone="bad",
+    )
 
 
 def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:

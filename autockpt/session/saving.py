@@ -20,6 +20,7 @@ from autockpt.executors.random_state import rng_state
 from autockpt.executors.snapshot import Snapshot
 from autockpt.executors.streaming import Passage
 from autockpt.session.rank import RankState
+from autockpt.session.room import look_for_room
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
@@ -169,6 +170,8 @@ class Saving(RankState):
         asked = (layout.image_bytes, slots)
         if asked == self._asked_slots and not self._asks_again(at_once):
             return
+        if self._asked_slots is None and self._job.rank == 0:
+            self._look_for_room(layout.image_bytes)
         self._asked_slots = asked
         self._link.want_slots(
             image_bytes=layout.image_bytes + SLOT_SLACK_BYTES,
@@ -176,6 +179,14 @@ class Saving(RankState):
             slots=slots, limit_bytes=self._job.goal.limits.host_memory_bytes,
             may_stream=self._plan.tier("disk").interval_steps > 0,
         )  # fmt: skip
+
+    def _look_for_room(self, image_bytes: int) -> None:
+        """Once, when the size of a checkpoint is known."""
+        if self._plan.tier("disk").interval_steps:
+            look_for_room(
+                self._job.checkpoints, state_bytes=image_bytes * self._job.world_size,
+                kept=self._job.goal.retention.keep_last, say=self._say,
+            )  # fmt: skip
 
     def _asks_again(self, at_once: bool) -> bool:
         """What the host had no room for it may have room for later; a policy does not change."""

@@ -578,6 +578,8 @@ class Session(Ending):
         """On the listening thread."""
         if isinstance(message, wire.SendShard):
             self._exchanges.send(message)
+        if isinstance(message, wire.StorageStands):
+            self._say(message.text, always=True)
         if isinstance(message, wire.AbandonExchange):
             self._exchanges.abandon(message)
         if isinstance(message, wire.StateSuspect) and "health" not in self._warned:

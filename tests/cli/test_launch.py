@@ -15,7 +15,8 @@ import pytest
 from autockpt.executors import non_temporal
 from autockpt.executors.owner import is_alive
 from autockpt.profiling.history import failure_history
-from autockpt.run_directory import RunDirectory, RunStatus
+from autockpt.run_directory import RunDirectory
+from autockpt.values.status import RunStatus
 from tests.cli.scripts import ROOT, autockpt, environment, write
 from tests.conftest import end_keeper
 

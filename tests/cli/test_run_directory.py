@@ -10,7 +10,6 @@ from autockpt.cli.decisions import decide, write
 from autockpt.run_directory import (
     RunDirectory,
     RunInfo,
-    RunStatus,
     default_path,
     new_run_id,
     utc_now,
@@ -20,6 +19,7 @@ from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, Pins
 from autockpt.values.plan import safe_default_plan
+from autockpt.values.status import RunStatus
 from autockpt.values.telemetry import (
     Event,
     Iterated,
@@ -140,7 +140,7 @@ def test_a_failed_write_leaves_the_old_record(
 def test_a_damaged_record_names_its_file(run: RunDirectory) -> None:
     """And the field."""
     (run.path / "status.json").write_text('{"schema_version": 1, "state": "lost"}')
-    with pytest.raises(ConfigError, match=r"status\.json\.state: expected 'finished'"):
+    with pytest.raises(ConfigError, match=r"status\.json\.state: expected 'running'"):
         run.read_status()
 
 

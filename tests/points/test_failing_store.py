@@ -9,7 +9,7 @@ from autockpt.cli.app import run
 from autockpt.cli.console import Console
 from autockpt.cli.launch import Ending
 from autockpt.cli.options import Script
-from autockpt.cli.outcome import finish
+from autockpt.cli.outcome import before, finish
 from autockpt.run_directory import RunDirectory
 from autockpt.values.telemetry import PersistFailed
 from tests.fakes import trainings
@@ -34,7 +34,13 @@ def ended(live: Live) -> RunDirectory:
     live.leave()
     files = RunDirectory.open(live.run_dir)
     script = Script(target="train.py", module=False, args=(), shown="train.py")
-    finish(files, Ending(state="interrupted", exit_code=1, restarts=0), script, Console())
+    finish(
+        files,
+        Ending(state="interrupted", exit_code=1, restarts=0),
+        script,
+        Console(),
+        before(files),
+    )
     return files
 
 

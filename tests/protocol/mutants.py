@@ -646,7 +646,7 @@ MUTANTS: dict[str, Mutant] = {
     "gather-mixed": Mutant(GatherMixed, "6", 4000),
     "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 600),
     "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 200),
-    "assume-fresh": Mutant(AssumeFresh, "8", 50),
+    "assume-fresh": Mutant(AssumeFresh, "8", 1000),
     "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),
     "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
     "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),

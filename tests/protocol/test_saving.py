@@ -6,6 +6,7 @@ from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.node import NodeProtocol
 from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
 from tests.protocol.cluster import LAUNCH, Cluster, gen
 
 
@@ -428,6 +429,28 @@ def test_a_storage_that_hangs_keeps_its_slot_while_others_are_free() -> None:
     assert cluster.take(m.AbortPersist) == []
     cluster.persisted(0, gen(1, 2))
     assert [commit.generation for commit in cluster.take(m.WriteCommit)] == [gen(1, 2)]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_older_ones_give_way_on_a_full_disk(full: bool) -> None:
+    """Down to the newest that was read back; another error of the disk deletes nothing."""
+    cluster = Cluster(nodes_of=(0,))
+    cluster.coordinator.retention = Retention(keep_last=5)
+    cluster.start()
+    for seq in (1, 2, 3):
+        cluster.save(gen(1, seq), disk=True)
+        cluster.tell(m.GenerationVerified(generation=gen(1, seq), ok=True))
+    cluster.save(gen(1, 4), disk=True)
+    cluster.request(0, gen(1, 5), disk=True)
+    cluster.seal(0, gen(1, 5))
+    cluster.take(m.DeleteGenerations)
+    for attempt in range(1, 4):
+        failed = m.PersistFailed(
+            rank=0, generation=gen(1, 5), attempt=attempt, reason="no space", full=full
+        )
+        cluster.tell_node(0, failed)
+    doomed = [delete.generations for delete in cluster.take(m.DeleteGenerations)]
+    assert doomed == ([(gen(1, 1), gen(1, 2))] if full else [])
 
 
 @pytest.mark.parametrize("reason", ["disk", "commit", "deadline"])

@@ -1,8 +1,8 @@
 """Which tier is degraded: what failed since it was whole last, and nothing that is over."""
 
-from autockpt.reports import model
+from autockpt.reports import model, prometheus
 from autockpt.reports.data import RunData
-from autockpt.reports.degradation import SKIPPED, degraded_tiers
+from autockpt.reports.degradation import SKIPPED, degraded_tiers, failing_disk
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.telemetry import (
     Degraded,
@@ -141,3 +141,19 @@ def test_the_report_names_the_tier_the_time_and_the_reason() -> None:
     events = (*events, began(3, 103.0), durable(3, 103.5))
     told = {f.id: f for f in model.build(RunData(title="t", events=events)).findings}
     assert told["degraded"].title == "persist fell back"
+
+
+def test_a_failing_disk_is_in_the_head_and_a_gauge() -> None:
+    """A report read by somebody who reads no further."""
+    for tail, failing in (((), True), ((durable(9, 130.0),), False)):
+        events = (STARTED, fell_back("checkpoint", 120.0, "disk full"), *tail)
+        built = model.build(RunData(title="run", events=events))
+        assert built.disk_failing is failing
+        assert ("reached the disk" in built.verdict.headline) is failing
+        assert ("disk full" in built.verdict.detail) is failing
+        assert f'autockpt_storage_failing{{run="run"}} {float(failing)}' in prometheus.render(built)
+
+
+def test_a_checkpoint_that_a_lost_rank_ended_is_no_failing_disk() -> None:
+    """It says nothing of the disk."""
+    assert failing_disk([STARTED, began(5, 110.0), failed(5, 120.0, "rank 0 was lost")]) is None

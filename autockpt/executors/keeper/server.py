@@ -31,7 +31,9 @@ from autockpt.executors.keeper.peers import Peers
 from autockpt.executors.keeper.reading import ReadingMemory
 from autockpt.executors.keeper.returning import KeptPages
 from autockpt.executors.keeper.shards import Shards
-from autockpt.executors.keeper.slots import MemoryTable
+from autockpt.executors.keeper.slots import CELL_STEP, MemoryTable
+from autockpt.executors.keeper.standing import Standing
+from autockpt.executors.keeper.status import StatusFile
 from autockpt.executors.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator import CoordinatorProtocol
@@ -41,12 +43,15 @@ from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, Retention
 from autockpt.values.plan import Decision
 from autockpt.values.record import from_json
+from autockpt.values.status import RunStatus
 
 _Record = TypeVar("_Record")
 TICK_S = 0.5
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
 FIRST_TRAINER_S = 300.0
+STATUS_S = 10.0
+"""Between two writes of status.json, where nothing is new."""
 OTHERS_PATIENCE_S = 10.0
 """A keeper that does not coordinate waits so long for the others when it has nothing left to do."""
 
@@ -76,6 +81,8 @@ class _State:
     memory_committed: str = ""
     durable: str = ""
     protected: str = ""
+    durable_name: str | None = None
+    protected_name: str | None = None
     unprotected: str = ""
     """Why copies on other nodes are missing; empty: they are not."""
 
@@ -141,6 +148,11 @@ class Keeper:
         """The last trainer ended by itself: nobody will come back."""
         self._local: deque[p.WireMessage] = deque()
         self._gathering: Gathering | None = None
+        self._standing = Standing()
+        self._troubles: dict[Generation, str] = {}
+        """What the storage said of generations on their way there."""
+        self._status = StatusFile(run_directory)
+        self._next_status_s = 0.0
         self._reading = ReadingMemory(self._log)
         self._kept = KeptPages()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
@@ -169,6 +181,8 @@ class Keeper:
                 next_tick = now + TICK_S
                 self._both(p.TimePassed(now_s=now))
                 self._shards.look_for_stalls()
+                self._say_standing(self._standing.still(now))
+                self._write_status(now)
                 self._peers.stand("settled" if self._settled() else "busy")
             # Without trainers it is not held: a launch on other machines may take over.
             if now >= next_heartbeat and self._s.epoch and self._s.trainers:
@@ -524,6 +538,10 @@ class Keeper:
         self._coordinator_event(event)
 
     def _node_event(self, event: p.NodeEvent) -> None:
+        if isinstance(event, p.PersistFailed):
+            self._troubles[event.generation] = event.reason
+        elif isinstance(event, p.PersistStalled):
+            self._disk_failed(f"{event.generation} of rank {event.rank}: the storage hangs")
         self._carry_out(self._protocol.handle(event))
 
     def _coordinator_event(self, event: Any) -> None:
@@ -537,6 +555,11 @@ class Keeper:
             self._s.epoch = event.epoch
         if isinstance(event, p.DirectoryRenewed):
             self._shards.forget_bases()
+            self._disk_failed("the checkpoint directory was emptied; it was made again")
+        elif isinstance(event, p.DirectoryGone):
+            self._disk_failed(event.reason)
+        elif isinstance(event, p.CommitFailed) and not event.fenced:
+            self._troubles[event.generation] = event.reason
         if isinstance(event, p.GenerationVerified) and not (event.ok and event.health == "good"):
             self._shards.damaged(event.generation)
         self._coordinator_event(event)
@@ -614,12 +637,17 @@ class Keeper:
                     self._journal.memory_committed(generation)
                 self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
-                self._s.durable = str(generation)
+                self._s.durable, self._s.durable_name = str(generation), generation.name
+                self._troubles = {g: why for g, why in self._troubles.items() if g > generation}
+                self._say_standing(self._standing.committed(str(generation)))
                 self._shards.durable(generation)
                 self._journal.durable(generation)
                 self._to_all(instruction)
             case p.AnnounceDropped(generation=generation, reason=reason):
                 self._journal.dropped(generation, reason)
+                streamed = self._shards.troubles.pop(generation, "")
+                if trouble := self._troubles.pop(generation, streamed):
+                    self._disk_failed(trouble)
                 self._to_all(instruction)
             case p.FenceTrainer():
                 self._fence(instruction)
@@ -640,6 +668,7 @@ class Keeper:
         """Survives the loss of a node; None: copies are missing, until the next round of them."""
         before = self._s.unprotected
         self._s.protected = "" if generation is None else str(generation)
+        self._s.protected_name = None if generation is None else generation.name
         self._s.unprotected = reason if generation is None else ""
         if generation is None:
             if _without_figures(reason) != _without_figures(before):
@@ -789,6 +818,37 @@ class Keeper:
 
     def _retired(self, generation: Generation, step: int, freed: int) -> None:
         self.post(lambda: self._journal.retired(generation, step, freed))
+
+    def _disk_failed(self, reason: str) -> None:
+        wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._say_standing(self._standing.failed(time.monotonic(), wall, reason))
+
+    def _say_standing(self, text: str) -> None:
+        """To a person, through one trainer of this node; and to status.json."""
+        if not text:
+            return
+        self._log(text)
+        if self._standing.degraded:
+            self._journal.degraded("checkpoint", text)
+        for rank in sorted(self._s.trainers)[:1]:
+            self._send(self._s.trainers[rank], wire.StorageStands(rank=rank, text=text))
+        self._next_status_s = 0.0
+
+    def _write_status(self, now_s: float) -> None:
+        """While it trains; the launcher writes how it ended."""
+        coordinates = self._node == min(self._protocol.nodes, default=-1)
+        if not (coordinates and self._s.trainers and self._s.epoch) or now_s < self._next_status_s:
+            return
+        self._next_status_s = now_s + STATUS_S
+        steps = [self._memory.of(rank).cell(CELL_STEP) for rank in self._s.trainers]
+        self._status.write(
+            RunStatus(
+                state="running", exit_code=None, restarts=0, last_step=max(steps),
+                last_durable=self._s.durable_name, last_protected=self._s.protected_name,
+                unprotected_because=self._s.unprotected, degraded=self._standing.degraded,
+                protected=bool(self._s.durable or self._s.memory_committed), report=None,
+            )
+        )  # fmt: skip
 
     def _degrade(self, what: str, reason: str) -> None:
         self._log(f"degraded: {what}: {reason}")

@@ -19,6 +19,7 @@ from autockpt.executors.keeper.drain import Drain
 from autockpt.executors.keeper.journal import Journal
 from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.keeper.slots import MemoryTable, RankMemory
+from autockpt.executors.persist import is_full
 from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
@@ -87,6 +88,8 @@ class Shards:
         self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
         """By digest of the header and end of the boundary group."""
         """Where the numbers of a layout stand."""
+        self.troubles: dict[Generation, str] = {}
+        """What the storage said of streamed generations, which end with it."""
         self._patience_s = PATIENCE_S
         self._slowest_s = 0.0
         """The longest write that ended."""
@@ -421,8 +424,9 @@ class Shards:
                 )
             except AutockptError as error:
                 event = p.PersistFailed(
-                    rank=rank, generation=generation, attempt=attempt, reason=str(error)
-                )
+                    rank=rank, generation=generation, attempt=attempt, reason=str(error),
+                    full=is_full(error),
+                )  # fmt: skip
             self._post(lambda: self._written(rank, generation, shard, event))
 
         self._submit(write)
@@ -454,11 +458,14 @@ class Shards:
         attempt, shard.persist_attempt = shard.persist_attempt, 0
         self._degrade("persist", str(error))
         if shard.drain is not None:
+            self.troubles[generation] = str(error)
             self._lost(rank, generation, shard, str(error))
             return
-        self._tell(
-            p.PersistFailed(rank=rank, generation=generation, attempt=attempt, reason=str(error))
-        )
+        failed = p.PersistFailed(
+            rank=rank, generation=generation, attempt=attempt, reason=str(error),
+            full=is_full(error),
+        )  # fmt: skip
+        self._tell(failed)
 
     def start_persist(self, order: p.StartPersist) -> None:
         """To storage as well: at once, or when it is sealed."""

@@ -337,6 +337,8 @@ class PersistFailed:
     attempt: int
     reason: str
     retryable: bool = True
+    full: bool = False
+    """There was no room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1013,6 +1015,8 @@ class RankDropped:
     reason: str
     memory: bool
     """True: no sealed shard either (skipped, torn); False: only the disk copy failed."""
+    full: bool = False
+    """There was no room for its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,7 @@ class NodeSaving(NodeProtecting):
     def overwritten(self, local: LocalRank, slot: Slot) -> None:
         """Rule 19: a verdict that did not come on what is gone is not waited for.
 
-        Rule 21: nor is a storage that hangs.
+        Nor is a storage that hangs (rule 1).
         """
         if slot.generation is None:
             return
@@ -255,7 +255,7 @@ class NodeSaving(NodeProtecting):
         if again and slot is not None and not slot.doomed:
             self._persist(local, slot, sealed=slot.state == "sealed")
         else:
-            self._drop(event.rank, event.generation, event.reason, memory=False)
+            self._drop(event.rank, event.generation, event.reason, memory=False, full=event.full)
 
     def persist_stalled(self, event: PersistStalled) -> None:
         """It goes on, until a save finds no other slot."""
@@ -397,8 +397,12 @@ class NodeSaving(NodeProtecting):
         self.votes[key] = vote
         self.tell(vote)
 
-    def _drop(self, rank: int, generation: Generation, reason: str, *, memory: bool) -> None:
-        drop = RankDropped(rank=rank, generation=generation, reason=reason, memory=memory)
+    def _drop(
+        self, rank: int, generation: Generation, reason: str, *, memory: bool, full: bool = False
+    ) -> None:
+        drop = RankDropped(
+            rank=rank, generation=generation, reason=reason, memory=memory, full=full
+        )
         self.drops[rank, generation] = drop
         self.tell(drop)
 

@@ -39,6 +39,7 @@ from autockpt.executors.protocol.messages import (
 from autockpt.executors.protocol.protecting import Protecting
 from autockpt.executors.protocol.retention import bases_of, deletions
 from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
 
 _REMEMBERED = 32
 """Settled saves kept to answer late questions exactly; older ones are answered by rule."""
@@ -79,9 +80,12 @@ class Saving(Protecting):
 
     def to_delete(self) -> tuple[Generation, ...]:
         """Rule 10: what retention lets go, seen from the open epoch."""
+        return self._beyond(self.retention)
+
+    def _beyond(self, retention: Retention) -> tuple[Generation, ...]:
         live = (s for s in self.saves.values() if s.disk in ("open", "committing"))
         pinned = frozenset[Generation]().union(*(bases_of(s.votes.values()) for s in live))
-        return deletions(self.catalogue.values(), self.retention, chain=self.chain, pinned=pinned)
+        return deletions(self.catalogue.values(), retention, chain=self.chain, pinned=pinned)
 
     # ------------------------------------------------------------------ what ranks report
 
@@ -157,6 +161,8 @@ class Saving(Protecting):
             self._answer_dropped(from_node, save)
         else:
             self.drop_disk(save, f"rank {message.rank}: {message.reason}")
+            if message.full:
+                self.make_room()
 
     def _save(self, from_node: int, generation: Generation, step: int) -> Save | None:
         """The save a report is about; None if it needs no more thought."""
@@ -372,7 +378,18 @@ class Saving(Protecting):
 
     def retain(self) -> None:
         """Delete what retention lets go."""
-        doomed = self.to_delete()
+        self._delete(self.to_delete())
+
+    def make_room(self) -> None:
+        """The disk is full: what is older than the newest that was read back gives way to what
+        comes, whatever the policy keeps."""
+        doomed = self._beyond(Retention(keep_last=1))
+        if doomed:
+            names = ", ".join(map(str, doomed))
+            self.emit(Report(kind="warning", detail=f"the disk is full: {names} give way"))
+        self._delete(doomed)
+
+    def _delete(self, doomed: tuple[Generation, ...]) -> None:
         if doomed:
             for generation in doomed:
                 del self.catalogue[generation]

@@ -1,0 +1,39 @@
+"""How a run stands, for people and schedulers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autockpt.values.degradation import DegradedTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """How a run stands, or ended.  Written as status.json, every ten seconds while it trains; also
+    for schedulers that flatten exit codes."""
+
+    schema_version: int = 1
+    state: Literal["running", "finished", "failed", "interrupted"]
+    exit_code: int | None
+    """None: it has not ended."""
+    restarts: int
+    last_step: int | None
+    """Newest step that telemetry knows of; None: the job never reported one."""
+    last_durable: str | None
+    """Newest generation that is on disk."""
+    last_protected: str | None = None
+    """Newest generation that survives the loss of a node; None: none, or no copies were wanted."""
+    last_remote: str | None = None
+    """Newest generation that is in the object store; None: none, or no store was named."""
+    unprotected_because: str = ""
+    """Why copies on other nodes were missing in the end; "": they were not."""
+    degraded: tuple[DegradedTier, ...] = ()
+    """Tiers that did not hold in the end what the plan wants: since when, why, what was done."""
+    protected: bool
+    """False: the script never called autockpt.attach, or nothing of it is held anywhere; at the end
+    also, where the plan wants a disk, nothing of it is durable."""
+    report: str | None
+    """Path of the report."""
+    reason: str = ""
+    """Why it ended, when it did not finish."""
+    error: str = ""
+    """The exception that ended the rank that failed first; "": another end, or not known."""
