@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
