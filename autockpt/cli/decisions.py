@@ -44,7 +44,7 @@ def read_goal(
 
     facts = {"world_size": scale.world_size, "nodes": scale.nodes} if scale else None
     goal = load_policy(policy or POLICY, environment=environ, settings=settings, facts=facts).goal
-    return _absolute(goal)
+    return placed(goal)
 
 
 def changed_goal(kept: Goal, settings: Sequence[str]) -> Goal:
@@ -53,13 +53,42 @@ def changed_goal(kept: Goal, settings: Sequence[str]) -> Goal:
 
     goal = with_settings(kept, settings)
     # A relative path of the run's own is relative to where the run began.
-    return goal if goal.storage_path == kept.storage_path else _absolute(goal)
+    return goal if goal.storage_path == kept.storage_path else placed(goal)
 
 
-def _absolute(goal: Goal) -> Goal:
+def placed(goal: Goal) -> Goal:
+    """With an absolute path of checkpoints.  Raises ConfigError where none can go."""
     if goal.storage_path is None:
         return goal
-    return replace(goal, storage_path=os.path.abspath(os.path.expanduser(goal.storage_path)))
+    path = os.path.abspath(os.path.expanduser(goal.storage_path))
+    problem = unusable(path)
+    if problem:
+        raise ConfigError(f"disk.path: {problem}")
+    return replace(goal, storage_path=path)
+
+
+def unusable(path: str) -> str:
+    """Why checkpoints cannot go to `path` from here, and what to do; "" where nothing is known.
+
+    Nothing is made: the nearest directory that is there is looked at.
+    """
+    at = path
+    while not os.path.lexists(at):
+        at = os.path.dirname(at)
+    advice = "name a directory that this user may write on a mounted disk"
+    if not os.path.isdir(at):
+        return f"{path}: {at} is no directory; {advice}"
+    if at.split(os.sep)[1] in _KERNELS:
+        return f"{path}: {at} belongs to the kernel and keeps no files; {advice}"
+    if os.statvfs(at).f_flag & os.ST_RDONLY:
+        return f"{path}: {at} is on a read-only file system; {advice}"
+    if not os.access(at, os.W_OK | os.X_OK):
+        return f"{path}: this user may not write {at}; {advice}"
+    return ""
+
+
+_KERNELS = ("proc", "sys")
+"""Directories at the root in which the kernel shows its own state."""
 
 
 def read_profile(path: str) -> Profile:

@@ -40,7 +40,10 @@ def policy() -> None:
 @common
 def check(console: Console, file: str) -> None:
     """Report every mistake of FILE as file:line:col: error: path: message; did you mean ...?"""
+    from autockpt.cli.decisions import placed
+
     loaded = _load(file)
+    placed(loaded.goal)
     written = [value for value in loaded.values if value.value != "auto"]
     console.object("policy check", {"file": file, "ok": True, "values": len(written)})
     console.result(f"{file}: ok, {len(written)} of {len(loaded.values)} values are not auto")

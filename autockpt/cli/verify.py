@@ -10,6 +10,10 @@ from autockpt.cli.options import Command, common
 
 if TYPE_CHECKING:
     from autockpt.executors.catalogue import VerifyResult
+    from autockpt.integrations.places import Place
+
+AGAIN = 5
+"""Newest checkpoints that may be deleted one after the other while each is read."""
 
 EXAMPLES = """
 autockpt verify runs/train-20260101-120000                # the newest checkpoint
@@ -30,15 +34,17 @@ def verify(
 ) -> int:
     """Read a checkpoint back and compare every chunk with its digest; exit code 65 on damage.
 
+    UNREAD is what the storage did not give, exit code 74; gone is what a live run deleted.
+
     NaN in parameters or optimizer state is said, and is no damage.  --repair needs a directory that
     no run holds; it renames damaged checkpoints into quarantine/ and deletes nothing.
     """
-    from autockpt.executors.catalogue import list_generations, verify_generation
+    from autockpt.executors.catalogue import list_generations
     from autockpt.executors.directory import CheckpointDirectory
     from autockpt.executors.upkeep import damaged_records
     from autockpt.executors.upkeep import repair as mend
-    from autockpt.integrations.places import choose, find_place
-    from autockpt.values.errors import CorruptCheckpointError
+    from autockpt.integrations.places import find_place
+    from autockpt.values.errors import CorruptCheckpointError, NoCheckpointError, StorageError
     from autockpt.values.record import to_data
 
     if archive.is_archive(path):
@@ -49,20 +55,18 @@ def verify(
     if every or deep or repair:
         records = list_generations(place.directory)
         names = [record.name for record in records if record.state != "incomplete"]
+        results = [_verified(console, place.directory, name) for name in names]
     else:
-        names = [choose(place, generation)]
-    results = []
-    for name in names:
-        results.append(verify_generation(place.directory, name))
-        _tell(console, results[-1])
+        results = [_verified_one(console, place, generation)]
     damages = damaged_records(place.directory) if deep or repair else []
     for damage in damages:
-        console.result(f"DAMAGED  {damage.reason}")
+        console.result(f"{'DAMAGED ' if damage.readable else 'UNREAD  '} {damage.reason}")
     done = mend(place.directory, results) if repair else []
     for sentence in done:
         console.result(f"repaired {sentence}")
-    bad = [result.name for result in results if not result.ok]
-    ok = not bad and not damages
+    there = [result for result in results if not result.gone]
+    bad = [result.name for result in there if not result.ok]
+    ok = not bad and not damages and (bool(there) or not results)
     console.object(
         "verify",
         {
@@ -70,13 +74,49 @@ def verify(
             "records": to_data(damages), "repaired": done,
         },
     )  # fmt: skip
+    if results and not there:
+        raise NoCheckpointError(
+            f"{place.directory}: all {len(results)} checkpoints were deleted while they were read; "
+            "see `autockpt ls`"
+        )
     if not ok:
         beside = f" and {len(damages)} records" if damages else ""
         console.say(
-            f"{len(bad)} of {len(results)} checkpoints{beside} damaged; a restore passes over them"
+            f"{len(bad)} of {len(there)} checkpoints{beside} damaged; a restore passes over them"
         )
+        unread = all(not result.damaged for result in there if not result.ok)
+        if unread and not any(damage.readable for damage in damages):
+            return StorageError.exit_code
         return CorruptCheckpointError.exit_code
     return 0
+
+
+def _verified(console: Console, directory: str, name: str) -> "VerifyResult":
+    from autockpt.executors.catalogue import verify_generation
+
+    result = verify_generation(directory, name)
+    _tell(console, result)
+    return result
+
+
+def _verified_one(console: Console, place: "Place", named: str | None) -> "VerifyResult":
+    """The one that is meant; where it is the newest and a live run deletes it, the next newest.
+
+    Raises ConfigError for one that is named and has no COMMIT.
+    """
+    from autockpt.integrations.places import choose
+    from autockpt.values.errors import ConfigError
+
+    for _ in range(AGAIN):
+        result = _verified(console, place.directory, choose(place, named))
+        if not result.gone:
+            break
+        if named or place.generation:
+            raise ConfigError(
+                f"{place.directory}/{result.name}: has no COMMIT: interrupted, still being written "
+                "or just deleted; see `autockpt ls`"
+            )
+    return result
 
 
 def _tell(console: Console, result: "VerifyResult") -> None:
@@ -85,8 +125,10 @@ def _tell(console: Console, result: "VerifyResult") -> None:
     if result.ok:
         size = format_bytes(result.bytes)
         console.result(f"ok       {result.name}: {size} in {result.shards} shards")
+    elif result.gone:
+        console.result(f"gone     {result.name}: deleted meanwhile")
     else:
-        console.result(f"DAMAGED  {result.name}:")
+        console.result(f"{'DAMAGED ' if result.damaged else 'UNREAD  '} {result.name}:")
         for problem in result.problems:
             console.result(f"         {problem}")
     if result.sick:

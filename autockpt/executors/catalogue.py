@@ -61,6 +61,9 @@ class VerifyResult:
     """Whole, but a tensor holds NaN: rank and name; see `health`."""
     damaged: bool = False
     """Some bytes are wrong; False with problems: they could not be read now (storage)."""
+    gone: bool = False
+    """Its COMMIT is not there: retention deleted it, maybe while it was read, or none was written.
+    Then it is no checkpoint, and nothing that was read of it says anything."""
 
 
 def list_generations(directory: str) -> list[GenerationRecord]:
@@ -339,6 +342,8 @@ def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> Verify
     try:
         commit = read_commit(os.path.join(folder, "COMMIT"))
     except (AutockptError, OSError) as error:
+        if _is_gone(folder):
+            return _gone(name)
         return VerifyResult(
             name=name, ok=False, bytes=0, shards=0, problems=(str(error),),
             damaged=isinstance(error, CorruptCheckpointError),
@@ -352,9 +357,29 @@ def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> Verify
             continue
         with contextlib.closing(source):
             reading.shard(rank, source)
+    if _is_gone(folder):
+        return _gone(name)
     return VerifyResult(
         name=name, ok=not reading.problems, bytes=reading.bytes, shards=len(commit.records),
         problems=tuple(reading.problems), damaged=reading.damaged, sick=reading.sick,
+    )  # fmt: skip
+
+
+def _is_gone(folder: str) -> bool:
+    """Whether there is no COMMIT: it goes first, and shards are written over before they go."""
+    try:
+        os.lstat(os.path.join(folder, "COMMIT"))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # storage that does not answer says nothing
+    return False
+
+
+def _gone(name: str) -> VerifyResult:
+    return VerifyResult(
+        name=name, ok=False, bytes=0, shards=0, problems=("no COMMIT: it is no checkpoint",),
+        gone=True,
     )  # fmt: skip
 
 

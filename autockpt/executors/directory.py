@@ -13,6 +13,7 @@ repaired by guessing.  Used from one thread at a time.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -749,7 +750,13 @@ def _names(path: str) -> list[str]:
 def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
     """A record file.  Raises CorruptCheckpointError when it is none, or OSError."""
     # O_NONBLOCK: opening a pipe must not hang.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        what = "a link" if error.errno == errno.ELOOP else "a socket or a device"
+        raise CorruptCheckpointError(f"{path}: {what}, expected a small regular file") from None
     try:
         status = os.fstat(fd)
         size = status.st_size

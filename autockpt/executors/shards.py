@@ -28,6 +28,7 @@ from autockpt.executors.image import (
 from autockpt.executors.layout.plan import EXTRA
 from autockpt.executors.memory import Arena
 from autockpt.executors.sharding.together import ReadTogether
+from autockpt.executors.skeleton_schema import require_skeleton
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 
 COPIERS = 2
@@ -352,17 +353,5 @@ def parse_skeleton(text: bytes) -> Any:
         skeleton = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"image: its {EXTRA} is malformed: {error!r:.200}") from None
-    parts = {"progress", "rng", "optimizers", "modules", "others"}
-    if not isinstance(skeleton, dict) or parts - set(skeleton):
-        raise CorruptCheckpointError(f"image: its {EXTRA} lacks a part of {sorted(parts)}")
-    if not statetree.is_shallow(skeleton):
-        raise CorruptCheckpointError(f"image: its {EXTRA} is nested deeper than any state")
-    passing = skeleton.get("passing", [])
-    if not isinstance(passing, list) or not all(isinstance(name, str) for name in passing):
-        raise CorruptCheckpointError(f"image: the buffers in its {EXTRA} have no names")
-    own = skeleton.get("own", {})
-    if not isinstance(own, dict) or not all(isinstance(each, dict) for each in own.values()):
-        raise CorruptCheckpointError(f"image: the own state in its {EXTRA} is malformed")
-    if not all(isinstance(each.get("attributes", {}), dict) for each in own.values()):
-        raise CorruptCheckpointError(f"image: the attributes in its {EXTRA} have no names")
+    require_skeleton(skeleton, f"image: its {EXTRA}")
     return skeleton

@@ -44,6 +44,8 @@ class Damage:
 
     path: str
     reason: str
+    readable: bool = True
+    """False: the storage did not give it, which says nothing about its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,11 @@ def damaged_records(directory: str) -> list[Damage]:
                     raise CorruptCheckpointError(f"{path}: names another epoch")
             else:
                 read_decision(text, epoch=epoch, where=path)
+        except FileNotFoundError:
+            continue  # a live run removes old ones
+        except OSError as error:
+            reason = f"{path}: cannot be read: {error.strerror}"
+            found.append(Damage(path=path, reason=reason, readable=False))
         except (ConfigError, CorruptCheckpointError) as error:
             found.append(Damage(path=path, reason=str(error)))
     return found
@@ -104,7 +111,7 @@ def repair(directory: str, results: list[VerifyResult]) -> list[str]:
             done += _marked_right(CheckpointDirectory(directory), generation, result)
     for damage in damaged_records(directory):
         name = os.path.relpath(damage.path, directory)
-        if name.startswith("epochs/"):
+        if name.startswith("epochs/") or not damage.readable:
             continue  # its number counts, and must not be given out again
         done.append(set_aside(directory, name, damage.reason))
         if name == "RUN":

@@ -44,6 +44,8 @@ def find_place(path: str) -> Place:
         return Place(directory=str(directory))
     if _holds_generations(folder):
         return Place(directory=str(folder))
+    if _is_pulled(folder):
+        return Place(directory=str(folder / "checkpoints"))
     raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
 
 
@@ -129,7 +131,13 @@ def is_ours(path: str) -> bool:
     if not folder.is_dir():
         return False
     ours = _is_generation(folder.name) or RunDirectory(folder).exists
-    return ours or _holds_generations(folder)
+    return ours or _holds_generations(folder) or _is_pulled(folder)
+
+
+def _is_pulled(folder: Path) -> bool:
+    """Whether it is a run directory of which only the checkpoints are there, as `pull` makes it."""
+    checkpoints = folder / "checkpoints"
+    return checkpoints.is_dir() and _holds_generations(checkpoints)
 
 
 def _holds_generations(folder: Path) -> bool:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autockpt.values.errors import ConfigError
+from autockpt.values.paths import path_problem
 from autockpt.values.redundancy import Arrangement, PeerPath, PeerSchedule, Scheme
 
 Retune = bool | Literal["observe"]
@@ -170,3 +172,8 @@ class Goal:
     """Where checkpoints go; None: `checkpoints/` in the run directory."""
     policy: str = "builtin:auto"
     """Name of the preset or file this came from, for the report."""
+
+    def __post_init__(self) -> None:
+        problem = "" if self.storage_path is None else path_problem(self.storage_path)
+        if problem:
+            raise ConfigError(f"disk.path: {problem}")

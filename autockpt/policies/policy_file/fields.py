@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autockpt.values.errors import ConfigError
+from autockpt.values.paths import path_problem
 from autockpt.values.plan import is_chunk
 from autockpt.values.units import (
     parse_duration_s,
@@ -172,10 +173,20 @@ def read_retune(value: Any) -> bool | Literal["observe"]:
     return value
 
 
-def read_path(value: Any) -> str:
-    """A directory."""
+def read_source(value: Any) -> str:
+    """A policy file, or builtin:NAME."""
     if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected a policy file or builtin:NAME, got {value!r}")
+    return value
+
+
+def read_path(value: Any) -> str:
+    """A directory of this machine."""
+    if not isinstance(value, str):
         raise ValueError(f"expected a directory, got {value!r}")
+    problem = path_problem(value)
+    if problem:
+        raise ValueError(problem)
     return value
 
 

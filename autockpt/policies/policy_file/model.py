@@ -328,7 +328,7 @@ class PolicyFile(Settings):
 
     version: Annotated[int, PlainValidator(_version), WithJsonSchema({"const": VERSION})]
     extends: Annotated[
-        str | None, PlainValidator(fields.read_path), WithJsonSchema({"type": "string"})
+        str | None, PlainValidator(fields.read_source), WithJsonSchema({"type": "string"})
     ] = None
     overrides: tuple[Override, ...] = ()
 
