@@ -59,6 +59,14 @@ class PassThroughSession:
     def save(self) -> None:
         """Nothing is saved."""
 
+    def request_stop(self) -> None:
+        """The profile ends by itself."""
+
+    @property
+    def stopped(self) -> bool:
+        """Nobody asks for a stop."""
+        return False
+
     @property
     def ready(self) -> bool:
         """No slots are waited for."""

@@ -8,7 +8,8 @@ position      whether loop and data are where a resumed state is
 rounds        what an iteration is where nobody says it and several optimizers step
 forwards      sees calls of the models, compiled ones too
 saving        one save: asked for, begun, fenced
-ending        the last checkpoint, signals, leaving
+ending        the last checkpoint, letting go
+stopping      signals and other announced ends: agreed boundary, grace
 plan_switch   a change of the plan, prepared on the listening thread and applied at one step
 windows       snapshots in the idle windows of an iteration
 traffic       tells the keeper when the training's own network traffic runs

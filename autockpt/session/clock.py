@@ -13,6 +13,8 @@ class IterationClock:
         self._last = time.monotonic()
         self._stall = 0.0
         self._skip_first = True
+        self.newest_s: float | None = None
+        """The newest iteration, seconds, without stalls of ours."""
         self._reset()
 
     def _reset(self) -> None:
@@ -29,6 +31,7 @@ class IterationClock:
         if not self._skip_first:
             self._count += 1
             self._total += took
+            self.newest_s = took
             (self._busy if background else self._quiet).append(took)
         self._skip_first = False
         self._stall_total += self._stall

@@ -1,4 +1,4 @@
-"""How a session ends: the last checkpoint, leaving, signals."""
+"""How a session ends: the last checkpoint, and letting go."""
 
 import atexit
 import sys
@@ -8,9 +8,8 @@ from typing import Any
 
 from autockpt.executors import wire
 from autockpt.executors.fence import OptimizerHooks
-from autockpt.executors.protocol import messages as p
 from autockpt.executors.random_state import rng_mark
-from autockpt.executors.signals import TerminationWatch
+from autockpt.executors.signals import is_interactive
 from autockpt.executors.state import LiveState
 from autockpt.session.attaches import of_this_process
 from autockpt.session.forwards import Forwards
@@ -40,9 +39,10 @@ class Ending(Saving):
         super().__init__(job, state, data)
         self._hooks: OptimizerHooks | None = None
         self._forwards: Forwards | None = None
-        self._watch = TerminationWatch(self._on_signal)
         self._patience_s = FINAL_WAIT_S
         """For other ranks at the end."""
+        self._wait_s = FINAL_WAIT_S
+        """For storage at the end."""
         self._handled = _at_hand()
         """An exception that was handled when the training began: a second try, for one."""
         self._superseded = ""
@@ -185,9 +185,15 @@ class Ending(Saving):
 
         return link.wait_until(known, self._patience_s)
 
-    def _final_checkpoint(self) -> None:
-        """A durable checkpoint of the last step, unless there is one."""
-        if self._step == self._start_step or not self._plan.tier("disk").interval_steps:
+    def _final_checkpoint(
+        self, *, before: tuple[Any, Any] | None = None, always: bool = False
+    ) -> None:
+        """A durable checkpoint of the last step, unless there is one.
+
+        `always`: also where the plan writes none.  `before`: as of `_snapshot`.
+        """
+        planned = self._plan.tier("disk").interval_steps or always
+        if self._step == self._start_step or not planned:
             return
         if self._open and self._accumulation.alive():
             self._degraded(
@@ -198,7 +204,7 @@ class Ending(Saving):
         link = self._link
         if not link.slots and self._is_heard():
             self._ask_slots(at_once=True)
-            link.wait_until(lambda: bool(link.slots or link.slots_refused), FINAL_WAIT_S)
+            link.wait_until(lambda: bool(link.slots or link.slots_refused), self._wait_s)
         if not link.slots:
             self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")
             return
@@ -209,7 +215,7 @@ class Ending(Saving):
             self._withdraw(self._asked, "the training ended before it")
             attempt += 1
         failures, reason = 0, f"no slot became free in {SLOT_WAIT_S:.0f} s"
-        deadline = time.monotonic() + SLOT_WAIT_S
+        deadline = time.monotonic() + min(SLOT_WAIT_S, self._wait_s)
         while failures < FINAL_FAILURES and (left := deadline - time.monotonic()) > 0:
             if attempt:
                 if not self._is_heard():
@@ -217,7 +223,9 @@ class Ending(Saving):
                     break
                 generation = self._generation(self._step, attempt)
                 patience_s = min(left, GRANT_WAIT_S)
-                if not self._snapshot(self._step, generation, disk=True, patience_s=patience_s):
+                if not self._snapshot(
+                    self._step, generation, disk=True, before=before, patience_s=patience_s
+                ):
                     attempt += 1
                     time.sleep(0.05)
                     continue
@@ -225,7 +233,7 @@ class Ending(Saving):
             if not self._is_joined(generation):
                 reason = f"other ranks have not begun it within {self._patience_s:.0f} s"
                 break
-            if self._wait_durable(generation, FINAL_WAIT_S):
+            if self._wait_durable(generation, self._wait_s):
                 return
             attempt, failures = attempt + 1, failures + 1
             deadline = time.monotonic() + SLOT_WAIT_S
@@ -235,19 +243,6 @@ class Ending(Saving):
     def _is_heard(self) -> bool:
         """False when no keeper could be started."""
         return self._link.wait_until(lambda: self._link.connected, RECONNECT_WAIT_S)
-
-    def _leave(self) -> None:
-        """Fenced by a newer incarnation, or told to go: leaves at a boundary."""
-        if self._is_followed():
-            self._end("finished")
-            return
-        self._watch.stop()
-        if self._link.fenced:
-            self._say(f"this process is replaced: {self._link.fenced}")
-            self._end("error")
-            raise SystemExit(75)
-        self._end("signal")
-        raise SystemExit(128 + self._watch.requested)
 
     def _is_followed(self) -> bool:
         """Another rank of this very start has attached to the run again, as this one will."""
@@ -278,7 +273,6 @@ class Ending(Saving):
         if self._snapshotter is not None:
             self._snapshotter.close()
         self._telemetry.close()
-        self._watch.close()
         # Else the model would live as long as the process.
         atexit.unregister(self._at_exit)
         of_this_process.ended(self)
@@ -308,15 +302,11 @@ class Ending(Saving):
         if origin != "machine":
             self._link.send(wire.TrainerFailing(rank=self._job.rank, error=text))
 
-    def _on_signal(self, number: int) -> None:
-        self._link.send(p.BreakpointRequested(reason=f"signal {number}"))
-        self._say(f"signal {number}: newest checkpoint in memory is being made durable")
-
 
 def _at_hand() -> BaseException | None:
     """The exception that is handled now, or that ended the script; at a prompt those before do not
     count."""
     handled = sys.exc_info()[1]
-    if handled is not None or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+    if handled is not None or is_interactive():
         return handled
     return getattr(sys, "last_value", None)

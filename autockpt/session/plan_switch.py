@@ -1,5 +1,7 @@
 """A change of the plan in two phases, so that all ranks apply it before the same step.
 
+A stop is agreed on in the same way: the boundary at which all ranks make the last checkpoint.
+
 The listening thread prepares a plan and answers with the step the loop stands at; the loop promises
 not to pass that step by more than a margin before the second phase.  A boundary that reaches the
 margin waits, bounded: a change of the plan may cost a moment and never the training.
@@ -21,7 +23,8 @@ HOLD_S = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
     version: int
-    plan: CheckpointPlan
+    plan: CheckpointPlan | None
+    """None: a stop."""
     apply_step: int | None = None
 
 
@@ -40,6 +43,14 @@ class PlanSwitch:
         self._lock = threading.Lock()
         self._pending: _Pending | None = None
         self._hold_after: int | None = None
+        self._at = 0
+        """Newest boundary that was reached."""
+
+    @property
+    def stop_step(self) -> int | None:
+        """The boundary at which all ranks stop, once that is decided."""
+        pending = self._pending
+        return None if pending is None or pending.plan is not None else pending.apply_step
 
     @property
     def held(self) -> int:
@@ -54,27 +65,34 @@ class PlanSwitch:
                 self._prepare(message, step)
             case p.ApplyPlan():
                 self._decide(message, step)
-                return message.version, message.apply_step
+                if message.version < p.STOP_VERSION:
+                    return message.version, message.apply_step
             case p.AbortPlan():
                 self._abort(message.version)
         return None
 
     def due(self, step: int) -> CheckpointPlan | None:
         """The plan that applies from the boundary of `step` on, if one does; may hold the loop."""
-        hold = self._hold_after
+        with self._lock:
+            self._at, hold = step, self._hold_after
         if hold is not None and step >= hold:
             self._wait_until(lambda: self._hold_after is None, HOLD_S)
             self._hold_after = None
         pending = self._pending
         if pending is None or pending.apply_step is None or step < pending.apply_step:
             return None
+        if pending.plan is None:
+            return None  # it stands until the ranks have stopped
         with self._lock:
             self._pending = None
         return pending.plan
 
     def _prepare(self, message: p.PreparePlan, step: int) -> None:
-        plan = from_data(CheckpointPlan, message.payload, where="plan change")
+        plan = None
+        if message.version < p.STOP_VERSION:
+            plan = from_data(CheckpointPlan, message.payload, where="plan change")
         with self._lock:
+            step = max(step, self._at)  # a boundary may have been reached meanwhile
             self._pending = _Pending(version=message.version, plan=plan)
             self._hold_after = step + message.margin_steps
         self._send(p.PlanPrepared(rank=self._rank, version=message.version, step=step))

@@ -57,6 +57,12 @@ class Saving(RankState):
     _encoding: tuple[Layout, dict[str, str], str, str] | None = None
     """The newest layout and codecs by class, and what they make together."""
 
+    _newest_stall_s: float | None = None
+    """Training blocked by the newest snapshot."""
+
+    def _note_began(self, generation: Generation, step: int, now_s: float) -> None:
+        """A snapshot began."""
+
     def _due(self, step: int) -> bool:
         if self._link.window_bytes:  # no memory holds a state: storage does, where it answers
             calm = time.monotonic() >= self._stream_after_s or self._is_last(step)
@@ -355,6 +361,7 @@ class Saving(RankState):
     ) -> None:
         staging, tier = self._plan.staging, self._plan.tier("disk")
         now = time.monotonic()
+        self._note_began(generation, step, now)
         self._emit(
             t.SnapshotBegan(
                 at_s=now, rank=self._job.rank, generation=str(generation), step=step,
@@ -472,6 +479,7 @@ class Saving(RankState):
         """Once, when both the fence is passed and the verdict is known: then all is measured."""
         if not snapshot.settled or snapshot.error is not None or snapshot.changed:
             return
+        self._newest_stall_s = snapshot.boundary_stall_s + snapshot.fence_stall_s
         self._emit(
             t.SnapshotSealed(
                 at_s=time.monotonic(), rank=self._job.rank, generation=str(generation), step=step,

@@ -36,12 +36,12 @@ from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.session import position
 from autockpt.session.attaches import of_this_process
-from autockpt.session.ending import Ending
 from autockpt.session.forwards import Forwards
 from autockpt.session.job import Job
 from autockpt.session.loop_ahead import is_loop_ahead
 from autockpt.session.mind import Mind
 from autockpt.session.position import framework_of
+from autockpt.session.stopping import Stopping
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError
 from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
@@ -59,7 +59,7 @@ def attached() -> bool:
     return of_this_process.any
 
 
-class Session(Ending):
+class Session(Stopping):
     """The checkpointing of one rank, from attach to the end of the loop."""
 
     def __init__(self, job: Job, state: LiveState, data: Any) -> None:
@@ -103,7 +103,7 @@ class Session(Ending):
     def _left(self, total: int, until: int | None) -> Iterator[int]:
         """The steps of a loop of ours, each with its boundary behind it."""
         self._owns(total)
-        while self._step < total and (until is None or self._step < until):
+        while self._step < total and (until is None or self._step < until) and not self._stopped:
             step = self._step
             yield step
             if self._step != step:
@@ -277,6 +277,7 @@ class Session(Ending):
                 self._emit,
             )
             self._telemetry.listener = self._mind.observe
+        self._watch.start()
         atexit.register(self._at_exit)
         of_this_process.began(self, self._job.name, shared=self._job.shared)
 
@@ -399,7 +400,8 @@ class Session(Ending):
             if self._is_before_loop():
                 return
             self._require_even()
-            due = self._rounds.complete and self._due(self._step + 1)
+            wanted = self._is_stopping or self._due(self._step + 1)
+            due = self._rounds.complete and wanted
             self._before_next = self._kept() if due else None
 
     def _boundary(self, step: int, before: tuple[Any, Any] | None = None) -> None:
@@ -426,13 +428,16 @@ class Session(Ending):
             if self._flight is not None:
                 self._fence()  # the iteration had no optimizer step (a skipped one)
             self._change_plan(step)
-            due = self._due(step)
-            whole = whole or (due and self._is_whole_iteration(step))
-            if not due:
+            due, stops = self._due(step), self._stops_at(step)
+            whole = whole or ((due or stops) and self._is_whole_iteration(step))
+            here = self._owns_boundary or before is not None
+            if stops and whole and here:
+                self._make_last(before)
+            elif not due:
                 self._not_due(step)
             elif not whole:
                 self._put_off(step)
-            elif self._owns_boundary or before is not None:
+            elif here:
                 disk = self._disk_free(step)
                 self._snapshot(step, self._generation(step), disk=disk, before=before)
             else:
@@ -444,7 +449,7 @@ class Session(Ending):
             self._degraded("snapshot", f"{type(error).__name__}: {error}")
         self._clock.stalled(time.monotonic() - began)
         self._report_block()
-        if self._link.fenced or self._watch.requested:
+        if self._link.fenced or self._leaving:
             self._leave()
 
     # ------------------------------------------------------------------ before a loop of ours
@@ -585,11 +590,16 @@ class Session(Ending):
         if isinstance(message, wire.StateSuspect) and "health" not in self._warned:
             self._warned.add("health")
             self._say(f"degraded: health: {message.reason} (training goes on)", always=True)
-        applied = self._switch.heard(message, self._step)
+        # Behind an optimizer's step it may be too late for the boundary at hand.
+        late = getattr(message, "version", 0) >= p.STOP_VERSION and not self._owns_boundary
+        applied = self._switch.heard(message, self._step + late)
+        self._heard_of_stop(message)
         if applied is not None:
             self._link.running_as(self._epoch, *applied)
         if isinstance(message, p.AnnounceDropped) and message.reason.startswith(p.REPLICAS_DIFFER):
             self._stop_sharing(message.reason)
+        if isinstance(message, p.AnnounceDurable):
+            self._note_durable(message.generation)
         if isinstance(message, p.AnnounceDurable) and self._mind is not None:
             self._mind.committed(message.generation)
         if isinstance(message, p.AnnounceDropped) and self._mind is not None:

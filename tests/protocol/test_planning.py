@@ -65,6 +65,33 @@ def test_a_lost_rank_or_a_deadline_withdraws_the_plan() -> None:
         assert cluster.take(m.ApplyPlan) == []
 
 
+def test_a_stop_is_the_first_boundary_that_all_ranks_can_meet() -> None:
+    """Steps 10 and 12: both stop at 13, and no plan comes behind that."""
+    cluster = Cluster()
+    cluster.start()
+    cluster.tell_node(1, m.PlanProposed(version=m.STOP_VERSION, payload={"stop": 15}))
+    cluster.tell_node(0, m.PlanProposed(version=m.STOP_VERSION, payload={"stop": 15}))
+    assert {a.margin_steps for a in cluster.take(m.PreparePlan)} == {1}
+    for rank, step in ((0, 10), (1, 12)):
+        cluster.tell_node(rank, m.PlanPrepared(rank=rank, version=m.STOP_VERSION, step=step))
+    assert [(a.rank, a.apply_step) for a in cluster.take(m.ApplyPlan)] == [(0, 13), (1, 13)]
+    cluster.done = []
+    cluster.tell_node(0, m.PlanProposed(version=7, payload={}))
+    assert cluster.take(m.PreparePlan) == []
+
+
+@pytest.mark.parametrize("plans", [0, 1])
+def test_a_stop_that_not_all_ranks_can_meet_is_refused_at_once(plans: int) -> None:
+    """A rank is lost: those that wait for an answer save what is in memory, and leave."""
+    cluster = proposed() if plans else Cluster()
+    if not plans:
+        cluster.start()
+    cluster.tell_node(1, m.TrainerLost(rank=1, incarnation=LAUNCH))
+    cluster.done = []
+    cluster.tell_node(0, m.PlanProposed(version=m.STOP_VERSION, payload={"stop": 15}))
+    assert [(a.rank, a.reason) for a in cluster.take(m.AbortPlan)] == [(0, "a rank is lost")]
+
+
 def test_a_verdict_that_was_lost_is_asked_for_again() -> None:
     """Rank 1 holds; its question reaches the coordinator when the network is back."""
     cluster = proposed()

@@ -455,14 +455,20 @@ class TimePassed:
     now_s: float
 
 
+STOP_VERSION = 2**40
+"""From this version on a proposal is of the last step, not of a plan.  It is decided as a plan is,
+at the first boundary that all ranks can still meet, and no plan comes behind it."""
+STOP_MARGIN_STEPS = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProposed:
     """The tuner wants a new plan; delivered to any one machine of the incarnation."""
 
     version: int
-    """Grows by at least 1 per proposal within an incarnation; >= 1."""
+    """Grows by at least 1 per proposal within an incarnation; >= 1.  `STOP_VERSION`: of a stop."""
     payload: dict[str, Any]
-    """The plan as JSON data; opaque here."""
+    """The plan, or why the ranks stop, as JSON data; opaque here."""
 
 
 # --------------------------------------------------------------------- events at a coordinator

@@ -501,8 +501,10 @@ class NodeProtocol(NodeSaving):
             self.stale(message)
             return
         for local in self.living():
-            if local.plan_offered == message.version:
+            offered = local.plan_offered == message.version
+            if offered:
                 local.plan_held, local.plan_offered = None, 0
+            if offered or message.version >= m.STOP_VERSION:  # who asks for a stop waits for this
                 abort = m.AbortPlan(rank=local.rank, version=message.version, reason=message.reason)
                 self.emit(abort)
 

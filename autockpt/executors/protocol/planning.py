@@ -10,6 +10,8 @@ from typing import Any
 
 from autockpt.executors.protocol.coordinator_state import Proposal
 from autockpt.executors.protocol.messages import (
+    STOP_MARGIN_STEPS,
+    STOP_VERSION,
     PlanDecided,
     PlanDropped,
     PlanOffered,
@@ -45,6 +47,9 @@ class Planning(Restoring):
         self.plan_newest = version
         if len(self.alive) < self.world_size:
             self.emit(Report(kind="refused", detail=f"plan {version}: a rank is lost"))
+            self.plan_verdicts[version] = None
+            lost = PlanDropped(epoch=self.epoch, version=version, reason="a rank is lost")
+            self.broadcast(lost)
             return
         self.proposal = Proposal(version=version, payload=payload, began_s=self.now_s)
         self._offer(self.proposal)
@@ -58,9 +63,13 @@ class Planning(Restoring):
                 epoch=self.epoch,
                 version=proposal.version,
                 payload=proposal.payload,
-                margin_steps=self.deadlines.plan_margin_steps,
+                margin_steps=self._margin_steps(proposal.version),
             )
             self.send(node, offer)
+
+    def _margin_steps(self, version: int) -> int:
+        """Boundaries between the furthest rank and the switch; a stop has no time to lose."""
+        return STOP_MARGIN_STEPS if version >= STOP_VERSION else self.deadlines.plan_margin_steps
 
     def rank_plan_prepared(self, from_node: int, message: RankPlanPrepared) -> None:
         """One more rank holds; the last answer decides."""
@@ -89,7 +98,8 @@ class Planning(Restoring):
             self.send(node, PlanDropped(epoch=self.epoch, version=version, reason=reason))
 
     def _decide_plan(self, proposal: Proposal) -> None:
-        apply_step = max(proposal.prepared.values()) + self.deadlines.plan_margin_steps
+        margin_steps = self._margin_steps(proposal.version)
+        apply_step = max(proposal.prepared.values()) + margin_steps
         if "retention" in proposal.payload:  # a quota may hold fewer than the goal keeps
             with contextlib.suppress(ConfigError):  # no rank takes a plan that it cannot read
                 self.retention = from_data(
@@ -110,7 +120,7 @@ class Planning(Restoring):
             return
         detail = f"rank {message.rank} passed step {message.step} before plan {message.version}"
         self.emit(Report(kind="violation", detail=detail))
-        later = message.step + self.deadlines.plan_margin_steps
+        later = message.step + self._margin_steps(message.version)
         if later > decided:
             self._set_plan(message.version, later)
 

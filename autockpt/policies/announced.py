@@ -1,0 +1,89 @@
+"""An end that is announced (a signal, a preemption notice): what there is time for.
+
+    grace       from the announcement to the end: what the policy, Slurm and the launcher say
+    leave       grace less a margin; the ranks are gone by then
+    checkpoint  of the coming boundary, if iteration + stall + time until durable fit in front of it
+    give up     without that checkpoint by then, the newest one in memory is written instead
+
+An announcement costs at most what does not fit: the iteration that is under way.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autockpt.values.units import format_duration
+
+DEFAULT_GRACE_S = 30.0
+"""What Kubernetes, Slurm (KillWait) and torchrun leave by default between SIGTERM and SIGKILL."""
+NEAR_S = 900.0
+"""An end of the allocation that is nearer is what a signal announces; one that is further off has
+nothing to do with it, and at the end itself Slurm grants its KillWait."""
+AT_THE_END_S = 5.0
+MARGIN_S, MARGIN_SHARE = 5.0, 0.2
+"""Kept back of a grace: to say how it ended, and for a machine that goes a little early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What this run has measured, seconds; None: not yet."""
+
+    iteration_s: float | None = None
+    stall_s: float | None = None
+    """Training blocked by the newest snapshot."""
+    durable_s: float | None = None
+    """From a boundary until its checkpoint is durable, 95th percentile."""
+
+    @property
+    def needed_s(self) -> float:
+        """From now until a checkpoint of the coming boundary is durable; unknown parts are 0."""
+        return (self.iteration_s or 0.0) + (self.stall_s or 0.0) + (self.durable_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is done about an announcement.  Times in seconds from the announcement."""
+
+    saves: Literal["boundary", "memory"]
+    """The coming boundary's checkpoint, or the newest one that is in memory."""
+    give_up_s: float
+    """What is in memory is written from then on, whatever was hoped for; 0: at once."""
+    leave_s: float
+    """The process has left by then."""
+    reason: str
+
+
+def grace_s(
+    *, notice_s: float | None, allocation_left_s: float | None, launcher_s: float | None
+) -> float:
+    """Seconds from an announcement to the end, > 0.
+
+    `notice_s`: as the policy says (`failures.notice`).  `allocation_left_s`: until Slurm's
+    allocation ends.  `launcher_s`: what a launcher waits for its ranks.  None: not known.
+    """
+    left = allocation_left_s
+    near = left is not None and AT_THE_END_S < left <= NEAR_S
+    known = [notice_s, left if near else None, launcher_s]
+    if left is not None and left <= AT_THE_END_S:
+        known.append(DEFAULT_GRACE_S)
+    return min((value for value in known if value is not None), default=DEFAULT_GRACE_S)
+
+
+def leave_s(grace_s: float) -> float:
+    """When ranks have left, seconds from the announcement."""
+    return grace_s - min(MARGIN_S, MARGIN_SHARE * grace_s)
+
+
+def answer(grace_s: float, pace: Pace) -> Answer:
+    """What a grace of `grace_s` seconds is used for."""
+    leave = leave_s(grace_s)
+    durable_s = pace.durable_s
+    if pace.needed_s > leave:
+        reason = (
+            f"one of the coming step takes {format_duration(pace.needed_s)}, and there are "
+            f"{format_duration(leave)}"
+        )
+        return Answer(saves="memory", give_up_s=0.0, leave_s=leave, reason=reason)
+    give_up = leave / 2.0 if durable_s is None else leave - durable_s
+    needed = "an unknown time" if durable_s is None else format_duration(pace.needed_s)
+    reason = f"a checkpoint of the coming step takes {needed}; there are {format_duration(leave)}"
+    return Answer(saves="boundary", give_up_s=give_up, leave_s=leave, reason=reason)

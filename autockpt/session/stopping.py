@@ -1,0 +1,357 @@
+"""An end that is announced: a signal, a launcher that died, or the script's own wish.
+
+All ranks agree on the coming boundary (the plan's two phases), make the last checkpoint there and
+leave.  Where the grace is too short, ranks are lost, or the boundary does not come, the newest
+checkpoint in memory is made durable instead, by the keepers alone.  Two threads meet here: the
+training thread at its boundaries, and one that counts the grace and ends the process with it.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autockpt.executors import owner
+from autockpt.executors.launchers import number
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.signals import TerminationWatch
+from autockpt.executors.state import LiveState
+from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
+from autockpt.session.ending import Ending
+from autockpt.session.job import Job
+from autockpt.values.generation import Generation
+
+AGREE_S = 5.0
+"""Ranks that live agree within milliseconds; a node that has just been lost is known by then."""
+LET_GO_S = 1.5
+"""So long the loop may take to reach a boundary when nothing is waited for any more.  A survivor
+that stays would hold torchelastic's restart for 30 seconds (measured)."""
+FOREVER_S = 1e9
+"""For a wish of the script, which nothing hurries."""
+REMEMBERED = 64
+"""Checkpoints whose step and time until durable are kept."""
+
+
+class Stopped(SystemExit, KeyboardInterrupt):
+    """Leaves the loop after SIGINT: caught by who waits for either, and without a traceback."""
+
+
+@dataclass(slots=True)
+class Announcement:
+    """What was announced, and how far the answer is."""
+
+    number: int
+    """Of the signal; 0: the script's own wish, which is in no hurry."""
+    name: str
+    began_s: float
+    answer: Answer
+    agreed: bool = False
+    """A boundary is agreed on."""
+    refused: str = ""
+    """Why none is."""
+    lost: bool = False
+    """Ranks are: those that are left are waited for by a launcher that starts all of them anew."""
+
+    def left_s(self, until_s: float) -> float:
+        """Until so long after the announcement."""
+        return self.began_s + until_s - time.monotonic()
+
+
+class Stopping(Ending):
+    """Hears of the end, and meets it."""
+
+    def __init__(self, job: Job, state: LiveState, data: Any) -> None:
+        super().__init__(job, state, data)
+        launcher = job.launcher_pid if _ends_with_launcher(job, os.environ) else None
+        self._watch = TerminationWatch(
+            self._on_signal, self._on_second_signal, launcher=launcher,
+            launcher_ended=self._on_launcher_ended,
+        )  # fmt: skip
+        self._announced: Announcement | None = None
+        self._announcing = threading.Lock()
+        self._at_last = threading.Event()
+        """The training thread is at the boundary where it stops."""
+        self._gone = threading.Event()
+        """It has left the loop."""
+        self._leaving = False
+        """It leaves at the next boundary, whichever that is."""
+        self._stopped = False
+        self._began_at: dict[Generation, tuple[int, float]] = {}
+        """(step, CLOCK_MONOTONIC) of the newest checkpoints."""
+        self._durable_took: deque[float] = deque(maxlen=REMEMBERED)
+
+    # ------------------------------------------------------------------ the public face
+
+    def request_stop(self) -> None:
+        """Ends the training at the coming boundary, with a durable checkpoint, on all ranks.
+
+        Callable from any thread and from a signal handler of the script, on one rank or on all.
+        `batches` and `steps` end there, and `stopped` is True; a loop of one's own looks at it.
+        """
+        if self._announced is None and not self._closed:
+            threading.Thread(
+                target=self._announce, args=(0, "the script asked for a stop"), daemon=True
+            ).start()
+
+    @property
+    def stopped(self) -> bool:
+        """True when the training has ended before its last step, because that was asked for."""
+        return self._stopped
+
+    # ------------------------------------------------------------------ what was announced
+
+    def _on_signal(self, number: int) -> None:
+        self._announce(number, signal.Signals(number).name)
+
+    def _on_launcher_ended(self) -> None:
+        """Nobody else would end a rank that does not end by itself."""
+        self._announce(signal.SIGTERM, f"the launcher (process {self._job.launcher_pid}) is gone")
+        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            signal.alarm(int(self._grace_s()) + 1)
+
+    def _announce(self, number: int, name: str, left_s: float | None = None) -> None:
+        """On any thread; `left_s`: what another rank knows of the grace."""
+        with self._announcing:
+            if self._announced is not None or self._closed:
+                return
+            self._announced = said = Announcement(
+                number, name, time.monotonic(), self._answer(number, left_s)
+            )
+        if not self._plan.snapshot_interval_steps:
+            said.refused = "the plan makes no checkpoints"
+        elif said.answer.saves == "memory":
+            said.refused = said.answer.reason
+        if not said.refused:
+            self._tell_announced(said)
+            if self._job.world_size == 1 or self._at_last.is_set():
+                said.agreed = True
+            elif left_s is None:
+                left = min(said.answer.leave_s, FOREVER_S)
+                payload = {"stop": number, "name": name, "left_s": left}
+                self._link.send(p.PlanProposed(version=p.STOP_VERSION, payload=payload))
+        threading.Thread(
+            target=self._see_out, args=(said,), name="autockpt-ending", daemon=True
+        ).start()
+
+    def _answer(self, number: int, left_s: float | None) -> Answer:
+        if not number:
+            return Answer(saves="boundary", give_up_s=FOREVER_S, leave_s=FOREVER_S, reason="")
+        what = answer(self._grace_s() if left_s is None else left_s, self._pace())
+        # Ranks whose measures differ do the same: that of the first.
+        return what if left_s is None else replace(what, saves="boundary", leave_s=left_s)
+
+    def _tell_announced(self, said: Announcement) -> None:
+        what = "makes a checkpoint of the coming step and stops"
+        if self._at_last.is_set():
+            what = "waits for the last checkpoint and stops"
+        within = f", within {said.answer.leave_s:.0f} s; a second signal ends it at once"
+        self._say(f"{said.name}: {what}{within if said.number else ''}")
+
+    def _on_second_signal(self, number: int) -> None:
+        self._say(f"{signal.Signals(number).name}: ends at once; {self._tell_durable()}")
+        if number != signal.SIGINT or not self._watch.interrupt(LET_GO_S):
+            os._exit(128 + number)
+
+    def _heard_of_stop(self, message: Any) -> None:
+        """On the listening thread."""
+        version = getattr(message, "version", 0)
+        if version < p.STOP_VERSION:
+            return
+        if isinstance(message, p.PreparePlan) and self._announced is None:
+            payload: Mapping[str, Any] = message.payload
+            self._announce(int(payload["stop"]), str(payload["name"]), float(payload["left_s"]))
+        said = self._announced
+        if said is not None and isinstance(message, p.PreparePlan | p.ApplyPlan):
+            said.agreed, said.refused = True, ""
+        if said is not None and isinstance(message, p.AbortPlan):
+            said.agreed, said.refused, said.lost = False, message.reason, True
+
+    # ------------------------------------------------------------------ the training thread
+
+    @property
+    def _is_stopping(self) -> bool:
+        """A boundary may be the last one: what it needs is kept behind every step."""
+        said = self._announced
+        return said is not None and not said.refused
+
+    def _stops_at(self, step: int) -> bool:
+        """The boundary of `step` is the agreed one, or behind it."""
+        if not self._is_stopping:
+            return False
+        if self._job.world_size == 1:
+            return True
+        agreed = self._switch.stop_step
+        return agreed is not None and step >= agreed
+
+    def _make_last(self, before: tuple[Any, Any] | None) -> None:
+        """The checkpoint of this boundary, which is the last one."""
+        said = self._announced
+        assert said is not None
+        self._at_last.set()
+        self._leaving = True
+        self._open = 0
+        self._fence()
+        left_s = max(0.0, said.left_s(said.answer.leave_s))
+        self._patience_s, self._wait_s = min(self._patience_s, left_s), min(self._wait_s, left_s)
+        self._final_checkpoint(before=before, always=True)
+
+    def _leave(self) -> None:
+        """Fenced by a newer incarnation, or told to go: leaves at a boundary."""
+        if self._is_followed():
+            self._end("finished")
+            return
+        said = self._announced
+        if self._link.fenced:
+            self._say(f"this process is replaced: {self._link.fenced}")
+            self._end("error")
+            raise SystemExit(75)
+        assert said is not None
+        self._say(f"{said.name}: stopped at step {self._step}; {self._tell_durable()}")
+        self._stopped = True
+        self._end("signal" if said.number else "finished")
+        if said.number == signal.SIGINT:
+            raise Stopped(128 + said.number)
+        if said.number:
+            raise SystemExit(128 + said.number)
+
+    def _close(self, *, final_checkpoint: bool, reason: str) -> None:
+        self._at_last.set()
+        super()._close(final_checkpoint=final_checkpoint, reason=reason)
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._gone.set()
+        if self._announced is None:
+            self._watch.close()
+
+    def _tell_durable(self) -> str:
+        """What a restart finds, as far as it is known now."""
+        link = self._link
+        durable, newest = link.durable, link.memory_committed
+        known = None if durable is None else self._began_at.get(durable)
+        if known is not None:
+            lost = self._step - known[0]
+            behind = f", {lost} step{'s' * (lost > 1)} before" if lost > 0 else ""
+            text = f"the checkpoint of step {known[0]}{behind} is durable"
+        elif durable is not None:
+            text = f"the newest durable checkpoint is {durable}"
+        else:
+            text = f"nothing newer than step {self._start_step}, where it began, is durable"
+        if newest is not None and newest in link.writing() and newest in self._began_at:
+            text += f"; that of step {self._began_at[newest][0]} is still being written"
+        return text
+
+    # ------------------------------------------------------------------ the grace
+
+    def _see_out(self, said: Announcement) -> None:
+        """Falls back on what is in memory, and ends the process in time."""
+        what = said.answer
+        if not said.refused:
+            agreed_by_s = min(AGREE_S, what.give_up_s)
+            self._wait(lambda: said.agreed or bool(said.refused), said.left_s(agreed_by_s))
+            if not said.agreed and not said.refused:
+                said.refused = "not all ranks have answered"
+        if not said.number:
+            self._give_up_wish(said)
+            return
+        if not said.refused:
+            self._wait(lambda: bool(said.refused), said.left_s(what.give_up_s))
+        if self._gone.is_set():
+            return
+        if self._plan.snapshot_interval_steps:
+            self._fall_back(said)
+        if not said.lost:
+            self._wait(self._is_memory_durable, said.left_s(what.leave_s) - LET_GO_S)
+        if self._at_last.is_set():
+            self._gone.wait(max(0.0, said.left_s(what.leave_s)))
+        self._leaving = True
+        if self._gone.wait(max(0.0, min(LET_GO_S, said.left_s(what.leave_s)))):
+            return
+        self._say(
+            f"{said.name}: leaves within the iteration after step {self._step}; "
+            f"{self._tell_durable()}", always=True,
+        )  # fmt: skip
+        if said.number != signal.SIGINT or not self._watch.interrupt(LET_GO_S):
+            os._exit(128 + said.number)
+
+    def _give_up_wish(self, said: Announcement) -> None:
+        """The script's own wish is in no hurry: it may ask again."""
+        if said.refused and not self._at_last.is_set():
+            self._degraded("stop", f"{said.refused}; the script may ask again")
+            self._announced = None
+
+    def _fall_back(self, said: Announcement) -> None:
+        self._link.send(p.BreakpointRequested(reason=said.name))
+        if self._at_last.is_set():
+            return  # the one that is being made may be as early
+        newest = self._link.memory_committed
+        if newest is None or self._link.is_durable(newest):
+            text = f"nothing newer is in memory; {self._tell_durable()}"
+        else:
+            step = self._began_at.get(newest, (None,))[0]
+            of = f"{newest}" if step is None else f"that of step {step}"
+            text = f"the newest checkpoint in memory, {of}, is being made durable"
+        why = f" ({said.refused})" if said.refused else ""
+        self._say(f"{said.name}: no checkpoint of the coming step{why}; {text}")
+
+    def _is_memory_durable(self) -> bool:
+        newest = self._link.memory_committed
+        settled = newest is None or self._link.is_durable(newest) or newest in self._link.dropped
+        return self._gone.is_set() or (settled and not self._at_last.is_set())
+
+    def _wait(self, done: Any, timeout_s: float) -> None:
+        """Until `done()`, the loop is left, or time is up.  The grace may have no end."""
+        deadline = time.monotonic() + timeout_s
+        while not (done() or self._gone.is_set()) and time.monotonic() < deadline:
+            with self._link.news:
+                self._link.news.wait(min(0.1, max(0.0, deadline - time.monotonic())))
+
+    def _grace_s(self) -> float:
+        environ = os.environ
+        ends = number(environ, "SLURM_JOB_END_TIME")
+        ours = "AUTOCKPT_LAUNCHER_PID" in environ or "TORCHELASTIC_RUN_ID" not in environ
+        return grace_s(
+            notice_s=self._job.goal.failures.notice_s,
+            allocation_left_s=None if ends is None else ends - time.time(),
+            launcher_s=None if ours else DEFAULT_GRACE_S,
+        )
+
+    # ------------------------------------------------------------------ what was measured
+
+    def _pace(self) -> Pace:
+        took = self._clock.newest_s
+        since = time.monotonic() - self._clock.boundary_s
+        durable_s = None
+        if self._durable_took:
+            ordered = sorted(self._durable_took)
+            durable_s = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        elif self._job.decision is not None:
+            durable_s = self._job.decision.expected.persist_s
+        return Pace(
+            iteration_s=None if took is None else max(0.0, took - since),
+            stall_s=self._newest_stall_s, durable_s=durable_s,
+        )  # fmt: skip
+
+    def _note_began(self, generation: Generation, step: int, now_s: float) -> None:
+        if len(self._began_at) >= 2 * REMEMBERED:
+            for old in sorted(self._began_at)[:REMEMBERED]:
+                del self._began_at[old]
+        self._began_at[generation] = step, now_s
+
+    def _note_durable(self, generation: Generation) -> None:
+        known = self._began_at.get(generation)
+        if known is not None:
+            self._durable_took.append(time.monotonic() - known[1])
+
+
+def _ends_with_launcher(job: Job, environ: Mapping[str, str]) -> bool:
+    """Whether the ranks are those of a launcher that looks after them, and that lives.
+
+    Other parents are shells, which may end long before what they have started.
+    """
+    ours = "AUTOCKPT_LAUNCHER_PID" in environ or "TORCHELASTIC_RUN_ID" in environ
+    return ours and job.launcher_pid != os.getpid() and owner.is_alive(job.launcher_pid)
