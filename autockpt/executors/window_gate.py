@@ -332,10 +332,15 @@ class WindowGate:
         self._trust = nearly_all_had(self._kept)
 
     def _measure(self, now_s: float) -> None:
-        """How fast this thread's last chunk moved: it asks for the next as soon as it is done."""
+        """How fast this thread's last chunk moved: it asks for the next as soon as it is done.
+
+        One smaller than any that is offered (a small tensor) sets no pace: its start is all it is.
+        """
         move = self._moving.pop(threading.get_ident(), None)
-        if move is not None and now_s - move.began_s > ALPHA_S:
-            move.ended_s = now_s
+        if move is None or now_s - move.began_s <= ALPHA_S:
+            return
+        move.ended_s = now_s
+        if move.nbytes >= self._chunks[-1]:
             rates = self._beside_rates if move.how == "overlap" else self._rates
             rates.append(move.nbytes / (now_s - move.began_s))
             known = self._rates or self._beside_rates

@@ -10,11 +10,11 @@ raw bytes pass at the rate of a closed network of two stations with W customers:
 
 With many writers that is the pipelined rule, min(E B_codec, B_link / rho); with one it is the
 serial one, which pays if and only if B_codec > B_link / (1 - rho).  Encoding pays where
-B > 1.05 B_link and the training hardly feels it: encoders keep less than a tenth of a core busy, or
-slow iterations down by at most 3 % while a checkpoint is written.  Where nobody measured encoders
-beside the training, only the tenth of a core counts.  Because the best interval does not depend on
-the time until durable, a smaller ratio alone buys nothing: trained fp32 tensors (rho near 0.83) on
-a disk of 2 GB/s are written as they are.
+B > 1.05 B_link and the training hardly feels it: encoders slow iterations down by at most 3 % while
+a checkpoint is written.  Where nobody measured encoders beside the training, they keep less than a
+tenth of a core busy.  What they slow it down by is a cost of the checkpoint.  Because the best
+interval does not depend on the time until durable, a smaller ratio alone buys nothing: trained fp32
+tensors (rho near 0.83) on a disk of 2 GB/s are written as they are.
 
 A delta needs its base in memory and, to be read back, on disk.  It is a candidate where every save
 is a disk save, so that the slot of the one before still holds it, and where the interval is no
@@ -37,9 +37,9 @@ from autockpt.values.units import format_fraction, format_rate
 ADVANTAGE = 1.05
 """An encoder must beat the bare link by this factor: less is within the noise of both measures."""
 SPARE_CORES = 0.1
-"""What encoding may take of a node without idle cores: less than a write takes by itself."""
+"""What encoding may take where nobody measured that beside the training: less than a write does."""
 FELT = 0.03
-"""What it may slow iterations down by while a checkpoint is written, beyond `SPARE_CORES`."""
+"""What it may slow iterations down by while a checkpoint is written."""
 ASSUMED_WORTH = 0.5
 """Of encoders that were not measured beside the training, or got nothing done in a tenth of the
 rounds and are asked for all the same: one gets half a core of a busy node."""
@@ -100,10 +100,22 @@ class Pipe:
 
     def felt(self, measure: CodecMeasure) -> bool:
         """Whether the training is slower for it while a checkpoint is written."""
-        busy = self.busy_cores(measure)
-        if busy <= SPARE_CORES:
-            return False
-        return self.slowdown is None or self.slowdown * busy / self.worth > FELT
+        if self.slowdown is None:
+            return self.busy_cores(measure) > SPARE_CORES
+        return self.slows(measure) > FELT
+
+    def slows(self, measure: CodecMeasure) -> float:
+        """What it slows iterations down by while a checkpoint is written; 0 if unknown."""
+        if not self.slowdown or self.worth <= 0.0:
+            return 0.0
+        return self.slowdown * self.busy_cores(measure) / self.worth
+
+    def saves_s(self, measure: CodecMeasure, count: int) -> float:
+        """Seconds by which `count` bytes are written sooner, less those that the training loses."""
+        through = self.bytes_per_s(measure)
+        if through <= 0.0 or self.link_bytes_per_s <= 0.0:
+            return 0.0
+        return count / self.link_bytes_per_s - (1.0 + self.slows(measure)) * count / through
 
 
 def choose_codec(
@@ -123,7 +135,7 @@ def choose_codec(
     """
     pipe = _pipe(profile, write, writers)
     pin = goal.pins.codec
-    measures = _candidates(profile, pin, delta_steps)
+    measures = _candidates(profile, pin, delta_steps, pipe, smallest=smallest)
     best = _best_of_each_class(measures, pipe)
     taken = [m for m in best if pin or pipe.pays(m) or (smallest and m.ratio > 1.0)]
     if pin == "none":
@@ -182,19 +194,33 @@ def _pipe(profile: Profile, write: StorageMeasure | None, writers: int) -> Pipe:
     )
 
 
-def _candidates(profile: Profile, pin: str | None, delta_steps: int | None) -> list[CodecMeasure]:
-    """A shard has one codec: the pinned one, else planes wherever it was measured."""
-    names = {m.codec for m in profile.codecs}
+def _candidates(
+    profile: Profile, pin: str | None, delta_steps: int | None, pipe: Pipe, *, smallest: bool
+) -> list[CodecMeasure]:
+    """A shard has one codec: the pinned one, else that which saves more of planes and zstd.
+
+    Planes where neither saves anything; `smallest`: the one that leaves less to be stored.
+    """
     if pin not in (None, "none"):
         return [m for m in profile.codecs if m.codec == pin]
-    if "planes" not in names:
-        return [m for m in profile.codecs if m.codec == "zstd"]
     near = [
         m
         for m in profile.codecs
         if m.codec == "delta" and m.gap_steps >= (delta_steps or m.gap_steps + 1)
     ]
-    return [m for m in profile.codecs if m.codec == "planes"] + near
+    planes = [m for m in profile.codecs if m.codec == "planes"]
+    zstd = [m for m in profile.codecs if m.codec == "zstd"]
+    if not planes:
+        return zstd
+
+    def gain(measures: list[CodecMeasure]) -> float:
+        best = _best_of_each_class(measures, pipe)
+        if smallest:
+            return -_stored_share(profile, [m for m in best if m.ratio > 1.0], 0)
+        paying = [m for m in best if pipe.pays(m)]
+        return sum(pipe.saves_s(m, _class_bytes(profile, m.tensor_class)) for m in paying)
+
+    return zstd if zstd and gain(zstd) > gain([*planes, *near]) else [*planes, *near]
 
 
 def _chain(profile: Profile, taken: list[CodecMeasure], write: StorageMeasure | None) -> int:
@@ -251,12 +277,13 @@ def _reason(profile: Profile, goal: Goal, best: list[CodecMeasure], pipe: Pipe) 
         "5 %"
     )
     busy = f"{verdict}; encoding keeps {pipe.busy_cores(largest):.2g} cores busy meanwhile"
+    slows = pipe.slows(largest)
     if not pipe.felt(largest):
-        return busy
+        told = f" and slows iterations down by {format_fraction(slows)}, a cost of each checkpoint"
+        return busy + (told if slows else "")
     if pipe.slowdown is None:
         return f"{busy}, and what that does to the training was not measured"
-    felt = pipe.slowdown * pipe.busy_cores(largest) / pipe.worth
-    return f"{busy} and slows iterations down by up to {format_fraction(felt)}, above 3 %"
+    return f"{busy} and slows iterations down by up to {format_fraction(slows)}, above 3 %"
 
 
 def _encoding(profile: Profile, taken: list[CodecMeasure], pipe: Pipe) -> Encoding:
@@ -265,12 +292,15 @@ def _encoding(profile: Profile, taken: list[CodecMeasure], pipe: Pipe) -> Encodi
         return Encoding()
     raw_s = profile.state.total_bytes / link
     readers = max(1, min(pipe.writers, profile.fingerprint.cores // ranks_per_node(profile)))
-    saved_s = decode_s = 0.0
+    saved_s = decode_s = slowdown_s = 0.0
     for measure in taken:
         count = _class_bytes(profile, measure.tensor_class)
         saved_s += count / link - count / pipe.bytes_per_s(measure)
+        slowdown_s += pipe.slows(measure) * count / pipe.bytes_per_s(measure)
         decode_s += count / (measure.decode_bytes_per_s * readers)
-    return Encoding(write_factor=max(0.0, raw_s - saved_s) / raw_s, decode_s=decode_s)
+    encoded_s = max(0.0, raw_s - saved_s)
+    slows = slowdown_s / encoded_s if encoded_s else 0.0
+    return Encoding(write_factor=encoded_s / raw_s, decode_s=decode_s, slows=slows)
 
 
 def _class_bytes(profile: Profile, name: str) -> int:

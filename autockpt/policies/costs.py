@@ -115,6 +115,8 @@ class Encoding:
     write_factor: float = 1.0
     """Time of the encoded write over that of the raw one."""
     decode_s: float = 0.0
+    slows: float = 0.0
+    """Fraction of the training time lost to it during a write, as far as that was measured."""
 
 
 def ranks_per_node(profile: Profile) -> int:
@@ -156,7 +158,10 @@ def profile_costs(
     persist = _persist_s(profile, staging, copy, write, encoding, notes)
     sync = staging.persist == "sync"
     copying = _copy_lost_s(profile, staging, measured, copy)
-    writing = 0.0 if sync else max(0.0, _persist_lost_s(profile, staging, persist, copy) - copying)
+    writing = 0.0
+    if not sync:
+        lost = _persist_lost_s(profile, staging, persist, copy) - copying
+        writing = max(0.0, lost) + encoding.slows * persist.mean
     if not profile.interference:
         notes.append(
             f"interference was not measured; background work is assumed to cost "

@@ -389,6 +389,21 @@ def test_a_slow_mover_is_measured_and_takes_fewer_bytes() -> None:
     assert gate._takes_s(4 * MIB) == pytest.approx(4 * MIB / (RATE / 4), rel=0.2)
 
 
+def test_a_small_piece_sets_no_pace() -> None:
+    """The first tensor of a rank has 16 KiB, whose copy is all start: windows would take nothing
+    at its pace, and would be off for good."""
+    clock, gaps_s = FakeClock(), [0.15, 0.15, 0.15, 0.0]
+    gate = learned(clock, gaps_s, longest_wait_s=10.0)
+    gate.begin(200 * MIB)
+    for _ in range(MEMORY):
+        gate.wait(2**14)
+        clock.now_s += 0.002
+        gate.moved()
+    assert gate._takes_s(4 * MIB) == pytest.approx(4 * MIB / RATE, rel=0.1)
+    gate.boundary()
+    assert gate.begin(200 * MIB).reason == ""
+
+
 def test_windows_that_come_back_are_used_at_the_pace_of_copies_alone() -> None:
     """While they were gone copies went beside the compute, at an eighth of it: by that pace these
     windows would take too little for ever."""
