@@ -32,13 +32,33 @@ class RestoredState:
     bytes: int
     as_built: tuple[str, ...] = ()
     """Buffers that do not persist and are not what was saved."""
+    awaited: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
+    """Shape and type of the parameters and buffers that the script builds in its loop, and did not
+    build yet; None: all is there."""
 
 
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     """Puts optimizers, modules' extras and stateful objects back; (progress, rng) for the session.
 
-    Raises ConfigError naming what does not fit any more.
+    Optimizers and extras wait for what the script builds later.  Raises ConfigError naming what
+    does not fit any more.
     """
+    skeleton, tensors, device = restored.skeleton, restored.tensors, state.device()
+    if restored.awaited is None:
+        apply_structure(restored, state)
+    missing = sorted(set(state.others) - set(skeleton["others"]))
+    if missing and not skeleton.get("partial"):
+        raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
+    for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
+        load_quietly(value, statetree.decode(skeleton["others"][name], tensors, device))
+    return {
+        "progress": statetree.decode(skeleton["progress"], tensors),
+        "rng": statetree.decode(skeleton["rng"], tensors),
+    }
+
+
+def apply_structure(restored: RestoredState, state: LiveState) -> None:
+    """Puts optimizers and modules' extras back.  Raises ConfigError naming what does not fit."""
     skeleton, tensors = restored.skeleton, restored.tensors
     for prefix in restored.optimizers:
         _apply_optimizer(state, prefix, state.optimizers[prefix], restored)
@@ -58,15 +78,6 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
         if path in skeleton["modules"]:
             saved = skeleton["modules"][path]
             module.set_extra_state(statetree.decode(saved, tensors, device))
-    missing = sorted(set(state.others) - set(skeleton["others"]))
-    if missing and not skeleton.get("partial"):
-        raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
-    for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        load_quietly(value, statetree.decode(skeleton["others"][name], tensors, device))
-    return {
-        "progress": statetree.decode(skeleton["progress"], tensors),
-        "rng": statetree.decode(skeleton["rng"], tensors),
-    }
 
 
 def _is_whole(state: LiveState) -> Callable[[torch.Tensor], bool]:
@@ -175,6 +186,9 @@ def _placed(
     if name not in restored.tensors:
         raise CorruptCheckpointError(f"{name}: is named in the state and not in the image")
     tensor = restored.tensors[name]
+    if restored.awaited is not None and tensor.shape == parameter.shape:
+        form = torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device)
+        tensor = form.copy_(tensor)  # in the memory format of its parameter
     return _divided(restored, name, parameter, tensor.to(parameter.device) if on_device else tensor)
 
 

@@ -66,6 +66,22 @@ class OptimizerParts:
     """Keys of its state that are no parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a script builds and a checkpoint fills: names, and nothing of what optimizers make."""
+
+    named: frozenset[str]
+    """Parameters and persistent buffers of the models."""
+    groups: dict[str, list[str | list[str]]]
+    """By optimizer the parameters of each group, as `OptimizerParts.names`."""
+
+    def added(self, other: "Structure") -> list[str]:
+        """What this one has and the other has not, or has in other groups, in words."""
+        more = sorted(self.named - other.named)
+        regrouped = [p for p, names in self.groups.items() if other.groups.get(p) != names]
+        return more or [f"the parameter groups of {prefix}" for prefix in regrouped]
+
+
 @dataclass(slots=True)
 class Inventory:
     """One walk of a live state."""
@@ -96,6 +112,8 @@ class Inventory:
     """Modules that may hold gathered parameters after an evaluation."""
     cacheable: bool
     """False: something in it cannot be anchored."""
+    structure: Structure
+    """What the script built."""
 
     def holds(self) -> bool:
         """A new walk would find the same objects."""
@@ -305,7 +323,11 @@ class _Walk:
         lazy = {name: tensor for part in self._parts.values() for name, tensor in part.items()}
         held = self._holdings
         local = {name: local_part(tensor, held.get(name)) for name, tensor in lazy.items()}
+        named = {name for name, one in self._named.items() if isinstance(one, torch.Tensor)}
         return Inventory(
+            structure=Structure(
+                frozenset(named - self._passing), {p: o.names for p, o in self._optimizers.items()}
+            ),
             lazy=lazy,
             locals=local,
             parts={prefix: tuple(part) for prefix, part in self._parts.items()},

@@ -80,6 +80,8 @@ class _Restore:
         wanted = Wanted(
             self._state, self._live, self._stored, home.header, skeleton, same_mesh=same_mesh,
             ready=self._ready,
+            later=bool(skeleton.get("rebuilt")) and self._shards.world_size == 1
+            and not self._shards.regrouped,
         )  # fmt: skip
         if not self._shards.regrouped:
             wanted.adopt()
@@ -102,6 +104,7 @@ class _Restore:
             exact=alone and exact and not skeleton.get("partial"),
             by_rank=self._by_rank(same_mesh=same_mesh),
             as_built=tuple(wanted.as_built(exact=exact)),
+            awaited=wanted.awaited,
             bytes=sum(o.chunks.index.image_bytes for o in self._opened.values()),
         )  # fmt: skip
 

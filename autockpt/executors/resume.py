@@ -67,6 +67,8 @@ class Resumed:
     """Something of this run is on disk, whatever was resumed from."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
+    awaiting: RestoredState | None = None
+    """What waits for a structure that the script builds in its loop."""
     apply_s: float = 0.0
     """Putting optimizers and stateful objects together."""
 
@@ -249,5 +251,6 @@ def _finish(
         lossy=str(restored.skeleton.get("lossy", "")),
         durable=message.durable,
         read_s=read_s,
+        awaiting=None if restored.awaited is None else restored,
         apply_s=time.monotonic() - began,
     )

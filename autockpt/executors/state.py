@@ -13,7 +13,7 @@ import torch
 
 from autockpt.executors import statetree
 from autockpt.executors.dtypes import stored_form
-from autockpt.executors.inventory import Inventory, memory_of, take_inventory
+from autockpt.executors.inventory import Inventory, Structure, memory_of, take_inventory
 from autockpt.executors.inventory import local_part as local_part
 from autockpt.executors.own_state import OwnState, inner_optimizers
 from autockpt.executors.random_state import rng_state
@@ -84,6 +84,8 @@ class LiveState:
         self._renamed = renamed(models, self._placed)
         self._axes = axes
         self._inventory: Inventory | None = None
+        self._built: Structure | None = None
+        """As `attach` found it."""
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
         self._own = OwnState(self.optimizers)
         self._model_names: dict[str, ModelNames] = {}
@@ -364,6 +366,8 @@ class LiveState:
                 for name, value in self.others.items()
             },
         }
+        if self._built is not None and inventory.structure != self._built:
+            skeleton["rebuilt"] = True
         own = self._own.encode(lambda: self._known(inventory), tensors)
         if own:
             skeleton["own"] = own
@@ -382,6 +386,13 @@ class LiveState:
         """Parameters, optimizer state and modules by name."""
         return {**self.extra_places(), **self.parameters(), **inventory.lazy}
 
+    def changes(self) -> list[str]:
+        """What the script has added or taken away since `attach`, as of the newest snapshot."""
+        now, built = self._inventory, self._built
+        if now is None or built is None or now.structure == built:
+            return []
+        return now.structure.added(built) or built.added(now.structure)
+
     def dry_encode(self, progress: Mapping[str, Any] | None = None) -> None:
         """Encodes everything once and throws it away, the session's `progress` too.
 
@@ -389,6 +400,7 @@ class LiveState:
         """
         _, tensors = self.extra(dict(progress or {}))
         inventory = self.inventory()
+        self._built = inventory.structure
         tensors.update(inventory.lazy)
         for name, tensor in tensors.items():
             stored_form(tensor.dtype, tuple(tensor.shape))

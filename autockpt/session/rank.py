@@ -17,6 +17,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.link import KeeperLink
 from autockpt.executors.loaders import DataPosition
+from autockpt.executors.rebuilding import Rebuilding
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
 from autockpt.executors.telemetry import TelemetryWriter
@@ -45,6 +46,8 @@ class RankState:
         self._data = None if data is None or is_script(data) else DataPosition(data)
         state.dry_encode({} if self._data is None else {"data": self._data.require_state()})
         self._mesh = state.mesh()
+        self._rebuilding: Rebuilding | None = None
+        """Until the script has built what the checkpoint has."""
         self._known_nan: list[str] = []
         """As `LiveState.known_nan`, in order."""
         self._plan: CheckpointPlan = job.plan

@@ -229,6 +229,9 @@ class Saving(RankState):
 
         `before`: (random state, position of the data) of the boundary, if they have gone on since.
         """
+        if self._rebuilding is not None:
+            self._skip(step, "the script has not built what the last checkpoint has")
+            return False
         patience_s = GRANT_WAIT_S if patience_s is None else patience_s
         slot = self._granted(generation, step, disk=disk, patience_s=patience_s)
         if slot is None:
@@ -280,6 +283,7 @@ class Saving(RankState):
             self._skip(step, refusal)
             return False
         self._flight, self._newest = (generation, step, disk), generation
+        self._tell_changes(step)
         self._supersedes = False
         if staging.compare and passage is None and (gate is None or gate.learned):
             self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
@@ -316,6 +320,21 @@ class Saving(RankState):
         self._stood_still_count += 1
         self._stream_after_s = time.monotonic() + pause_s
         self._degraded("storage", f"{reason}; none is tried for {pause_s:.0f} s")
+
+    def _tell_changes(self, step: int) -> None:
+        """Once: the script built or removed something behind `attach`."""
+        changes = [] if "structure" in self._warned else self._state.changes()
+        if not changes:
+            return
+        self._warned.add("structure")
+        where = "before its first step; its state is put back then"
+        if self._job.world_size > 1:
+            where = "before attach()"
+        more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+        self._say(
+            f"the structure of the state changed before step {step} ({changes[0]}{more}): a "
+            f"restart has to build it again by ckpt.step_count, {where}"
+        )
 
     def _granted(
         self, generation: Generation, step: int, *, disk: bool, patience_s: float

@@ -30,6 +30,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.random_state import rng_mark, set_rng_state
+from autockpt.executors.rebuilding import Rebuilding
 from autockpt.executors.resume import Resumed, resume
 from autockpt.executors.sharding.sharing import Place
 from autockpt.executors.snapshot import Snapshotter
@@ -98,13 +99,16 @@ class Session(Stopping):
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
         self._placed = True
         for step in self._left(total, until):
-            yield step, self._take()
+            batch = self._take()
+            self._let_build()
+            yield step, batch
 
     def _left(self, total: int, until: int | None) -> Iterator[int]:
         """The steps of a loop of ours, each with its boundary behind it."""
         self._owns(total)
         while self._step < total and (until is None or self._step < until) and not self._stopped:
             step = self._step
+            self._let_build()
             yield step
             if self._step != step:
                 continue
@@ -114,6 +118,11 @@ class Session(Stopping):
             self._boundary(step + 1)
         if self._step >= total:
             self._close(final_checkpoint=True, reason="finished")
+
+    def _let_build(self) -> None:
+        """What the script has built until now is filled; what it builds from here on may draw."""
+        if self._rebuilding is not None and not self._rebuilding.look():
+            self._rebuilding.begin()
 
     def _pay(self) -> None:
         """What comes behind a loop that ends early belongs to its last iteration: that ends now."""
@@ -251,6 +260,13 @@ class Session(Stopping):
         applied = time.monotonic()
         self._take_progress(resumed)
         self._note_nan(resumed)
+        if resumed.awaiting is not None:
+            self._rebuilding = Rebuilding(resumed.awaiting, self._state, self._rebuilt)
+            self._say(
+                f"the script changed its structure before step {resumed.step}: "
+                f"{self._rebuilding.lacking()}; its state is put back when the script has built "
+                "it again, which must be before the first step of an optimizer"
+            )
         self._tell_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
         self._snapshotter = Snapshotter(
             self._state, self._link.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
@@ -259,7 +275,7 @@ class Session(Stopping):
         attached, every = self._state.attached_optimizers, self._state.optimizers
         inner = {every[name]: every[outer] for name, outer in self._state.outer.items()}
         self._hooks = OptimizerHooks(
-            list(attached.values()), self._fence, self._after_optimizer, inner
+            list(attached.values()), self._before_step, self._after_optimizer, inner
         )
         for module in self._state.models.values():
             self._hooks.guard_module(module)
@@ -280,6 +296,17 @@ class Session(Stopping):
         self._watch.start()
         atexit.register(self._at_exit)
         of_this_process.began(self, self._job.name, shared=self._job.shared)
+
+    def _rebuilt(self) -> None:
+        self._rebuilding = None
+        self._state.refresh()
+        self._say("the structure of the checkpoint is built again, and its state is put back")
+
+    def _before_step(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Raises ConfigError for a step on a structure whose state is still awaited."""
+        if optimizer is not None and self._rebuilding is not None:
+            self._rebuilding.require()
+        self._fence(optimizer)
 
     def _take_progress(self, resumed: Resumed) -> None:
         for notice in resumed.notices:
@@ -360,6 +387,8 @@ class Session(Stopping):
         def before(module: torch.nn.Module) -> None:
             if not module.training or self._closed:
                 return
+            if self._rebuilding is not None:
+                self._rebuilding.look()
             if not self._placed:
                 self._require_place()
             if self._stepped and self._rounds.complete and not self._owns_boundary:

@@ -24,6 +24,9 @@ from autockpt.executors.sharding.zero_view import ZeroView
 from autockpt.executors.state import LiveState, local_part
 from autockpt.values.errors import ConfigError
 
+Look = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type."""
+
 _Form = tuple[tuple[int, ...], tuple[int, ...] | None]
 """Shape, and strides where they are not those of a contiguous tensor."""
 
@@ -71,8 +74,9 @@ class Wanted:
         *,
         same_mesh: bool,
         ready: Callable[[int], int] = lambda nbytes: 0,
+        later: bool = False,
     ) -> None:
-        """`ready`: see `FreshMemory`."""
+        """`ready`: see `FreshMemory`; `later`: the script may build a part of it in its loop."""
         self._ready = ready
         self._drift = Drift(state.drifting, stored, same_mesh=same_mesh)
         self._state = state
@@ -108,6 +112,57 @@ class Wanted:
             self.optimizers[prefix] = SavedOptimizer()
             own = skeleton["optimizers"][prefix]
             add_skeleton(self.optimizers[prefix], own, self._drift.called)
+        self.awaited: dict[str, Look] | None = None
+        """See `RestoredState.awaited`."""
+        if later:
+            self._await_rest()
+
+    def _await_rest(self) -> None:
+        """Leaves out what is not there yet, or is and will not be."""
+        saved = {n: (p[0].global_shape, p[0].dtype) for n, p in self._of_models().items()}
+        live = {n: (self._holding(t).global_shape, t.dtype) for n, t in self._live.items()}
+        live = {name: form for name, form in live.items() if name not in self._passed}
+        groups = all(
+            [g.names for g in self.optimizers[prefix].groups] == names
+            for prefix, names in self._grouped().items()
+        )
+        if saved != live or not groups:
+            self.awaited = saved
+            self._live = {
+                name: tensor
+                for name, tensor in self._live.items()
+                if name in self._passed or live[name] == saved.get(name)
+            }
+
+    def _of_models(self) -> dict[str, list[Piece]]:
+        """Stored parameters and persistent buffers, by name."""
+        extra = {*statetree.tensor_names(self._skeleton["modules"])} | self._passed
+        prefixes = {f"{prefix}." for prefix in self._state.models}
+        names = (n for n in self._stored.names() if any(map(n.startswith, prefixes)))
+        return {name: self._stored.pieces(name) for name in names if name not in extra}
+
+    def _grouped(self) -> dict[str, list[tuple[str, ...]]]:
+        """Live parameters of each group, by optimizer."""
+        name = self._state.name_of
+        return {
+            prefix: [
+                tuple(map(name, group["params"]))
+                for group in self._state.optimizers[prefix].param_groups
+            ]
+            for prefix in self.optimizers
+        }
+
+    def _later(self) -> list[str]:
+        """Names of stored tensors that have no place yet."""
+        if self.awaited is None:
+            return []
+        names = [name for name in self.awaited if name not in self._live]
+        owned = {(prefix, name) for prefix, name, _ in self._owned}
+        for prefix, saved in self.optimizers.items():
+            for parameter in (p for group in saved.groups for p in group.names):
+                if (prefix, parameter) not in owned:
+                    names += saved.tensors_of(prefix, parameter)
+        return names
 
     def _holding(self, tensor: torch.Tensor) -> Holding:
         """Of a live tensor, asked for once."""
@@ -338,7 +393,7 @@ class Wanted:
             copies = self._drift.copies(name)
             yield _Wish(name, holding, local, tuple(local.shape), local.dtype, copies)
         yield from self._optimizer_wishes()
-        for name in self._private():
+        for name in dict.fromkeys([*self._private(), *self._later()]):
             pieces = self._stored.pieces(name)
             if pieces and name not in self._live:
                 part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
@@ -398,6 +453,8 @@ class Wanted:
     # ------------------------------------------------------------------ names
 
     def _require_names(self, exact: bool) -> None:
+        if self.awaited is not None:
+            return
         saved = set(self._stored.names())
         own = (name for name in self._live if not self._drift.copies(name))
         missing = sorted(name for name in own if name not in saved and name not in self._passing)
