@@ -935,6 +935,8 @@ def _unset(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{called}: parents or files get the umask's mode"
         elif name == "mkdir" and ("parents" in named or not _has_mode(called, node)):
             yield node.lineno, f"{called} without a mode"
+        elif name == "FileHandler":
+            yield node.lineno, f"{called}: its file gets the umask's mode"
         elif called.endswith((".write_bytes", "shutil.copy", "shutil.copyfile", "copytree")):
             yield node.lineno, f"{called} of a new file"
 
@@ -958,7 +960,7 @@ def test_every_new_file_has_a_mode() -> None:
     [
         "open(p, 'w')", "open(p, 'ab')", "open(p, 'x', encoding='utf-8')", "os.makedirs(p, 0o755)",
         "os.mkdir(p)", "path.mkdir()", "path.mkdir(0o755, parents=True)", "path.touch()",
-        "os.open(p, os.O_WRONLY | os.O_CREAT)", "shutil.copy(a, b)",
+        "os.open(p, os.O_WRONLY | os.O_CREAT)", "logging.FileHandler(p)", "shutil.copy(a, b)",
     ],
 )  # fmt: skip
 def test_a_mode_that_is_left_to_the_umask_is_seen(call: str) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from autockpt import new_files
 from autockpt.cli import environment
 from autockpt.cli.agent import Watch, agent_class, rank_logs
 from autockpt.cli.console import Console
@@ -207,6 +208,13 @@ def _stdout_to_stderr(wanted: bool) -> Iterator[None]:
         os.close(kept)
 
 
+class _LogFile(logging.FileHandler):
+    """A log that its owner alone reads."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding="utf-8", opener=new_files.private)
+
+
 def _log_torchelastic(path: Path, console: Console) -> None:
     """What torchelastic says goes to a file, and to the terminal with -v.
 
@@ -214,7 +222,7 @@ def _log_torchelastic(path: Path, console: Console) -> None:
     """
     handlers: list[logging.Handler] = []
     with contextlib.suppress(OSError):
-        handlers.append(logging.FileHandler(path, delay=True))
+        handlers.append(_LogFile(path, delay=True))
     if console.verbosity >= 1:
         handlers.append(logging.StreamHandler())
     parent = logging.getLogger("torch.distributed")

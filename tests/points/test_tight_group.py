@@ -15,10 +15,10 @@ from tests.conftest import end_keeper
 AMPLE_BYTES = 4 * 2**30
 MIB = 2**20
 SCRIPT = """
-import os, sys, torch, autockpt
+import os, torch, autockpt
 from pathlib import Path
 
-group, left, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+group, left, steps = Path(os.environ["GROUP"]), int(os.environ["LEFT"]), int(os.environ["STEPS"])
 
 
 def tighten():
@@ -65,11 +65,11 @@ def trained(group: Group, folder: Path, left: int, steps: int) -> str:
     (group.folder / _limit(group)).write_text(str(AMPLE_BYTES))
     words = [sys.executable, "-m", "autockpt", "run", "--no-profile", "--set"]
     words += ["disk.interval=4 steps", "--run-dir", "run", "job.py"]
-    words += [str(group.folder), str(left), str(steps)]
+    told = {"GROUP": str(group.folder), "LEFT": str(left), "STEPS": str(steps)}
     join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
     ended = subprocess.run(
         ["sh", "-c", join, str(group.folder), *words], cwd=folder, capture_output=True, text=True,
-        timeout=240, check=False, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        timeout=240, check=False, env={**os.environ, **told, "OMP_WAIT_POLICY": "PASSIVE"},
     )  # fmt: skip
     said = ended.stdout + ended.stderr
     assert ended.returncode == 0, said
