@@ -24,6 +24,8 @@ State = Literal["finished", "failed", "interrupted"]
 _STATES: dict[str, State] = {
     "finished": "finished", "failed": "failed", "interrupted": "interrupted",
 }  # fmt: skip
+_QUOTED_CHARS = 100
+"""Of an exception, by which it is found in what the launcher said."""
 ERROR_CHARS = 400
 """Of an exception, in the head of a report."""
 
@@ -79,7 +81,7 @@ class RunEnding:
         if self.restarts:
             parts.append(f"{self.restarts} restart{'s' * (self.restarts > 1)}")
         if self.error and self.reason:
-            parts.append(self.reason)
+            parts.append(_without_error(self.reason, self.error))
         text = "; ".join(parts)
         return f"{text[:1].upper()}{text[1:]}." if text else ""
 
@@ -155,6 +157,13 @@ def _iteration_s(events: Sequence[Event]) -> float:
 
 def _counted(steps: int) -> str:
     return "1 step is" if steps == 1 else f"{steps} steps are"
+
+
+def _without_error(reason: str, error: str) -> str:
+    """What the launcher said, without the exception that the headline has."""
+    begin = reason.find(f" ({error.splitlines()[0][:_QUOTED_CHARS]}")
+    end = reason.find("): ", begin)
+    return reason if begin < 0 or end < 0 else reason[:begin] + reason[end + 1 :]
 
 
 def _whole(value: Any) -> int:

@@ -26,6 +26,7 @@ from autockpt.values.telemetry import (
     ShardCopied,
     SnapshotDiscarded,
     SnapshotSealed,
+    TrainerFailed,
 )
 from autockpt.values.units import format_bytes, format_duration
 
@@ -262,6 +263,8 @@ def _describe(event: Event) -> tuple[str, str] | None:
                 f"rank {event.shard_rank}'s shard of {event.generation} came from {where} to node "
                 f"{event.to_node}: {format_bytes(event.bytes)} in {format_duration(event.copy_s)}"
             )
+        case TrainerFailed():
+            return "failure", f"rank {event.rank} failed at step {event.step}: {event.error}"
         case Degraded():
             return "degraded", f"{event.what} degraded: {event.reason}"
         case RunEnded():

@@ -80,7 +80,10 @@ def data(*events: Event, **status: Any) -> RunData:
     return RunData(title="train", command="autockpt run t.py", events=events, status=status)
 
 
-FAILED = {"state": "failed", "exit_code": 1, "restarts": 2, "reason": "rank 0 ended"}
+FAILED = {
+    "state": "failed", "exit_code": 1, "restarts": 2,
+    "reason": "rank 0 ended (ValueError: typo): no more",
+}  # fmt: skip
 
 
 def test_a_failed_run_opens_with_the_exception_and_what_was_lost() -> None:
@@ -91,7 +94,7 @@ def test_a_failed_run_opens_with_the_exception_and_what_was_lost() -> None:
         "Failed at step 52: ValueError: typo. "
         "No checkpoint is durable: all 52 steps are lost (26 s of training)."
     )
-    assert model.verdict.detail.startswith("Exit code 1; 2 restarts; rank 0 ended. ")
+    assert model.verdict.detail.startswith("Exit code 1; 2 restarts; rank 0 ended: no more. ")
     assert model.verdict.tone == "bad"
     assert "No failure" not in model.verdict.headline + model.verdict.detail
     assert model.accounting is not None
@@ -102,6 +105,8 @@ def test_a_failed_run_opens_with_the_exception_and_what_was_lost() -> None:
     assert (tile.value, tile.note) == ("26 s", "52 steps, failed at the end")
     assert read(render(model)).ending == model.ending
     assert "=> Failed at step 52: ValueError: typo." in text.render(model)
+    assert model.timeline is not None
+    assert "rank 0 failed at step 52: ValueError: typo" in {m.text for m in model.timeline.marks}
     page = html.render(model)
     assert page.index("ValueError: typo") < page.index("went into training")
 
