@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autockpt.run_directory import RunDirectory
 from autockpt.session import Session
-from benchmarks.ablation.presets import Sample, attach, goal_of, iterate
+from benchmarks.ablation.presets import Sample, attach, begin_save, goal_of, iterate
 from benchmarks.ablation.store import keepers_on_a_slow_store
 from benchmarks.compression.stores import RATES
 from benchmarks.harness import Row, publish, row
@@ -99,9 +99,9 @@ def trained(job: Job, folder: Path, rounds: int) -> dict[str, list[Sample]]:
 def one_save(job: Job, session: Session) -> Sample:
     """A checkpoint, iterations until it is durable, and as many without one."""
     iterate(job, session, 1)
-    began, began_monotonic, fenced_s = time.perf_counter(), time.monotonic(), session.fence_stall_s
-    session.save()
-    session.step()
+    fenced_s = session.fence_stall_s
+    began = begin_save(job, session)
+    began_monotonic = time.monotonic() - (time.perf_counter() - began)
     stall_s, count, durable_at_s = time.perf_counter() - began, 0, 0.0
     while not durable_at_s:
         iterate(job, session, 1)

@@ -1,6 +1,7 @@
 """What every benchmark shares: the machine, the versions, the result file, the table.
 
-benchmarks/results/NAME.json = {machine, versions, commit, command, date, rows: [...]}
+benchmarks/results/NAME.json = {machine, versions, commit, clean, command, date, rows: [...]}
+`clean` is false where the code is not that of the commit: such figures cannot be made again.
 row = {figure, value, unit, target, met, ...}; `value` is a median, `spread` and `n` beside it.
 A contestant's trap (what it leaves out, or does otherwise) stands in `notes`, the reason why a
 figure is missing in the row's `note`.
@@ -196,7 +197,8 @@ def publish(
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "versions": versions(),
-        "commit": commit(),
+        "commit": (code := commit()),
+        "clean": code != "unknown" and not code.endswith("-changed"),
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
         "settings": settings,
         **({"notes": dict(notes)} if notes else {}),

@@ -30,7 +30,7 @@ from autockpt.executors.restore import restore_tensors
 from autockpt.executors.shards import open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
-from benchmarks.ablation.presets import attach, goal_of
+from benchmarks.ablation.presets import attach, begin_save, goal_of
 from benchmarks.ablation.store import SlowStore, slow_store
 from benchmarks.job import Job
 
@@ -177,8 +177,7 @@ def compare_load(job: Job, folder: Path, rounds: int) -> Compared:
     """An encoded checkpoint that a session wrote, to live tensors."""
     goal = goal_of("bytecheckpoint-pipeline")
     session = attach(job, folder / "run", replace(goal, pins=replace(goal.pins, codec=CODEC)))
-    session.save()
-    session.step()
+    begin_save(job, session)
     if not session.wait_durable(120.0):
         raise RuntimeError("the checkpoint to load was not written")
     session.close(final_checkpoint=False)
