@@ -18,7 +18,7 @@ MINUTES     ?= 135
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test cases check test-all clean
+.PHONY: help demo demo-nodes test endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,7 +43,7 @@ demo-nodes: $(VENV)/.ready  ## lose one of four nodes (network namespaces, needs
 	$(PY) examples/demo_nodes.py
 
 # Tests of whole jobs have processes of their own and want the cores for themselves.
-JOBS := $(addprefix tests/,bad_input campaigns integrations kill nodes parallel points session)
+JOBS := $(addprefix tests/,bad_input campaigns endings integrations kill nodes parallel points session)
 
 # Tests that fail are tried once more, one at a time.  Both tries are printed: one that fails and then
 # passes depends on the machine's load, and is to be mended.
@@ -59,6 +59,9 @@ endef
 test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,-n 2 --dist loadfile $(JOBS:%=--ignore=%))
 	$(call tested,$(JOBS))
+
+endings: $(VENV)/.ready  ## signal x when x launcher x tier x grace, with real processes
+	$(PY) -m pytest tests/endings $(PYTEST_ARGS)
 
 cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (tests/cases/README.md)
 	$(PY) -m tests.cases

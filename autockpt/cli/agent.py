@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ from autockpt.cli import environment
 from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import Attempt, CrashLoop
 from autockpt.cli.seats import Seated
-from autockpt.cli.signals import second_signal_kills
+from autockpt.cli.signals import Announced, install, kill_groups
+from autockpt.executors.launchers import allocation_left_s
 from autockpt.job_directory import own_runs
+from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import DirectoryBusyError
 
@@ -50,6 +53,10 @@ class Watch:
         """When the restart under way was decided."""
         self.restarts = 0
         self._seated: Seated | None = None
+        self.over_by_s: float | None = None
+        """CLOCK_MONOTONIC by which all is to be over, once a signal has come."""
+        self.keeper_by_s: float | None = None
+        """The same for the keeper."""
         self._loop = CrashLoop(
             step=_trained(run),
             generation=run.newest_generation(),
@@ -112,13 +119,39 @@ class Watch:
         self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
         return False
 
-    def interrupted(self, number: int, timeout_s: int) -> None:
-        """A signal is being forwarded to the ranks."""
+    def interrupted(self, number: int) -> float:
+        """A signal is being forwarded to the ranks; seconds until they are killed."""
         name = signal.Signals(number).name
+        times = times_now(self._request.notice_s)
+        self.over_by_s = time.monotonic() + times.over_s
+        self.keeper_by_s = time.monotonic() + times.keeper_s
+        self._end_by(number, times)
+        told = "make a checkpoint and leave" if self._request.run.attached else "leave"
         self._console.say(
-            f"{name}: told the ranks to save and leave (up to {timeout_s} s; "
-            "a second signal ends them at once)"
+            f"{name}: told the ranks to {told}; this ends within {times.over_s:.0f} s, and at once "
+            "with a second signal"
         )
+        return times.ranks_s
+
+    def _end_by(self, number: int, times: LauncherTimes) -> None:
+        """Storage that hangs keeps nobody: not what waits for it, and not this process."""
+
+        def leave() -> None:
+            # A terminal that is gone must not keep us either.
+            threading.Timer(0.5, os._exit, (128 + number,)).start()
+            self._console.warn(
+                f"{times.over_s:.0f} s are over: not waiting for what is still being written; it "
+                "goes on by itself"
+            )
+            os._exit(128 + number)
+
+        watchdog = threading.Timer(times.over_s, leave)
+        watchdog.daemon = True
+        watchdog.start()
+
+    def hurried(self) -> None:
+        """A second signal: nothing is waited for any more."""
+        self.keeper_by_s = self.over_by_s = time.monotonic()
 
     def failed(self, failures: dict[int, Any]) -> "Ending":
         """The ending after the last failure."""
@@ -149,6 +182,13 @@ def _trained(run: RunDirectory) -> int | None:
     every = [run, *(RunDirectory(path) for path in own_runs(run.path))]
     steps = [step for step in (one.newest_step() for one in every) if step is not None]
     return sum(steps) if steps else None
+
+
+def times_now(notice_s: float | None) -> LauncherTimes:
+    """What there is time for when a signal comes now; `notice_s`: as the policy says."""
+    left_s = allocation_left_s(os.environ, time.time())
+    grace = grace_s(notice_s=notice_s, allocation_left_s=left_s, launcher_s=None)
+    return launcher_times(grace)
 
 
 def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
@@ -200,7 +240,9 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
         def _start_workers(self, worker_group: Any) -> Any:
             watch.starting(worker_group.group_rank)
-            return super()._start_workers(worker_group)
+            started = super()._start_workers(worker_group)
+            self._heed()
+            return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:
             result = super()._monitor_workers(worker_group)
@@ -211,9 +253,21 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
         def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = 30) -> None:
             if isinstance(sys.exc_info()[1], api.SignalException) and self._pcontext is not None:
-                watch.interrupted(int(death_sig), timeout)
-                second_signal_kills(lambda: list(self._pcontext.pids().values()))
+                timeout = watch.interrupted(int(death_sig))  # type: ignore[assignment]
             super()._shutdown(death_sig, timeout)
+
+        def _heed(self) -> None:
+            """In place of torchelastic's handlers, which raise at every signal."""
+
+            def raised(number: int) -> BaseException:
+                text = f"process {os.getpid()} got signal {number}"
+                return api.SignalException(text, sigval=signal.Signals(number))  # type: ignore[no-any-return]
+
+            def kill() -> None:
+                watch.hurried()
+                kill_groups(self._pcontext.pids().values())
+
+            install(Announced(raised, kill).handle)
 
     api.LocalElasticAgent = Agent
     try:

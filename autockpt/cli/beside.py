@@ -30,8 +30,18 @@ class Follower:
 _Running = list[tuple[Follower, "subprocess.Popen[bytes]"]]
 
 
+@dataclass(slots=True)
+class Patience:
+    """How long what is left is waited for."""
+
+    by_s: float | None = None
+    """CLOCK_MONOTONIC; None: as long as it mostly takes."""
+
+
 @contextlib.contextmanager
-def beside(run: RunDirectory, followers: Sequence[Follower], console: Console) -> Iterator[None]:
+def beside(
+    run: RunDirectory, followers: Sequence[Follower], console: Console
+) -> Iterator[Patience]:
     """They follow the run as long as the block lasts; then what is left.
 
     SIGTERM tells them that the training has ended, and so does the death of this process.  One
@@ -39,13 +49,15 @@ def beside(run: RunDirectory, followers: Sequence[Follower], console: Console) -
     the waiting, and they finish by themselves.
     """
     running: _Running = []
-    patience_s = PATIENCE_S
+    patience, patience_s = Patience(), PATIENCE_S
     with contextlib.ExitStack() as held:
         try:
             for follower in followers:
                 if held.enter_context(_only_one(run, follower)):
                     running += _start(run, follower, console)
-            yield
+            yield patience
+            if patience.by_s is not None:
+                patience_s = min(PATIENCE_S, max(0.0, patience.by_s - time.monotonic()))
         except Interrupted:
             patience_s = 0.0
             raise

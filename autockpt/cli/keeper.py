@@ -1,8 +1,14 @@
 """The keeper of this node, as far as the launcher goes; the training never fails for it."""
 
+import time
+
 from autockpt.cli.console import Console
 from autockpt.cli.signals import Interrupted
 from autockpt.run_directory import RunDirectory
+
+WAIT_S = 60.0
+SHORT_S = 0.2
+"""It is told in any case, and waited for this long: with nothing left to do it is gone by then."""
 
 
 class KeeperBeside:
@@ -42,14 +48,18 @@ class KeeperBeside:
                 "without protection if that fails too"
             )
 
-    def release(self) -> None:
-        """Tell it to leave when everything is on disk, and wait for that."""
+    def release(self, by_s: float | None = None) -> None:
+        """Tell it to leave when everything is on disk, and wait for that.
+
+        `by_s`: at most until then, CLOCK_MONOTONIC; it goes on by itself.
+        """
         if self._node is None:
             return
         try:
             from autockpt.executors.keeper.launch import release_keeper
 
-            if not release_keeper(str(self._run.path), self._node):
+            wait_s = WAIT_S if by_s is None else min(WAIT_S, by_s - time.monotonic())
+            if not release_keeper(str(self._run.path), self._node, wait_s=max(SHORT_S, wait_s)):
                 log = self._run.logs / f"keeper-{self._node:03d}.log"
                 self._console.warn(
                     "the keeper is still at work; it leaves by itself when everything is written, "

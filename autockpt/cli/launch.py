@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +20,12 @@ from typing import Any, Literal
 
 from autockpt import new_files
 from autockpt.cli import environment
-from autockpt.cli.agent import Watch, agent_class, rank_logs
+from autockpt.cli.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.cli.console import Console
 from autockpt.cli.crash_loop import MAX_RESTARTS
 from autockpt.cli.keeper import KeeperBeside
 from autockpt.cli.options import Script
-from autockpt.cli.signals import Interrupted, install, interrupt, signals_raise
+from autockpt.cli.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.executors import non_temporal
 from autockpt.profiles.probes.copies import copy_gain
 from autockpt.run_directory import RunDirectory
@@ -59,6 +60,8 @@ class Launch:
     resume_from: str | None = None
     fresh: bool = False
     profile_in_place: bool = True
+    notice_s: float | None = None
+    """How long before an end it is announced, as the policy says, seconds; None: it does not."""
 
     @property
     def single_node(self) -> bool:
@@ -76,26 +79,34 @@ class Ending:
     reason: str = ""
     error: str = ""
     """The exception that ended the rank that failed first; "": another end."""
+    over_by_s: float | None = None
+    """CLOCK_MONOTONIC by which the command is to be over, where that was announced."""
+    keeper_by_s: float | None = None
+    """The same for the keeper of this node."""
 
 
 def launch(request: Launch, console: Console) -> Ending:
     """Run the job to its end, with a keeper beside it.  Raises ConfigError for bad settings."""
-    keeper = KeeperBeside(request.run, console)
+    keeper, ending = KeeperBeside(request.run, console), None
     with signals_raise():
         try:
             if request.mode == "run" and request.single_node:
                 keeper.start(0)  # boots while torch is imported here
-            return _launch(request, console, keeper)
+            ending = _launch(request, console, keeper)
         except Interrupted as interrupted:
-            return Ending(
+            times = times_now(request.notice_s)
+            ending = Ending(
                 state="interrupted",
                 exit_code=128 + interrupted.number,
                 restarts=0,
                 reason=f"{interrupted} before the training began",
+                over_by_s=time.monotonic() + times.over_s,
+                keeper_by_s=time.monotonic() + times.keeper_s,
             )
         finally:
             install(interrupt)
-            keeper.release()
+            keeper.release(None if ending is None else ending.keeper_by_s)
+        return ending
 
 
 def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
@@ -122,6 +133,8 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
                 exit_code=128 + number,
                 restarts=watch.restarts,
                 reason=f"the launcher received {signal.Signals(number).name}",
+                over_by_s=watch.over_by_s,
+                keeper_by_s=watch.keeper_by_s,
             )
     return Ending(state="finished", exit_code=0, restarts=watch.restarts)
 
@@ -182,6 +195,7 @@ def _config(request: Launch) -> Any:
         max_restarts=_max_restarts(request),
         monitor_interval=MONITOR_S,
         local_addr=request.local_addr,
+        signals_to_handle=",".join(signal.Signals(number).name for number in heeded()),
         logs_specs=rank_logs(request.run.logs),
     )
 

@@ -150,6 +150,8 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         console.next(f"autockpt explain {shown(run.path)}")
     else:
         words = launch_words(Scale(world_size=ranks * nodes, nodes=nodes))
+        stored = status.last_durable or status.last_remote
+        then = "resumes" if stored else "begins anew: nothing is durable"
         console.next(
-            f"autockpt run --run-dir {shown(run.path)} {words}{command_line(script)}   (resumes)"
+            f"autockpt run --run-dir {shown(run.path)} {words}{command_line(script)}   ({then})"
         )

@@ -143,13 +143,15 @@ def _launch(request: "Request", console: Console) -> int:
             resume_from=request.resume_from,
             fresh=request.fresh,
             profile_in_place=request.use_profile,
+            notice_s=goal.failures.notice_s,
             **request.launching,
         )
         followers = [*archivers(run, goal.archive, console), *copiers(run, goal.remote)]
         began = outcome.before(run)
-        with signals_raise(), beside(run, followers, console):
+        with signals_raise(), beside(run, followers, console) as patience:
             ending = launch(wanted, console)
-            if followers:  # who waits for them may be killed
+            patience.by_s = ending.keeper_by_s
+            if followers or ending.keeper_by_s is not None:  # who waits may be killed
                 outcome.note(run, ending)
         return outcome.finish(run, ending, request.script, console, began)
 

@@ -8,11 +8,22 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ENDING = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+SAME_S = 1.0
+"""The same signal again within this time is the same one: `timeout` sends two."""
+
+
+def heeded() -> tuple[int, ...]:
+    """Of `ENDING`, all but a SIGHUP that `nohup` keeps away."""
+    away = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in ENDING if number != signal.SIGHUP or not away)
 
 
 class Interrupted(BaseException):
@@ -25,7 +36,7 @@ class Interrupted(BaseException):
 
 def install(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
     """Handle the signals that end a job; returns what handled them before."""
-    return {number: signal.signal(number, handler) for number in ENDING}
+    return {number: signal.signal(number, handler) for number in heeded()}
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -52,12 +63,26 @@ def told_to_end() -> threading.Event:
     return ended
 
 
-def second_signal_kills(pids: Callable[[], list[int]]) -> None:
-    """From now on a signal to the launcher kills the ranks instead of waiting for them."""
+class Announced:
+    """The signals while ranks live: the first is raised, the same within a second is the same one,
+    any other kills the ranks."""
 
-    def kill(number: int, frame: FrameType | None) -> None:
-        for pid in pids():
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+    def __init__(self, raised: Callable[[int], BaseException], kill: Callable[[], object]) -> None:
+        self._raised, self._kill = raised, kill
+        self._first: tuple[int, float] | None = None
 
-    install(kill)
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """As a handler of signals."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = number, now
+            raise self._raised(number)
+        if number != self._first[0] or now - self._first[1] > SAME_S:
+            self._kill()
+
+
+def kill_groups(pids: Iterable[int]) -> None:
+    """Ends the processes, and what they have started, at once."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)

@@ -89,6 +89,12 @@ def slurm_launch(environ: Mapping[str, str]) -> str:
     return f"slurm-{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
 
 
+def allocation_left_s(environ: Mapping[str, str], now_s: float) -> float | None:
+    """Seconds until Slurm's allocation ends, at the wall clock `now_s`; None outside of one."""
+    ends = number(environ, "SLURM_JOB_END_TIME")
+    return None if ends is None else ends - now_s
+
+
 def agent_of(environ: Mapping[str, str], pid: int) -> int:
     """The process that started this rank: from the rank's parent, `pid`, upwards the first that was
     not told what torchrun calls the launch, or else the rank.

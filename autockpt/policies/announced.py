@@ -19,8 +19,30 @@ NEAR_S = 900.0
 """An end of the allocation that is nearer is what a signal announces; one that is further off has
 nothing to do with it, and at the end itself Slurm grants its KillWait."""
 AT_THE_END_S = 5.0
+FLUSH_SHARE = 0.1
+"""Of the time: at least this much is left for what is in memory."""
 MARGIN_S, MARGIN_SHARE = 5.0, 0.2
 """Kept back of a grace: to say how it ended, and for a machine that goes a little early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherTimes:
+    """What a launcher does by when; seconds from the announcement, ascending."""
+
+    ranks_s: float
+    """Ranks that have not left are killed; they leave by themselves before (`leave_s`)."""
+    keeper_s: float
+    """The keeper, which writes what the ranks left in memory, is waited for no longer."""
+    over_s: float
+    """The launcher is gone, whatever hangs: what was announced."""
+
+
+def launcher_times(grace_s: float) -> LauncherTimes:
+    """How a launcher divides the margin that its ranks leave."""
+    margin_s = grace_s - leave_s(grace_s)
+    return LauncherTimes(
+        ranks_s=grace_s - 0.7 * margin_s, keeper_s=grace_s - 0.4 * margin_s, over_s=grace_s
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +105,9 @@ def answer(grace_s: float, pace: Pace) -> Answer:
             f"{format_duration(leave)}"
         )
         return Answer(saves="memory", give_up_s=0.0, leave_s=leave, reason=reason)
-    give_up = leave / 2.0 if durable_s is None else leave - durable_s
+    give_up = leave / 2.0
+    if durable_s is not None:
+        give_up = max(0.0, leave - max(durable_s, FLUSH_SHARE * leave))
     needed = "an unknown time" if durable_s is None else format_duration(pace.needed_s)
     reason = f"a checkpoint of the coming step takes {needed}; there are {format_duration(leave)}"
     return Answer(saves="boundary", give_up_s=give_up, leave_s=leave, reason=reason)

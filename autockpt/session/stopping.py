@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors import owner
-from autockpt.executors.launchers import number
+from autockpt.executors.launchers import allocation_left_s
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.signals import TerminationWatch
 from autockpt.executors.state import LiveState
@@ -312,11 +312,10 @@ class Stopping(Ending):
 
     def _grace_s(self) -> float:
         environ = os.environ
-        ends = number(environ, "SLURM_JOB_END_TIME")
         ours = "AUTOCKPT_LAUNCHER_PID" in environ or "TORCHELASTIC_RUN_ID" not in environ
         return grace_s(
             notice_s=self._job.goal.failures.notice_s,
-            allocation_left_s=None if ends is None else ends - time.time(),
+            allocation_left_s=allocation_left_s(environ, time.time()),
             launcher_s=None if ours else DEFAULT_GRACE_S,
         )
 
