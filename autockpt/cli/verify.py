@@ -53,9 +53,13 @@ def verify(
     if repair:
         CheckpointDirectory(place.directory).require_unheld()
     if every or deep or repair:
-        records = list_generations(place.directory)
-        names = [record.name for record in records if record.state != "incomplete"]
-        results = [_verified(console, place.directory, name) for name in names]
+        results = []
+        for _ in range(AGAIN):  # a live run may delete all that were listed, and write others
+            records = list_generations(place.directory)
+            names = [record.name for record in records if record.state != "incomplete"]
+            results += [_verified(console, place.directory, name) for name in names]
+            if not names or not all(result.gone for result in results):
+                break
     else:
         results = [_verified_one(console, place, generation)]
     damages = damaged_records(place.directory) if deep or repair else []

@@ -170,7 +170,7 @@ def shard_path(folder: str, record: dict[str, object]) -> str:
 
 
 def _plain_file(name: str) -> str:
-    if not name or "/" in name or name.startswith(".") or len(name) > 128:
+    if "\0" in name or not name or "/" in name or name.startswith(".") or len(name) > 128:
         raise CorruptCheckpointError(f"{name!r} is no shard or index name")
     return name
 
