@@ -84,7 +84,7 @@ def test_dry_run_touches_nothing(
     text = text_of(capsys, "run", "--dry-run", "t.py", "--lr", "1")
     assert "profile   runs/p/profile.json" in text
     assert "promise   goodput" in text
-    assert "none that fits" in text_of(capsys, "run", "--dry-run", "t.py", "--lr", "2")
+    assert "no profile fits" in text_of(capsys, "run", "--dry-run", "t.py", "--lr", "2")
     assert "nothing was touched" in text_of(capsys, "run", "--dry-run", "--no-profile", "t.py")
     body = json.loads(text_of(capsys, "run", "--json", "--dry-run", "t.py", "--lr", "1"))
     assert body["dry_run"] is True
