@@ -11,7 +11,7 @@ diff`), or the same calls with and without the mechanism; contestants take turns
 * writers: `fastpersist` against one writer through the page cache (FastPersist)
 * in flight: `pccheck` against `checkfreq` on storage slower than the interval (PCcheck)
 
-`--quick` takes the 10 M model and fewer rounds, in less than two minutes.
+`--smoke` takes a model of 1 M parameters and one round.
 """
 
 import argparse
@@ -28,18 +28,16 @@ import torch
 
 from benchmarks.ablation import in_flight, memory, presets, stages, writers
 from benchmarks.ablation.figures import gain, without_one
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.job import Job
 
 COMPARED = ("sync", "async", "dlrover", "datastates")
 BESIDE = ("easyckpt", "fastpersist", "bytecheckpoint-pipeline")
-"""Measured without a target of their own, and not with --quick."""
+"""Measured without a target of their own, and not with --smoke."""
 STALL, FIRST_TOUCH, ADDED = 10.0, 7.6, 0.74
 """Published: DLRover on NVMe, EasyCkpt, DataStates-LLM."""
 SAVE, LOAD, BOUND_SHARE, BOUND = 1.45, 1.5, 0.9, 1.8
 """ByteCheckpoint's figures; the share of sum / max of the stages; how far the store is off 2."""
-WRITE_BYTES = 512 * 2**20
-"""Below that a write measures the system calls around it."""
 IN_FLIGHT = 2.0
 """With 3 in flight and saves of 2.5 intervals, 2.5 are possible."""
 
@@ -47,14 +45,14 @@ IN_FLIGHT = 2.0
 def main() -> None:
     """Measures and publishes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="10 M parameters, fewer rounds")
-    parser.add_argument("--size", help="of the example's model; 60m, 10m with --quick")
-    parser.add_argument("--rounds", type=int, help="6, 3 with --quick")
+    parser.add_argument("--size", default="60m", help="of the example's model")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument(
+        "--write-mib", type=int, default=512, help="of a write at least: fewer measure calls"
+    )
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), help="parts to measure")
-    args = parser.parse_args()
-    args.size = args.size or ("10m" if args.quick else "60m")
-    args.rounds = args.rounds or (3 if args.quick else 6)
+    args = parse(parser, size="1m", rounds=1, write_mib=16)
     torch.set_num_threads(args.threads)
     folder = Path(tempfile.mkdtemp(prefix="bench-ablations-", dir=os.getcwd()))
     job = Job(args.size, 96)
@@ -70,7 +68,7 @@ def main() -> None:
             rows += PARTS[name](job, folder, args, settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    publish("ablations", rows, settings=settings, variant="_quick" if args.quick else "")
+    publish("ablations", rows, settings=settings, smoke=args.smoke)
 
 
 def training(
@@ -78,7 +76,7 @@ def training(
 ) -> list[Row]:
     """Stall, snapshot and added time of the presets, in turn on one training."""
     every = 4
-    names = COMPARED if args.quick else (*COMPARED, *BESIDE)
+    names = COMPARED if args.smoke else (*COMPARED, *BESIDE)
     taken = presets.measure(job, folder, names, rounds=args.rounds, every=every)
     fresh, faulted = memory.first_touch(settings["state_bytes"], args.rounds)
     machine = [a / b for a, b in zip(fresh, faulted, strict=True)]
@@ -134,7 +132,7 @@ def storage(
     job: Job, folder: Path, args: argparse.Namespace, settings: dict[str, Any]
 ) -> list[Row]:
     """Several direct writers against one through the page cache."""
-    nbytes = max(settings["state_bytes"], WRITE_BYTES)
+    nbytes = max(settings["state_bytes"], args.write_mib * 2**20)
     taken = writers.measure(nbytes, folder, args.rounds)
     ratios = [a / b for a, b in zip(taken["sync"], taken["fastpersist"], strict=True)]
     rows = [

@@ -10,7 +10,7 @@ noisy ones looks better than it is.  Beside it the curve that the simulator pred
 profile, at the pace that the machine had during each run, and the recoveries.
 
     make bench-accelerated                            # under 20 minutes
-    make bench-accelerated BENCH_ARGS=--quick         # a minute: does it work?
+    make bench-accelerated BENCH_ARGS=--smoke         # a minute: does it work?
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 from autockpt.policies.policy_file import plan_to_yaml
 from autockpt.run_directory import RunDirectory
 from autockpt.values.profile import Profile
-from benchmarks.harness import Row, bootstrap_interval, print_table, publish, row
+from benchmarks.harness import Row, bootstrap_interval, parse, publish, row
 from benchmarks.kills.plans import Way, against_best, exposures_s, predicted, ways
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ FULL = Scale(
     stretches=7,
     schedules=4,
 )
-QUICK = Scale(size="1m", tokens=16, fixed_s=(0.2, 5.0), mtbf_s=1.0, stretches=3, schedules=1)
+SMOKE = Scale(size="1m", tokens=16, fixed_s=(0.2, 5.0), mtbf_s=1.0, stretches=3, schedules=1)
 
 
 @dataclass(slots=True)
@@ -81,13 +81,12 @@ class Found:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Profile, run, publish; the quick one only prints."""
+    """Profile, run, publish."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two intervals, one schedule")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schedules", type=int, help="of kills")
-    given = parser.parse_args(argv)
-    scale = QUICK if given.quick else FULL
+    given = parse(parser, argv)
+    scale = SMOKE if given.smoke else FULL
     scale = replace(scale, schedules=given.schedules or scale.schedules)
     folder = Path(tempfile.mkdtemp(prefix="bench-accelerated-", dir=os.getcwd()))
     try:
@@ -98,9 +97,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = run_all(scale, profile, chosen, folder, seed=given.seed)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if given.quick:
-        print_table(rows(found, chosen, profile))
-        return
     publish(
         "accelerated",
         rows(found, chosen, profile),
@@ -115,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "fresh_starts": found.fresh_starts,
         },
         notes={"auto": _steps_said(chosen[0])},
+        smoke=given.smoke,
     )
 
 

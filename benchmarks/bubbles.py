@@ -50,7 +50,7 @@ from autockpt.profiles.probes.copies import copy_gain
 from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import parse_order
 from benchmarks.bubbles_rank import WAYS
-from benchmarks.harness import Row, bootstrap_interval, pseudomedian, publish, row
+from benchmarks.harness import Row, bootstrap_interval, parse, pseudomedian, publish, row
 from benchmarks.pipeline_job import Shape
 
 EMULATED = {"forward_s": 0.008, "width": 0, "layers": 0, "state_bytes": 64 * 2**20, "rows": 4}
@@ -103,7 +103,9 @@ def main() -> None:
         "environment": added,
         "shapes": {n: asdict(s) for n, s in SHAPES.items()},
     }
-    publish("bubbles", rows, settings=settings, notes=notes, variant=variant(args))
+    publish(
+        "bubbles", rows, settings=settings, notes=notes, variant=variant(args), smoke=args.smoke
+    )
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -114,16 +116,12 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="to checkpoint")
     parser.add_argument("--unbound", action="store_true", help="no rank has a core of its own")
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    args = parser.parse_args(given)
-    if args.quick:
-        args.rounds, args.iterations, args.only = 1, 3, args.only or "4 stages"
-    return args
+    return parse(parser, given, rounds=1, iterations=3, only="4 stages")
 
 
 def variant(args: argparse.Namespace) -> str:
     """Of the results' name: a part of the table does not take the place of the whole."""
-    words: list[str] = ["quick"] if args.quick else args.only.replace(",", " ").split()
+    words: list[str] = args.only.replace(",", " ").split()
     words += [] if args.ways == [*WAYS] else args.ways
     words += ["unbound"] * args.unbound
     return "".join(f"-{word}" for word in words)

@@ -25,7 +25,7 @@ from autockpt.executors.codecs.planes import PlanesCodec
 from autockpt.executors.layout.runs import Kind, Run
 from benchmarks.compression import stores, tensors
 from benchmarks.compression.peers import CHUNK_BYTES, CODERS, SLOW, cpu_s
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.peers.environments import Needs, environment
 
 OURS, DELTA, XOR = "planes", "delta (subtract)", "delta (XOR)"
@@ -108,8 +108,8 @@ def measure_ours(words: Words, base: Words | None, kind: Kind) -> dict[str, floa
 class Peers:
     """The process in their environment; without one nobody takes part."""
 
-    def __init__(self) -> None:
-        found = environment(NEEDS)
+    def __init__(self, *, install: bool) -> None:
+        found = environment(NEEDS, install=install)
         self.absent = found.absent
         self._process: subprocess.Popen[str] | None = None
         if found.python:
@@ -193,10 +193,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     tensors.add_options(parser)
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = parse(parser, state="tiny", steps=110, batch=1, rounds=1)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.smoke:
+            args.keep = Path(folder)
+        rows, notes = run(args)
+    settings = {"state": args.state, "steps": args.steps, "batch": args.batch,
+                "rounds": args.rounds, "threads": 1, "chunk_bytes": CHUNK_BYTES}  # fmt: skip
+    variant = "" if args.state == "60m" else f"_{args.state}"
+    publish("codecs", rows, settings=settings, notes=notes, variant=variant, smoke=args.smoke)
+
+
+def run(args: argparse.Namespace) -> tuple[list[Row], dict[str, str]]:
+    """All rows, and notes."""
     training = tensors.chosen(args)
     said = tensors.tensors(training)
-    notes, rows, peers = {"tensors": said.strip()}, [], Peers()
+    notes, rows, peers = {"tensors": said.strip()}, [], Peers(install=not args.smoke)
     try:
         for case in cases(training):
             measure(case, peers, args.rounds, notes)
@@ -205,11 +217,7 @@ def main() -> None:
             print(f"{case.name}: {case.ratio(own):.3f}", file=sys.stderr, flush=True)
     finally:
         peers.close()
-    rows += stores.measure(training, args.rounds)
-    settings = {"state": args.state, "steps": args.steps, "batch": args.batch,
-                "rounds": args.rounds, "threads": 1, "chunk_bytes": CHUNK_BYTES}  # fmt: skip
-    variant = "" if args.state == parser.get_default("state") else f"_{args.state}"
-    publish("codecs", rows, settings=settings, notes=notes, variant=variant)
+    return [*rows, *stores.measure(training, args.rounds)], notes
 
 
 if __name__ == "__main__":

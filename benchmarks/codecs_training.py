@@ -21,11 +21,9 @@ from autockpt.session import Session
 from benchmarks.ablation.presets import Sample, attach, begin_save, goal_of, iterate
 from benchmarks.ablation.store import keepers_on_a_slow_store
 from benchmarks.compression.stores import RATES
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.job import Job
 
-SIZE, TOKENS = "10m", 96
-"""120 MB of state; iterations of a tenth of a second."""
 CODECS = ("none", "planes")
 NOT_WORSE = 1.03
 """Of time until durable and of stall, over those of none."""
@@ -36,35 +34,37 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> None:
     """Measures and publishes."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--size", default="10m", help="of the example's model: 120 MB of state")
+    parser.add_argument("--tokens", type=int, default=96, help="of a batch")
+    parser.add_argument("--stores", nargs="+", choices=RATES, default=[*RATES])
     parser.add_argument("--rounds", type=int, default=12)
-    args = parser.parse_args()
-    settings = {"size": SIZE, "tokens": TOKENS, "rounds": args.rounds}
-    publish("codecs_training", measure(args.rounds), settings=settings)
+    args = parse(parser, size="1m", tokens=16, stores=["500 MB/s"], rounds=1)
+    publish("codecs_training", measure(args), settings=vars(args), smoke=args.smoke)
 
 
-def measure(rounds: int) -> list[Row]:
+def measure(args: argparse.Namespace) -> list[Row]:
     """Rows of every store."""
     rows: list[Row] = []
-    job = Job(SIZE, TOKENS)
-    for store, rate in RATES.items():
+    job = Job(args.size, args.tokens)
+    for store in args.stores:
         folder = Path(tempfile.mkdtemp(prefix="bench-codecs-", dir=Path.cwd()))
         try:
-            with keepers_on_a_slow_store(rate, per_file=False):
-                chosen = planned(folder / "profile")
-                samples = trained(job, folder, rounds)
+            with keepers_on_a_slow_store(RATES[store], per_file=False):
+                chosen = planned(folder / "profile", args.size, args.tokens)
+                samples = trained(job, folder, args.rounds)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         rows += rows_of(store, samples, chosen)
     return rows
 
 
-def planned(folder: Path) -> dict[str, str]:
+def planned(folder: Path, size: str, tokens: int) -> dict[str, str]:
     """Codecs by class in the plan that `autockpt profile` makes of this job on this store."""
     script = str(ROOT / "benchmarks" / "compression" / "trained.py")
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     subprocess.run(
-        [sys.executable, "-m", "autockpt", "profile", "--out", str(folder), script, SIZE,
-         str(TOKENS)],
+        [sys.executable, "-m", "autockpt", "profile", "--out", str(folder), script, size,
+         str(tokens)],
         env=os.environ | {"PYTHONPATH": path}, check=True, stdout=sys.stderr,
     )  # fmt: skip
     decision = RunDirectory.open(folder).read_decision()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import publish, row
+from benchmarks.harness import parse, publish, row
 from benchmarks.job import Job
 
 EVERY = 4
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=100)
-    args = parser.parse_args()
+    args = parse(parser, rounds=1, iterations=8)
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bench-controller-", dir=os.getcwd()))
     try:
@@ -43,6 +43,7 @@ def main() -> None:
             row("autockpt", "step", step_ms, "ms"),
         ],
         settings={"rounds": args.rounds, "iterations": args.iterations, "every": EVERY},
+        smoke=args.smoke,
     )
 
 

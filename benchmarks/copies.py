@@ -4,8 +4,8 @@ Two ways take turns, each in a process of its own because glibc reads its bound 
 decides by itself, and with the bound that `autockpt run` sets where copies are clearly faster with
 it (`executors/non_temporal.py`).
 
-**Copy**: GB/s of 256 MiB in pieces of one size, into memory that was touched before.  **Digest
-after a copy**: GB/s of the digest of 256 MiB just copied, which may come from a cache or not.
+**Copy**: GB/s of 256 MiB (`--mib`) in pieces of one size, into memory that was touched before.
+**Digest after a copy**: GB/s of the digest of the same bytes, which may come from a cache or not.
 **Lost beside it**: milliseconds that products of matrices on another core take longer for each GB
 that is copied meanwhile; a machine with one core has none.
 """
@@ -29,11 +29,10 @@ from autockpt.executors import non_temporal
 from autockpt.executors.memory import Arena
 from autockpt.executors.non_temporal import PIECE_BYTES
 from autockpt.profiles.probes.copies import copy
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 
 USUAL, PAST = "glibc by itself", "past the caches"
 PIECES_BYTES = tuple(2**20 * n // 4 for n in (1, 2, 4, 16, 256))
-COPIED_BYTES = 256 * 2**20
 LOST = "lost beside it"
 
 
@@ -41,21 +40,26 @@ def main() -> None:
     """Measures and publishes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=256, help="copied at a time")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse(parser, rounds=1, mib=8)
     if args.one:
-        print(json.dumps(measure()))
+        print(json.dumps(measure(args.mib * 2**20)))
         return
     bare = {k: v for k, v in os.environ.items() if k != non_temporal.VARIABLE}
     ways = {USUAL: bare, PAST: bare | non_temporal.with_threshold(bare)}
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(args.rounds):
         for way, environ in ways.items():
-            command = [sys.executable, "-m", "benchmarks.copies", "--one"]
+            command = [sys.executable, "-m", "benchmarks.copies", "--one", "--mib", str(args.mib)]
             done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
             found[way].append(json.loads(done.stdout))
-    settings = {"rounds": args.rounds, "bound_bytes": non_temporal.threshold_bytes()}
-    publish("copies", rows_of(found), settings=settings)
+    settings = {
+        "rounds": args.rounds,
+        "mib": args.mib,
+        "bound_bytes": non_temporal.threshold_bytes(),
+    }
+    publish("copies", rows_of(found), settings=settings, smoke=args.smoke)
 
 
 def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
@@ -72,26 +76,27 @@ def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
     return rows
 
 
-def measure() -> dict[str, float]:
+def measure(nbytes: int) -> dict[str, float]:
     """GB/s of this process."""
-    source, target = (Arena.anonymous(COPIED_BYTES) for _ in range(2))
+    source, target = (Arena.anonymous(nbytes) for _ in range(2))
     for arena in (source, target):
-        ctypes.memset(arena.address, 1, COPIED_BYTES)
+        ctypes.memset(arena.address, 1, nbytes)
     found = {
-        f"copy, pieces of {size // 1024} KiB": rate(partial(copied, source, target, size))
+        f"copy, pieces of {size // 1024} KiB": rate(nbytes, partial(copied, source, target, size))
         for size in PIECES_BYTES
     }
     found["digest after a copy"] = rate(
+        nbytes,
         partial(xxhash.xxh3_128_intdigest, target.view),
         before=partial(copied, source, target, PIECE_BYTES),
     )
     if len(cores := sorted(os.sched_getaffinity(0))) > 1:
-        found[LOST] = lost_beside(partial(copied, source, target, PIECE_BYTES), cores)
+        found[LOST] = lost_beside(nbytes, partial(copied, source, target, PIECE_BYTES), cores)
     return found
 
 
-def lost_beside(work: Callable[[], None], cores: list[int]) -> float:
-    """ms of another core's products for each GB that `work` copies beside them."""
+def lost_beside(nbytes: int, work: Callable[[], None], cores: list[int]) -> float:
+    """ms of another core's products for each GB that `work` copies beside them, `nbytes` a call."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {cores[0]})
     quiet_s = products_s()
@@ -110,7 +115,7 @@ def lost_beside(work: Callable[[], None], cores: list[int]) -> float:
     beside_s = products_s()
     done.set()
     thread.join()
-    gb_per_s = copies * COPIED_BYTES / 1e9 / (time.perf_counter() - began)
+    gb_per_s = copies * nbytes / 1e9 / (time.perf_counter() - began)
     return (1 - quiet_s / beside_s) * 1e3 / gb_per_s
 
 
@@ -128,11 +133,15 @@ def products_s(times: int = 60) -> float:
 
 def copied(source: Arena, target: Arena, piece: int) -> None:
     """Copies everything in pieces."""
-    copy(source.address, target.address, COPIED_BYTES, piece)
+    copy(source.address, target.address, source.nbytes, piece)
 
 
 def rate(
-    work: Callable[[], object], *, before: Callable[[], object] = lambda: None, times: int = 8
+    nbytes: int,
+    work: Callable[[], object],
+    *,
+    before: Callable[[], object] = lambda: None,
+    times: int = 8,
 ) -> float:
     """Median GB/s of something that is done to all bytes, each time after `before`."""
     took = []
@@ -141,7 +150,7 @@ def rate(
         began = time.perf_counter()
         work()
         took.append(time.perf_counter() - began)
-    return COPIED_BYTES / statistics.median(took) / 1e9
+    return nbytes / statistics.median(took) / 1e9
 
 
 if __name__ == "__main__":

@@ -47,12 +47,14 @@ from benchmarks.contest.schedule import (
     groups,
     run_group,
 )
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.peers.registry import BY_NAME, ENTRIES, Entry
 
 MAIN = ("plain write", "autockpt", "floor")
 """Together, and as often as ours: the first two are paired by turn."""
-QUICK_AT_ONCE = 12
+SMOKED = (EVERY, MEMORY_ONLY, "torch.save", "DCP async thread")
+"""Beside `none` and `MAIN`: each kind of contestant, and none that has to be installed."""
+SMOKE_AT_ONCE = 12
 """A smoke test starts few groups: its figures say nothing anyway."""
 STATE_BYTES = {"1m": 12e6, "10m": 0.12e9, "60m": 0.71e9, "125m": 1.5e9, "350m": 4.3e9}
 """About, to size the groups before anything runs."""
@@ -82,27 +84,27 @@ def run(
         shutil.rmtree(folder, ignore_errors=True)
     shown = {one.contestant for one in rows}
     notes = {entry.name: entry.note for entry in ENTRIES if entry.note and entry.name in shown}
-    variant = "_quick" if args.quick else f"_{args.state}" if args.state != "60m" else ""
+    variant = f"_{args.state}" if args.state != "60m" else ""
     variant += f"_threads{args.threads}" if args.threads > 1 else ""
-    publish(name, rows, settings=settings, notes=notes, variant=variant)
+    publish(name, rows, settings=settings, notes=notes, variant=variant, smoke=args.smoke)
 
 
-def arguments(argv: list[str]) -> argparse.Namespace:
-    """The options; --quick sets what was not given."""
+def arguments(argv: list[str], **defaults: Any) -> argparse.Namespace:
+    """The options, some with other defaults."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="a smoke test: says nothing")
-    parser.add_argument("--state", choices=STATE_BYTES, help="size of the model (60m)")
+    parser.add_argument("--state", choices=STATE_BYTES, default="60m", help="size of the model")
     parser.add_argument("--tokens", type=int, default=96, help="of a batch")
     parser.add_argument("--every", type=int, default=4, help="iterations per checkpoint")
-    parser.add_argument("--rounds", type=int, help="of ours and the references (40)")
-    parser.add_argument("--peer-rounds", type=int, help="of the others (5)")
+    parser.add_argument("--rounds", type=int, default=40, help="of ours and the references")
+    parser.add_argument("--peer-rounds", type=int, default=5, help="of the others")
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="contestants by name")
     parser.add_argument("--no-install", action="store_true", help="peers that are there already")
-    args = parser.parse_args(argv)
-    args.state = args.state or ("10m" if args.quick else "60m")
-    args.rounds = args.rounds or (2 if args.quick else 40)
-    args.peer_rounds = args.peer_rounds or (1 if args.quick else 5)
+    parser.set_defaults(**defaults)
+    args = parse(
+        parser, argv, state="1m", tokens=16, rounds=1, peer_rounds=1, only=[*SMOKED],
+        no_install=True,
+    )  # fmt: skip
     unknown = sorted(set(args.only or ()) - set(BY_NAME))
     if unknown:
         parser.error(f"unknown contestant {unknown[0]!r}; known: {', '.join(BY_NAME)}")
@@ -114,21 +116,21 @@ def measure(args: argparse.Namespace, folder: Path, runner: "Runner") -> Measure
     rows, settings = contest(args, folder, runner)
     working = [BY_NAME[name] for name in settings["blocking"]]
     always = [e for e in _wanted(args) if e.name in (EVERY, MEMORY_ONLY)]
-    always += working[:1] if args.quick else working
+    always += working[:1] if args.smoke else working
     every = Rounds(
-        rounds=args.peer_rounds, iterations=args.every, discarded=0 if args.quick else 1,
+        rounds=args.peer_rounds, iterations=args.every, discarded=0 if args.smoke else 1,
         every=True, check=False,
     )  # fmt: skip
     if any(entry.kind == "ours" for entry in always):
         rows += every_rows(always, runner.run(always, every, "every"))
     rows += restore_rows(folder / "restores", runner.training, args.peer_rounds)
-    rows += idle_rows(folder / "idle", quick=args.quick)
+    rows += idle_rows(folder / "idle", smoke=args.smoke)
     return rows, settings
 
 
 def contest(args: argparse.Namespace, folder: Path, runner: "Runner") -> Measured:
     """A checkpoint every few iterations: ours and the references, then the others."""
-    once = Rounds(rounds=args.rounds, iterations=args.every, discarded=0 if args.quick else 1)
+    once = Rounds(rounds=args.rounds, iterations=args.every, discarded=0 if args.smoke else 1)
     taken = runner.run([BY_NAME[name] for name in MAIN], once, "main")
     peers = [entry for entry in _wanted(args) if entry.kind in ("sync", "async")]
     taken = runner.run(peers, replace(once, rounds=args.peer_rounds), "peers") | taken
@@ -147,7 +149,7 @@ class Runner:
     def __init__(self, folder: Path, training: Training, args: argparse.Namespace) -> None:
         self._folder, self.training = folder, training
         self._install = not args.no_install
-        self._most = QUICK_AT_ONCE if args.quick else MOST_AT_ONCE
+        self._most = SMOKE_AT_ONCE if args.smoke else MOST_AT_ONCE
         self.noise: dict[str, list[float]] = {}
         """End-to-end ratios of the `none` of every group: what the others' are worth."""
 
@@ -165,12 +167,12 @@ class Runner:
         return taken
 
 
-def idle_rows(folder: Path, *, quick: bool) -> list[Row]:
+def idle_rows(folder: Path, *, smoke: bool) -> list[Row]:
     """What an attached session costs an iteration in which nothing is due."""
     from benchmarks.idle import measure as idle
 
     folder.mkdir()
-    boundary_us, _ = idle(2 if quick else 20, 25, folder)
+    boundary_us, _ = idle(2 if smoke else 20, 25, folder)
     return [row("autockpt", "idle boundary", boundary_us, "us", at_most=50.0)]
 
 

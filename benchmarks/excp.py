@@ -21,7 +21,7 @@ from autockpt.executors.lossy import coding, frame, pruned
 from autockpt.executors.lossy.coding import Method
 from autockpt.executors.lossy.frame import Form
 from autockpt.executors.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.job import load_example
 
 Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=5, help="Lossless resumes to compare with.")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
+    args = parse(
+        parser, size="tiny", steps=12, gap=4, members=2, resumed=4, orders=2, batch=1,
+    )  # fmt: skip
     torch.set_num_threads(args.threads)
     job = Training(args.size, args.steps + args.resumed, args.batch)
     chain = list(job.checkpoints(args.steps, args.gap, args.members))
@@ -62,7 +64,8 @@ def main() -> None:
         rows += size_rows(name, coded, chain[-1])
     states["excp-published, v pruned to 0"] = without_fill(states["excp-published"])
     rows += quality_rows(job, chain[-1], states, args.resumed, args.orders)
-    publish("excp", rows, settings=vars(args) | {"parameters": job.parameters})
+    publish("excp", rows, settings=vars(args) | {"parameters": job.parameters},
+            smoke=args.smoke)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ fences blocked it; a fence's order on the device is in the end-to-end ratio, whi
 stream is idle; their ratio, paired in time, with a bootstrap bound.  `none` is the method's noise.
 **Windows**: the same in a pipeline with gaps, lazily and in its idle windows (`gpu_windows`).
 
-Without a GPU it says so and ends with 2; `--device cpu --size 10m` runs the same code as a smoke
-test, whose figures are printed and never published.
+Without a GPU it says so and ends with 2; `--smoke` runs the same code small, on a CPU if need be.
 """
 
 import argparse
@@ -30,14 +29,13 @@ from typing import Any
 import torch
 
 from benchmarks.contestants import Contestant, DcpAsync, Nothing, TorchSave
-from benchmarks.harness import Row, bootstrap_upper, print_table, publish, row
+from benchmarks.harness import Row, bootstrap_upper, parse, publish, row
 from benchmarks.job import EXAMPLE, Job
 
 SIZES = {"1.7b": (2304, 28, 18)}  # 1.8e9 parameters, 21 GB of state; the others are the example's
 NEVER = 10**9
 STALL_SHARE, END_TO_END, LINK_SHARE, STALL_FACTOR = 0.02, 1.02, 0.9, 48.0
 """Targets: stall of an iteration, ratio, rate over the link's, the blocking writer's stall."""
-LINK_BYTES = 2**31
 SLOTS_WAIT_S = 180.0
 DURABLE_WAIT_S = 180.0
 DISK_STATES = 2.2
@@ -231,10 +229,10 @@ def stalls(job: DeviceJob, contestant: Contestant, count: int) -> list[float]:
 def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Everything; the rows and what they were taken with."""
     deadline = Deadline(ends_s=time.monotonic() + args.limit_s)
-    device = torch.device(args.device)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         torch.set_num_threads(1)  # a smoke test shares the machine
-    link = link_rate(device, LINK_BYTES if device.type == "cuda" else 2**26)
+    link = link_rate(device, args.link_mib * 2**20)
     job = DeviceJob(args.size, args.tokens, args.batch, device)
     for _ in range(3):
         job.iterate()
@@ -337,44 +335,38 @@ def say(text: str) -> None:
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: smoke test")
     parser.add_argument("--size", default="1.7b", help="of the model (1.7b: 21 GB of state)")
-    parser.add_argument("--tokens", type=int, help="of a sequence (2048; 64 on a cpu)")
-    parser.add_argument("--batch", type=int, help="sequences (8; 1 on a cpu)")
-    parser.add_argument("--iterations", type=int, help="of a segment (8; 3 on a cpu)")
-    parser.add_argument("--rounds", type=int, help="of ours and of none (8; 2 on a cpu)")
-    parser.add_argument("--writer-rounds", type=int, help="of the others (2; 1 on a cpu)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a sequence")
+    parser.add_argument("--batch", type=int, default=8, help="sequences")
+    parser.add_argument("--iterations", type=int, default=8, help="of a segment")
+    parser.add_argument("--rounds", type=int, default=8, help="of ours and of none")
+    parser.add_argument("--writer-rounds", type=int, default=2, help="of the others")
+    parser.add_argument(
+        "--link-mib", type=int, default=2048, help="of a copy that measures the link"
+    )
     parser.add_argument("--disk-every", type=int, default=16, help="snapshots per disk checkpoint")
-    parser.add_argument("--windows-size", help="of the model with gaps (350m; tiny on a cpu)")
+    parser.add_argument("--windows-size", default="350m", help="of the model with gaps")
     parser.add_argument("--gap-s", type=float, default=0.02, help="of its windows")
     parser.add_argument("--limit-s", type=float, default=400.0, help="no round begins after this")
-    args = parser.parse_args(argv)
-    smoke = args.device == "cpu"
-    usual = {"tokens": (2048, 64), "batch": (8, 1), "iterations": (8, 3), "rounds": (8, 2),
-             "writer_rounds": (2, 1), "windows_size": ("350m", "tiny")}  # fmt: skip
-    for name, values in usual.items():
-        if getattr(args, name) is None:
-            setattr(args, name, values[smoke])
-    return args
+    return parse(
+        parser, argv, size="1m", tokens=64, batch=1, iterations=3, rounds=1, writer_rounds=1,
+        windows_size="tiny", link_mib=64,
+    )  # fmt: skip
 
 
 def main() -> int:
     """Measures and publishes; 2 where there is no GPU."""
     args = arguments(sys.argv[1:])
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("bench-gpu-engine: no CUDA device here, nothing was measured (a smoke test of the "
-              "same code: --device cpu --size 10m)", file=sys.stderr)  # fmt: skip
+    if not (torch.cuda.is_available() or args.smoke):
+        print("bench-gpu-engine: no CUDA device here, nothing was measured (--smoke runs the same "
+              "code on a CPU)", file=sys.stderr)  # fmt: skip
         return 2
     folder = Path(tempfile.mkdtemp(prefix="bench-gpu-engine-", dir=Path.cwd()))
     try:
         rows, settings = measure(args, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if args.device == "cpu":
-        print_table(rows)
-        print("\nsmoke test on a CPU: these figures say nothing and are not published")
-    else:
-        publish("gpu_engine", rows, settings=settings)
+    publish("gpu_engine", rows, settings=settings, smoke=args.smoke)
     return 0
 
 

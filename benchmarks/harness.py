@@ -5,8 +5,11 @@ benchmarks/results/NAME.json = {machine, versions, commit, clean, command, date,
 row = {figure, value, unit, target, met, ...}; `value` is a median, `spread` and `n` beside it.
 A contestant's trap (what it leaves out, or does otherwise) stands in `notes`, the reason why a
 figure is missing in the row's `note`.
+
+Every benchmark has `--smoke`: the same code on a tiny input, whose figures say nothing.
 """
 
+import argparse
 import itertools
 import json
 import math
@@ -24,6 +27,18 @@ from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
 Sample = TypeVar("Sample")
+
+
+def parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, **tiny: Any
+) -> argparse.Namespace:
+    """The options, and `--smoke`, which takes `tiny` for every option that is not given."""
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny, in seconds: says nothing, writes no result"
+    )
+    if parser.parse_args(argv).smoke:
+        parser.set_defaults(**tiny)
+    return parser.parse_args(argv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +201,17 @@ def publish(
     settings: dict[str, Any],
     notes: Mapping[str, str] | None = None,
     variant: str = "",
-) -> Path:
-    """Prints the table and writes the result file; a `variant` has a file of its own."""
+    smoke: bool = False,
+) -> None:
+    """Prints the table and writes the result file; a `variant` has a file of its own.
+
+    `smoke`: prints only.
+    """
     print_table(rows)
     print_notes(rows, notes or {})
+    if smoke:
+        print("\nsmoke: these figures say nothing, and no result was written")
+        return
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}{variant}.json"
     data = {
@@ -206,7 +228,6 @@ def publish(
     }
     path.write_text(json.dumps(data, indent=1) + "\n")
     print(f"\nwritten to {os.path.relpath(path)}")
-    return path
 
 
 def print_table(rows: Sequence[Row], *, columns: int = 6) -> None:

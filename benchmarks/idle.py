@@ -19,7 +19,7 @@ import torch
 from autockpt.executors.memory import Arena
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
-from benchmarks.harness import publish, row
+from benchmarks.harness import parse, publish, row
 from benchmarks.job import Job
 
 
@@ -28,7 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--segments", type=int, default=40)
     parser.add_argument("--iterations", type=int, default=25)
-    args = parser.parse_args()
+    parser.add_argument("--snapshots", type=int, default=300)
+    args = parse(parser, segments=2, iterations=5, snapshots=20)
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bench-idle-", dir=os.getcwd()))
     try:
@@ -44,14 +45,19 @@ def main() -> None:
                 row(
                     "autockpt",
                     f"snapshot of {4 * layers} tensors",
-                    snapshots(layers),
+                    snapshots(layers, args.snapshots),
                     "us",
                     at_most=at_most,
                 )
                 for layers, at_most in ((12, 300.0), (55, 800.0))
             ),
         ],
-        settings={"segments": args.segments, "iterations": args.iterations},
+        settings={
+            "segments": args.segments,
+            "iterations": args.iterations,
+            "snapshots": args.snapshots,
+        },
+        smoke=args.smoke,
     )
 
 
@@ -93,7 +99,7 @@ def measure(segments: int, iterations: int, folder: Path) -> tuple[list[float], 
     return [statistics.median(boundaries)], ratios
 
 
-def snapshots(layers: int, count: int = 300) -> list[float]:
+def snapshots(layers: int, count: int) -> list[float]:
     """CPU of boundary and fence on this thread, us, of each snapshot; four tensors a layer."""
     model = torch.nn.Sequential(*(torch.nn.Linear(96, 96, bias=False) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -18,13 +18,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from benchmarks.harness import Row, publish
+from benchmarks.harness import Row, parse, publish
 
 State = dict[str, torch.Tensor]
 TENSORS = 8
@@ -39,6 +40,8 @@ class Way:
     load: Callable[[Path, State], State]
     """The second argument is an empty state of the same form."""
     trap: str
+    package: str = "torch"
+    """That it needs."""
 
 
 def main() -> None:
@@ -47,22 +50,27 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=400)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = parse(parser, flips=4, kills=2)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable()  # torch logs a traceback for every damaged file
     folder = Path(tempfile.mkdtemp(prefix="bench-integrity-", dir=os.getcwd()))
+    present = [way for way in ways() if find_spec(way.package)]
     rows: list[Row] = []
     try:
-        for way in ways():
+        for way in present:
             rng = random.Random(f"{args.seed}/{way.name}")
             rows += shares(way.name, "rot", rot(way, folder, args.flips, rng), "silent")
             rows += shares(way.name, "kill", kills(way, folder, args.kills, rng), "nothing left")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    notes = {way.name: way.trap for way in ways() if way.trap}
+    notes = {
+        way.name: way.trap if way in present else f"not measured: {way.package} is not installed"
+        for way in ways()
+        if way.trap
+    }
     settings = {"flips": args.flips, "kills": args.kills, "seed": args.seed}
-    publish("integrity_peers", rows, settings=settings, notes=notes)
+    publish("integrity_peers", rows, settings=settings, notes=notes, smoke=args.smoke)
 
 
 def shares(name: str, attack: str, seen: Counter[str], bad: str) -> list[Row]:
@@ -162,7 +170,8 @@ def ways() -> list[Way]:
             lambda folder, _: torch.load(folder / "model.pt", weights_only=True),
             "onto the same file; no fsync",
         ),
-        Way("safetensors", _save_safetensors, _load_safetensors, "onto the same file"),
+        Way("safetensors", _save_safetensors, _load_safetensors, "onto the same file",
+            "safetensors"),
         Way("torch DCP", _save_dcp, _load_dcp, "onto the same directory, without ranks"),
     ]  # fmt: skip
 

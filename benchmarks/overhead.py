@@ -8,15 +8,15 @@ import sys
 
 from benchmarks import engine
 
-DEFAULTS = (
-    "--only", "torch.save", "DCP", "DCP async thread", "--rounds", "10", "--peer-rounds", "5",
-    "--no-install",
-)  # fmt: skip
+DEFAULTS = {
+    "only": ["torch.save", "DCP", "DCP async thread"], "rounds": 10, "peer_rounds": 5,
+    "no_install": True,
+}  # fmt: skip
 
 
 def main() -> None:
     """Measures and publishes; options of `bench-engine` may follow."""
-    engine.run("overhead", engine.arguments([*DEFAULTS, *sys.argv[1:]]), engine.contest)
+    engine.run("overhead", engine.arguments(sys.argv[1:], **DEFAULTS), engine.contest)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from autockpt.executors.image import chunk_digest
 from autockpt.executors.memory import Arena
-from benchmarks.harness import publish, row
+from benchmarks.harness import parse, publish, row
 
 PIECE_BYTES = 4 * 2**20
 CHUNK_BYTES = 8 * 2**20
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--mib", type=int, default=512, help="size of a slot")
     parser.add_argument("--rounds", type=int, default=9)
-    args = parser.parse_args()
+    args = parse(parser, mib=16, rounds=1)
     nbytes = args.mib * 2**20
     with tempfile.NamedTemporaryFile(dir=os.getcwd(), prefix="bench-pages-") as file:
         direct = os.open(file.name, os.O_RDWR | os.O_DIRECT)
@@ -82,7 +82,8 @@ def main() -> None:
         os.close(direct)
     rows = [row("huge over small", name, samples, "x") for name, samples in ratios.items()]
     gathering = [huge.gathering_s / nbytes * 1e9]
-    publish("pages", [*rows, row("gathering", "time", gathering, "s/GB")], settings=vars(args))
+    rows.append(row("gathering", "time", gathering, "s/GB"))
+    publish("pages", rows, settings=vars(args), smoke=args.smoke)
 
 
 def measure(small: Contestant, huge: Contestant, rounds: int) -> dict[str, list[float]]:

@@ -4,7 +4,7 @@ A state of a table and layers is saved again and again, without probes and with 
 snapshots, which probe a tenth of the bytes each, and later ones, which probe a hundredth.  Shown
 are the stall at the boundary and the time until the last byte is copied and compared.
 
-    python -m benchmarks.probes [--mib 512] [--smoke]
+    python -m benchmarks.probes [--mib 512]
 """
 
 import argparse
@@ -18,6 +18,7 @@ from autockpt.executors.memory import Arena, page_align
 from autockpt.executors.sampling import FIRST_SNAPSHOTS, Probe
 from autockpt.executors.snapshot import Snapshotter
 from autockpt.executors.state import LiveState
+from benchmarks.harness import parse
 
 SLACK_BYTES = 2**18
 
@@ -49,9 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=512, help="size of the state")
     parser.add_argument("--later", type=int, default=100, help="snapshots behind the first ten")
-    parser.add_argument("--smoke", action="store_true", help="small: says nothing")
-    given = parser.parse_args()
-    mib, later = (8, 12) if given.smoke else (given.mib, given.later)
+    given = parse(parser, mib=8, later=12)
+    mib, later = given.mib, given.later
     torch.set_num_threads(1)
     shooter = Snapshotter(state_of(mib), memoryview(bytearray(64)))
     slot = Arena.anonymous(page_align(shooter.plan({"step": 0}).image_bytes) + SLACK_BYTES)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.namespaces import Node, network
 from benchmarks.redundancy_job import product
 from benchmarks.redundancy_parity import parity_rows
@@ -46,7 +46,7 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=["transfer", "job"], help="one part, for a quick look")
     parser.add_argument("--mbit", type=int, default=2000, help="rate of the shaped link")
-    args = parser.parse_args()
+    args = parse(parser, mib=16, rounds=1, streams=1, size="tiny", steps=20)
     nbytes = args.mib * 2**20
     rows: list[Row] = []
     if args.only != "job":
@@ -54,9 +54,9 @@ def main() -> None:
         rows += shaped(nbytes, args.streams, max(3, args.rounds // 3), args.mbit * 10**6)
         rows += parity_rows(args.mib, args.rounds)
     if args.only != "transfer":
-        rows += product(args.size, args.steps)
+        rows += product(args.size, args.steps, smoke=args.smoke)
     variant = f"_{args.only}" if args.only else ""
-    publish("redundancy", rows, settings=vars(args), variant=variant)
+    publish("redundancy", rows, settings=vars(args), variant=variant, smoke=args.smoke)
 
 
 def transfers(lender: Node, lost: Node, nbytes: int, streams: int, rounds: int) -> Samples:

@@ -155,8 +155,11 @@ def cost(lines: Sequence[str]) -> Cost:
 # ------------------------------------------------------------------ the measurement
 
 
-def product(size: str, steps: int) -> list[Row]:
-    """All rows; none where namespaces are not to be had.  What failed keeps its folder."""
+def product(size: str, steps: int, *, smoke: bool) -> list[Row]:
+    """All rows; none where namespaces are not to be had.  What failed keeps its folder.
+
+    `smoke`: one node is lost, and the cost of copies is left out.
+    """
     try:
         with network(1, BITS_PER_S):
             pass
@@ -166,14 +169,14 @@ def product(size: str, steps: int) -> list[Row]:
     runs = ROOT / "runs"
     runs.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-nodes-", dir=runs))
-    found = rows(_measured(folder, (*SCRIPT, "--size", size), steps))
+    found = rows(_measured(folder, (*SCRIPT, "--size", size), steps, smoke=smoke))
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def _measured(folder: Path, script: Sequence[str], steps: int) -> Measured:
+def _measured(folder: Path, script: Sequence[str], steps: int, *, smoke: bool) -> Measured:
     storage = _with_storage(folder / "storage", script, STORAGE_SHARE * BITS_PER_S / 8)
-    copies, recoveries = _with_copies(folder / "copies", script, steps)
+    copies, recoveries = _with_copies(folder / "copies", script, steps, LOST[:1] if smoke else LOST)
     return Measured(
         copies=copies,
         storage=storage,
@@ -181,6 +184,7 @@ def _measured(folder: Path, script: Sequence[str], steps: int) -> Measured:
         costs={
             name: _paced(folder / f"cost of {name}", script, 2 * steps + WARM_UP, settings)
             for name, settings in PROTECTIONS.items()
+            if not smoke or name != "copies"
         },
         planned_steps=_planned(folder / "profile", script),
     )
@@ -203,7 +207,9 @@ def _with_storage(folder: Path, script: Sequence[str], rate_bytes_per_s: float) 
     )  # fmt: skip
 
 
-def _with_copies(folder: Path, script: Sequence[str], steps: int) -> tuple[Wasted, list[Recovery]]:
+def _with_copies(
+    folder: Path, script: Sequence[str], steps: int, lost: Sequence[int]
+) -> tuple[Wasted, list[Recovery]]:
     """Undisturbed for so many steps; then the nodes that are lost."""
     script = (*script, "--steps", "1000000")
     settings = (f"memory.interval={INTERVAL_STEPS} steps", *COPIES)
@@ -213,10 +219,10 @@ def _with_copies(folder: Path, script: Sequence[str], steps: int) -> tuple[Waste
         job.wait_for(f"step {steps}", lambda: _protected(job, steps), STAGE_S)
         undisturbed = wasted(job.events(t.GenerationProtected))
         began_s = job.events(t.GenerationProtected)[-1].at_s
-        recoveries = [_recovered(job, node) for node in LOST]
+        recoveries = [_recovered(job, node) for node in lost]
         fetched = job.events(t.ShardCopied, since_s=began_s)
     retrieval_s = tuple(e.copy_s for e in fetched if e.purpose == "restore")
-    if len(retrieval_s) < len(LOST):
+    if len(retrieval_s) < len(lost):
         raise ClusterError(f"{len(retrieval_s)} fetches from another node; see {folder}")
     found = Wasted(
         checkpoint_s=undisturbed.checkpoint_s,

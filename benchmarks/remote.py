@@ -13,7 +13,6 @@ import contextlib
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from autockpt.executors.directory import CheckpointDirectory
 from autockpt.executors.memory import Arena
 from autockpt.executors.remote import Objects, RemoteCopies
 from autockpt.values.generation import Generation
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from tests.executors.checkpoints import commit_images
 
 SHARDS = 2
@@ -38,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench-remote")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=512, help="of the checkpoint")
-    args = parser.parse_args(sys.argv[1:])
+    args = parse(parser, rounds=1, mib=16)
     samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-remote-", dir=".") as folder:
         directory = checkpoint(Path(folder, "checkpoints"), args.mib * 2**20)
@@ -51,7 +50,7 @@ def main() -> None:
                 work()
                 samples.setdefault(name, []).append(time.perf_counter() - began)
             shutil.rmtree(Path(folder, f"round-{number}"))
-    publish("remote", rows(samples), settings=vars(args))
+    publish("remote", rows(samples), settings=vars(args), smoke=args.smoke)
 
 
 def checkpoint(path: Path, nbytes: int) -> CheckpointDirectory:

@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, publish, row
-from benchmarks.reshard_scale import QUICK_SCALES, SCALES
+from benchmarks.harness import Row, parse, publish, row
+from benchmarks.reshard_scale import SCALES, SMOKE_SCALES
 from benchmarks.reshard_scale import measure as measure_scale
 
 ROOT = Path(__file__).parent.parent
@@ -132,18 +132,15 @@ def main() -> None:
     parser.add_argument("--size", default="60m")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="small and few: does it work?")
-    args = parser.parse_args()
-    if args.quick:
-        args.size, args.rounds = "10m", 2
+    args = parse(parser, size="1m", tokens=16, rounds=1)
     rows: list[Row] = []
     if args.part != "scale":
-        for ranks in (2, 4):
+        for ranks in (2,) if args.smoke else (2, 4):
             rows += load_rows(ranks, run_ranks(ranks, args.size, args.tokens, args.rounds))
     if args.part != "load":
-        rows += measure_scale(QUICK_SCALES if args.quick else SCALES)
+        rows += measure_scale(SMOKE_SCALES if args.smoke else SCALES)
     settings = {"size": args.size, "tokens": args.tokens, "rounds": args.rounds, "part": args.part}
-    publish("reshard", rows, settings=settings, notes=NOTES, variant="-quick" if args.quick else "")
+    publish("reshard", rows, settings=settings, notes=NOTES, smoke=args.smoke)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from benchmarks.harness import Row, row
 from benchmarks.synthetic import Mesh, SyntheticRank, index_bytes, mesh_of
 
 SCALES = (8, 64, 128, 1024, 4096, 8960, 16384)
-QUICK_SCALES = (8, 64, 128, 256)
+SMOKE_SCALES = (8,)
 PLAN_TARGET_S, PLAN_TARGET_BYTES = 5.0, 2 * 2**30
 SAMPLE = 24
 """Ranks of a mesh that are planned for the figures of one of them."""

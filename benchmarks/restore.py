@@ -39,7 +39,7 @@ from autockpt.executors.restore import restore_tensors
 from autockpt.executors.shards import COPIERS, Chunks, SlotChunks, open_disk
 from autockpt.executors.state import LiveState
 from autockpt.values.goal import Goal, Pins, Retention
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 from benchmarks.job import Job
 
 COLD_TARGET, MEMORY_TARGET = 1.2, 1.3
@@ -183,7 +183,9 @@ def saved_state(size: str, tokens: int) -> Iterator[Saved]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(size: str, tokens: int, rounds: int) -> tuple[list[Row], dict[str, Any]]:
+def measure(
+    size: str, tokens: int, rounds: int, *, quiet_within_s: float
+) -> tuple[list[Row], dict[str, Any]]:
     """All contestants in turn; the first round is left out."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 * 1024)
     samples: dict[str, list[float]] = {}
@@ -204,7 +206,7 @@ def measure(size: str, tokens: int, rounds: int) -> tuple[list[Row], dict[str, A
             "touch": lambda: first_touch(shapes),
         }  # fmt: skip
         for turn in range(rounds + 1):
-            quiet += wait_quiet() and turn > 0
+            quiet += wait_quiet(quiet_within_s) and turn > 0
             for name, run in contestants.items():
                 reborn.settle()
                 seconds = run()
@@ -228,9 +230,9 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def wait_quiet() -> bool:
-    """Whether the processors idled for a moment, within QUIET_WITHIN_S."""
-    deadline = time.monotonic() + QUIET_WITHIN_S
+def wait_quiet(within_s: float) -> bool:
+    """Whether the processors idled for a moment, within that time."""
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         busy, total = _processor_ticks()
         time.sleep(0.25)
@@ -274,10 +276,12 @@ def main() -> None:
     parser.add_argument("--size", default="60m")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=9)
-    args = parser.parse_args()
+    args = parse(parser, size="1m", tokens=16, rounds=1)
     torch.set_num_threads(1)
-    rows, settings = measure(args.size, args.tokens, args.rounds)
-    publish("restore", rows, settings=settings)
+    rows, settings = measure(
+        args.size, args.tokens, args.rounds, quiet_within_s=0.0 if args.smoke else QUIET_WITHIN_S
+    )
+    publish("restore", rows, settings=settings, smoke=args.smoke)
 
 
 if __name__ == "__main__":

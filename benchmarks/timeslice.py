@@ -17,7 +17,7 @@ from autockpt.executors import copying
 from autockpt.executors.copying import CopyEngine, CopyJob, CopyTask, ProgressCounter
 from autockpt.executors.memory import Arena
 from autockpt.executors.timeslice import ask_for_long_slices
-from benchmarks.harness import Row, publish, quantile, row
+from benchmarks.harness import Row, parse, publish, quantile, row
 
 WAYS = ("no copies", "usual slices", "long slices")
 WAIT_S, WAITS, COPIED = 0.004, 32, 64 * 2**20
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--laps", type=int, default=6)
-    args = parser.parse_args()
+    args = parse(parser, rounds=1, laps=1)
     given = multiprocessing.get_context("fork").Process(target=_note_if_refused)
     given.start()
     given.join()
@@ -47,7 +47,7 @@ def main() -> None:
                 row(name, "late, mean", late_ms[way], "ms", statistic=statistics.fmean),
                 row(name, "late, p99", late_ms[way], "ms", statistic=lambda s: quantile(s, 0.99)),
             ]
-    publish("timeslice", rows, settings=vars(args))
+    publish("timeslice", rows, settings=vars(args), smoke=args.smoke)
 
 
 def _note_if_refused() -> None:

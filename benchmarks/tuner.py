@@ -16,7 +16,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 
-from benchmarks.harness import Row, bootstrap_upper, publish, quantile, row
+from benchmarks.harness import Row, bootstrap_upper, parse, publish, quantile, row
 from benchmarks.regret.judge import CAUTIOUS, Verdict, judge
 
 NOTES = {
@@ -32,9 +32,9 @@ def main() -> None:
     parser.add_argument("--scenarios", type=int, default=600)
     parser.add_argument("--failures", type=int, default=8000, help="of each scenario")
     parser.add_argument("--seed", type=int, default=2026)
-    args = parser.parse_args()
+    args = parse(parser, scenarios=3, failures=100)
     verdicts = judge(args.scenarios, failures=args.failures, seed=args.seed)
-    publish("tuner", rows(verdicts), settings=vars(args), notes=NOTES)
+    publish("tuner", rows(verdicts), settings=vars(args), notes=NOTES, smoke=args.smoke)
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[Row]:

@@ -47,7 +47,7 @@ from autockpt.tuner.search.space import MIB, Candidate
 from autockpt.tuner.simulation.job import Job, known_failures, profile_of
 from autockpt.values.goal import Goal
 from autockpt.values.profile import Profile, StateClass, StateInventory, StorageMeasure
-from benchmarks.harness import Row, publish, row
+from benchmarks.harness import Row, parse, publish, row
 
 CHUNKS_BYTES = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 WRITERS = (1, 2, 4)
@@ -96,14 +96,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="of the exhaustive measurement")
     parser.add_argument("--repeats", type=int, default=10, help="of the live search")
     parser.add_argument("--resamples", type=int, default=100)
+    parser.add_argument("--probe-s", type=float, default=8.0, help="writes of the storage grid")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parse(parser, rounds=2, repeats=1, resamples=1, probe_s=0.5)
     folder = tempfile.mkdtemp(prefix="bench-tuner-search-", dir=os.getcwd())
     try:
         rows = run(args, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    publish("tuner_search", rows, settings={**vars(args), "budget": BUDGET, "mtbf_s": MTBF_S})
+    settings = {**vars(args), "budget": BUDGET, "mtbf_s": MTBF_S}
+    publish("tuner_search", rows, settings=settings, smoke=args.smoke)
 
 
 def run(args: argparse.Namespace, folder: str) -> list[Row]:
@@ -111,7 +113,7 @@ def run(args: argparse.Namespace, folder: str) -> list[Row]:
     nbytes = args.megabytes * MIB
     bytes_of = content(Path(folder), _state(nbytes), nbytes=nbytes)
     image = bytes_of.images(1, nbytes)
-    profile = probed(bytes_of, image[0], folder, seed=args.seed)
+    profile = probed(bytes_of, image[0], folder, probe_s=args.probe_s, seed=args.seed)
     model = model_of(profile, nbytes)
     print(f"default: {model.space.default}; {len(model.space.allowed())} ways", flush=True)
     samples = exhaust(model, lambda c: measure(folder, image, c), args.rounds, seed=args.seed)
@@ -154,11 +156,13 @@ def distorted(profile: Profile, *, seed: int) -> Profile:
     return replace(profile, storage=tuple(off(measure) for measure in profile.storage))
 
 
-def probed(bytes_of: Content, image: memoryview, folder: str, *, seed: int) -> Profile:
+def probed(
+    bytes_of: Content, image: memoryview, folder: str, *, probe_s: float, seed: int
+) -> Profile:
     """The profile of a small job with this machine's storage and codecs."""
     probe = StorageProbe(folder, image, write=write_image, read=read_image, seed=seed)
     cells = [way for way in write_grid() if way.chunk_bytes in CHUNKS_BYTES]
-    storage = storage_measures(probe.run(write_s=8.0, read_s=1.0, writes=cells))
+    storage = storage_measures(probe.run(write_s=probe_s, read_s=probe_s / 8, writes=cells))
     failures = known_failures(mtbf_s=MTBF_S, process_share=0.4, nodes=1)
     job = profile_of(JOB, failures=failures)
     cores = os.cpu_count() or 1

@@ -142,4 +142,7 @@ class Client:
         for pid in [*children, *self._helpers]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._log.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()

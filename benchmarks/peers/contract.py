@@ -52,14 +52,14 @@ class Peer:
         """Once, after the first iterations: what a user pays at the start of a job."""
 
     def save(self) -> None:
-        """At an iteration boundary; the blocking part."""
+        """Right behind an iteration, in the place of `boundary`; the blocking part."""
         raise NotImplementedError
 
     def join(self) -> None:
         """The last call before every optimizer step: waits for what must not change any more."""
 
     def boundary(self) -> None:
-        """After every iteration."""
+        """After every iteration that no `save` follows."""
 
     def stalled_s(self) -> float:
         """Seconds blocked inside iterations so far, where `join` does not see them."""

@@ -53,8 +53,12 @@ class OnDemand(Peer):
             self.session.step()
 
     def save(self) -> None:
+        """Raises RuntimeError where none began: its figures would be of nothing."""
+        newest = self.session._disk_newest
         self.session.save()
         self.session.step()
+        if self.session._disk_newest == newest:
+            raise RuntimeError("no checkpoint began at this boundary: is no slot free?")
 
     def boundary(self) -> None:
         self.session.step()

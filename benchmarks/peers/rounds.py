@@ -53,9 +53,9 @@ def one_round(peer: Peer, k: int, *, save_first: bool, every: bool) -> dict[str,
 
 
 def segment(peer: Peer, k: int, *, saves: int) -> dict[str, Any]:
-    """k iterations; a checkpoint before each of the first `saves`."""
+    """k iterations; a checkpoint before each of the first `saves`, behind the one before it."""
     gc.collect()
-    _iterate(peer)
+    _iterate(peer, save_follows=saves > 0)
     helpers, settled, iterations = peer.helpers(), True, []
     calls = _Calls(peer)
     cpu, busy = _beside_training_s(helpers), machine_busy_s()
@@ -66,7 +66,8 @@ def segment(peer: Peer, k: int, *, saves: int) -> dict[str, Any]:
         if i < saves:
             calls.time(peer.save)
         peer.job.iterate()
-        calls.time(peer.boundary, stalls=False)
+        if i + 1 >= saves:
+            calls.time(peer.boundary, stalls=False)
         iterations.append(time.perf_counter() - iteration_began)
     total = time.perf_counter() - began
     own, all_of_it = cpu_s(helpers) - whole, machine_busy_s() - busy
@@ -83,9 +84,11 @@ def segment(peer: Peer, k: int, *, saves: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _iterate(peer: Peer) -> None:
+def _iterate(peer: Peer, *, save_follows: bool = False) -> None:
+    """A save stands in the place of the boundary: it is one right behind an optimizer's step."""
     peer.job.iterate()
-    peer.boundary()
+    if not save_follows:
+        peer.boundary()
 
 
 def _beside_training_s(helpers: list[int]) -> float:
@@ -130,8 +133,9 @@ def fsync(paths: list[Path]) -> float:
 
 def check(peer: Peer, k: int) -> dict[str, Any]:
     """Saves, trains on, loads into a zeroed state: exact, and how long the load took, cold."""
-    before = peer.job.digests()
     peer.job.before_update = peer.join
+    _iterate(peer, save_follows=True)
+    before = peer.job.digests()
     peer.save()
     for _ in range(k):
         _iterate(peer)

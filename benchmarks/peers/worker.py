@@ -105,6 +105,7 @@ def answer(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
 
 def hold(peer: Peer) -> dict[str, Any]:
     """Saves once more and says what the state was: the parent kills this process next."""
+    peer.job.iterate()
     digests = peer.job.digests()
     peer.save()
     peer.job.iterate()

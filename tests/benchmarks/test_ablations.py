@@ -36,8 +36,9 @@ def test_a_save_is_asked_for_until_one_begins() -> None:
     assert fake._disk_newest == 1
 
 
-def test_no_save_is_an_error() -> None:
+def test_no_save_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure of a checkpoint that never began would be one of nothing."""
+    monkeypatch.setattr(presets, "PATIENCE_S", 0.01)
     fake: Any = Fake(-1)
     with pytest.raises(RuntimeError, match="no checkpoint began"):
         presets.begin_save(fake, fake)
@@ -52,5 +53,5 @@ def test_results_of_changed_code_are_marked(
     """`clean` is true only where the commit's own code ran."""
     monkeypatch.setattr(harness, "commit", lambda: commit)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
-    path = harness.publish("x", [harness.row("a", "b", [1.0], "s")], settings={})
-    assert f'"clean": {str(clean).lower()}' in path.read_text()
+    harness.publish("x", [harness.row("a", "b", [1.0], "s")], settings={})
+    assert f'"clean": {str(clean).lower()}' in (tmp_path / "x.json").read_text()

@@ -72,9 +72,9 @@ def test_fixed_ways_write_like_auto_and_stay() -> None:
 def test_a_training_that_is_killed_comes_back_and_is_counted(
     tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--quick`: profile, three ways, two kills each; saving often loses less than rarely."""
+    """`--smoke`: profile, three ways, two kills each; saving often loses less than rarely."""
     monkeypatch.chdir(tmp_path)
-    accelerated.main(["--quick"])
+    accelerated.main(["--smoke"])
     said = capsys.readouterr().out
     lost = {
         name: [int(n) for n in steps.split(", ")]

@@ -151,7 +151,6 @@ def test_a_part_of_the_table_has_a_file_of_its_own() -> None:
     """Else the whole of it, which takes an hour, would be gone."""
     given = {
         "": [],
-        "-quick": ["--quick"],
         "-8-x-2": ["--only", "8 x 2"],
         "-real-unbound": ["--only", ", real", "--unbound"],
         "-control-windows": ["--ways", "control", "windows"],
