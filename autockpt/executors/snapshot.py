@@ -365,7 +365,10 @@ class Snapshotter:
         """All of it that is done before the copy thread begins; False when it must not be lazy."""
         recipe, task = snapshot.recipe, snapshot.task
         if lazy and not recipe.on_device:
-            self._keep_probes(snapshot)
+            try:
+                self._keep_probes(snapshot)
+            except Exception as error:  # reported at the fence, the training goes on
+                task.error, task.jobs = error, []
         self._hold_back(task, on_device=recipe.on_device)
         if recipe.on_device:
             lazy &= self._issue(snapshot, lazy=lazy)

@@ -85,9 +85,10 @@ def test_an_iteration_in_which_a_save_began_and_ended_is_no_quiet_one(
         granted(ckpt)
         ckpt.wait_durable(PATIENCE_S)
     blocks = {event.step: event for event in live.events(Iterated)}
-    assert {event.step for event in live.events(PersistCommitted)} >= {4, 8, 12}
-    assert {step for step, block in blocks.items() if block.busy_s > 0} == {5, 9, 13}
-    assert {step for step, block in blocks.items() if block.quiet_s > 0} >= {3, 7, 11}
+    durable = {event.step for event in live.events(PersistCommitted)} - {14}
+    assert durable == {2, 4, 8, 12}  # the first one goes to disk, whatever the interval
+    assert {step for step, block in blocks.items() if block.busy_s > 0} == {3, 5, 9, 13}
+    assert {step for step, block in blocks.items() if block.quiet_s > 0} >= {7, 11}
 
 
 def test_a_save_that_the_disk_refused_holds_nothing_back(

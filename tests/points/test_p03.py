@@ -20,14 +20,18 @@ NEVER_S = 0.3
 def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
     preset: str, schedule: str, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first piece of the copy waits for the next forward; only a lazy one sees it begin."""
+    """What the copy thread copies waits for the next forward; only a lazy copy sees it begin.
+
+    The training's own thread copies the probed tensors of a lazy one first, inside the boundary.
+    """
     whole = trainings.bare(trainings.build(SPEC))
     forward_began = threading.Event()
     saw_forward: list[bool] = []
     memcpy = copying._memcpy
 
     def throttled(job: copying.CopyJob, *rest: Any) -> None:
-        if not saw_forward:
+        by_the_copy_thread = threading.current_thread() is not threading.main_thread()
+        if by_the_copy_thread and not saw_forward:
             lazy = schedule == "lazy"
             saw_forward.append(forward_began.wait(PATIENCE_S if lazy else NEVER_S))
         memcpy(job, *rest)
