@@ -158,7 +158,7 @@ def cost(lines: Sequence[str]) -> Cost:
 def product(size: str, steps: int, *, smoke: bool) -> list[Row]:
     """All rows; none where namespaces are not to be had.  What failed keeps its folder.
 
-    `smoke`: one node is lost, and the cost of copies is left out.
+    `smoke`: the job with copies alone, and one node is lost.
     """
     try:
         with network(1, BITS_PER_S):
@@ -169,14 +169,19 @@ def product(size: str, steps: int, *, smoke: bool) -> list[Row]:
     runs = ROOT / "runs"
     runs.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-nodes-", dir=runs))
-    found = rows(_measured(folder, (*SCRIPT, "--size", size), steps, smoke=smoke))
+    script = (*SCRIPT, "--size", size)
+    if smoke:
+        copies, recoveries = _with_copies(folder / "copies", script, steps, LOST[:1])
+        found = [*_wasted_rows(f"{CONTESTANT}, copies", copies), *_recovery_rows(recoveries)]
+    else:
+        found = rows(_measured(folder, script, steps))
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def _measured(folder: Path, script: Sequence[str], steps: int, *, smoke: bool) -> Measured:
+def _measured(folder: Path, script: Sequence[str], steps: int) -> Measured:
     storage = _with_storage(folder / "storage", script, STORAGE_SHARE * BITS_PER_S / 8)
-    copies, recoveries = _with_copies(folder / "copies", script, steps, LOST[:1] if smoke else LOST)
+    copies, recoveries = _with_copies(folder / "copies", script, steps, LOST)
     return Measured(
         copies=copies,
         storage=storage,
@@ -184,7 +189,6 @@ def _measured(folder: Path, script: Sequence[str], steps: int, *, smoke: bool) -
         costs={
             name: _paced(folder / f"cost of {name}", script, 2 * steps + WARM_UP, settings)
             for name, settings in PROTECTIONS.items()
-            if not smoke or name != "copies"
         },
         planned_steps=_planned(folder / "profile", script),
     )

@@ -1,6 +1,7 @@
 """Every benchmark has `--smoke`: the same code on a tiny input, to its end, without a result."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -57,7 +58,11 @@ def test_a_smoke_ends_well_and_leaves_nothing(name: str, tmp_path: Path) -> None
             code = process.wait(timeout=WITHIN_S)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.send_signal(signal.SIGINT)  # it ends what it started in other sessions
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=60)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert code == 0, log.read_text(errors="replace")[-3000:]
     assert list(work.iterdir()) == []
