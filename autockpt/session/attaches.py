@@ -9,46 +9,30 @@ same name again goes on with that run.
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
 
-class Attached(Protocol):
-    """What is asked of a session here."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attached:
+    """A session as one among others, and what can be asked of it."""
 
-    @property
-    def directory(self) -> str:
-        """Its run directory."""
-        ...
-
-    @property
-    def launch_id(self) -> str:
-        """Launch that it is of."""
-        ...
-
-    @property
-    def named(self) -> bool:
-        """The script named its run directory."""
-        ...
-
-    @property
-    def reached_step(self) -> int:
-        """Iterations trained so far."""
-        ...
-
-    @property
-    def objects(self) -> Sequence[Any]:
-        """Its models and optimizers."""
-        ...
-
-    def supersede(self, by: str) -> None:
-        """Ends it, its last checkpoint included, in favour of a run in the directory `by`."""
-        ...
-
-    def disown(self) -> None:
-        """In a forked child: forgets all of it, and leaves what it shares with the parent."""
-        ...
+    directory: str
+    """Its run directory."""
+    launch_id: str
+    """Launch that it is of."""
+    named: bool
+    """The script named its run directory."""
+    objects: Sequence[Any]
+    """Its models and optimizers."""
+    reached_step: Callable[[], int]
+    """Iterations trained so far."""
+    supersede: Callable[[str], None]
+    """Ends it, its last checkpoint included, in favour of a run in that directory."""
+    disown: Callable[[], None]
+    """In a forked child: forgets all of it, and leaves what it shares with the parent."""
 
 
 class Attaches:
@@ -115,7 +99,7 @@ class Attaches:
     @property
     def newest_step(self) -> int | None:
         """Iterations that the newest session has trained; None: there is no session."""
-        return self._sessions[-1].reached_step if self._sessions else None
+        return self._sessions[-1].reached_step() if self._sessions else None
 
     def in_child(self) -> None:
         """A forked child has attached nothing: its parent goes on with all of it."""

@@ -3,7 +3,6 @@
 import atexit
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from autockpt.executors import wire
@@ -11,7 +10,7 @@ from autockpt.executors.fence import OptimizerHooks
 from autockpt.executors.random_state import rng_mark
 from autockpt.executors.signals import is_interactive
 from autockpt.executors.state import LiveState
-from autockpt.session.attaches import of_this_process
+from autockpt.session.attaches import Attached, of_this_process
 from autockpt.session.forwards import Forwards
 from autockpt.session.job import ATTACHES, Job
 from autockpt.session.saving import FINAL_WAIT_S, Saving
@@ -47,6 +46,15 @@ class Ending(Saving):
         """An exception that was handled when the training began: a second try, for one."""
         self._superseded = ""
         """Directory of the run that took the place of this one, while this one was open."""
+        self._attached = Attached(
+            directory=job.run_directory,
+            launch_id=job.incarnation.launch_id,
+            named=job.name is not None,
+            objects=[*state.models.values(), *state.optimizers.values()],
+            reached_step=lambda: self._step,
+            supersede=self._supersede,
+            disown=self._disown,
+        )
 
     def close(self, *, final_checkpoint: bool = True) -> None:
         """Ends the protection: fences, makes a last checkpoint durable, lets the keeper go.
@@ -88,32 +96,12 @@ class Ending(Saving):
 
     # ------------------------------------------------------------------ among others
 
-    @property
-    def directory(self) -> str:
-        """Its run directory."""
-        return self._job.run_directory
-
-    @property
-    def launch_id(self) -> str:
-        """Launch that it is of."""
-        return self._job.incarnation.launch_id
-
-    @property
-    def named(self) -> bool:
-        """The script named its run directory."""
-        return self._job.name is not None
-
-    @property
-    def objects(self) -> Sequence[Any]:
-        """Its models and optimizers."""
-        return [*self._state.models.values(), *self._state.optimizers.values()]
-
-    def supersede(self, by: str) -> None:
+    def _supersede(self, by: str) -> None:
         """Ends it, its last checkpoint included, in favour of a run in the directory `by`."""
         self._superseded = by
         self._close(final_checkpoint=True, reason="finished")
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: the parent trains on, and what is shared with it stays as it is."""
         self._closed, self._flight = True, None
         for hooks in (self._hooks, self._forwards):
@@ -275,7 +263,7 @@ class Ending(Saving):
         self._telemetry.close()
         # Else the model would live as long as the process.
         atexit.unregister(self._at_exit)
-        of_this_process.ended(self)
+        of_this_process.ended(self._attached)
 
     def _at_exit(self) -> None:
         """The script ended without closing: a crash stays a crash, an end is an end."""

@@ -146,11 +146,6 @@ class RankState:
         self._switch = PlanSwitch(job.rank, self._link.send, self._link.wait_until)
         self._link.plan_held = lambda: self._switch.held
 
-    @property
-    def reached_step(self) -> int:
-        """Iterations trained so far, for whoever only looks."""
-        return self._step
-
     def _mark_step(self, *, first: bool = False) -> None:
         cells = self._link.board.view[:64].cast("Q")
         now = time.monotonic_ns()

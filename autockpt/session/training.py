@@ -295,7 +295,7 @@ class Session(Stopping):
             self._telemetry.listener = self._mind.observe
         self._watch.start()
         atexit.register(self._at_exit)
-        of_this_process.began(self, self._job.name, shared=self._job.shared)
+        of_this_process.began(self._attached, self._job.name, shared=self._job.shared)
 
     def _rebuilt(self) -> None:
         self._rebuilding = None

@@ -338,7 +338,7 @@ def test_the_loop_of_a_run_that_another_has_replaced_cannot_go_on(
     """It is refused at once: a restart would resume the two at different steps."""
     ckpt, iterate, _ = training
     iterate()
-    ckpt.supersede("runs/other")
+    ckpt._supersede("runs/other")
     with pytest.raises(ConfigError, match=r"ended at step 1, when a later attach .* runs/other"):
         iterate()
     with pytest.raises(ConfigError, match="attach all models and optimizers in one call"):
