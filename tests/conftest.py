@@ -42,6 +42,27 @@ def _gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@contextlib.contextmanager
+def heard_by_children() -> Iterator[None]:
+    """Programs that are started in it hear SIGINT and SIGHUP, whoever ignores them here.
+
+    `nohup` and a background job ignore them for all that they start.  A handler that does nothing
+    is none in a program that is started, and this process goes on ignoring them.
+    """
+    ignored = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda number, frame: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals() -> Iterator[None]:
+    with heard_by_children():
+        yield
+
+
 @pytest.fixture
 def attach(
     new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch

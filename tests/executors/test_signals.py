@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.scripts import python, write
+from tests.conftest import heard_by_children
 
 HEAD = """
 import multiprocessing, os, signal, sys, threading, time
@@ -208,3 +209,21 @@ print("told")
 """
     done = python("s.py", cwd=write(tmp_path, "s.py", HEAD + source).parent)
     assert done.stdout == "told\n", done.stderr
+
+
+def test_the_tests_can_be_run_where_signals_are_ignored(tmp_path: Path) -> None:
+    """By `nohup` or in the background: what they start is as on a terminal, they themselves not."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        with heard_by_children():
+            for number in numbers:
+                signal.raise_signal(number)
+            source = "import signal; print(*map(signal.getsignal, (signal.SIGINT, signal.SIGHUP)))"
+            done = python("-c", source, cwd=tmp_path)
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_IGN] * 2
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert "default_int_handler" in done.stdout, done.stderr
+    assert done.stdout.endswith(f" {signal.SIG_DFL!s}\n")
