@@ -358,15 +358,15 @@ class CheckpointDirectory:
     def create_generation(self, generation: Generation) -> str:
         """Makes the directory of a generation durable; existing is fine."""
         path = self.generation_path(generation)
-        epochs = os.path.join(self.path, "epochs")
-        with _storage("look for", epochs):
-            if not _is_there(epochs):  # a mount point, maybe
-                raise self._gone(generation.epoch, "so nothing is written there")
+        # Past the claims: nothing is made on what is under a mount point.  No look-up of its own.
+        past = os.path.join(self.path, "epochs", os.pardir, generation.name)
         try:
-            os.mkdir(path, 0o755)
+            os.mkdir(past, 0o755)
             _fsync_directory(self.path)
         except FileExistsError:
             pass
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._gone(generation.epoch, "so nothing is written there") from None
         except OSError as error:
             raise StorageError(f"{path}: cannot create: {error.strerror}") from error
         return path

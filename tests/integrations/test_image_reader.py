@@ -22,7 +22,7 @@ from tests.executors.states import bytes_of, random_tensor
 
 CHUNK = 4096
 """Small, so that pieces stand across chunks."""
-NOTHING = {"progress": {}, "rng": None, "optimizers": {}, "modules": {}, "others": {}}
+NOTHING = {"progress": {"step": 1}, "rng": None, "optimizers": {}, "modules": {}, "others": {}}
 Parts = list[list[Box]]
 """By rank the boxes that it stores."""
 

@@ -10,11 +10,13 @@ from autockpt.values.goal import Goal, Pins
 from autockpt.values.telemetry import PersistCommitted, PlanChanged
 from tests.fakes import trainings
 from tests.fakes.live import PATIENCE_S, Live, granted
-from tests.fakes.profiles import example_profile
+from tests.fakes.profiles import example_profile, example_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EVERY = 8
+STATE_BYTES = 52_600
+"""About that of the job: a profile of another size would not be believed."""
 PLANES = {"parameters": "planes", "moments": "planes"}
 
 
@@ -25,7 +27,7 @@ def test_saves_are_written_as_they_are_once_the_codec_is_given_up(
     monkeypatch.setattr(clock, "BLOCK_S", 0.05)
     monkeypatch.setattr(mind, "THINK_S", 0.02)
     files = RunDirectory.create(live.run_dir)
-    files.write_profile(example_profile(persist_s=1e-6))
+    files.write_profile(example_profile(persist_s=1e-6, state=example_state(STATE_BYTES)))
     start = trainings.plan(memory=EVERY, disk=EVERY, version=1, retune=True, codec=PLANES)
     goal = Goal(pins=Pins(memory_interval_steps=EVERY, disk_interval_steps=EVERY))
     job, ckpt = live.attach(plan=start, goal=goal)

@@ -68,7 +68,6 @@ def test_all_wrong_figures_are_named_at_once() -> None:
         ),
         ({"limits": Limits(lost_time_s=0.2)}, "limits.lost_time", "limits.lost_time"),
         ({"limits": Limits(stall_s=1e-4)}, "limits.stall", "limits.stall 6.06 ms"),
-        ({"limits": Limits(host_memory_bytes=10**8)}, "limits.host_memory", "limits.host_memory"),
         (
             {"limits": Limits(host_memory_bytes=2 * 10**9), "pins": Pins(slots=3)},
             "limits.host_memory",
@@ -88,3 +87,13 @@ def test_limits_that_leave_no_plan_are_named_with_the_nearest(
     """Before anything is measured."""
     with pytest.raises(ConfigError, match=rf"{binding}(.|\n)*nearest: (.|\n)*{nearest}"):
         model_of(job(), Goal(**goal), sample_bytes=SAMPLE_BYTES)
+
+
+def test_a_limit_of_memory_below_one_slot_is_streamed_through() -> None:
+    """Below a window of 512 KiB a rank nothing can be, and the error says how much is missing."""
+    needed = 512 * 2**10
+    enough = Goal(limits=Limits(host_memory_bytes=needed))
+    assert model_of(job(), enough, sample_bytes=SAMPLE_BYTES)
+    short = Goal(limits=Limits(host_memory_bytes=needed - 9))
+    with pytest.raises(ConfigError, match=r"limits\.host_memory leaves 524279; give it 9 more"):
+        model_of(job(), short, sample_bytes=SAMPLE_BYTES)
