@@ -42,10 +42,14 @@ class OverwriteWhenSealedHere(NodeProtocol):
 
 
 class OverwriteWhilePersisted(NodeProtocol):
-    """A slot under way to storage is not protected."""
+    """A slot under way to storage is not protected, and its file is written on."""
 
     def is_busy(self, local: LocalRank, slot: Slot) -> bool:
         return False
+
+    def overwritten(self, local: LocalRank, slot: Slot) -> None:
+        if slot.generation is not None:
+            self.unsettled.pop((local.rank, slot.generation), None)
 
 
 class OverwriteRestored(NodeProtocol):

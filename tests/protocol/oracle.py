@@ -61,6 +61,8 @@ class Oracle:
         self.decided: dict[int, Generation | None] = {}
         self.basis: dict[int, dict[int, int | None]] = {}
         """What each claimed epoch could continue when it read the directory."""
+        self.emptied: dict[int, bool] = {}
+        """Whether it had lost decision records by then."""
         self.known: dict[int, bool] = {}
         """Whether something had ever been durable by then; later ones are of the replaced."""
         self.marked: dict[int, set[Generation]] = {}
@@ -76,10 +78,11 @@ class Oracle:
     def begin_anew(self, epoch: int, running: list[int | None], nodes: list[Node]) -> None:
         """Nobody who was asked knows that these epochs were: then nothing of them may be left."""
         contents = [c for node in nodes for c in (*node.slots.values(), *node.guests.values())]
-        left = {c.generation.epoch for c in contents if c is not None}
+        # What nobody completes any more is nothing.
+        left = {c.generation.epoch for c in contents if c is not None and (c.sealed or c.writer)}
         if any(old >= epoch for old in (*left, *(e for e in running if e is not None))):
             self.fail(f"epoch {epoch} is claimed again, and something of it is left")
-        for table in (self.decided, self.basis, self.known, self.marked):
+        for table in (self.decided, self.basis, self.known, self.marked, self.emptied):
             for old in [old for old in table if old >= epoch]:
                 del table[old]
         for told in (self.history, self.wanted):
@@ -93,11 +96,14 @@ class Oracle:
             promised -= {g for g in promised if g.epoch >= epoch}
         self.protected = {g: p for g, p in self.protected.items() if g.epoch < epoch}
 
-    def lineage(self, tip: int) -> dict[int, int | None]:
+    def lineage(
+        self, tip: int, decided: dict[int, Generation | None] | None = None
+    ) -> dict[int, int | None]:
         """Newest eligible seq by epoch, from the decisions as they were really written."""
+        decided = self.decided if decided is None else decided
         limits: dict[int, int | None] = {tip: None}
-        while self.decided.get(tip) is not None:
-            parent = self.decided[tip]
+        while decided.get(tip) is not None:
+            parent = decided[tip]
             assert parent is not None
             limits[parent.epoch], tip = parent.seq, parent.epoch
         return limits
@@ -194,15 +200,33 @@ class Oracle:
         """What `generation` took the place of may be gone, whatever becomes of that."""
         self.memory = {other for other in self.memory if other > generation}
 
-    def decision(self, epoch: int, parent: Generation | None, *, asked: bool) -> None:
-        """The decision of `epoch` stands on disk."""
+    def decision(
+        self,
+        epoch: int,
+        parent: Generation | None,
+        *,
+        asked: bool,
+        told: dict[int, Generation | None],
+    ) -> None:
+        """The decision of `epoch` stands on disk; `told`: the older ones somebody remembers."""
         if not asked:
             self._check_parent(epoch, parent)
-        if parent is not None and not self.on(parent, self.basis[epoch]):
+        left = parent is not None and not self.on(parent, self.basis[epoch])
+        if left and (not self.emptied[epoch] or self._was_left(parent, told)):
             self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
         self.decided[epoch] = parent
         if parent is not None:
             self.protected = {g: c for g, c in self.protected.items() if g >= parent}
+
+    def _was_left(self, generation: Generation | None, told: dict[int, Generation | None]) -> bool:
+        """As far as anybody can know where the directory was emptied.
+
+        A decision that went with the directory, and of which no keeper was told, binds nobody: what
+        it left behind is whole, and what came after it is gone.
+        """
+        tip = max(told, default=0)
+        assert generation is not None
+        return generation.epoch <= tip and not self.on(generation, self.lineage(tip, told))
 
     def _check_parent(self, epoch: int, parent: Generation | None) -> None:
         limits = self.basis[epoch]

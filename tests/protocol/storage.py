@@ -327,6 +327,8 @@ class Storage(Trainers):
         epoch = keeper.coordinator.epoch
         if self.disk.claim >= epoch or keeper.coordinator.phase != "running":
             return False
+        if any(other[0] in ("commit", "decide") for other in keeper.jobs):
+            return None  # one thread does them all, one after the other
         if job[1] == 0:
             return m.DirectoryGone(epoch=epoch, reason="nothing is mounted") if self.flaky else None
         self.disk.claim = epoch
@@ -414,7 +416,8 @@ class Storage(Trainers):
     def claim(self, keeper: Keeper, epoch: int) -> None:
         """A number that nobody uses, also where the directory has forgotten all."""
         if epoch <= self.disk.epoch:
-            self.oracle.begin_anew(epoch, [t.epoch for t in self.trainers], self.nodes)
+            running = [t.epoch for t in self.trainers if not t.refused]
+            self.oracle.begin_anew(epoch, running, self.nodes)
         self.disk.claim = self.disk.epoch = epoch
         self.shapes[epoch] = keeper.coordinator.nodes
 
@@ -423,6 +426,9 @@ class Storage(Trainers):
         for commit in self.disk.commits.values():
             commit.synced = True
         self.oracle.basis[epoch] = self.oracle.eligible(epoch)
+        self.oracle.emptied[epoch] = any(
+            e < epoch and e not in self.disk.decisions for e in self.oracle.decided
+        )
         self.oracle.known[epoch] = self.oracle.ever
         self.oracle.marked.setdefault(epoch, {g for g in self.disk.commits if self.is_marked(g)})
         parents = tuple(
@@ -448,7 +454,7 @@ class Storage(Trainers):
         if job[1] == 0 and not self.peace and self.rng.random() < self.flaky / 4:
             return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
         if job[1] == 1:
-            self.oracle.decision(do.epoch, do.generation, asked=job[3])
+            self.oracle.decision(do.epoch, do.generation, asked=job[3], told=self.told(keeper))
             self.disk.decisions[do.epoch] = do.generation
             self.promise_restored(keeper, do.generation)
         if job[1] == 2:
@@ -459,6 +465,12 @@ class Storage(Trainers):
                 keeper.jobs.append(["sweep", 0, do.epoch])
             return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt, suspect=suspect)
         return None
+
+    def told(self, keeper: Keeper) -> dict[int, Generation | None]:
+        """Decisions before this one: those on disk, and those that keepers remember."""
+        links = [link for r in keeper.coordinator.inventory.values() for link in r.lineage]
+        told = {link.epoch: link.parent for link in links} | self.disk.decisions
+        return {e: parent for e, parent in told.items() if e < keeper.coordinator.epoch}
 
     def _unfinished(self, epoch: int) -> list[Generation]:
         """Of earlier epochs, without a COMMIT."""

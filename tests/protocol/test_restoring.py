@@ -420,3 +420,34 @@ def test_a_silent_source_is_struck_out_at_the_deadline() -> None:
     cluster.tick(1800)
     refused = cluster.take(m.RestoreRefused)
     assert "bad ['rank 1 e1s3 on disk']" in refused[0].reason
+
+
+def held(rank: int, slot: int, generation: Generation) -> m.HeldShard:
+    """A shard that is sealed in a slot."""
+    return m.HeldShard(
+        rank=rank, slot=slot, generation=generation, step=generation.seq, world_size=2,
+        root=f"{generation}:{rank}",
+    )  # fmt: skip
+
+
+def test_an_emptied_directory_leaves_all_that_is_in_memory() -> None:
+    """New keepers know no lineage, the newest epoch is in pieces: an older whole one does."""
+    cluster = Cluster()
+    for rank in (0, 1):
+        shards = [held(rank, 0, gen(1, 3)), held(rank, 1, gen(2, 1))]
+        adopted = m.SlotsAdopted(rank=rank, slots=2, held=tuple(shards[: 2 - rank]))
+        cluster.tell_node(rank, adopted)
+    cluster.attach_all(OTHER)
+    cluster.claim(3, OTHER, parents=())
+    assert [d.generation for d in cluster.take(m.WriteDecision)] == [gen(1, 3)]
+
+
+def test_the_epoch_of_a_trainer_that_is_refused_is_not_claimed_again() -> None:
+    """It comes back to a new keeper, its directory was emptied, and its launch went on."""
+    cluster = Cluster()
+    cluster.attach(0, NEXT)
+    cluster.attach(0, LAUNCH, epoch=4)
+    assert len(cluster.take(m.AttachRefused)) == 1
+    last = m.Incarnation(launch_id="launch", restart_round=2)
+    cluster.attach_all(last)
+    assert [claim.after for claim in cluster.take(m.ClaimEpoch)] == [4]

@@ -80,6 +80,7 @@ class NodeProtocol(NodeSaving):
 
     def trainer_attached(self, event: m.TrainerAttached) -> None:
         """Admit the trainer, replacing an older incarnation if rule 9 says so."""
+        self.seen_epoch = max(self.seen_epoch, event.epoch or 0)
         refusal = self.attach_refusal(event)
         if refusal is not None:
             self.emit(
@@ -97,7 +98,7 @@ class NodeProtocol(NodeSaving):
 
     def _attached(self, attach: m.TrainerAttached) -> m.RankAttached:
         held = (shard.generation.epoch for slots in self._all_slots() for shard in slots.held())
-        known = max((self.epoch, self.admission.epoch, *held))
+        known = max((self.epoch, self.admission.epoch, self.seen_epoch, *held))
         return m.RankAttached(attach=attach, epoch=known)
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:

@@ -127,6 +127,8 @@ class NodeState:
         self.drops: dict[Key, RankDropped] = {}
         self.inventory_due: tuple[int, bool] | None = None
         """(epoch, rejoin) that could not be answered yet."""
+        self.seen_epoch = 0
+        """Newest epoch of a trainer that came back here, admitted or not."""
         self.plan_version = 0
         self.plan_apply_step = 0
         self._out: list[NodeInstruction] = []

@@ -196,14 +196,28 @@ class Restoring(Saving):
             self._inventory_complete()
 
     def _inventory_complete(self) -> None:
-        if not self.parents:
-            # The directory was emptied, and every keeper is a new one: the newest is all there is.
-            held = [shard.generation.epoch for r in self.inventory.values() for shard in r.held]
-            self.parents.update(dict.fromkeys(sorted(held)[-1:]))
+        self._link_memory()
         if self.rejoining is not None:
             self._rejoin()
         else:
             self.decide()
+
+    def _link_memory(self) -> None:
+        """The directory was emptied, and no keeper remembers these epochs: memory is all there is.
+
+        Each counts as begun from what is in memory of the one before.  A start that took the newest
+        epoch alone would begin from scratch where that one is in pieces and an older one is whole.
+        """
+        if self.catalogue:
+            return
+        known = max(self.parents, default=0)
+        held = {shard.generation for r in self.inventory.values() for shard in r.held}
+        older: Generation | None = None
+        for generation in sorted(held):
+            first = older is None or older.epoch < generation.epoch
+            if first and generation.epoch > known:
+                self.parents[generation.epoch] = None if self.rejoining else older
+            older = generation
 
     def recoverable_memory(self) -> tuple[HeldShard, ...]:
         """Shards in the memory of the node where their rank lives now."""
