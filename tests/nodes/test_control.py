@@ -128,7 +128,7 @@ def test_nodes_exchange_what_they_know_of_their_failure_domains(
     labels = {"power": "p1", "rack": "r2"}
     other = Node(launcher="b", ranks=1, network="n", labels=labels, number=None)
     store.set("autockpt/1/node/1", to_json(other))
-    monkeypatch.setattr(agreement, "_store", lambda: store)
+    monkeypatch.setattr(agreement, "group_store", lambda: store)
     monkeypatch.setattr(agreement, "_calls", 0)
     said = agree(str(tmp_path), "a", place(0), {"rack": "r1"})
     assert said.domains == FailureDomains(levels=("rack",), labels=(("r1",), ("r2",)))
@@ -146,7 +146,7 @@ def test_nodes_have_the_numbers_that_they_keep_and_as_many_ranks_as_they_say(
     store = HashStore()
     other = Node(launcher="b", ranks=2, network="n", labels={"rack": "r2"}, number=2)
     store.set("autockpt/1/node/1", to_json(other))
-    monkeypatch.setattr(agreement, "_store", lambda: store)
+    monkeypatch.setattr(agreement, "group_store", lambda: store)
     monkeypatch.setattr(agreement, "_calls", 0)
     said = agree(str(tmp_path), "a", place(0, world_size=3), {"rack": "r1"}, number=0)
     assert said.nodes == (0, 2, 2)
