@@ -75,10 +75,10 @@ def attack(job: Job, act: str, rule: Rule, what: str, *, cause: str) -> str:
 
 
 def _as_told(file: str) -> str:
-    """A file under the name that it was to get."""
+    """A file under the name that it was to get, and by the shortest way to it."""
     if "/spare/" in file:
         return "/shard-"
-    return re.sub(r"\.[0-9a-f]{12}\.tmp$", "", file)
+    return os.path.normpath(re.sub(r"\.[0-9a-f]{12}\.tmp$", "", file))
 
 
 def operations(scene: Scene, act: Callable[[Job], object]) -> list[bool]:
