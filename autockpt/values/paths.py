@@ -32,6 +32,10 @@ def path_problem(path: str) -> str:
         )
     if any(sign < " " or sign == "\x7f" for sign in path):
         return f"expected a directory, got a path with control characters: {path!r:.80}"
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return f"expected a directory, got text that no file name can hold: {path!r:.80}"
     longest = max((os.fsencode(name) for name in path.split("/")), key=len)
     if len(longest) > MAX_NAME_BYTES:
         return (

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autockpt.values.failure import Exposure, Incident
 from autockpt.values.generation import Generation
+from autockpt.values.goal import Goal
 from autockpt.values.placement import FailureDomains
 from autockpt.values.plan import Choice, Staging, TierPlan
 from autockpt.values.redundancy import Redundancy
@@ -25,6 +26,9 @@ VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "in_flight": st.integers(0, 16),
         "window_margin": st.floats(0.0, 0.99),
         "compare": st.sampled_from([(), ("windows", "lazy"), ("lazy", "blocking", "windows")]),
+    },
+    Goal: {
+        "storage_path": st.none() | st.text("abc /.-", min_size=1, max_size=12).filter(str.strip)
     },
     TierPlan: {"interval_steps": st.integers(0, 10**9), "chain": st.integers(0, 16)},
     Choice: {"reason": st.text(min_size=1, max_size=12)},

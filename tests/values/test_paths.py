@@ -13,6 +13,7 @@ from autockpt.values.paths import path_problem
         ("s3://bucket/run-7", "remote.url"), ("GS://b/x", "remote.url"), ("s3:/b/x", "remote.url"),
         ("hdfs://node/x", "remote.url"), ("file:///mnt/x", "without file://"),
         ("$SCRATCH/ckpt", "the variable $SCRATCH"), ("/mnt/${JOB}/x", "the variable ${JOB}"),
+        ("a\ud800", "no file name can hold"),
         ("a\0b", "control characters"), ("a\nb", "control characters"), (" ", "empty"),
         ("/mnt/" + "x" * 256, "at most 255 bytes"), ("/mnt/" + "é" * 128, "at most 255 bytes"),
         ("/mnt" + "/x" * 3000, "at most 4095 bytes"),
