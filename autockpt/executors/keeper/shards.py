@@ -470,17 +470,11 @@ class Shards:
     def start_persist(self, order: p.StartPersist) -> None:
         """To storage as well: at once, or when it is sealed."""
         shard = self._all.get((order.rank, order.generation))
-        if shard is None:
+        if shard is None or shard.drain is not None:
+            held = "the slot holds something else" if shard is None else "no memory holds it"
             failed = p.PersistFailed(
                 rank=order.rank, generation=order.generation, attempt=order.attempt,
-                reason="the slot holds something else", retryable=False,
-            )  # fmt: skip
-            self._post(lambda: self._tell(failed))
-            return
-        if shard.drain is not None:  # its bytes have passed
-            failed = p.PersistFailed(
-                rank=order.rank, generation=order.generation, attempt=order.attempt,
-                reason="no memory holds it", retryable=False,
+                reason=held, retryable=False,
             )  # fmt: skip
             self._post(lambda: self._tell(failed))
             return
