@@ -43,7 +43,7 @@ demo-nodes: $(VENV)/.ready  ## lose one of four nodes (network namespaces, needs
 	$(PY) examples/demo_nodes.py
 
 # Tests of whole jobs have processes of their own and want the cores for themselves.
-JOBS := $(addprefix tests/,bad_input campaigns endings integrations kill nodes parallel points session)
+JOBS := $(addprefix tests/,campaigns jobs unit/integrations)
 
 # Tests that fail are tried once more, one at a time.  Both tries are printed: one that fails and then
 # passes depends on the machine's load, and is to be mended.
@@ -61,7 +61,7 @@ test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,$(JOBS))
 
 endings: $(VENV)/.ready  ## signal x when x launcher x tier x grace, with real processes
-	$(PY) -m pytest tests/endings $(PYTEST_ARGS)
+	$(PY) -m pytest tests/jobs/endings $(PYTEST_ARGS)
 
 cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (tests/cases/README.md)
 	$(PY) -m tests.cases

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autockpt.executors import birth
-from autockpt.executors.sharding.names import Assembled as Assembled
-from autockpt.executors.sharding.rules import Expert as Expert
-from autockpt.executors.sharding.rules import PaddedVocabulary as PaddedVocabulary
-from autockpt.executors.sharding.rules import Rule as Rule
-from autockpt.executors.sharding.rules import Rules as Rules
-from autockpt.executors.sharding.rules import Sharded as Sharded
+from autockpt.executors.sharding.fqns import Assembled as Assembled
+from autockpt.executors.sharding.rules.rules import Expert as Expert
+from autockpt.executors.sharding.rules.rules import PaddedVocabulary as PaddedVocabulary
+from autockpt.executors.sharding.rules.rules import Rule as Rule
+from autockpt.executors.sharding.rules.rules import Rules as Rules
+from autockpt.executors.sharding.rules.rules import Sharded as Sharded
+from autockpt.launch import startup_timing
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
@@ -59,10 +59,10 @@ def attach(
     when another live run owns the directory.  Under `autockpt profile`, and in a worker process
     that imports the script of its parent, the session only passes batches through.
     """
-    from autockpt.executors.launchers import rank_and_world
+    from autockpt.launch.rank_env import rank_and_world
     from autockpt.session.attaches import is_helper, of_this_process
-    from autockpt.session.division import rank_rules
     from autockpt.session.job import current_job
+    from autockpt.session.sharding_rules import rank_rules
 
     _require_goal(goal, others.get("policy"))
     if is_helper():
@@ -75,8 +75,8 @@ def attach(
         from autockpt import profiling
 
         return profiling.adopt(model=model, optimizer=optimizer, data=data, ruled=ruled, **others)
-    birth.attach_begins()
-    from autockpt.executors.state import LiveState
+    startup_timing.attach_begins()
+    from autockpt.executors.state.live_state import LiveState
     from autockpt.session import Session
 
     state = LiveState.of(model=model, optimizer=optimizer, ruled=ruled, **others)
@@ -115,7 +115,7 @@ def decide(profile: Profile, goal: Goal | None = None) -> Decision:
 
 def telemetry(run_dir: str) -> "pd.DataFrame":
     """All events of a run, one row each, in the order in which they happened."""
-    from autockpt.reports.frames import telemetry_frame
+    from autockpt.reports.formats.frames import telemetry_frame
     from autockpt.run_directory import RunDirectory
 
     return telemetry_frame(RunDirectory.open(run_dir).events())
@@ -131,9 +131,9 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
     Warns (UserWarning) of a generation that came back from a lossy archive.
     Raises ConfigError for what is no checkpoint, CorruptCheckpointError for damage.
     """
-    from autockpt.executors.directory import lossy_notice
-    from autockpt.integrations.lazy import materialised
-    from autockpt.integrations.loading import opened
+    from autockpt.executors.storage.directory import lossy_notice
+    from autockpt.integrations.tree.lazy_tree import materialised
+    from autockpt.integrations.tree.loading import opened
 
     with opened(path, generation=generation, rank=rank) as source:
         state: dict[str, Any] = materialised(source.tree)

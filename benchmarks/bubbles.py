@@ -43,7 +43,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autockpt.executors.non_temporal import PIECE_BYTES, chosen
+from autockpt.executors.linux.memcpy_threshold import PIECE_BYTES, chosen
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER, RankWork, replayed
 from autockpt.profiles.probes.copies import copy_gain

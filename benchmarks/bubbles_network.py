@@ -4,9 +4,10 @@ Two ranks in network namespaces on one machine, joined by a link that `tc` holds
 way (needs root), and beside each of them the part of a keeper that moves copies, in a process of
 its own.  An iteration is layers of compute (a timed wait: an **emulated accelerator**) and an
 all-reduce over gloo, which together use a known share of the link.  At every boundary node 1
-fetches as many bytes of a checkpoint from node 0: as they come, or in the windows that rank 0 marks
-on the page it shares with its keeper (`keeper/link_windows.py`, as in a run).  Blocks of iterations
-with it alternate with blocks without, right before; the cost is the ratio of their times less one.
+fetches as many bytes of a checkpoint from node 0: as they come, or in the windows that rank 0
+marks on the page it shares with its keeper (`keeper/replication/network_windows.py`, as in a
+run). Blocks of iterations with it alternate with blocks without, right before; the cost is the
+ratio of their times less one.
 """
 
 import argparse
@@ -27,21 +28,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autockpt.executors.image import ImageIndex, chunk_digest
-from autockpt.executors.keeper.handshake import Identity
-from autockpt.executors.keeper.link_windows import NodeWindows
+from autockpt.executors.image.container import ImageIndex, chunk_digest
+from autockpt.executors.keeper.client.traffic_marks import MarkWriter
+from autockpt.executors.keeper.replication.network_windows import NodeWindows
 from autockpt.executors.keeper.slots import BOARD_BYTES, RankMemory
-from autockpt.executors.link_marks import MarkWriter
-from autockpt.executors.memory import Arena
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.network.handshake import Identity
+from autockpt.executors.network.transfer.destination import SlotDestination
+from autockpt.executors.network.transfer.events import FetchEnd, TransferFailed
+from autockpt.executors.network.transfer.frames import Subject
+from autockpt.executors.network.transfer.pool import TransferPool
+from autockpt.executors.network.transfer.session import Loan
+from autockpt.executors.network.transfer.source import ImageSource
 from autockpt.executors.protocol.messages import Incarnation
-from autockpt.executors.transfer.destination import SlotDestination
-from autockpt.executors.transfer.events import FetchEnd, TransferFailed
-from autockpt.executors.transfer.frames import Subject
-from autockpt.executors.transfer.pool import TransferPool
-from autockpt.executors.transfer.session import Loan
-from autockpt.executors.transfer.source import ImageSource
-from autockpt.executors.window_gate import WindowUse
-from autockpt.profiles.probes.collectives import CollectiveHooks, CollectiveRecorder
+from autockpt.executors.throttle.idle_windows import WindowUse
+from autockpt.profiles.probes.windows.collectives import CollectiveHooks, CollectiveRecorder
 from autockpt.values.generation import Generation
 from benchmarks.harness import Row, parse, publish, row
 

@@ -25,17 +25,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-from autockpt.executors.memory import Arena
-from autockpt.executors.recipe import slot_tensor
-from autockpt.executors.snapshot import Snapshotter
-from autockpt.executors.state import LiveState, local_part
-from autockpt.executors.timeslice import ask_for_long_slices
-from autockpt.executors.window_gate import WindowGate, WindowUse
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.linux.timeslice import ask_for_long_slices
+from autockpt.executors.snapshot.copy_plan import slot_tensor
+from autockpt.executors.snapshot.snapshotter import Snapshotter
+from autockpt.executors.state.live_state import LiveState, local_part
+from autockpt.executors.throttle.idle_windows import WindowGate, WindowUse
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER
-from autockpt.profiles.probes.laps import LapRecorder
-from autockpt.profiles.probes.pipeline import orders_of
-from autockpt.profiles.probes.stages import StageHooks
+from autockpt.profiles.probes.windows.iteration_trace import LapRecorder
+from autockpt.profiles.probes.windows.pipeline_hooks import StageHooks
+from autockpt.profiles.probes.windows.pipeline_orders import orders_of
 from autockpt.profiles.samples import LapSample
 from benchmarks.pipeline_job import PipelineJob, Shape, transfer_s
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from autockpt.executors.codecs.planes import PlanesCodec
-from autockpt.executors.layout.runs import Kind, Run
+from autockpt.executors.image.codecs.planes import PlanesCodec
+from autockpt.executors.image.layout.runs import Kind, Run
 from benchmarks.compression import stores, tensors
 from benchmarks.compression.peers import CHUNK_BYTES, CODERS, SLOW, cpu_s
 from benchmarks.harness import Row, parse, publish, row

@@ -2,7 +2,7 @@
 
 Two ways take turns, each in a process of its own because glibc reads its bound once: as glibc
 decides by itself, and with the bound that `autockpt run` sets where copies are clearly faster with
-it (`executors/non_temporal.py`).
+it (`executors/linux/memcpy_threshold.py`).
 
 **Copy**: GB/s of 256 MiB (`--mib`) in pieces of one size, into memory that was touched before.
 **Digest after a copy**: GB/s of the digest of the same bytes, which may come from a cache or not.
@@ -25,9 +25,9 @@ from functools import partial
 import torch
 import xxhash
 
-from autockpt.executors import non_temporal
-from autockpt.executors.memory import Arena
-from autockpt.executors.non_temporal import PIECE_BYTES
+from autockpt.executors.linux import memcpy_threshold
+from autockpt.executors.linux.memcpy_threshold import PIECE_BYTES
+from autockpt.executors.linux.memory import Arena
 from autockpt.profiles.probes.copies import copy
 from benchmarks.harness import Row, parse, publish, row
 
@@ -46,8 +46,8 @@ def main() -> None:
     if args.one:
         print(json.dumps(measure(args.mib * 2**20)))
         return
-    bare = {k: v for k, v in os.environ.items() if k != non_temporal.VARIABLE}
-    ways = {USUAL: bare, PAST: bare | non_temporal.with_threshold(bare)}
+    bare = {k: v for k, v in os.environ.items() if k != memcpy_threshold.VARIABLE}
+    ways = {USUAL: bare, PAST: bare | memcpy_threshold.with_threshold(bare)}
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(args.rounds):
         for way, environ in ways.items():
@@ -57,7 +57,7 @@ def main() -> None:
     settings = {
         "rounds": args.rounds,
         "mib": args.mib,
-        "bound_bytes": non_temporal.threshold_bytes(),
+        "bound_bytes": memcpy_threshold.threshold_bytes(),
     }
     publish("copies", rows_of(found), settings=settings, smoke=args.smoke)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.lossy import coding, frame, pruned
-from autockpt.executors.lossy.coding import Method
-from autockpt.executors.lossy.frame import Form
-from autockpt.executors.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
+from autockpt.executors.image.codecs.lossy import coding, frame, pruned
+from autockpt.executors.image.codecs.lossy.coding import Method
+from autockpt.executors.image.codecs.lossy.frame import Form
+from autockpt.executors.image.codecs.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
 from benchmarks.harness import Row, parse, publish, row
 from benchmarks.job import load_example
 

@@ -159,8 +159,8 @@ class Deadline:
 
 def link_rate(device: torch.device, nbytes: int, repeats: int = 7) -> list[float]:
     """Bytes/s of plain copies from device memory into registered host memory, nothing beside."""
-    from autockpt.executors.device import register_with_cuda
-    from autockpt.executors.memory import Arena
+    from autockpt.executors.linux.memory import Arena
+    from autockpt.executors.snapshot.device import register_with_cuda
 
     arena = Arena.anonymous(nbytes)
     if device.type == "cuda" and not register_with_cuda(arena):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from autockpt.executors.memory import Arena
-from autockpt.executors.snapshot import Snapshotter
-from autockpt.executors.state import LiveState
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.snapshot.snapshotter import Snapshotter
+from autockpt.executors.state.live_state import LiveState
 from benchmarks.harness import parse, publish, row
 from benchmarks.job import Job
 

@@ -177,7 +177,7 @@ def ways() -> list[Way]:
 
 
 def _save_ours(folder: Path, state: State) -> None:
-    from autockpt.integrations.dcp_saving import GenerationWriter
+    from autockpt.integrations.dcp.storage_writer import GenerationWriter
 
     writer = GenerationWriter(folder / "checkpoints")
     dcp.save({"model": dict(state)}, storage_writer=writer, no_dist=True)

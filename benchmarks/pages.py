@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from autockpt.executors.image import chunk_digest
-from autockpt.executors.memory import Arena
+from autockpt.executors.image.container import chunk_digest
+from autockpt.executors.linux.memory import Arena
 from benchmarks.harness import parse, publish, row
 
 PIECE_BYTES = 4 * 2**20

@@ -14,10 +14,10 @@ from unittest import mock
 
 import torch
 
-from autockpt.executors.memory import Arena, page_align
-from autockpt.executors.sampling import FIRST_SNAPSHOTS, Probe
-from autockpt.executors.snapshot import Snapshotter
-from autockpt.executors.state import LiveState
+from autockpt.executors.linux.memory import Arena, page_align
+from autockpt.executors.snapshot.snapshotter import Snapshotter
+from autockpt.executors.snapshot.tear_check import FIRST_SNAPSHOTS, Probe
+from autockpt.executors.state.live_state import LiveState
 from benchmarks.harness import parse
 
 SLACK_BYTES = 2**18

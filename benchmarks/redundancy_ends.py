@@ -16,16 +16,16 @@ import sys
 import threading
 import time
 
-from autockpt.executors.image import ImageIndex, chunk_digest
-from autockpt.executors.keeper.handshake import Identity
-from autockpt.executors.memory import Arena
+from autockpt.executors.image.container import ImageIndex, chunk_digest
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.network.handshake import Identity
+from autockpt.executors.network.transfer.destination import SlotDestination
+from autockpt.executors.network.transfer.events import Fetched, FetchEnd
+from autockpt.executors.network.transfer.frames import Subject, Want
+from autockpt.executors.network.transfer.pool import TransferPool
+from autockpt.executors.network.transfer.session import Loan
+from autockpt.executors.network.transfer.source import ImageSource
 from autockpt.executors.protocol.messages import Incarnation
-from autockpt.executors.transfer.destination import SlotDestination
-from autockpt.executors.transfer.events import Fetched, FetchEnd
-from autockpt.executors.transfer.frames import Subject, Want
-from autockpt.executors.transfer.pool import TransferPool
-from autockpt.executors.transfer.session import Loan
-from autockpt.executors.transfer.source import ImageSource
 from autockpt.values.generation import Generation
 
 CHUNK_BYTES = 8 * 2**20

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autockpt.policies.decide import decide
-from autockpt.reports.restarts import LABELS, Restart, restarts
+from autockpt.reports.analysis.restarts import LABELS, Restart, restarts
 from autockpt.values import telemetry as t
 from autockpt.values.goal import Goal, RedundancyWish
 from benchmarks.cluster import ROOT, Cluster, ClusterError, cluster

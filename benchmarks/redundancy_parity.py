@@ -10,9 +10,9 @@ import random
 import time
 from collections.abc import Callable
 
-from autockpt.executors.memory import Arena
-from autockpt.executors.parity.geometry import ParitySet
-from autockpt.executors.parity.sums import ParityMemory
+from autockpt.executors.keeper.replication.parity.geometry import ParitySet
+from autockpt.executors.keeper.replication.parity.sums import ParityMemory
+from autockpt.executors.linux.memory import Arena
 from benchmarks.harness import Row, row
 
 CHUNK_BYTES = 8 * 2**20

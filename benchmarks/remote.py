@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autockpt.executors.catalogue import verify_generation
-from autockpt.executors.directory import CheckpointDirectory
-from autockpt.executors.memory import Arena
-from autockpt.executors.remote import Objects, RemoteCopies
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.storage.catalogue import verify_generation
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.values.generation import Generation
 from benchmarks.harness import Row, parse, publish, row
-from tests.executors.checkpoints import commit_images
+from tests.unit.executors.checkpoints import commit_images
 
 SHARDS = 2
 PART = 8 * 2**20

@@ -26,16 +26,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import autockpt
-from autockpt.executors.applying import apply_state
-from autockpt.executors.catalogue import READERS, shard_path
-from autockpt.executors.directory import read_commit
-from autockpt.executors.fresh import FreshMemory
-from autockpt.executors.image import chunk_digest
-from autockpt.executors.memory import Arena, memory_to_read_in
-from autockpt.executors.persist import ImageReader, run_parallel
-from autockpt.executors.restore import restore_shards
-from autockpt.executors.shards import DiskShards, Together
-from autockpt.executors.state import LiveState
+from autockpt.executors.image.container import chunk_digest
+from autockpt.executors.linux.memory import Arena, memory_to_read_in
+from autockpt.executors.linux.restore_allocator import FreshMemory
+from autockpt.executors.restore.apply_state import apply_state
+from autockpt.executors.restore.reader import restore_shards
+from autockpt.executors.restore.shard_sources import DiskShards, Together
+from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage.catalogue import READERS, shard_path
+from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.shard_file import ImageReader, run_parallel
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.job import Job
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.image import read_header
-from autockpt.executors.layout.plan import Layout
-from autockpt.executors.sharding.holdings import Holding
-from autockpt.executors.sharding.loading import Move, Want, moves_for
-from autockpt.executors.sharding.pieces import Stored
+from autockpt.executors.image.container import read_header
+from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.restore.plan.moves import Move, Want, moves_for
+from autockpt.executors.restore.plan.stored import Stored
+from autockpt.executors.sharding.local_shard import Holding
 from benchmarks.harness import Row, row
 from benchmarks.synthetic import Mesh, SyntheticRank, index_bytes, mesh_of
 

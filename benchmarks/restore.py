@@ -29,15 +29,15 @@ from typing import Any
 import torch
 
 import autockpt
-from autockpt.executors.applying import apply_state
-from autockpt.executors.catalogue import READERS, ChunkSource, load_index, shard_path
-from autockpt.executors.directory import read_commit
-from autockpt.executors.image import ImageIndex, read_trailer
-from autockpt.executors.memory import Arena
-from autockpt.executors.persist import read_image, run_parallel
-from autockpt.executors.restore import restore_tensors
-from autockpt.executors.shards import COPIERS, Chunks, SlotChunks, open_disk
-from autockpt.executors.state import LiveState
+from autockpt.executors.image.container import ImageIndex, read_trailer
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.restore.apply_state import apply_state
+from autockpt.executors.restore.reader import restore_tensors
+from autockpt.executors.restore.shard_sources import COPIERS, Chunks, SlotChunks, open_disk
+from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage.catalogue import READERS, ChunkSource, load_index, shard_path
+from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.shard_file import read_image, run_parallel
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.harness import Row, parse, publish, row
 from benchmarks.job import Job

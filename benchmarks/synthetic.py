@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from autockpt.executors.image import ImageIndex
-from autockpt.executors.layout.boxes import Box, overlaps, whole
-from autockpt.executors.layout.plan import Layout, TensorSpec, plan_layout
-from autockpt.executors.sharding.holdings import Holding
-from autockpt.executors.sharding.sharing import Place, Shares, take_shares
+from autockpt.executors.image.container import ImageIndex
+from autockpt.executors.image.layout.boxes import Box, overlaps, whole
+from autockpt.executors.image.layout.plan import Layout, TensorSpec, plan_layout
+from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.snapshot.replica_shares import Place, Shares, take_shares
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 

@@ -13,10 +13,10 @@ import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 
-from autockpt.executors import copying
-from autockpt.executors.copying import CopyEngine, CopyJob, CopyTask, ProgressCounter
-from autockpt.executors.memory import Arena
-from autockpt.executors.timeslice import ask_for_long_slices
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.linux.timeslice import ask_for_long_slices
+from autockpt.executors.snapshot import copy_engine
+from autockpt.executors.snapshot.copy_engine import CopyEngine, CopyJob, CopyTask, ProgressCounter
 from benchmarks.harness import Row, parse, publish, quantile, row
 
 WAYS = ("no copies", "usual slices", "long slices")
@@ -73,7 +73,7 @@ def beside(way: str, ranks: int, laps: int) -> list[float]:
 
 def _rank(way: str, laps: int, together: Barrier, late: "Queue[list[float]]") -> None:
     if way == "usual slices":
-        vars(copying)["ask_for_long_slices"] = lambda: False
+        vars(copy_engine)["ask_for_long_slices"] = lambda: False
     source, slot = Arena.anonymous(COPIED), Arena.anonymous(COPIED)
     engine, counter = CopyEngine(), ProgressCounter(memoryview(bytearray(8)))
     job = CopyJob(end=COPIED, destination=slot.address, source=source.address, nbytes=COPIED)

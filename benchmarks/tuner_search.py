@@ -31,12 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autockpt.executors.persist import read_image, write_image
+from autockpt.executors.storage.shard_file import read_image, write_image
 from autockpt.policies.decide import decide
 from autockpt.profiles.estimators import storage_measures
 from autockpt.profiles.probes.storage import StorageProbe, write_grid
-from autockpt.profiling.content import Content, content
-from autockpt.profiling.finalist import Write, measure
+from autockpt.profiling.measure.sample_data import Content, content
+from autockpt.profiling.measure.timed_write import Write, measure
 from autockpt.profiling.tuning import with_codecs
 from autockpt.tuner.search.judge import Verdict
 from autockpt.tuner.search.model import Model

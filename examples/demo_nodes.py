@@ -18,7 +18,7 @@ import time
 
 from demo import MARK, ROOT, Failed, Story, digest_of, end_everything, shown
 
-from autockpt.reports.restarts import LABELS, Restart, restarts
+from autockpt.reports.analysis.restarts import LABELS, Restart, restarts
 from autockpt.values import telemetry as t
 from autockpt.values.placement import place
 from autockpt.values.redundancy import Redundancy

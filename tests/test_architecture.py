@@ -126,13 +126,13 @@ ROOMS = (
     ),
     Room(
         name="executors",
-        rooms=("values", "executors", "executors.layout", "executors.protocol", "new_files"),
+        rooms=("values", "executors", "executors.image.layout", "executors.protocol", "new_files"),
         libraries=("torch", "numpy", "psutil", "xxhash", "backports", "obstore"),
         reason="executors do what a plan says: they never know how it was chosen or is reported",
     ),
     Room(
-        name="executors.layout",
-        rooms=("values", "executors.layout"),
+        name="executors.image.layout",
+        rooms=("values", "executors.image.layout"),
         without=(*FILES, *SOCKETS, *CLOCKS, *CHANCE, *PROCESSES),
         reason="boxes and chunk tables are arithmetic: readable by any reader, equal on all ranks",
     ),
@@ -179,6 +179,13 @@ ROOMS = (
         rooms=("values", "run_directory"),
         reason="session and command line must find a job's directory by the same rule",
     ),
+    Room(
+        name="console",
+        rooms=("values",),
+        libraries=("rich",),
+        reason="the one place that writes to a terminal, whoever launches; it knows no room",
+    ),
+    Room(name="launch", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="api", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="session", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
     Room(name="profiling", rooms=ANY, libraries=ANY, reason=EDGE_REASON),
@@ -189,9 +196,12 @@ ROOMS = (
 )
 
 TORCH_FREE = (
-    "values", "executors.keeper", "executors.layout", "executors.parity", "executors.protocol",
-    "executors.transfer",
+    "values", "executors.keeper", "executors.image.layout", "executors.protocol",
+    "executors.network",
 )  # fmt: skip
+IN_TRAINER = ("executors.keeper.client", "executors.network.device_path")
+"""Parts of these rooms that run in the trainer alone, and may load torch."""
+
 TORCH_FREE_REASON = (
     "the keeper outlives the trainer and must start at once and stay small; torch costs seconds"
 )
@@ -210,10 +220,10 @@ BANNED = {
 """Modules, dotted names, builtins and keyword arguments that no module uses, and why."""
 
 BANNED_EXCEPT = {
-    "exec": ("cli.boot",),
-    "pickle": ("integrations.dcp_metadata",),
-    "torch.load": ("integrations.torch_file",),
-    "torch.save": ("integrations.torch_file",),
+    "exec": ("cli.script_runner",),
+    "pickle": ("integrations.dcp.metadata",),
+    "torch.load": ("integrations.files.torch_file",),
+    "torch.save": ("integrations.files.torch_file",),
 }
 """Where a banned construct is the purpose: `cli/boot.py` runs the user's script; torch's files are
 read with weights_only=True, and DCP's metadata by an unpickler for which no name is a real one."""
@@ -467,7 +477,11 @@ def homeless(tree: Tree) -> list[str]:
 def torch_in_process(tree: Tree, start: str) -> list[str]:
     """Find where the modules under `start` name torch, and where loading them would load it."""
     rule = f"{start} is torch-free, and so is everything it loads"
-    inside = [name for name in tree if covers(start, name)]
+    outside = [part for part in IN_TRAINER if part != start]
+    inside = [
+        name for name in tree
+        if covers(start, name) and not any(covers(part, name) for part in outside)
+    ]  # fmt: skip
     came_from: dict[str, str | None] = dict.fromkeys(inside)
     queue = list(inside)
     complaints = []
@@ -679,9 +693,13 @@ WALL_VIOLATIONS = [
     ("tuner/core.py", "import optuna", "imports optuna"),
     ("tuner/core.py", "from autockpt.executors import disk", "imports autockpt.executors"),
     ("tuner/search.py", "import torch", "imports torch"),
-    ("executors/layout/boxes.py", "import torch", "imports torch"),
-    ("executors/layout/boxes.py", "from ..protocol import commit", "imports autockpt.executors.pr"),
-    ("executors/layout/boxes.py", "from .. import disk", "imports autockpt.executors.disk"),
+    ("executors/image/layout/boxes.py", "import torch", "imports torch"),
+    (
+        "executors/image/layout/boxes.py",
+        "from ...protocol import commit",
+        "imports autockpt.executors.pr",
+    ),
+    ("executors/image/layout/boxes.py", "from ... import disk", "imports autockpt.executors.disk"),
     ("executors/protocol/commit.py", "import socket", "imports socket"),
     ("executors/protocol/commit.py", "import threading", "imports threading"),
     ("executors/protocol/commit.py", "from random import Random", "imports random.Random"),
@@ -766,9 +784,9 @@ def test_permitted_imports_are_not_reported(tmp_path: Path) -> None:
         "policies/policy_file.py": "import yaml\nfrom pydantic import BaseModel",
         "tuner/core.py": "import numpy\ndef step(time, open):\n    return time.last, open[0]",
         "tuner/search.py": "def run():\n    import optuna",
-        "executors/disk.py": "import os, time, torch, xxhash\nfrom .layout import boxes",
+        "executors/disk.py": "import os, time, torch, xxhash\nfrom .image.layout import boxes",
         "executors/keeper/serve.py": "import socket\nfrom autockpt.executors import protocol",
-        "executors/layout/boxes.py": "import math\nfrom autockpt.values.plan import Plan",
+        "executors/image/layout/boxes.py": "import math\nfrom autockpt.values.plan import Plan",
         "executors/protocol/__init__.py": "from dataclasses import dataclass",
         "reports/html.py": "import io, html\nfrom datetime import UTC, datetime\nimport pandas",
     }
@@ -875,7 +893,7 @@ def test_banned_construct_is_reported(tmp_path: Path, source: str, construct: st
 
 def test_only_the_boot_module_runs_a_script(tmp_path: Path) -> None:
     """`exec` is permitted where the user's script is run, and there only."""
-    sources = {"cli/boot.py": "exec('1')", "cli/run.py": "exec('1')"}
+    sources = {"cli/script_runner.py": "exec('1')", "cli/run.py": "exec('1')"}
     (found,) = every_ban(build(tmp_path, sources))
 
     assert found.startswith("autockpt/cli/run.py:1: uses exec")

@@ -26,9 +26,9 @@ from autockpt.policies.policy_file.model import keys
 from autockpt.policies.registry import presets
 from autockpt.run_directory import RunDirectory
 from benchmarks.compression.table import table
-from tests.cli.test_simulate import shown
-from tests.fakes.profiles import example_profile
-from tests.integrations.trained import saved, trained_job
+from tests.support.profiles import example_profile
+from tests.unit.cli.planning.test_simulate import shown
+from tests.unit.integrations.trained import saved, trained_job
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -54,7 +54,7 @@ def console_commands() -> Iterator[tuple[str, str]]:
 
 COMMANDS = list(console_commands())
 COMPARED = {command for command, _ in shown()}
-"""Their output is compared in tests/cli/test_simulate.py."""
+"""Their output is compared in tests/unit/cli/planning/test_simulate.py."""
 
 
 def named(program: str) -> list[str]:

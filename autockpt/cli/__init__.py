@@ -1,6 +1,6 @@
 """The command line: one file per command, thin; everything it does can be done from Python too.
 
-Importing this package costs nothing, because workers import it too (`autockpt.cli.boot`).
+Importing this package costs nothing, because workers import it too (`autockpt.cli.script_runner`).
 """
 
 import sys

@@ -12,33 +12,66 @@ from typing import Any
 
 import click
 
-from autockpt.cli import options
-from autockpt.cli.console import Console, save_traceback
-from autockpt.cli.signals import Interrupted
+from autockpt.cli.shared import options
+from autockpt.console import Console, save_traceback
+from autockpt.launch.elastic.signals import Interrupted
 from autockpt.values.errors import AutockptError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "profile": ("profile:profile", "Measure a job, then write a profile, a plan and a report."),
-    "run": ("run:run", "Train under the plan, survive failures, report."),
-    "plan": ("plan:plan", "Decide from a profile, and say why."),
-    "tune": ("tune:tune", "Search the best way to write, by measuring; a policy file."),
-    "simulate": ("simulate:simulate", "Weeks of a job under every strategy, without running it."),
-    "failures": ("failures:failures", "What a record of failures says, for later decisions."),
-    "redundancy": ("redundancy:redundancy", "What copies and parity survive, and what they cost."),
-    "windows": ("windows:windows", "Where a pipeline schedule idles, and what fits in there."),
-    "explain": ("explain:explain", "Every decision of a run, its reason and what came of it."),
-    "report": ("report:report", "The report of a run or a profile, as HTML, text, JSON or CSV."),
-    "policy": ("policy:policy", "Check, explain, compare or start a policy file."),
-    "ls": ("ls:ls", "The checkpoints of a run or a directory."),
-    "show": ("show:show", "What one checkpoint holds."),
-    "verify": ("verify:verify", "Read checkpoints back and compare every byte's digest."),
-    "push": ("push:push", "Copy the newest checkpoint into an object store; --follow a run."),
-    "pull": ("pull:pull", "Bring a checkpoint back from an object store."),
-    "gc": ("gc:gc", "Remove what dead runs left behind, and nothing else."),
-    "convert": ("convert:convert", "A checkpoint as safetensors, torch DCP or torch.save."),
-    "quality": ("quality:quality", "What going on from a lossy archive costs this job."),
-    "diff": ("diff:diff", "What differs between two checkpoints."),
-    "doctor": ("doctor:doctor", "What this machine can and cannot do, each with its fix."),
+    "profile": (
+        "jobs.profile:profile",
+        "Measure a job, then write a profile, a plan and a report.",
+    ),
+    "run": ("jobs.run:run", "Train under the plan, survive failures, report."),
+    "plan": ("planning.plan:plan", "Decide from a profile, and say why."),
+    "tune": ("jobs.tune:tune", "Search the best way to write, by measuring; a policy file."),
+    "simulate": (
+        "planning.simulate:simulate",
+        "Weeks of a job under every strategy, without running it.",
+    ),
+    "failures": (
+        "failures.failures:failures",
+        "What a record of failures says, for later decisions.",
+    ),
+    "redundancy": (
+        "planning.redundancy:redundancy",
+        "What copies and parity survive, and what they cost.",
+    ),
+    "windows": (
+        "planning.bubbles:windows",
+        "Where a pipeline schedule idles, and what fits in there.",
+    ),
+    "explain": (
+        "reports.explain:explain",
+        "Every decision of a run, its reason and what came of it.",
+    ),
+    "report": (
+        "reports.report:report",
+        "The report of a run or a profile, as HTML, text, JSON or CSV.",
+    ),
+    "policy": ("planning.policy:policy", "Check, explain, compare or start a policy file."),
+    "ls": ("checkpoints.ls:ls", "The checkpoints of a run or a directory."),
+    "show": ("checkpoints.show:show", "What one checkpoint holds."),
+    "verify": (
+        "checkpoints.verify:verify",
+        "Read checkpoints back and compare every byte's digest.",
+    ),
+    "push": (
+        "checkpoints.push:push",
+        "Copy the newest checkpoint into an object store; --follow a run.",
+    ),
+    "pull": ("checkpoints.pull:pull", "Bring a checkpoint back from an object store."),
+    "gc": ("checkpoints.gc:gc", "Remove what dead runs left behind, and nothing else."),
+    "convert": (
+        "checkpoints.convert:convert",
+        "A checkpoint as safetensors, torch DCP or torch.save.",
+    ),
+    "quality": (
+        "checkpoints.archive_quality:quality",
+        "What going on from a lossy archive costs this job.",
+    ),
+    "diff": ("checkpoints.diff:diff", "What differs between two checkpoints."),
+    "doctor": ("doctor.command:doctor", "What this machine can and cannot do, each with its fix."),
     "completion": ("completion:completion", "The completion script of a shell."),
 }
 """name: (file:function, one line).  Standing here, so that --help imports no command."""
@@ -100,7 +133,7 @@ class Commands(click.Group):
 def cli(ctx: click.Context, version: bool, verbose: int, as_json: bool) -> None:
     """Measure a training job, decide how to checkpoint it, do it, and explain every choice."""
     if version:
-        from autockpt.cli.versions import print_versions
+        from autockpt.cli.shared.versions import print_versions
 
         print_versions(Console(json=as_json), everything=bool(verbose))
     elif ctx.invoked_subcommand is None:

@@ -2,8 +2,8 @@
 
 import click
 
-from autockpt.cli.console import Console
-from autockpt.cli.options import Command, common
+from autockpt.cli.shared.options import Command, common
+from autockpt.console import Console
 
 EXAMPLES = """
 autockpt completion bash >> ~/.bashrc

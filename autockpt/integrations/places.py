@@ -11,8 +11,8 @@ from autockpt.values.errors import ConfigError, NoCheckpointError
 from autockpt.values.generation import Generation
 
 if TYPE_CHECKING:
-    from autockpt.executors.catalogue import GenerationRecord
     from autockpt.executors.protocol.messages import EpochParent
+    from autockpt.executors.storage.catalogue import GenerationRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def choose(place: Place, named: str | None) -> str:
         if not os.path.isdir(os.path.join(place.directory, name)):
             raise ConfigError(f"{place.directory}: holds no {name}; see `autockpt ls`")
         return name
-    from autockpt.executors.catalogue import list_generations
+    from autockpt.executors.storage.catalogue import list_generations
 
     committed = [
         record.name
@@ -90,8 +90,8 @@ def good_generations(directory: str) -> list[str]:
 
     Raises NoCheckpointError when there is none, StorageError when the lineage cannot be read.
     """
-    from autockpt.executors.catalogue import list_generations
     from autockpt.executors.protocol.selection import on_lineage
+    from autockpt.executors.storage.catalogue import list_generations
 
     records = [r for r in list_generations(directory) if r.state in ("committed", "verified")]
     chain = _chain(directory, records)
@@ -112,8 +112,8 @@ def good_generations(directory: str) -> list[str]:
 
 def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[EpochParent, ...]":
     """What the newest start goes on from, and so on back."""
-    from autockpt.executors.directory import CheckpointDirectory
     from autockpt.executors.protocol.selection import newest_chain
+    from autockpt.executors.storage.directory import CheckpointDirectory
 
     parents = {
         Generation.from_name(record.name).epoch: (

@@ -27,8 +27,8 @@ Source: docs/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
 import math
 from dataclasses import dataclass, replace
 
-from autockpt.policies.costs import Encoding, ranks_per_node
-from autockpt.policies.staging import WriteChoice, choose_write
+from autockpt.policies.cost_model.costs import Encoding, ranks_per_node
+from autockpt.policies.staging.write_path import WriteChoice, choose_write
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Choice
 from autockpt.values.profile import CodecMeasure, Profile, StorageMeasure

@@ -10,20 +10,20 @@ from dataclasses import replace
 from functools import partial
 
 from autockpt.policies.codec import CodecChoice, choose_codec, choose_writing
-from autockpt.policies.costs import Costs, profile_costs
-from autockpt.policies.device_clone import CloneChoice, choose_device_clone
-from autockpt.policies.expectation import expected_of, rates_of, todays_habit
+from autockpt.policies.cost_model.costs import Costs, profile_costs
+from autockpt.policies.cost_model.expectation import expected_of, rates_of, todays_habit
+from autockpt.policies.cost_model.waste import ENVELOPE
 from autockpt.policies.explained import staging_choice
-from autockpt.policies.frequency import Intervals, Rates, choose_intervals, tiers_of
-from autockpt.policies.peer_windows import scheduled
-from autockpt.policies.preemption import preemption_choice
-from autockpt.policies.redundancy import RedundancyChoice, choose_redundancy
-from autockpt.policies.schedules import choose_schedule, longest_stall_s
-from autockpt.policies.silent import verification_choice
-from autockpt.policies.slots import SlotChoice, choose_slots
-from autockpt.policies.staging import WriteChoice, choose_path
-from autockpt.policies.storage import Way, choose_room, storage_matters
-from autockpt.policies.waste import ENVELOPE
+from autockpt.policies.interval.choose import Intervals, Rates, choose_intervals, tiers_of
+from autockpt.policies.interval.preemption import preemption_choice
+from autockpt.policies.interval.silent_errors import verification_choice
+from autockpt.policies.redundancy.choose import RedundancyChoice, choose_redundancy
+from autockpt.policies.redundancy.network_windows import scheduled
+from autockpt.policies.staging.copy_schedule import choose_schedule, longest_stall_s
+from autockpt.policies.staging.device_clone import CloneChoice, choose_device_clone
+from autockpt.policies.staging.quota import Way, choose_room, storage_matters
+from autockpt.policies.staging.slots import SlotChoice, choose_slots
+from autockpt.policies.staging.write_path import WriteChoice, choose_path
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import (

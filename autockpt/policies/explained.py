@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from autockpt.policies.costs import Costs
-from autockpt.policies.device_clone import CloneChoice
-from autockpt.policies.staging import WriteChoice
+from autockpt.policies.cost_model.costs import Costs
+from autockpt.policies.staging.device_clone import CloneChoice
+from autockpt.policies.staging.write_path import WriteChoice
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Choice
 from autockpt.values.units import format_duration

@@ -3,5 +3,5 @@
     probes/*  --samples-->  estimators  --measures-->  assemble  -->  values.Profile
 
 Everything here but `probes/` is pure: no torch, no files, no clocks.  Which bytes move and who
-moves them comes from outside (`autockpt/profiling.py`), so that what is timed is what will run.
+moves them comes from outside (`autockpt/profiling/`), so that what is timed is what will run.
 """

@@ -14,7 +14,7 @@ from autockpt.profiles.samples import RunSamples
 from autockpt.profiles.schedule import ProfileSettings
 from autockpt.profiling.conductor import StopTraining
 from autockpt.profiling.entry import adopt, finish, install
-from autockpt.profiling.facts import fingerprint, host_facts, state_inventory
+from autockpt.profiling.facts.facts import fingerprint, host_facts, state_inventory
 from autockpt.profiling.pass_through import PassThroughSession
 
 __all__ = [

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import torch
 
 from autockpt import new_files
-from autockpt.executors import own_hooks
-from autockpt.executors.image import chunk_digest
-from autockpt.executors.state import LiveState
+from autockpt.executors.image.container import chunk_digest
+from autockpt.executors.state import own_hooks
+from autockpt.executors.state.live_state import LiveState
 from autockpt.profiles.assemble import Measurements, assemble
 from autockpt.profiles.probes.interference import (
     CopyWork,
@@ -33,7 +33,7 @@ from autockpt.profiles.probes.interference import (
 )
 from autockpt.profiles.probes.iteration import CudaTicker, PhaseTimer
 from autockpt.profiles.probes.proof import ChangeProof
-from autockpt.profiles.probes.traffic import TrafficProbe
+from autockpt.profiles.probes.windows.traffic import TrafficProbe
 from autockpt.profiles.schedule import (
     DEVICE_WORK,
     ENCODE_WORK,
@@ -46,12 +46,13 @@ from autockpt.profiles.schedule import (
     persist_fits,
     quiet_iterations,
 )
-from autockpt.profiling import facts, found, movers
-from autockpt.profiling.node import NodeProbes
+from autockpt.profiling.facts import discovered_state, facts
+from autockpt.profiling.facts.ranks import Ranks
+from autockpt.profiling.measure import movers
+from autockpt.profiling.measure.idle_windows import WindowProbe
+from autockpt.profiling.measure.node_probes import NodeProbes
 from autockpt.profiling.pass_through import PassThroughSession
 from autockpt.profiling.progress import Progress
-from autockpt.profiling.ranks import Ranks
-from autockpt.profiling.windows import WindowProbe
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.units import format_bytes, format_duration
@@ -118,7 +119,7 @@ class Conductor:
         self.timer.flush()
         if not self.timer.samples:
             roots = self._roots or (self.timer.finder.roots if self.timer.finder else [])
-            seen = found.describe_seen(roots, self.timer.steps, LEAST_STEPS)
+            seen = discovered_state.describe_seen(roots, self.timer.steps, LEAST_STEPS)
             raise ConfigError(f"{sys.argv[0]}: cannot be profiled: {seen}")
         self._warn(
             f"the script ended after {self.timer.steps} iterations, before the profile was "
@@ -233,7 +234,7 @@ class Conductor:
     def _find_state(self) -> LiveState:
         """The state as attached, else as the hooks saw it.  Raises ConfigError for a bad entry."""
         if self._state is None:
-            seen = found.seen_state(self._roots, self.timer.optimizers)
+            seen = discovered_state.seen_state(self._roots, self.timer.optimizers)
             self._state = LiveState.of(**seen)
         return self._state
 
@@ -437,7 +438,7 @@ class Conductor:
 
     @property
     def _device(self) -> torch.device:
-        return found.device_of(self.timer.optimizers)
+        return discovered_state.device_of(self.timer.optimizers)
 
     def _warn(self, sentence: str) -> None:
         if sentence not in self.measured.warnings:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from autockpt.executors.loaders import DataPosition
+from autockpt.executors.state.data_position import DataPosition
 from autockpt.profiles.probes.iteration import PhaseTimer
 from autockpt.values.errors import AutockptError
 

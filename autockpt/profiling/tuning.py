@@ -12,9 +12,9 @@ from typing import TextIO
 from autockpt.profiles.estimators import codec_measures
 from autockpt.profiles.probes.codecs import Piece, measure_codecs
 from autockpt.profiles.probes.storage import PAGE_BYTES, SAMPLE_LIMIT_BYTES, SPACE_SHARE
-from autockpt.profiling import movers
-from autockpt.profiling.content import PIECE_BYTES, Content, main_dtype
-from autockpt.profiling.finalist import Write
+from autockpt.profiling.measure import movers
+from autockpt.profiling.measure.sample_data import PIECE_BYTES, Content, main_dtype
+from autockpt.profiling.measure.timed_write import Write
 from autockpt.tuner.search.record import Header, Trial, header_line, trial_line
 from autockpt.tuner.search.search import Question, Search
 from autockpt.tuner.search.space import Candidate

@@ -6,9 +6,9 @@ Nothing here opens a file or reads a clock; the command line gathers, this room 
 from dataclasses import dataclass, field
 from typing import Any
 
-from autockpt.reports.risk import Risk
-from autockpt.reports.search import SearchHistory
-from autockpt.reports.what_if import WhatIfCurve
+from autockpt.reports.analysis.risk import Risk
+from autockpt.reports.analysis.search import SearchHistory
+from autockpt.reports.analysis.what_if import WhatIfCurve
 from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autockpt.reports.accounting import Accounting, Restore
+from autockpt.reports.analysis.accounting import Accounting, Restore
+from autockpt.reports.analysis.degradation import degraded_tiers
+from autockpt.reports.analysis.promises import FACTOR, Promise
+from autockpt.reports.analysis.replication import Protection
+from autockpt.reports.analysis.saves import Saves, waits
 from autockpt.reports.data import RunData
-from autockpt.reports.degradation import degraded_tiers
-from autockpt.reports.promises import FACTOR, Promise
-from autockpt.reports.protection import Protection
-from autockpt.reports.saves import Saves, waits
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import GENERATIONS

@@ -7,19 +7,21 @@ JSON and back, so a report can be read again and compared.
 from dataclasses import dataclass
 from typing import Literal
 
-from autockpt.reports.accounting import Accounting, Restore, account, span, witness_of
-from autockpt.reports.clock import align
+from autockpt.reports.analysis.accounting import Accounting, Restore, account, span, witness_of
+from autockpt.reports.analysis.clock import align
+from autockpt.reports.analysis.degradation import failing_disk
+from autockpt.reports.analysis.ending import RunEnding, ending
+from autockpt.reports.analysis.idle_windows import Windows, windows
+from autockpt.reports.analysis.promises import Promise, in_force, promises
+from autockpt.reports.analysis.replication import Protection, protection
+from autockpt.reports.analysis.restarts import Restart, restarts
+from autockpt.reports.analysis.risk import Risk
+from autockpt.reports.analysis.saves import Age, Change, Saves, ages, changes, saves, waits
+from autockpt.reports.analysis.search import SearchHistory
+from autockpt.reports.analysis.timeline import Timeline, timeline
+from autockpt.reports.analysis.what_if import WhatIfCurve, waste
 from autockpt.reports.data import RunData
-from autockpt.reports.degradation import failing_disk
-from autockpt.reports.ending import RunEnding, ending
 from autockpt.reports.findings import Facts, Finding, findings
-from autockpt.reports.promises import Promise, in_force, promises
-from autockpt.reports.protection import Protection, protection
-from autockpt.reports.restarts import Restart, restarts
-from autockpt.reports.risk import Risk
-from autockpt.reports.saves import Age, Change, Saves, ages, changes, saves, waits
-from autockpt.reports.search import SearchHistory
-from autockpt.reports.timeline import Timeline, timeline
 from autockpt.reports.verdict import (
     Tile,
     Verdict,
@@ -29,8 +31,6 @@ from autockpt.reports.verdict import (
     run_verdict,
     without_disk,
 )
-from autockpt.reports.what_if import WhatIfCurve, waste
-from autockpt.reports.windows import Windows, windows
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.telemetry import Event, RunStarted

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autockpt.reports.accounting import Accounting, Restore
+from autockpt.reports.analysis.accounting import Accounting, Restore
+from autockpt.reports.analysis.ending import RunEnding
+from autockpt.reports.analysis.saves import Age, Saves
+from autockpt.reports.analysis.what_if import terms
 from autockpt.reports.data import RunData
-from autockpt.reports.ending import RunEnding
 from autockpt.reports.findings import SPREAD
-from autockpt.reports.saves import Age, Saves
-from autockpt.reports.what_if import terms
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile

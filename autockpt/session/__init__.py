@@ -20,6 +20,6 @@ division      the rules and the mesh by which this rank's state is a part of the
 mind          rank 0's planner: profile of the first iterations, decision, online control
 """
 
-from autockpt.session.training import Session, attached
+from autockpt.session.session import Session, attached
 
 __all__ = ["Session", "attached"]

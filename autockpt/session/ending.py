@@ -5,13 +5,13 @@ import sys
 import time
 from typing import Any
 
-from autockpt.executors import wire
-from autockpt.executors.fence import OptimizerHooks
-from autockpt.executors.random_state import rng_mark
-from autockpt.executors.signals import is_interactive
-from autockpt.executors.state import LiveState
+from autockpt.executors.keeper import wire
+from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
+from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.state.rng import rng_mark
+from autockpt.launch.termination import is_interactive
 from autockpt.session.attaches import Attached, of_this_process
-from autockpt.session.forwards import Forwards
+from autockpt.session.boundaries.forward_hooks import Forwards
 from autockpt.session.job import ATTACHES, Job
 from autockpt.session.saving import FINAL_WAIT_S, Saving
 from autockpt.values import script_errors

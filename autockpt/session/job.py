@@ -9,22 +9,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autockpt.executors.agreement import agree, group_store
-from autockpt.executors.catalogue import require_found
-from autockpt.executors.directory import CheckpointDirectory, pid_start
-from autockpt.executors.keeper.control import listen_host
-from autockpt.executors.launchers import (
-    RankPlace,
-    agent_of,
-    place_of_rank,
-    slurm_launch,
-    under_srun,
-)
-from autockpt.executors.launchers import number as count_of
+from autockpt.executors.network.discovery import listen_host
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.storage.catalogue import require_found
+from autockpt.executors.storage.directory import CheckpointDirectory, pid_start
 from autockpt.job_directory import SAME_JOB, Placed, own_goal
 from autockpt.job_directory import place as put_in
-from autockpt.policies.unmeasured import plan_while_measured, plan_without_profile
+from autockpt.launch.rank_env import RankPlace, agent_of, place_of_rank, slurm_launch, under_srun
+from autockpt.launch.rank_env import number as count_of
+from autockpt.launch.rendezvous import agree, group_store
+from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
 from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import of_this_process, within
 from autockpt.values import same_job
@@ -246,7 +240,7 @@ def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomai
 
 def _own_labels() -> Mapping[str, str]:
     """What this node knows of its failure domains; a mistake never ends the training."""
-    from autockpt.profiling.failure_domains import own_labels
+    from autockpt.profiling.facts.failure_domains import own_labels
 
     try:
         return own_labels(os.environ)

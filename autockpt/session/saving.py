@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from autockpt.executors import wire
-from autockpt.executors.device import register_with_cuda
-from autockpt.executors.layout.plan import Layout
+from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.keeper import wire
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.random_state import rng_state
-from autockpt.executors.snapshot import Snapshot
-from autockpt.executors.streaming import Passage
-from autockpt.session.rank import RankState
+from autockpt.executors.snapshot.device import register_with_cuda
+from autockpt.executors.snapshot.snapshotter import Snapshot
+from autockpt.executors.snapshot.streaming import Passage
+from autockpt.executors.state.rng import rng_state
+from autockpt.session.base import RankState
 from autockpt.session.room import look_for_room
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, StorageError

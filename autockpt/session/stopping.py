@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autockpt.executors import owner
-from autockpt.executors.launchers import allocation_left_s
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.signals import TerminationWatch
-from autockpt.executors.state import LiveState
+from autockpt.executors.state.live_state import LiveState
+from autockpt.launch import owner
+from autockpt.launch.rank_env import allocation_left_s
+from autockpt.launch.termination import TerminationWatch
 from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
 from autockpt.session.ending import Ending
 from autockpt.session.job import Job

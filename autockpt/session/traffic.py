@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from autockpt.executors import own_hooks
-from autockpt.executors.link_marks import MarkWriter
-from autockpt.profiles.probes.collectives import CollectiveHooks
+from autockpt.executors.keeper.client.traffic_marks import MarkWriter
+from autockpt.executors.state import own_hooks
+from autockpt.profiles.probes.windows.collectives import CollectiveHooks
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.redundancy import copy_laps
 

@@ -6,9 +6,14 @@ A profile of the same schedule gives the gate its windows before it has seen any
 import time
 from collections.abc import Callable, Iterable
 
-from autockpt.executors.device import DeviceCopier
-from autockpt.executors.window_gate import UNKNOWN_BYTES_PER_S, Move, WindowGate, WindowUse
-from autockpt.profiling.gating import StageGate
+from autockpt.executors.snapshot.device import DeviceCopier
+from autockpt.executors.throttle.idle_windows import (
+    UNKNOWN_BYTES_PER_S,
+    Move,
+    WindowGate,
+    WindowUse,
+)
+from autockpt.profiling.measure.window_hooks import StageGate
 from autockpt.values import telemetry as t
 from autockpt.values.plan import Schedule, Staging
 from autockpt.values.profile import Profile

@@ -7,7 +7,7 @@ preallocation does.
 import ctypes
 import time
 
-from autockpt.executors.memory import Arena
+from autockpt.executors.linux.memory import Arena
 
 PIECE_BYTES = 4 * 2**20
 """Bytes per call, as the copy thread copies."""

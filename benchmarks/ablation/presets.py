@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import autockpt
 from autockpt.policies.policy_file import load_policy
-from autockpt.policies.slots import slots_for
+from autockpt.policies.staging.slots import slots_for
 from autockpt.session import Session
 from autockpt.session.attaches import of_this_process
 from autockpt.values.goal import Goal, Retention

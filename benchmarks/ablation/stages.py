@@ -18,17 +18,17 @@ from typing import Final
 import numpy
 import torch
 
-from autockpt.executors.catalogue import ChunkSource
-from autockpt.executors.codecs import codec
-from autockpt.executors.directory import read_commit
-from autockpt.executors.image import chunk_digest
-from autockpt.executors.keeper.encoded import FRAME_SLACK, FrameBuffer
-from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
-from autockpt.executors.memory import Arena, page_align
-from autockpt.executors.persist import ImageFile
-from autockpt.executors.restore import restore_tensors
-from autockpt.executors.shards import open_disk
-from autockpt.executors.state import LiveState
+from autockpt.executors.image.codecs import codec
+from autockpt.executors.image.container import chunk_digest
+from autockpt.executors.keeper.saving.encoded_file import FRAME_SLACK, FrameBuffer
+from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.linux.memory import Arena, page_align
+from autockpt.executors.restore.reader import restore_tensors
+from autockpt.executors.restore.shard_sources import open_disk
+from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage.catalogue import ChunkSource
+from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.shard_file import ImageFile
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 from benchmarks.ablation.presets import attach, begin_save, goal_of
 from benchmarks.ablation.store import SlowStore, slow_store

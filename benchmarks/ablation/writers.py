@@ -7,10 +7,10 @@ new file that is fsynced before it counts.
 import os
 from pathlib import Path
 
-from autockpt.executors.memory import Arena
-from autockpt.executors.persist import write_image
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.storage.shard_file import write_image
+from autockpt.policies.default_plan import plan_without_profile
 from autockpt.policies.policy_file import load_policy
-from autockpt.policies.unmeasured import plan_without_profile
 from autockpt.values.plan import Staging
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from autockpt.executors.catalogue import ChunkSource
-from autockpt.executors.image import ImageIndex
-from autockpt.executors.keeper.bases import Base
-from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
-from autockpt.executors.layout.runs import Kind
-from autockpt.executors.memory import Arena, page_align
-from autockpt.executors.persist import run_parallel
+from autockpt.executors.image.container import ImageIndex
+from autockpt.executors.image.layout.runs import Kind
+from autockpt.executors.keeper.saving.delta_bases import Base
+from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.linux.memory import Arena, page_align
+from autockpt.executors.storage.catalogue import ChunkSource
+from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 from benchmarks.ablation.store import slow_store

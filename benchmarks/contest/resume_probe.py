@@ -115,7 +115,7 @@ def in_parallel(nbytes: int, work: Callable[[int, int], None]) -> float:
 def resume(job: Job, run_directory: str) -> dict[str, Any]:
     """Attaches as a restarted script does; what of that was the restore itself."""
     import autockpt
-    from autockpt.executors import resume as parts
+    from autockpt.executors.restore import resume as parts
     from autockpt.values.goal import Goal, Pins
 
     found: dict[str, Any] = {}

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autockpt.policies.costs import Costs
-from autockpt.policies.expectation import BASELINE_INTERVAL_S, split_rates
-from autockpt.policies.frequency import (
+from autockpt.policies.cost_model.costs import Costs
+from autockpt.policies.cost_model.expectation import BASELINE_INTERVAL_S, split_rates
+from autockpt.policies.interval.choose import (
     LONGEST_S,
     Rates,
     bounds_of,
     choose_intervals,
     tiers_of,
 )
-from autockpt.policies.nesting import Tiers
+from autockpt.policies.interval.nesting import Tiers
 from autockpt.profiles.failures import estimate_rates
 from autockpt.values.failure import FailureRecord
 from autockpt.values.goal import Goal

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autockpt.policies.nesting import Tiers
+from autockpt.policies.interval.nesting import Tiers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

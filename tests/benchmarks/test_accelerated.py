@@ -6,10 +6,10 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from autockpt.policies.interval import best_period_s
+from autockpt.policies.interval.closed_forms import best_period_s
 from benchmarks import accelerated
 from benchmarks.kills.plans import against_best, exposures_s, predicted, ways
-from tests.fakes.profiles import example_profile
+from tests.support.profiles import example_profile
 
 PROFILE = example_profile(iteration_s=0.08, stall_s=0.01, snapshot_s=0.02, persist_s=0.06)
 

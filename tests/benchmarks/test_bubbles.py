@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
-from autockpt.executors.window_gate import Move, WindowUse
+from autockpt.executors.throttle.idle_windows import Move, WindowUse
 from autockpt.profiles.pipeline import RankWork, replayed
 from autockpt.profiles.samples import LapSample
 from autockpt.values.pipeline import one_f_one_b_orders

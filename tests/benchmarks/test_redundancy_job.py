@@ -2,7 +2,7 @@
 
 import pytest
 
-from autockpt.reports.restarts import Restart
+from autockpt.reports.analysis.restarts import Restart
 from autockpt.values.telemetry import GenerationProtected
 from benchmarks.cluster import ClusterError
 from benchmarks.harness import Row

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autockpt.policies.frequency import Rates, tiers_of
+from autockpt.policies.interval.choose import Rates, tiers_of
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import Failure, History
 from autockpt.tuner.simulation.rules import two_tiers
 from benchmarks.regret.sweep import column, columns, waste
-from tests.policies.test_frequency import costs
+from tests.unit.policies.interval.test_choose import costs
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,15 +8,15 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from autockpt.executors.image import (
+from autockpt.executors.image.container import (
     ImageIndex,
     chunk_digest,
     read_trailer,
     trailer_capacity,
     write_trailer,
 )
-from autockpt.executors.memory import PAGE_BYTES, Arena
-from autockpt.executors.shards import SlotChunks
+from autockpt.executors.linux.memory import PAGE_BYTES, Arena
+from autockpt.executors.restore.shard_sources import SlotChunks
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.framework import require

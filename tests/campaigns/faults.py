@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from autockpt.executors import persist
+from autockpt.executors.storage import shard_file
 
 CHANGING = (
     "write", "pwrite", "fsync", "ftruncate", "link", "unlink", "rename", "mkdir", "rmdir",
@@ -60,7 +60,7 @@ class Layer:
     def armed(self) -> Iterator["Layer"]:
         """Only inside this block."""
         names = (*CHANGING, *READING, "open")
-        homes = {name: persist if name == "fallocate" else os for name in names}
+        homes = {name: shard_file if name == "fallocate" else os for name in names}
         real = {name: getattr(home, name) for name, home in homes.items()}
         try:
             for name, function in real.items():

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from autockpt.executors.codecs import codec
-from autockpt.executors.directory import CheckpointDirectory
-from autockpt.executors.image import ImageIndex
-from autockpt.executors.keeper.control import (
+from autockpt.executors.image.codecs import codec
+from autockpt.executors.image.codecs.lossy.coding import decode, encode_lossless, form_of
+from autockpt.executors.image.codecs.lossy.entropy import squeezed
+from autockpt.executors.image.codecs.lossy.frame import DIGEST_BYTES
+from autockpt.executors.image.container import ImageIndex
+from autockpt.executors.image.layout.runs import Kind, Run
+from autockpt.executors.network.discovery import (
     KeeperAddress,
     open_secret,
     read_address,
     write_address,
 )
-from autockpt.executors.layout.runs import Kind, Run
-from autockpt.executors.lossy.coding import decode, encode_lossless, form_of
-from autockpt.executors.lossy.entropy import squeezed
-from autockpt.executors.lossy.frame import DIGEST_BYTES
+from autockpt.executors.network.transfer import frames
 from autockpt.executors.protocol.messages import Incarnation
-from autockpt.executors.transfer import frames
+from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.integrations.archive.member_file import MemberFile
 from autockpt.integrations.archive.reading import NAME, Archive
 from autockpt.integrations.archive.records import (
@@ -35,13 +35,13 @@ from autockpt.integrations.archive.records import (
     StoredGroup,
     StoredTensor,
 )
-from autockpt.profiling.failure_domains import read_table
-from autockpt.session.division import rank_rules
+from autockpt.profiling.facts.failure_domains import read_table
+from autockpt.session.sharding_rules import rank_rules
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.campaigns.parsers import FAST, SLOW, Parser, through
-from tests.executors.lossy.groups import coded, trained_group
+from tests.unit.executors.image.codecs.lossy.groups import coded, trained_group
 
 G = Generation(epoch=1, seq=1)
 RULES = b"""\

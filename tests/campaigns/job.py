@@ -17,12 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autockpt.executors.catalogue import ChunkSource, load_index, shard_path, verify_generation
-from autockpt.executors.directory import CheckpointDirectory, read_commit
-from autockpt.executors.guard import check_deletions
-from autockpt.executors.image import ImageIndex
-from autockpt.executors.keeper.pipeline import PersistTarget, ShardOutcome, ShardPipeline
-from autockpt.executors.memory import Arena
+from autockpt.executors.image.container import ImageIndex
+from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol.retention import deletions
 from autockpt.executors.protocol.selection import (
     Choice,
@@ -32,6 +29,14 @@ from autockpt.executors.protocol.selection import (
     newest_chain,
     parents_of,
 )
+from autockpt.executors.storage.catalogue import (
+    ChunkSource,
+    load_index,
+    shard_path,
+    verify_generation,
+)
+from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.guard import check_deletions
 from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention

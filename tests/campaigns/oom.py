@@ -17,9 +17,9 @@ from pathlib import Path
 
 from tests.campaigns.framework import Skipped, require
 from tests.campaigns.processes import undisturbed_end
-from tests.fakes import trainings
-from tests.kill.ordeal import PLANS, SPECS, Kill, Ordeal, draw
-from tests.kill.zygote import Zygote
+from tests.jobs.kill.ordeal import PLANS, SPECS, Kill, Ordeal, draw
+from tests.jobs.kill.zygote import Zygote
+from tests.support import trainings
 
 ROOT = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 3 * 2**28

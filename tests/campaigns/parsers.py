@@ -19,24 +19,26 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from autockpt.cli.failure_import import read_failures
-from autockpt.executors import statetree, wire
-from autockpt.executors.codecs import codec
-from autockpt.executors.decisions import decision_text, read_decision
-from autockpt.executors.directory import CheckpointDirectory, read_commit
-from autockpt.executors.image import (
+from autockpt.cli.shared.failure_import import read_failures
+from autockpt.executors.image.codecs import codec
+from autockpt.executors.image.container import (
     find_header,
     header_bytes,
     read_header,
     read_index,
     read_trailer,
 )
-from autockpt.executors.keeper.handshake import Channel, Identity, frame
-from autockpt.executors.keeper.journal import Journal
-from autockpt.executors.layout.plan import EXTRA
+from autockpt.executors.image.layout.plan import EXTRA
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.network.handshake import Channel, Identity, frame
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.shards import parse_skeleton
-from autockpt.integrations import dcp_directory, safetensors_file, torch_file
+from autockpt.executors.restore.shard_sources import parse_skeleton
+from autockpt.executors.state import state_tree
+from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.lineage import decision_text, read_decision
+from autockpt.integrations.dcp import directory as dcp_directory
+from autockpt.integrations.files import safetensors_file, torch_file
 from autockpt.policies.decide import decide
 from autockpt.policies.policy_file import init_text, parse_policy, plan_from_yaml, plan_to_yaml
 from autockpt.run_directory import RunDirectory
@@ -53,9 +55,9 @@ from autockpt.values.goal import Goal
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_json, to_json
 from tests.campaigns.job import DURABLE, SHAPES, Scene, image_of
-from tests.executors.checkpoints import commit_state
-from tests.executors.states import Holder, trained
-from tests.fakes.profiles import example_profile
+from tests.support.profiles import example_profile
+from tests.unit.executors.checkpoints import commit_state
+from tests.unit.executors.states import Holder, trained
 
 G = Generation(epoch=1, seq=1)
 MAX_IMAGE = 2**20
@@ -164,7 +166,7 @@ def _read_trailer(data: bytes) -> object:
 
 def _image(folder: Path) -> tuple[bytes, bytes]:
     """(header, skeleton) of a real state."""
-    from autockpt.executors.state import LiveState
+    from autockpt.executors.state.live_state import LiveState
 
     model, optimizer = trained()
     other = Holder({"best": torch.randn(3), "names": ("a", {1: 2.5}), "big": 2**70, "b": b"x"})
@@ -186,9 +188,9 @@ def _read_header(data: bytes) -> object:
 
 def _read_skeleton(data: bytes) -> object:
     skeleton = parse_skeleton(data)
-    names = statetree.tensor_names([*skeleton.values()])
+    names = state_tree.tensor_names([*skeleton.values()])
     tensors = {name: torch.zeros(2) for name in names if isinstance(name, str)}
-    return statetree.decode(skeleton, tensors)
+    return state_tree.decode(skeleton, tensors)
 
 
 # --- what travels -------------------------------------------------------------------------------

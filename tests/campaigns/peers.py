@@ -15,23 +15,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autockpt.executors.image import ImageIndex, chunk_digest
-from autockpt.executors.keeper.exchanges import KeeperExchanges
-from autockpt.executors.keeper.guests import Guests
+from autockpt.executors.image.container import ImageIndex, chunk_digest
+from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
+from autockpt.executors.keeper.replication.replica_slots import Guests
 from autockpt.executors.keeper.slots import MemoryTable
-from autockpt.executors.memory import Arena
+from autockpt.executors.keeper.wire import SlotsWanted
+from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.protocol.coordinator_state import ParityRanks
-from autockpt.executors.protocol.protecting import parities_of
+from autockpt.executors.protocol.coordinator.replicating import parities_of
+from autockpt.executors.protocol.coordinator.state import ParityRanks
 from autockpt.executors.protocol.selection import Choice, Question, Strike, choose
-from autockpt.executors.shards import SlotChunks
-from autockpt.executors.wire import SlotsWanted
+from autockpt.executors.restore.shard_sources import SlotChunks
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.corruption import damage
 from tests.campaigns.framework import require
 from tests.campaigns.job import no_leak
-from tests.executors.transfer.ends import CHUNK, HOST, RUN, SECRET, identity
+from tests.unit.executors.network.transfer.ends import CHUNK, HOST, RUN, SECRET, identity
 
 OLD, NEW = Generation(epoch=1, seq=7), Generation(epoch=2, seq=7)
 """Durable, and of an earlier incarnation; protected in memory only."""

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autockpt.executors.catalogue import list_generations, verify_generation
+from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from tests.campaigns.framework import ROOT, require
 from tests.conftest import end_keeper
-from tests.fakes import trainings
-from tests.kill.forked_keepers import FORKED_KEEPERS
-from tests.kill.group import Group, undisturbed
-from tests.kill.launched import Launch, bare_digest
-from tests.kill.ordeal import PLANS, SPAWNED_START_S, SPECS, Kill, Ordeal, draw, read_events
-from tests.kill.zygote import Zygote
+from tests.jobs.kill.forked_keepers import FORKED_KEEPERS
+from tests.jobs.kill.group import Group, undisturbed
+from tests.jobs.kill.launched import Launch, bare_digest
+from tests.jobs.kill.ordeal import PLANS, SPAWNED_START_S, SPECS, Kill, Ordeal, draw, read_events
+from tests.jobs.kill.zygote import Zygote
+from tests.support import trainings
 
 KILLS = 10
 """In a case of one rank."""

@@ -1,12 +1,12 @@
-"""The protocol in its simulated world (`tests.protocol.simulation`), with and without its rules."""
+"""The protocol in its simulated world, with and without its rules."""
 
 import gc
 import random
 from pathlib import Path
 
 from tests.campaigns.framework import require
-from tests.protocol.mutants import MUTANTS, first_seed
-from tests.protocol.simulation import replay_line, run_seed
+from tests.simulation.mutants import MUTANTS, first_seed
+from tests.simulation.simulation import replay_line, run_seed
 
 COLLECT_AFTER = 100_000
 """Objects.  Worlds are short-lived: to look for their cycles more often costs a tenth."""

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autockpt.executors.codecs import Codec
-from autockpt.executors.layout.runs import Kind, Run
+from autockpt.executors.image.codecs import Codec
+from autockpt.executors.image.layout.runs import Kind, Run
 from autockpt.values.errors import CorruptCheckpointError
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

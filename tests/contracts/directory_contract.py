@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from autockpt.executors import directory as directory_module
-from autockpt.executors.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage import directory as directory_module
+from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autockpt.executors import persist
+from autockpt.executors.storage import shard_file
 
 CALLS = (
     "open", "close", "write", "pwrite", "read", "fsync", "ftruncate", "link", "unlink", "rename",
@@ -37,7 +37,7 @@ class Death:
         mine = threading.get_ident()
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
-                home = persist if name == "fallocate" else os
+                home = shard_file if name == "fallocate" else os
                 patch.setattr(home, name, self._wrap(getattr(home, name), mine))
             yield self
 
@@ -66,7 +66,7 @@ class Failure:
         mine = threading.get_ident()
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
-                home = persist if name == "fallocate" else os
+                home = shard_file if name == "fallocate" else os
                 patch.setattr(home, name, self._wrap(getattr(home, name), mine))
             yield self
 

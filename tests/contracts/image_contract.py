@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from autockpt.executors.image import ImageHeader, header_bytes, read_header
-from autockpt.executors.layout.plan import EXTRA
-from autockpt.executors.state import LiveState
-from tests.executors.states import (
+from autockpt.executors.image.container import ImageHeader, header_bytes, read_header
+from autockpt.executors.image.layout.plan import EXTRA
+from autockpt.executors.state.live_state import LiveState
+from tests.unit.executors.states import (
     DTYPES,
     ODD_NAMES,
     Holder,

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from autockpt.executors.layout.boxes import Box
-from autockpt.executors.layout.plan import (
+from autockpt.executors.image.layout.boxes import Box
+from autockpt.executors.image.layout.plan import (
     ELEMENT_BYTES,
     EXTRA,
     NATURAL_DTYPE,
@@ -21,7 +21,7 @@ from autockpt.executors.layout.plan import (
     Layout,
     TensorSpec,
 )
-from autockpt.executors.layout.runs import Kind
+from autockpt.executors.image.layout.runs import Kind
 from autockpt.values.errors import ConfigError
 
 Plan = Callable[..., Layout]

@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from autockpt.executors import directory as directory_module
-from autockpt.executors.catalogue import verify_generation
-from autockpt.executors.directory import MAX_RECORD_BYTES, CheckpointDirectory, read_commit
-from autockpt.executors.image import read_index
-from autockpt.executors.keeper.bases import Base
-from autockpt.executors.memory import Arena
-from autockpt.executors.remote import Objects, RemoteCopies
-from autockpt.executors.remote import objects as objects_module
-from autockpt.executors.state import LiveState
+from autockpt.executors.image.container import read_index
+from autockpt.executors.keeper.saving.delta_bases import Base
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage import directory as directory_module
+from autockpt.executors.storage.catalogue import verify_generation
+from autockpt.executors.storage.directory import MAX_RECORD_BYTES, CheckpointDirectory, read_commit
+from autockpt.executors.storage.remote import Objects, RemoteCopies
+from autockpt.executors.storage.remote import object_store as objects_module
 from autockpt.values.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -35,8 +35,8 @@ from autockpt.values.errors import (
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.contracts.faults import Death, Killed, open_descriptors
-from tests.executors.checkpoints import CHUNK, commit_images, commit_state
-from tests.executors.states import Module, trained
+from tests.unit.executors.checkpoints import CHUNK, commit_images, commit_state
+from tests.unit.executors.states import Module, trained
 
 PART = 2**16
 """Of uploads and downloads here, so that a shard has several."""

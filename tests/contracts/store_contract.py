@@ -10,9 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from autockpt.executors import persist
-from autockpt.executors.memory import Arena
-from autockpt.executors.persist import ImageFile, ImageReader, read_image, run_parallel, write_image
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.storage import shard_file
+from autockpt.executors.storage.shard_file import (
+    ImageFile,
+    ImageReader,
+    read_image,
+    run_parallel,
+    write_image,
+)
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from tests.contracts.faults import open_descriptors
 
@@ -224,7 +230,7 @@ class StoreContract:
     ) -> None:
         """Space is reserved first; the empty file goes again."""
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        monkeypatch.setattr(persist, "fallocate", Counted(None, fail_at=1, error=error))
+        monkeypatch.setattr(shard_file, "fallocate", Counted(None, fail_at=1, error=error))
         monkeypatch.setattr(os, "pwrite", written := Counted(os.pwrite))
         with pytest.raises(StorageError, match=r"cannot create: No space left .*free space"):
             self.write(folder / "a")
@@ -237,7 +243,7 @@ class StoreContract:
     ) -> None:
         """Reserving is a courtesy."""
         error = OSError(code, os.strerror(code))
-        monkeypatch.setattr(persist, "fallocate", Counted(None, fail_at=1, error=error))
+        monkeypatch.setattr(shard_file, "fallocate", Counted(None, fail_at=1, error=error))
         assert self.write(folder / "a") == (folder / "a").read_bytes()
 
     def test_writers_that_meet_a_refusal_of_direct_io_together_all_go_on(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from autockpt import new_files
 from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
-from autockpt.executors.timeslice import ask_for_long_slices
+from autockpt.executors.linux.timeslice import ask_for_long_slices
 
 PREDECESSOR_S = 0.9
 """A keeper that has decided to leave is gone within milliseconds."""

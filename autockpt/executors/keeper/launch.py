@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from autockpt import new_files
-from autockpt.executors.wire import (
+from autockpt.executors.keeper.wire import (
     Connection,
     Status,
     StatusWanted,

@@ -19,25 +19,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from autockpt.executors import wire
-from autockpt.executors.directory import HEARTBEAT_S, CheckpointDirectory, pid_start
-from autockpt.executors.keeper.disk import DiskWorker
-from autockpt.executors.keeper.exchanges import KeeperExchanges
-from autockpt.executors.keeper.gathering import Gathering
-from autockpt.executors.keeper.guests import Guests
-from autockpt.executors.keeper.journal import Journal
-from autockpt.executors.keeper.link_windows import LinkWindows, NodeWindows
-from autockpt.executors.keeper.peers import Peers
-from autockpt.executors.keeper.reading import ReadingMemory
-from autockpt.executors.keeper.returning import KeptPages
-from autockpt.executors.keeper.shards import Shards
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
+from autockpt.executors.keeper.replication.network_windows import LinkWindows, NodeWindows
+from autockpt.executors.keeper.replication.replica_slots import Guests
+from autockpt.executors.keeper.restoring.shard_gather import Gathering
+from autockpt.executors.keeper.restoring.shared_buffers import ReadingMemory
+from autockpt.executors.keeper.restoring.warm_pages import KeptPages
+from autockpt.executors.keeper.saving.shards import Shards
 from autockpt.executors.keeper.slots import CELL_STEP, MemoryTable
-from autockpt.executors.keeper.standing import Standing
-from autockpt.executors.keeper.status import StatusFile
-from autockpt.executors.memory import Arena
+from autockpt.executors.keeper.status_file import StatusFile
+from autockpt.executors.keeper.status_writer import Standing
+from autockpt.executors.keeper.storage_worker import DiskWorker
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.network.control_plane import Peers
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.protocol.coordinator import CoordinatorProtocol
-from autockpt.executors.protocol.node import NodeProtocol
+from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
+from autockpt.executors.protocol.node.machine import NodeProtocol
+from autockpt.executors.storage.directory import HEARTBEAT_S, CheckpointDirectory, pid_start
 from autockpt.values.errors import AutockptError, NoRoomError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, Retention

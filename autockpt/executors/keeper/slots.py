@@ -3,18 +3,18 @@
 import os
 from dataclasses import dataclass, field
 
-from autockpt.executors.health import floats_in, sampled_nan
-from autockpt.executors.image import (
+from autockpt.executors.image.container import (
     ImageIndex,
     clear_trailer,
     read_trailer,
     trailer_capacity,
     write_trailer,
 )
-from autockpt.executors.layout.room import Room, find_room, smallest_window
-from autockpt.executors.memory import Arena, Headroom, gather_pages, headroom, page_align
+from autockpt.executors.image.layout.room import Room, find_room, smallest_window
+from autockpt.executors.image.nan_check import floats_in, sampled_nan
+from autockpt.executors.keeper.wire import SlotsWanted
+from autockpt.executors.linux.memory import Arena, Headroom, gather_pages, headroom, page_align
 from autockpt.executors.protocol.messages import HeldShard
-from autockpt.executors.wire import SlotsWanted
 from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes

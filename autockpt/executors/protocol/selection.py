@@ -22,7 +22,7 @@ from autockpt.executors.protocol.messages import (
     ShardCopy,
     ShardSource,
 )
-from autockpt.executors.protocol.rebuilding import rebuilt
+from autockpt.executors.protocol.parity_recovery import rebuilt
 from autockpt.values.generation import Generation
 
 Strike = tuple[int, Generation, str]

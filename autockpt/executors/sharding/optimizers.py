@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.sharding.holdings import Holding, follow, whole_of
-from autockpt.executors.sharding.zero_view import ZeroView
+from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
+from autockpt.executors.sharding.local_shard import Holding, follow, whole_of
 from autockpt.values.errors import ConfigError
 
 

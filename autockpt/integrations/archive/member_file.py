@@ -12,7 +12,7 @@ from collections.abc import Callable
 import xxhash
 
 from autockpt import new_files
-from autockpt.executors.lossy.entropy import squeezed, unsqueezed
+from autockpt.executors.image.codecs.lossy.entropy import squeezed, unsqueezed
 from autockpt.integrations.archive.records import FramePlace, Member
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.record import from_json, to_json

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from autockpt.executors.dtypes import true_dtype
-from autockpt.executors.layout.boxes import Box
-from autockpt.executors.lossy import coding, frame
-from autockpt.executors.lossy.frame import Form
+from autockpt.executors.image.codecs.lossy import coding, frame
+from autockpt.executors.image.codecs.lossy.frame import Form
+from autockpt.executors.image.dtypes import true_dtype
+from autockpt.executors.image.layout.boxes import Box
 from autockpt.integrations.archive.member_file import MemberFile
 from autockpt.integrations.archive.records import (
     MAX_CHAIN,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from autockpt.executors.layout.boxes import Box
-from autockpt.executors.lossy.coding import Method
-from autockpt.executors.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
+from autockpt.executors.image.codecs.lossy.coding import Method
+from autockpt.executors.image.codecs.lossy.thresholds import BALANCED, PUBLISHED, Thresholds
+from autockpt.executors.image.layout.boxes import Box
 from autockpt.values.errors import ConfigError
 
 FORMAT = "autockpt-archive-1"

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.layout.boxes import Box, whole
-from autockpt.executors.layout.plan import TensorSpec
-from autockpt.executors.shards import parse_skeleton
+from autockpt.executors.image.layout.boxes import Box, whole
+from autockpt.executors.image.layout.plan import TensorSpec
+from autockpt.executors.restore.shard_sources import parse_skeleton
 from autockpt.integrations.archive.quality import stored_quality
 from autockpt.integrations.archive.reading import Archive
 from autockpt.integrations.archive.records import Member, RankPart, RankTensor
-from autockpt.integrations.committing import GenerationsOf
-from autockpt.integrations.destination import new_export
-from autockpt.integrations.export import Exported
-from autockpt.integrations.image_writer import Record, Ticket, write_image
+from autockpt.integrations.convert.committing import GenerationsOf
+from autockpt.integrations.convert.destination import new_export
+from autockpt.integrations.convert.export import Exported
+from autockpt.integrations.convert.image_writer import Record, Ticket, write_image
 from autockpt.run_directory import RunDirectory
 
 TARGET = "autockpt"

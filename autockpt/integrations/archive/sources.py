@@ -8,14 +8,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autockpt.executors.dtypes import dtype_name, true_form
-from autockpt.executors.image import ImageHeader
-from autockpt.executors.layout.plan import EXTRA
+from autockpt.executors.image.container import ImageHeader
+from autockpt.executors.image.dtypes import dtype_name, true_form
+from autockpt.executors.image.layout.plan import EXTRA
 from autockpt.integrations.archive.records import RankPart, RankTensor
-from autockpt.integrations.generation import optimizers_of, read_from, replicated
-from autockpt.integrations.image_reader import Images, commit_of
-from autockpt.integrations.lazy import LazyTensor
-from autockpt.integrations.replicas import require_same
+from autockpt.integrations.convert.image_reader import Images, commit_of
+from autockpt.integrations.tree.checkpoint_tree import optimizers_of, read_from, replicated
+from autockpt.integrations.tree.lazy_tree import LazyTensor
+from autockpt.integrations.tree.replicas import require_same
 from autockpt.values.errors import ConfigError
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from autockpt import new_files
-from autockpt.executors.directory import lossy_mark
-from autockpt.executors.dtypes import dtype_name
-from autockpt.executors.layout.boxes import Box
-from autockpt.executors.lossy import coding
-from autockpt.executors.lossy.coding import Coded, Method
-from autockpt.executors.lossy.thresholds import PUBLISHED, Thresholds
+from autockpt.executors.image.codecs.lossy import coding
+from autockpt.executors.image.codecs.lossy.coding import Coded, Method
+from autockpt.executors.image.codecs.lossy.thresholds import PUBLISHED, Thresholds
+from autockpt.executors.image.dtypes import dtype_name
+from autockpt.executors.image.layout.boxes import Box
+from autockpt.executors.storage.directory import lossy_mark
 from autockpt.integrations.archive.member_file import MemberWriter
 from autockpt.integrations.archive.reading import NAME, SUFFIX, Archive, is_archive
 from autockpt.integrations.archive.records import (
@@ -34,7 +34,7 @@ from autockpt.integrations.archive.records import (
     StoredTensor,
 )
 from autockpt.integrations.archive.sources import Group, Source
-from autockpt.integrations.lazy import LazyTensor
+from autockpt.integrations.tree.lazy_tree import LazyTensor
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.record import to_json
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from autockpt.policies.codec import choose_codec
-from autockpt.policies.costs import (
+from autockpt.policies.cost_model.costs import (
     ASSUMED_WRITE_BYTES_PER_S,
     Costs,
     Encoding,
@@ -24,9 +24,9 @@ from autockpt.policies.costs import (
     ranks_per_node,
     write_time_s,
 )
-from autockpt.policies.expectation import rates_of
-from autockpt.policies.frequency import Rates, choose_intervals
-from autockpt.policies.peers import peer_costs
+from autockpt.policies.cost_model.expectation import rates_of
+from autockpt.policies.interval.choose import Rates, choose_intervals
+from autockpt.policies.redundancy.peer_costs import peer_costs
 from autockpt.tuner.search.space import Candidate, Space
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import Staging

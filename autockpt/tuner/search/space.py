@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autockpt.policies.costs import ranks_per_node
-from autockpt.policies.slots import host_room_bytes, slot_bytes
+from autockpt.policies.cost_model.costs import ranks_per_node
+from autockpt.policies.staging.slots import host_room_bytes, slot_bytes
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Pins
 from autockpt.values.plan import CheckpointPlan, Staging

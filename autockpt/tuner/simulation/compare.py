@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from autockpt.policies.renewal import exact_goodput
-from autockpt.policies.waste import TierCost, fraction_lost, waste
+from autockpt.policies.cost_model.renewal import exact_goodput
+from autockpt.policies.cost_model.waste import TierCost, fraction_lost, waste
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import History
 from autockpt.tuner.simulation.outcome import (

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from autockpt.policies.costs import Costs
+from autockpt.policies.cost_model.cost_curve import costs_of_plan, tiers_of_plan
+from autockpt.policies.cost_model.costs import Costs
+from autockpt.policies.cost_model.renewal import overlap_period_s
+from autockpt.policies.cost_model.waste import TierCost
 from autockpt.policies.decide import decide
-from autockpt.policies.interval import daly_interval_s, young_interval_s
-from autockpt.policies.nesting import Tiers
-from autockpt.policies.renewal import overlap_period_s
-from autockpt.policies.waste import TierCost
-from autockpt.policies.what_if import costs_of_plan, tiers_of_plan
+from autockpt.policies.interval.closed_forms import daly_interval_s, young_interval_s
+from autockpt.policies.interval.nesting import Tiers
 from autockpt.tuner.simulation.strategy import (
     Climbing,
     Level,

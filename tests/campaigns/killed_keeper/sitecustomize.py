@@ -47,8 +47,8 @@ class Counter:
 
 if "autockpt.executors.keeper" in sys.orig_argv and os.path.exists(os.environ["KILLED_KEEPER"]):
     counter = Counter(os.environ["KILLED_KEEPER"])
-    from autockpt.executors import persist
+    from autockpt.executors.storage import shard_file
 
     for name in NAMES:
         setattr(os, name, counter.wrap(getattr(os, name)))
-    persist.fallocate = counter.wrap(persist.fallocate)
+    shard_file.fallocate = counter.wrap(shard_file.fallocate)

@@ -1,0 +1,1 @@
+"""Commands on stored checkpoints: ls, show, verify, convert, push, pull, gc."""

@@ -1,0 +1,141 @@
+"""`autockpt convert SOURCE DESTINATION --to FORMAT`: into the formats of others, and from them."""
+
+import time
+from collections.abc import Callable
+
+import click
+
+from autockpt.cli.shared.options import Command, common
+from autockpt.console import Console
+
+EXAMPLES = """
+autockpt convert runs/train-20260101-120000 weights --to safetensors   # the newest good one
+autockpt convert runs/train-20260101-120000 weights --to safetensors --max-shard-size 2GB
+autockpt convert checkpoints dcp --to dcp --generation gen-e000001-s000000400
+autockpt convert runs/train-20260101-120000 state.pt --to torch --force
+autockpt convert weights runs/tuned --to autockpt   # then: autockpt run --run-dir runs/tuned ...
+autockpt convert runs/train-20260101-120000 history --to archive --codec excp   # LOSSY
+autockpt convert history runs/again --to autockpt --generation gen-e000001-s000000400
+"""
+PROGRESS_EVERY_S = 5.0
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("source", metavar="RUN_DIR|DIR|GENERATION|FILE")
+@click.argument("destination")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["safetensors", "dcp", "torch", "autockpt", "archive"]),
+    required=True,
+    help="safetensors and dcp make a directory, torch one file, autockpt a run to go on from, "
+    "archive the history of a run.",
+)
+@click.option("--generation", metavar="NAME", help="Which one; otherwise the newest good one.")
+@click.option(
+    "--all", "everything", is_flag=True, help="safetensors: also the optimizer and so on."
+)
+@click.option("--max-shard-size", metavar="SIZE", help="safetensors: of one file (default 5 GB).")
+@click.option("--rank", type=int, help="Only what is in one rank's image; otherwise of all.")
+@click.option(
+    "--codec",
+    type=click.Choice(["none", "excp", "excp-published", "quantised"]),
+    default="none",
+    show_default=True,
+    help="archive: all but `none` are LOSSY, and every restore says so.",
+)
+@click.option(
+    "--full-every", type=int, metavar="N", help="archive: one of N is lossless (default 8)."
+)
+@click.option("--follow", is_flag=True, help="archive: go on with what a live run writes.")
+@click.option("--force", is_flag=True, help="Replace an export that is there already.")
+@common
+def convert(
+    console: Console,
+    source: str,
+    destination: str,
+    target: str,
+    generation: str | None,
+    everything: bool,
+    max_shard_size: str | None,
+    rank: int | None,
+    codec: str,
+    full_every: int | None,
+    follow: bool,
+    force: bool,
+) -> int | None:
+    """Export one checkpoint to DESTINATION as safetensors, as a directory of
+    torch.distributed.checkpoint, or as one file of torch.save; or make a run directory from a
+    checkpoint in any of these formats, from which `autockpt run --run-dir` goes on.
+
+    --to archive adds every good checkpoint of a run that is newer than what the archive holds.
+    With --codec excp or quantised it is LOSSY: what comes back is close to what was trained.
+
+    Every chunk is compared with its digest on the way; a damaged checkpoint exports nothing.
+    """
+    from autockpt.cli.checkpoints import archive as archives
+
+    if target == "archive":
+        return archives.add(
+            console,
+            archives.Request(
+                source=source, destination=destination, generation=generation, codec=codec,
+                full_every=full_every, follow=follow,
+            ),
+        )  # fmt: skip
+    if codec != "none" or full_every is not None or follow:
+        raise click.UsageError("--codec, --full-every and --follow belong to --to archive")
+    if archives.is_archive(source):
+        return archives.bring_back(console, source, destination, target, generation, force=force)
+    from autockpt.integrations.convert.export import MAX_SHARD_BYTES, export
+    from autockpt.integrations.convert.import_checkpoint import TARGET, import_tree
+    from autockpt.integrations.places import generation_folder
+    from autockpt.integrations.tree.loading import opened
+    from autockpt.values.errors import ConfigError
+    from autockpt.values.record import to_data
+    from autockpt.values.units import format_bytes, parse_size_bytes
+
+    limit = parse_size_bytes(max_shard_size) if max_shard_size else MAX_SHARD_BYTES
+    if limit <= 0:
+        raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
+    if target == TARGET:
+        with opened(source, generation=generation, rank=rank) as found:
+            done = import_tree(
+                found.tree, destination, lossy=found.lossy, models=found.models, force=force,
+                progress=told(console),
+            )  # fmt: skip
+    else:
+        done = export(
+            generation_folder(source, generation), destination, target, everything=everything,
+            rank=rank, max_shard_bytes=limit, force=force, progress=told(console),
+        )  # fmt: skip
+    console.object("convert", to_data(done))
+    console.result(
+        f"{done.generation} (step {done.step}) -> {destination}: {done.tensors} tensors, "
+        f"{format_bytes(done.bytes)}, as {target}"
+    )
+    for what in done.left_out:
+        console.say(f"left out: {what}")
+    if done.lossy:
+        console.warn(f"LOSSY: {done.lossy}; what was converted is not what was trained")
+    if target == TARGET:
+        console.next(f"autockpt run --run-dir {destination} SCRIPT")
+        return None
+    only = "" if target == "dcp" or everything else " --only model"
+    console.next(f"autockpt diff {source} {destination}{only}")
+    return None
+
+
+def told(console: Console) -> Callable[[int, int], None]:
+    """Says how far it is, now and then."""
+    last_s = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= PROGRESS_EVERY_S:
+            from autockpt.values.units import format_bytes
+
+            last_s = time.monotonic()
+            console.say(f"{format_bytes(done)} of {format_bytes(total)}")
+
+    return progress

@@ -1,0 +1,46 @@
+"""`autockpt push PATH URL`: the newest checkpoint into an object store."""
+
+import click
+
+from autockpt.cli.checkpoints import remote
+from autockpt.cli.shared.options import Command, common
+from autockpt.console import Console
+
+EXAMPLES = """
+autockpt push runs/train-20260101-120000 s3://bucket/run-7          # once
+autockpt push runs/train-20260101-120000 s3://bucket/run-7 --follow # beside a live run
+autockpt push checkpoints file:///mnt/nfs/run-7 --keep 5 --rate '50 MB/s'
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("path", metavar="RUN_DIR|DIR|GENERATION")
+@click.argument("url")
+@click.option("--follow", is_flag=True, help="Go on with what a live run writes, until SIGTERM.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Newest good copies that stay, with what they are stored as differences to.",
+)
+@click.option("--rate", metavar="RATE", help="Most that is sent, e.g. '50 MB/s'.")
+@common
+def push(console: Console, path: str, url: str, follow: bool, keep: int, rate: str | None) -> int:
+    """Copy the newest good checkpoint of PATH to URL: s3://, gs://, az:// or file://.
+
+    A copy counts when all of it is there.  Two directories that continue the same run are told
+    apart: the one that was replaced copies nothing any more (exit code 70).  Keys stand in the
+    environment, as the store's own tools read them.  `remote.url` in a policy makes `autockpt run`
+    do it.
+    """
+    from autockpt.policies.policy_file.fields import read_rate_bytes_per_s
+    from autockpt.values.errors import ConfigError
+    from autockpt.values.goal import RemoteWish
+
+    try:
+        limit = None if rate is None else read_rate_bytes_per_s(rate)
+    except ValueError as error:
+        raise ConfigError(f"--rate {rate}: {error}") from None
+    wish = RemoteWish(url=url, keep_last=keep, rate_bytes_per_s=limit)
+    return remote.push(console, remote.Request(source=path, wish=wish, follow=follow))

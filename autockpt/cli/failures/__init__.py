@@ -1,0 +1,1 @@
+"""The command that reads and saves a record of failures."""

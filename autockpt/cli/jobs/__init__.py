@@ -1,0 +1,1 @@
+"""Commands that start a script: profile, run, tune."""

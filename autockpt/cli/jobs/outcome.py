@@ -1,0 +1,157 @@
+"""The end of a run: status.json, the report, and what is printed about both."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from autockpt.cli.jobs.script_hints import advice
+from autockpt.cli.shared.gather import try_report
+from autockpt.cli.shared.options import Script
+from autockpt.cli.shared.plan_choice import Scale, command_line, launch_words
+from autockpt.console import Console
+from autockpt.job_directory import own_runs
+from autockpt.launch.elastic.torchelastic import Ending
+from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import AutockptError
+from autockpt.values.exit_codes import NOTHING_DURABLE
+from autockpt.values.record import to_data
+from autockpt.values.status import RunStatus
+
+if TYPE_CHECKING:
+    from autockpt.reports.analysis.replication import Protection
+    from autockpt.values.degradation import DegradedTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What a run had when this launch began."""
+
+    step: int | None
+    commits: int
+
+
+def before(run: RunDirectory) -> Before:
+    """Of an earlier launch, or nothing."""
+    return Before(step=run.newest_step(), commits=run.durable_commits())
+
+
+def finish(
+    run: RunDirectory, ending: Ending, script: Script, console: Console, began: Before
+) -> int:
+    """Write status and report, say how it went; the exit code of the command."""
+    ending = _judged(run, ending, began)
+    status = _status(run, ending)
+    run.write_status(status)
+    report, why_not = try_report(run)
+    if report is None:
+        console.warn(f"no report was written: {why_not}")
+        status = replace(status, report=None)
+        run.write_status(status)
+    _say(run, status, script, console)
+    console.object("run", {"run_dir": str(run.path), **to_data(status)})
+    return ending.exit_code
+
+
+def note(run: RunDirectory, ending: Ending) -> None:
+    """Write the status as far as it is known before the last copies are made."""
+    run.write_status(replace(_status(run, ending), report=None))
+
+
+def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:
+    """A training that went well, and of which nothing is durable, did not end well."""
+    trained = (run.newest_step() or 0) > (began.step or 0)
+    if ending.exit_code or not trained or not _wants_disk(run):
+        return ending
+    if run.durable_commits() > began.commits:
+        return ending
+    return replace(ending, exit_code=NOTHING_DURABLE, reason="nothing that it trained is durable")
+
+
+def _wants_disk(run: RunDirectory) -> bool:
+    """The plan in force has checkpoints on disk."""
+    try:
+        plan = run.read_plan()
+    except AutockptError:
+        plan = None
+    return plan is None or bool(plan.tier("disk").interval_steps)
+
+
+def _is_attached(run: RunDirectory) -> bool:
+    return run.attached and not run.unprotected
+
+
+def _status(run: RunDirectory, ending: Ending) -> RunStatus:
+    durable, (copies, degraded) = run.newest_durable(), _tiers(run)
+    remote = run.newest_remote()
+    return RunStatus(
+        state=ending.state,
+        exit_code=ending.exit_code,
+        restarts=ending.restarts,
+        last_step=run.newest_step(),
+        last_durable=durable.name if durable else None,
+        last_protected=(copies.newest_generation or None) if copies else None,
+        last_remote=remote.name if remote else None,
+        unprotected_because=copies.degraded if copies else "",
+        degraded=degraded,
+        protected=_is_attached(run) and (bool(run.durable_commits()) or not _wants_disk(run)),
+        report=str(run.report),
+        reason=ending.reason,
+        error=ending.error,
+    )
+
+
+def _tiers(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
+    from autockpt.cli.shared.gather import tiers_of
+
+    try:
+        return tiers_of(run)
+    except AutockptError:
+        return None, ()  # the report will say what cannot be read
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path as one would type it here: relative when it is inside the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console) -> None:
+    attached = _is_attached(run)
+    if status.state == "finished" and not attached:
+        path = script.target if not script.module else script.shown
+        console.block(advice(path))
+    elif not attached:
+        console.warn(f"UNPROTECTED: {script.shown} had not called autockpt.attach")
+    parts: list[str] = [status.state]
+    if status.reason:
+        parts.append(f"({status.reason})")
+    if status.last_step is not None:
+        parts.append(f"at step {status.last_step}")
+    if status.restarts:
+        parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
+    console.say(" ".join(parts))
+    if status.last_durable:
+        console.say(f"newest durable checkpoint: {status.last_durable}")
+    if status.last_protected:
+        console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")
+    if status.last_remote:
+        console.say(f"newest checkpoint in the object store: {status.last_remote}")
+    if attached and not status.protected:
+        console.warn("nothing of this training is durable; look at the disk before it is needed")
+    for tier in status.degraded:
+        console.warn(str(tier))
+    for own in own_runs(run.path):
+        console.say(f"another job was started in it, with a run of its own: {shown(own)}")
+    if status.report:
+        console.say(f"report: {shown(run.report)}")
+    info = run.read_info()
+    ranks, nodes = (info.ranks_per_node, info.nodes) if info else (1, 1)
+    if status.state == "finished":
+        console.next(f"autockpt explain {shown(run.path)}")
+    else:
+        words = launch_words(Scale(world_size=ranks * nodes, nodes=nodes))
+        stored = status.last_durable or status.last_remote
+        then = "resumes" if stored else "begins anew: nothing is durable"
+        console.next(
+            f"autockpt run --run-dir {shown(run.path)} {words}{command_line(script)}   ({then})"
+        )

@@ -1,0 +1,330 @@
+"""What happens before a job starts: goal, profile and directory are chosen, checked and written."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from autockpt.cli.jobs.outcome import shown
+from autockpt.cli.shared import plan_choice
+from autockpt.cli.shared.decision_text import verdict
+from autockpt.cli.shared.options import Script
+from autockpt.cli.shared.plan_choice import FoundProfile, Scale
+from autockpt.console import Console
+from autockpt.job_directory import is_moved, own_goal
+from autockpt.launch import environment
+from autockpt.launch.rank_env import place_of_rank
+from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
+from autockpt.values import same_job
+from autockpt.values.arguments import without_secrets
+from autockpt.values.errors import ConfigError
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Goal
+
+WRITTEN_S = 5.0
+"""A launcher writes run.json so soon after it has taken the directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of `autockpt run`."""
+
+    script: Script
+    policy: str | None
+    settings: tuple[str, ...]
+    profile: str | None
+    use_profile: bool
+    run_dir: str | None
+    fresh: bool
+    resume_from: str | None
+    launching: dict[str, Any]
+    same_job: bool = False
+    suffix: str = ""
+    """Of `run_dir` behind the one that the user named; "": it is that one."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether the user said that the run that is there is meant, whatever job it was."""
+        return self.same_job or self.fresh or self.resume_from is not None
+
+
+def check(request: Request, *, same_job: bool = False) -> None:
+    """Combinations that cannot be meant; `same_job`: as an option.  Raises ConfigError."""
+    if request.profile and not request.use_profile:
+        raise ConfigError("--profile and --no-profile contradict each other; drop one")
+    if request.fresh and request.resume_from:
+        raise ConfigError("--fresh and --resume-from contradict each other; drop one")
+    if same_job and request.run_dir is None:
+        raise ConfigError("--same-job: which run? add --run-dir DIR")
+    if request.resume_from is not None:
+        Generation.from_name(request.resume_from)
+        if request.run_dir is None:
+            raise ConfigError(
+                f"--resume-from {request.resume_from}: which run? add --run-dir DIR "
+                "(`autockpt ls DIR` lists its checkpoints)"
+            )
+
+
+def goal_of(
+    run_dir: str | None, policy: str | None, settings: tuple[str, ...], scale: Scale
+) -> Goal:
+    """The policy's goal; a run that is there, without --policy, keeps its own, under --set."""
+    if run_dir and not policy:
+        kept = RunDirectory(run_dir).read_goal()
+        if kept is not None:
+            return plan_choice.changed_goal(kept, settings) if settings else kept
+    return plan_choice.read_goal(policy, settings, scale=scale)
+
+
+def goal_for(request: Request, scale: Scale) -> Goal:
+    """The goal of a request; in a run of the job's own the places that it names are its own."""
+    goal = goal_of(request.run_dir, request.policy, request.settings, scale)
+    if not request.suffix:
+        return goal
+    kept = RunDirectory(request.run_dir or "").read_goal()
+    return own_goal(goal, request.suffix, kept=kept)
+
+
+def job_of(script: Script) -> same_job.Job:
+    """What this command line is a start of."""
+    return same_job.job_of(script.target, script.args, os.environ)
+
+
+def placed(request: Request, console: Console | None) -> Request:
+    """The request with the directory that its job gets: another job keeps the one that it has.
+
+    `--same-job`, `--fresh` and `--resume-from` mean the run that is there, whatever job it was.
+    It is said on `console`, where there is one (ranks agree, and one of them speaks).
+    Raises ConfigError where the run that is there is of another script.
+    """
+    say: Callable[[str], None] = console.say if console else _say_nothing
+    info = None if request.run_dir is None else RunDirectory(request.run_dir).read_info()
+    if info is None or request.run_dir is None or request.fresh:
+        return request
+    _require_its_script(info, request, say)
+    if info.mode == "profile" or request.resume_from is not None:
+        return request
+    job = job_of(request.script)
+    there = replace(job, args=info.args, array_task=info.array_task)
+    found = same_job.differences(there, job, same_script=True)
+    if not found:
+        if changed := same_job.lengths(there, job):
+            say(f"{request.run_dir} goes on with {'; '.join(changed)}")
+        return request
+    if request.same_job:
+        say(f"{request.run_dir} holds another job, and goes on: {'; '.join(found)}")
+        return request
+    suffix = f"-{same_job.tag(job)}"
+    own = request.run_dir.rstrip("/") + suffix
+    if console is not None:
+        console.warn(
+            f"{request.run_dir} holds another job: {'; '.join(found)}; this job has a run of its "
+            f"own in {own} (--same-job goes on with the one in {request.run_dir})"
+        )
+    return placed(replace(request, run_dir=own, suffix=request.suffix + suffix), console)
+
+
+def _say_nothing(text: str) -> None:
+    """Another rank says it."""
+
+
+def beside_a_live_job(request: Request, console: Console) -> Request | None:
+    """The request with a directory of its own, where another job has just taken the named one.
+
+    None: it is this job that runs there already.
+    """
+    if request.run_dir is None:
+        return None
+    deadline = time.monotonic() + WRITTEN_S
+    while RunDirectory(request.run_dir).read_info() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    elsewhere = placed(request, console)
+    return None if elsewhere.run_dir == request.run_dir else elsewhere
+
+
+def check_directory(request: Request, goal: Goal) -> None:
+    """Raises ConfigError where resuming, or not resuming, cannot be what is wanted."""
+    run = RunDirectory(request.run_dir or default_path(request.script.target))
+    info = run.read_info()
+    committed = _committed(run.checkpoints(goal))
+    if request.resume_from is not None and request.resume_from not in committed:
+        known = ", ".join(committed[-3:]) or "none"
+        raise ConfigError(
+            f"--resume-from {request.resume_from}: no such committed checkpoint in "
+            f"{run.checkpoints(goal)}; newest: {known} (`autockpt ls {request.run_dir}`)"
+        )
+    # In a run directory that nobody ran in stands what `attach` or `autockpt convert` left there.
+    elsewhere = not run.checkpoints(goal).is_relative_to(run.path)
+    if committed and info is None and elsewhere and not request.fresh:
+        raise ConfigError(
+            f"{run.checkpoints(goal)}: already holds {len(committed)} checkpoints of another run; "
+            "pass that run's --run-dir to resume it, or --fresh to begin a new lineage beside them"
+        )
+    if not request.fresh and request.resume_from is None:
+        require_found(run, goal)
+
+
+def _require_its_script(info: RunInfo, request: Request, say: Callable[[str], None]) -> None:
+    """The script that the run is of; one that has moved with its checkout is taken for it."""
+    script = request.script
+    if plan_choice.is_of(info, script):
+        return
+    if not (info.module or script.module) and is_moved(info.script, script.target):
+        say(f"{info.script} is gone: its run goes on with {script.target}")
+        return
+    raise ConfigError(
+        f"{request.run_dir}: holds a run of {info.script}, not of {script.target}; resume it with "
+        "that script, or name another --run-dir (--fresh would give up what it has trained)"
+    )
+
+
+def require_found(run: RunDirectory, goal: Goal) -> None:
+    """Raises ConfigError where the run has checkpoints elsewhere than it would look for them."""
+    from autockpt.executors.storage import catalogue
+
+    kept = run.read_goal()
+    if kept is not None:
+        old, new = os.fspath(run.checkpoints(kept)), os.fspath(run.checkpoints(goal))
+        catalogue.require_found(os.fspath(run.path), old, new)
+
+
+def _committed(directory: os.PathLike[str]) -> list[str]:
+    from autockpt.executors.storage.catalogue import committed_names
+
+    return committed_names(os.fspath(directory))
+
+
+def profile_of(request: Request, scale: Scale, console: Console) -> FoundProfile:
+    """The profile to decide from, or why there is none.
+
+    Raises ConfigError, StaleProfileError for one that was named and is of another job.
+    """
+    if request.profile is not None:
+        profile = plan_choice.read_profile(request.profile)
+        plan_choice.require_fit(profile, scale, where=request.profile, script=request.script)
+        if changed := plan_choice.require_job(request.profile, request.script, scale):
+            console.warn(
+                f"{request.profile} was measured with other arguments: {'; '.join(changed)}; if "
+                "these change the model or the batch, measure again"
+            )
+        return FoundProfile(profile=profile, where=request.profile)
+    if not request.use_profile:
+        return FoundProfile()
+    if request.run_dir is not None:
+        profile_here = RunDirectory(request.run_dir).read_profile()
+        if profile_here is not None:
+            differences = plan_choice.machine_mismatches(profile_here.fingerprint, scale)
+            if not differences:
+                where = str(RunDirectory(request.run_dir).profile_path)
+                return FoundProfile(profile=profile_here, where=where)
+            console.say(
+                f"the profile in {request.run_dir} was measured at {'; at '.join(differences)}; "
+                "measuring anew"
+            )
+    return plan_choice.find_profile(request.script, scale)
+
+
+@contextlib.contextmanager
+def own(script: Script, path: str | None, launching: dict[str, Any]) -> Iterator[RunDirectory]:
+    """Create or take the run directory, for this launcher alone.
+
+    Launchers of several nodes share it.  Raises DirectoryBusyError, StorageError.
+    """
+    run = RunDirectory.create(path, script=script.target)
+    if launching["nnodes"] not in ("1", "1:1"):
+        yield run
+        return
+    with run.owned():
+        yield run
+
+
+def prepare(
+    run: RunDirectory,
+    script: Script,
+    mode: Literal["run", "profile"],
+    goal: Goal,
+    scale: Scale,
+    launch_id: str = "",
+    *,
+    anew: bool = False,
+) -> None:
+    """Write what is known before the job starts; what an earlier start left behind goes.
+
+    With `anew` the run is whose job attaches first, whatever job it was of.
+    """
+    from autockpt.cli.shared.versions import versions
+
+    before = run.read_info()
+    run.mark_unprotected(value=False)
+    run.forget_status()
+    run.write_goal(goal)
+    if anew:
+        run.forget_job()
+    run.write_info(
+        RunInfo(
+            run_id=before.run_id if before else new_run_id(),
+            created=before.created if before else utc_now(),
+            script=script.target,
+            module=script.module,
+            args=without_secrets(script.args),
+            array_task=same_job.array_task(os.environ),
+            launch_id=launch_id,
+            cwd=os.getcwd(),
+            mode=mode,
+            nodes=scale.nodes,
+            ranks_per_node=max(1, scale.world_size // max(1, scale.nodes)),
+            versions=versions(),
+        )
+    )
+
+
+def write_decision(run: RunDirectory, request: Request, goal: Goal, found: FoundProfile) -> str:
+    """Write profile.json, decision.json and plan.yaml; a sentence about them.
+
+    Without a profile there is a plan only when none shall be measured: a job that finds no plan
+    measures its first iterations at an interval of its own, and decides then.
+    """
+    if found.profile is None:
+        run.forget_decision()
+        run.retire_profile()
+        if request.use_profile:
+            return f"{found.why_not}: the first iterations are measured"
+        from autockpt.policies.default_plan import plan_without_profile
+
+        run.write_plan(plan_without_profile(goal))
+        return "safe defaults, nothing is measured"
+    profile, where = found.profile, found.where
+    decision, before = plan_choice.decide(profile, goal), run.read_decision()
+    if before is None or before.plan.plan_id != decision.plan.plan_id:
+        run.write_profile(profile)
+        plan_choice.write(run, decision)
+    # Else a resumed run goes on where it was, with what it has re-tuned since.
+    return f"{verdict(decision)} (from {shown(where)})"
+
+
+def scale_of(launching: dict[str, Any]) -> Scale:
+    """Ranks and nodes of the launch options, or of the launcher that started us."""
+    if environment.foreign_launcher(os.environ) is not None:
+        return _foreign_scale()
+    nodes = launching["nnodes"].split(":")[-1]
+    ranks = launching["nproc_per_node"]
+    if not ranks.isdigit():
+        from torch.distributed.run import determine_local_world_size
+
+        try:
+            ranks = str(determine_local_world_size(ranks))
+        except ValueError as error:
+            raise ConfigError(f"--nproc-per-node {ranks}: {error}") from None
+    if not nodes.isdigit() or int(nodes) < 1 or int(ranks) < 1:
+        raise ConfigError(
+            f"--nnodes {launching['nnodes']} --nproc-per-node {ranks}: expected numbers of at "
+            "least 1 (MIN:MAX for nodes)"
+        )
+    return Scale(world_size=int(ranks) * int(nodes), nodes=int(nodes))
+
+
+def _foreign_scale() -> Scale:
+    place = place_of_rank(os.environ)
+    return Scale(world_size=place.world_size, nodes=place.nodes)

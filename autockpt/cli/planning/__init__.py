@@ -1,0 +1,1 @@
+"""Commands that decide without a job: plan, policy, redundancy, simulate, windows."""

@@ -1,0 +1,59 @@
+"""`autockpt plan`: decide from a profile, and say why."""
+
+import shlex
+
+import click
+
+from autockpt.cli.shared.options import Command, common, policy_options, repeated
+from autockpt.console import Console
+
+EXAMPLES = """
+autockpt plan --profile runs/train-20260101-120000
+autockpt plan --profile profile.json --policy builtin:checkfreq
+autockpt plan --profile profile.json --set 'limits.stall=50 ms' --out plan.yaml
+autockpt plan --profile profile.json --failures sacct.txt  # with a cluster's failures added
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.option("--profile", required=True, metavar="FILE", help="A profile, or its directory.")
+@policy_options
+@click.option("--failures", metavar="FILE", help="A record of failures to add to the profile's.")
+@click.option("--out", metavar="FILE", help="Also write the plan there, as commented YAML.")
+@common
+def plan(
+    console: Console,
+    profile: str,
+    policy: str | None,
+    settings: tuple[str, ...],
+    failures: str | None,
+    out: str | None,
+) -> None:
+    """Turn a profile and a policy into a plan; print every choice with its reason."""
+    from pathlib import Path
+
+    from autockpt.cli.shared import plan_choice
+    from autockpt.cli.shared.decision_text import plan_object, print_decision
+
+    measured = plan_choice.read_profile(profile)
+    if failures is not None:
+        from autockpt.cli.shared.failure_import import with_failures_of
+
+        measured = with_failures_of(measured, failures)
+    scale = plan_choice.Scale(
+        world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
+    )
+    goal = plan_choice.read_goal(policy, settings, scale=scale)
+    decision = plan_choice.decide(measured, goal)
+    if out is not None:
+        from autockpt.policies.policy_file import plan_to_yaml
+        from autockpt.run_directory import RunDirectory
+
+        target = Path(out)
+        RunDirectory(target.parent).write_text(target.name, plan_to_yaml(decision))
+    console.object("plan", plan_object(decision.plan, decision))
+    print_decision(console, decision)
+    keep = (
+        "" if failures is None else f"{shlex.join(['autockpt', 'failures', failures])} --keep && "
+    )
+    console.next(keep + plan_choice.next_run(repeated(("profile", "policy", "settings"))))

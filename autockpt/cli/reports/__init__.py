@@ -1,0 +1,1 @@
+"""Commands that explain a run: report and explain."""

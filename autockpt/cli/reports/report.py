@@ -1,0 +1,60 @@
+"""`autockpt report`: the report of a run or a profile."""
+
+from pathlib import Path
+
+import click
+
+from autockpt.cli.shared.options import Command, common
+from autockpt.console import Console
+
+EXAMPLES = """
+autockpt report runs/train-20260101-120000                       # writes report.html there
+autockpt report runs/train-20260101-120000 --format text
+autockpt report runs/train-20260101-120000 --format csv > telemetry.csv
+autockpt report runs/train-20260101-120000 --redact --out shared.html
+"""
+FORMATS = ("html", "text", "json", "csv", "prometheus")
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("run_dir")
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="html unless --json was given."
+)
+@click.option("--redact", is_flag=True, help="Hide paths and host names.")
+@click.option("--out", metavar="FILE", help="Write there instead.")
+@common
+def report(
+    console: Console, run_dir: str, format_: str | None, redact: bool, out: str | None
+) -> None:
+    """Write or print the report of RUN_DIR: html into the directory, other formats to stdout."""
+    from autockpt.cli.jobs.outcome import shown
+    from autockpt.cli.shared.gather import run_data
+    from autockpt.reports.formats import renderers
+    from autockpt.run_directory import RunDirectory
+
+    run = RunDirectory.open(run_dir)
+    format_ = format_ or ("json" if console.json and out is None else "html")
+    text = renderers.report(run_data(run), format_=format_, redacted=redact)
+    if out is None and format_ != "html":
+        _print(console, format_, text)
+        return
+    target = Path(out) if out is not None else _beside(run.report, redact)
+    RunDirectory(target.parent).write_text(target.name, text)
+    console.object("report", {"format": format_, "report": str(target.absolute())})
+    console.result(shown(target))
+    console.next(f"autockpt explain {run_dir}")
+
+
+def _beside(report: Path, redact: bool) -> Path:
+    return report.with_stem("report-redacted") if redact else report
+
+
+def _print(console: Console, format_: str, text: str) -> None:
+    """To stdout; JSON is one object either way."""
+    import json
+
+    if console.json:
+        body = json.loads(text) if format_ == "json" else text
+        console.object("report", {"format": format_, "report": body})
+    console.result(text.rstrip("\n"))

@@ -1,0 +1,1 @@
+"""Options, texts and decisions that several commands share."""

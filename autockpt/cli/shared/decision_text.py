@@ -1,0 +1,106 @@
+"""A decision on the terminal: what was chosen, why, and what it promises."""
+
+from typing import Any
+
+from autockpt.console import Console
+from autockpt.values.plan import CheckpointPlan, Choice, Decision, Expected
+from autockpt.values.record import to_data
+from autockpt.values.units import format_bytes, format_duration, format_fraction
+
+
+def plan_object(plan: CheckpointPlan, decision: Decision | None) -> dict[str, Any]:
+    """The same for --json."""
+    return {"plan": to_data(plan), "decision": to_data(decision) if decision else None}
+
+
+def verdict(decision: Decision) -> str:
+    """One sentence: what to do and what it is worth."""
+    expected, today = decision.expected, decision.current
+    lost = f"lost time {format_fraction(expected.waste)}"
+    if today is not None:
+        lost += f" instead of {format_fraction(today.waste)} with a blocking save every 30 min"
+    return f"checkpoint {_intervals(decision.plan)}: {lost}"
+
+
+def print_plan(console: Console, plan: CheckpointPlan) -> None:
+    """A plan that nobody decided."""
+    staging = plan.staging
+    console.result(f"plan      {_intervals(plan)} (safe defaults: nothing was measured yet)")
+    console.result(
+        f"staging   {staging.schedule}, {staging.persist}, {staging.writers} writers of "
+        f"{format_bytes(staging.chunk_bytes)} chunks, {plan.slots} slots"
+    )
+
+
+def print_decision(console: Console, decision: Decision) -> None:
+    """The verdict, every choice with its reason and runner-up, and the promise."""
+    console.styled(verdict(decision), "bold")
+    console.result("")
+    width = max(len(choice.name) for choice in decision.choices)
+    for choice in decision.choices:
+        print_choice(console, choice, width)
+    console.result("")
+    for line in promise(decision.expected):
+        console.result(line)
+    for warning in decision.warnings:
+        console.result(f"warning: {warning}")
+
+
+def print_choice(console: Console, choice: Choice, width: int) -> None:
+    """One decision."""
+    console.result(f"{choice.name:<{width}}  {choice.chosen}")
+    indent = " " * (width + 2)
+    console.result(f"{indent}{choice.reason}")
+    if choice.runner_up:
+        console.result(f"{indent}runner-up: {choice.runner_up}{_versus(choice)}")
+    if choice.binding:
+        console.result(f"{indent}bound by: {choice.binding}")
+
+
+def promise(expected: Expected) -> list[str]:
+    """What the plan promises, in lines."""
+    return [
+        f"promise   goodput {_goodput(expected.goodput)}, lost time "
+        f"{format_fraction(expected.waste)} (90 % band {format_fraction(expected.waste_low)} to "
+        f"{format_fraction(expected.waste_high)})",
+        f"          stall {format_duration(expected.stall_s)} a checkpoint, durable "
+        f"{format_duration(expected.persist_s)} after it began",
+        f"          a failure costs {format_duration(expected.recovery_memory_s)} from memory, "
+        f"{format_duration(expected.recovery_disk_s)} from disk (mean)",
+        *_peers(expected),
+    ]
+
+
+def _peers(expected: Expected) -> list[str]:
+    if expected.recovery_peer_s is None:
+        return []
+    peers_s, share = format_duration(expected.recovery_peer_s), format_fraction(expected.survived)
+    return [
+        f"          a lost node costs {peers_s} from other nodes' memory, which serves {share} of "
+        "such failures"
+    ]
+
+
+def _versus(choice: Choice) -> str:
+    if choice.runner_up_waste is None or choice.chosen_waste is None:
+        return ""
+    return (
+        f" (lost time {format_fraction(choice.runner_up_waste)} against "
+        f"{format_fraction(choice.chosen_waste)})"
+    )
+
+
+def _goodput(fraction: float) -> str:
+    """With as many digits as it takes to see what is missing to 100 %."""
+    digits = next((n for n in range(1, 6) if f"{fraction * 100:.{n}f}" != f"{100:.{n}f}"), 6)
+    return f"{fraction * 100:.{digits}f} %"
+
+
+def _intervals(plan: CheckpointPlan) -> str:
+    memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
+    if memory and memory == disk:
+        return f"to memory and disk every {disk} iterations"
+    if not memory:
+        return f"to disk every {disk} iterations" if disk else "never"
+    to_disk = f", to disk every {disk}" if disk else ""
+    return f"to memory every {memory} iterations{to_disk}"

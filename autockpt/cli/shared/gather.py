@@ -1,0 +1,119 @@
+"""Everything that a report shows, read from a run directory; and the report files written there."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from autockpt.cli.shared.prospects import risk_of, search_of
+from autockpt.cli.shared.versions import versions
+from autockpt.run_directory import RunDirectory, utc_now
+from autockpt.values.errors import AutockptError
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Decision
+from autockpt.values.profile import Profile
+from autockpt.values.record import to_data
+
+if TYPE_CHECKING:
+    from autockpt.reports.analysis.replication import Protection
+    from autockpt.reports.analysis.what_if import WhatIfCurve
+    from autockpt.reports.data import RunData
+    from autockpt.values.degradation import DegradedTier
+
+
+def run_data(run: RunDirectory) -> "RunData":
+    """What is on disk, as values.  Raises ConfigError when a record cannot be read."""
+    import platform
+
+    from autockpt.reports.data import RunData
+
+    info, status = run.read_info(), run.read_status()
+    profile, decision, goal = run.read_profile(), run.read_decision(), run.read_goal()
+    events = tuple(run.events())
+    argv = (*(["-m"] if info.module else []), info.script, *info.args) if info else ()
+    return RunData(
+        title=run.path.name,
+        command=f"autockpt {info.mode} {shlex.join(argv)}" if info else "",
+        argv=argv,
+        created=utc_now(),
+        versions=dict(info.versions) if info and info.versions else versions(),
+        hosts=(platform.node(),),
+        profile=profile,
+        decision=decision,
+        events=events,
+        failures=run.failures(),
+        redundancy=plan_of(run, goal).redundancy,
+        plan_yaml=run.plan_text(),
+        protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
+        what_if=what_if_of(profile, goal, decision),
+        status=to_data(status) if status else {},
+        risk=risk_of(profile, goal, decision),
+        search=search_of(run),
+    )
+
+
+def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:
+    """The newest plan of a run; without one, what a run without a profile begins with."""
+    from autockpt.policies.default_plan import plan_without_profile
+
+    return run.read_plan() or plan_without_profile(goal or Goal())
+
+
+def tiers_of(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
+    """(what the other nodes hold of a run, its tiers that are degraded now).
+
+    Raises ConfigError when a record cannot be read.
+    """
+    from autockpt.reports.analysis.degradation import degraded_tiers
+    from autockpt.reports.analysis.replication import protection
+
+    events = run.events()
+    copies = protection(events, plan_of(run, run.read_goal()).redundancy)
+    return copies, degraded_tiers(events)
+
+
+def what_if_of(
+    profile: Profile | None, goal: Goal | None, decision: Decision | None
+) -> "WhatIfCurve | None":
+    """The waste function at the plan, from the same functions that decided it."""
+    if profile is None or decision is None:
+        return None
+    from autockpt.policies.cost_model.cost_curve import tiers_of_plan
+    from autockpt.reports.analysis.what_if import what_if
+
+    goal = goal or Goal()
+    memory_steps = decision.plan.tier("memory").interval_steps
+    disk_steps = decision.plan.tier("disk").interval_steps
+    if not disk_steps:
+        return None
+    tiers = tiers_of_plan(profile, goal, decision.plan)
+    memory_s, disk_s = tiers.periods_s(memory_steps, disk_steps)
+    declared = goal.failures.mtbf_s is not None
+    observed = profile.failures.per_node.events + profile.failures.per_job.events
+    return what_if(
+        memory=tiers.memory,
+        disk=tiers.disk,
+        memory_period_s=memory_s,
+        disk_period_s=disk_s,
+        waste=tiers.waste(memory_steps, disk_steps).total,
+        mtbf_assumed=not declared and not observed,
+    )
+
+
+def write_report(run: RunDirectory) -> str:
+    """Write report.html; its path.  Raises AutockptError when something cannot be read."""
+    from autockpt.reports import model
+    from autockpt.reports.html import html
+
+    run.write_text(run.report.name, html.render(model.build(run_data(run))))
+    return str(run.report)
+
+
+def try_report(run: RunDirectory) -> tuple[str | None, str]:
+    """`write_report` at the end of a run: (path or None, why not); never raises."""
+    try:
+        return write_report(run), ""
+    except AutockptError as error:
+        return None, str(error)
+    except Exception as error:
+        from autockpt.console import save_traceback
+
+        return None, f"{type(error).__name__}: {error} (traceback: {save_traceback(error)})"

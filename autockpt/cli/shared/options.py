@@ -1,0 +1,236 @@
+"""Options that several commands share, and the one way in which a user's command line is wrapped.
+
+Our options stop at the first positional; what follows belongs to the script, byte for byte.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from autockpt.console import Console
+from autockpt.values.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WRAPPING: dict[str, Any] = {
+    "allow_interspersed_args": False,
+    "help_option_names": ["-h", "--help"],
+}
+"""Context settings of commands that take a script."""
+
+
+class Command(click.Command):
+    """A command whose help begins with examples: the first block of the help text."""
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples, then usage, text and options."""
+        write_examples(formatter, self.examples)
+        super().format_help(ctx, formatter)
+
+
+def write_examples(formatter: click.HelpFormatter, examples: str) -> None:
+    """The examples as they stand, above everything else."""
+    if examples:
+        formatter.write("Examples:\n")
+        for line in examples.strip("\n").splitlines():
+            formatter.write(f"  {line}\n" if line else "\n")
+        formatter.write_paragraph()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest one, or all of them."""
+    import difflib
+
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(known)}"
+
+
+def common(function: F) -> F:
+    """The options of every command; the command gets a Console as its first argument."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print results and problems only.")
+    @click.option("-v", "--verbose", count=True, help="Say more; -vv everything.")
+    @click.option("--no-color", is_flag=True, help="No colour (as NO_COLOR in the environment).")
+    @click.option("--debug", is_flag=True, help="Show tracebacks (as AUTOCKPT_DEBUG=1).")
+    @functools.wraps(function)
+    def wrapped(
+        as_json: bool, quiet: bool, verbose: int, no_color: bool, debug: bool, **rest: Any
+    ) -> Any:
+        console = Console(
+            json=as_json,
+            verbosity=-1 if quiet else verbose,
+            color=not no_color,
+            debug=debug or debug_from_environment(),
+        )
+        click.get_current_context().obj = console
+        return function(console, **rest)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def debug_from_environment() -> bool:
+    """AUTOCKPT_DEBUG=1."""
+    return os.environ.get("AUTOCKPT_DEBUG", "") not in ("", "0")
+
+
+def policy_options(function: F) -> F:
+    """--policy and --set."""
+    function = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one value of the policy, e.g. disk.writers=4 (repeatable).",
+    )(function)
+    return click.option(
+        "--policy",
+        metavar="FILE",
+        help="Policy file, or builtin:NAME (`autockpt policy explain` shows what it says).",
+    )(function)
+
+
+def script_arguments(function: F) -> F:
+    """[-m] SCRIPT [ARGS]..."""
+    function = click.argument("args", nargs=-1, type=click.UNPROCESSED)(function)
+    function = click.argument("script")(function)
+    return click.option("-m", "module", is_flag=True, help="SCRIPT is a module name.")(function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """The user's command line."""
+
+    target: str
+    """Absolute path of the file, or the module's name."""
+    module: bool
+    args: tuple[str, ...]
+    shown: str
+    """As the user wrote it."""
+
+
+def find_script(script: str, module: bool, args: tuple[str, ...]) -> Script:
+    """The script, checked.  Raises ConfigError when it does not exist."""
+    if module:
+        _check_module(script)
+        return Script(target=script, module=True, args=args, shown=script)
+    path = Path(script)
+    if path.is_dir():
+        raise ConfigError(f"{script}: is a directory; name the script in it, or use -m for modules")
+    if not path.is_file():
+        raise ConfigError(f"{script}: no such script{_similar(path)}")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{script}: cannot be read by this user; see `ls -l {script}`")
+    return Script(target=str(path.absolute()), module=False, args=args, shown=script)
+
+
+def _check_module(name: str) -> None:
+    """Only the top-level package is looked up: finding deeper ones would import it."""
+    from importlib.machinery import PathFinder
+
+    if name.endswith(".py") or os.sep in name:
+        raise ConfigError(f"-m {name}: takes a module name (pkg.mod); drop -m to run a file")
+    top = name.partition(".")[0]
+    if PathFinder.find_spec(top, [os.getcwd(), *sys.path[1:]]) is None:
+        raise ConfigError(f"-m {name}: no module {top!r} in {os.getcwd()} or installed")
+
+
+def _similar(path: Path) -> str:
+    import difflib
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix == ".py"]
+    except OSError:
+        return f" (and no directory {path.parent})"
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {path.parent / close[0]}?"
+    return f" in {path.parent.absolute()}"
+
+
+def launch_options(function: F) -> F:
+    """torchrun's own options, by their own names."""
+    for option in reversed(_LAUNCH_OPTIONS):
+        function = option(function)
+    return function
+
+
+_LAUNCH_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option(
+        "--nproc-per-node",
+        default="1",
+        show_default=True,
+        metavar="N|gpu|cpu|auto",
+        help="Ranks on this node.",
+    ),
+    click.option(
+        "--nnodes", default="1", show_default=True, metavar="N|MIN:MAX", help="Nodes of the job."
+    ),
+    click.option("--node-rank", type=int, default=0, metavar="N", help="Number of this node."),
+    click.option("--rdzv-backend", default="c10d", show_default=True, help="Rendezvous backend."),
+    click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where nodes meet."),
+    click.option("--rdzv-id", default="", metavar="ID", help="Same on all nodes of the job."),
+    click.option(
+        "--rdzv-conf",
+        default="",
+        metavar="K=V,...",
+        help="Rendezvous settings, as torchrun takes them.",
+    ),
+    click.option("--local-addr", default=None, metavar="ADDR", help="Address of this node."),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        default=None,
+        metavar="N",
+        help="Restarts after failures (default 100; 3 in a row without progress end the run).",
+    ),
+)
+
+
+LAUNCH_NAMES = (
+    *("nproc_per_node", "nnodes", "node_rank", "max_restarts"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
+)
+
+RUN_NAMES = (
+    *("policy", "settings", "profile", "no_profile", "run_dir", "fresh", "resume_from"),
+    "same_job",
+    *LAUNCH_NAMES,
+)
+"""What of `autockpt run` another command line must repeat to mean the same."""
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Of these options of the running command those that the user gave, as they were given."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if name not in names or not given:
+            continue
+        value = context.params[name]
+        if isinstance(option, click.Option) and option.is_flag:
+            words.append(option.opts[-1])
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [word for one in values for word in (option.opts[-1], str(one))]
+    return words
+
+
+def launch_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The launch options among a command's parameters."""
+    return {name: values[name] for name in LAUNCH_NAMES}

@@ -1,0 +1,1 @@
+"""One rank's shard as bytes: container, layout, dtypes and codecs."""

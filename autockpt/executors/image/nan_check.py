@@ -1,0 +1,135 @@
+"""Is a state worth coming back to?  One whose parameters or optimizer state hold NaN is not.
+
+Such a generation is *suspect*: it is stored, but never restored by itself, and it pushes no other
+one out.  At every seal a sixteenth of the image is looked at, another one each time (a NaN gradient
+is everywhere one step later); before a generation counts as verified the scrub looks at all of it.
+Infinities are no verdict: masks hold them for a reason.  What is copied at the boundary (buffers,
+objects of the user) is left out where it can be told apart, and so are tensors that held NaN before
+the training: nobody uses those, or all others are NaN one step later.
+"""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.image.container import ImageHeader, header_bytes, read_header
+from autockpt.values.errors import CorruptCheckpointError
+from autockpt.values.generation import Generation
+
+BLOCK_BYTES = 2**16
+SAMPLED = 16
+"""At a seal one block of so many is looked at."""
+SMALL_BYTES = 4 * SAMPLED * BLOCK_BYTES
+"""An image up to this is looked at as a whole."""
+_WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_LARGEST = {"F16": 0x7C00, "BF16": 0x7F80}
+"""Bits of infinity: whatever is greater, without its sign, is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A tensor of floating-point numbers in an image."""
+
+    start: int
+    stop: int
+    kind: str
+    name: str
+
+
+def floats_of(header: ImageHeader, *, beyond: int) -> tuple[Floats, ...]:
+    """Those that begin at or after byte `beyond`, in the order of their bytes."""
+    found = [
+        Floats(place.start, place.stop, place.dtype, name)
+        for name, place in header.tensors.items()
+        if place.dtype in _WIDTH
+        and place.start >= beyond
+        and place.stop > place.start
+        and name not in header.known_nan
+    ]
+    return tuple(sorted(found, key=lambda one: one.start))
+
+
+def floats_in(image: memoryview, *, beyond: int) -> tuple[Floats, ...]:
+    """Those of an image by its own header; none when it has no sound one."""
+    try:
+        size = header_bytes(image, len(image))
+        return floats_of(read_header(bytes(image[:size]), len(image)), beyond=beyond)
+    except CorruptCheckpointError:
+        return ()
+
+
+def first_nan(floats: Sequence[Floats], start: int, data: memoryview) -> str:
+    """Name of the first tensor with a NaN in the bytes [start, start + len(data)), or ""."""
+    first = max(0, bisect.bisect_right(floats, start, key=lambda one: one.start) - 1)
+    for at in range(first, len(floats)):
+        one = floats[at]
+        if one.start >= start + len(data):
+            break
+        width = _WIDTH[one.kind]
+        low = one.start + -(-max(0, start - one.start) // width) * width
+        count = (min(one.stop, start + len(data)) - low) // width
+        if count > 0 and _has_nan(one.kind, data[low - start : low - start + count * width]):
+            return one.name
+    return ""
+
+
+def sampled_nan(floats: Sequence[Floats], image: memoryview, turn: int) -> str:
+    """As `first_nan`, in one block of SAMPLED; which ones depends on `turn`."""
+    if len(image) <= SMALL_BYTES:
+        return first_nan(floats, 0, image)
+    for start in range(turn % SAMPLED * BLOCK_BYTES, len(image), SAMPLED * BLOCK_BYTES):
+        name = first_nan(floats, start, image[start : start + BLOCK_BYTES])
+        if name:
+            return name
+    return ""
+
+
+class NanScan:
+    """Looks at an image whose pieces come in order; the header is taken from the first of them.
+
+    Pieces of a damaged chunk are judged too; what was found is void then.
+    """
+
+    def __init__(self, image_bytes: int, *, beyond: int) -> None:
+        self._image_bytes, self._beyond = image_bytes, beyond
+        self._held = bytearray()
+        self._floats: tuple[Floats, ...] | None = None
+        self.found = ""
+        """The first tensor with a NaN."""
+
+    def take(self, start: int, data: memoryview) -> None:
+        """The bytes from `start` on.  What has no sound header is not judged."""
+        if self.found:
+            return
+        if self._floats is None:
+            self._held += data
+            try:
+                size = header_bytes(memoryview(bytes(self._held[:8])), self._image_bytes)
+                if len(self._held) < size:
+                    return
+                header = read_header(bytes(self._held[:size]), self._image_bytes)
+                self._floats = floats_of(header, beyond=self._beyond)
+            except CorruptCheckpointError:
+                self._floats = ()
+            start, data, self._held = 0, memoryview(bytes(self._held)), bytearray()
+        self.found = first_nan(self._floats, start, data)
+
+
+def sick_state(generation: Generation, rank: int, tensor: str) -> str:
+    """What is said of a suspect generation."""
+    return (
+        f"generation {generation}: rank {rank} has NaN in {tensor}; it is kept, but it is neither "
+        f"restored by itself nor does it push older ones out (--resume-from {generation.name} does)"
+    )
+
+
+def _has_nan(kind: str, data: memoryview) -> bool:
+    """The largest of numbers is NaN if one of them is."""
+    import numpy as np  # the keeper starts without it
+
+    if kind in _LARGEST:
+        bits = np.frombuffer(data, dtype=np.uint16)
+        return bool((bits & 0x7FFF).max() > _LARGEST[kind])
+    numbers: np.ndarray[Any, Any] = np.frombuffer(data, dtype="<f8" if kind == "F64" else "<f4")
+    return bool(np.isnan(numbers.max()))

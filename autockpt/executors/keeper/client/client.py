@@ -1,0 +1,516 @@
+"""The trainer's end of the keeper: one connection, one listening thread, reconnects by itself.
+
+The training thread only reads plain attributes and sends small messages; it never waits here unless
+it asks to.  When the keeper dies the link starts a new one and hands the slots over; until then
+grants simply do not come and saves are skipped.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.launch import connect, ensure_keeper
+from autockpt.executors.keeper.slots import BOARD_BYTES
+from autockpt.executors.linux.memory import Arena, swing_bytes
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
+from autockpt.values.generation import Generation
+
+CONNECT_ATTEMPTS = 5
+RECONNECT_PAUSE_S = 0.2
+RECONNECT_ATTEMPTS = 50
+REFUSED_S = 1.0
+"""A connection that lived shorter was refused (another version, a broken keeper)."""
+REFUSALS = 5
+UNANSWERED = 8
+"""So many requests for a slot without an answer, and no more are sent: a keeper that stands still
+reads nothing, and a send to a full socket would keep the training waiting."""
+GATHER_S = Deadlines().restore_s
+"""A keeper has brought the chunks of a shard by then, or says why not: a large one takes long, and
+when the attempt to restore ends the keeper refuses what is missing."""
+
+
+@dataclass(slots=True)
+class Lent:
+    """What the keeper lends for one order to restore."""
+
+    neighbours: dict[int, tuple[Arena, int]]
+    """By rank of this node its slot with the generation to restore, and the image's capacity."""
+    reading: Arena | None = None
+    """Memory in which ranks of this node read from storage together."""
+    gathering: wire.GatheringBegan | None = None
+    """What there is to gather."""
+
+    def close(self) -> None:
+        """The restore is over."""
+        for arena, _ in self.neighbours.values():
+            arena.close()
+        if self.reading is not None:
+            self.reading.close()
+
+
+class KeeperLink:
+    """Connection of one rank to the keeper of its node."""
+
+    def __init__(
+        self,
+        run_directory: str,
+        node: int,
+        *,
+        checkpoints: str,
+        attach: p.TrainerAttached,
+        launcher_pid: int,
+        control_host: str = "",
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._run_directory = run_directory
+        self._node = node
+        self._checkpoints = checkpoints
+        self._attach = attach
+        self._launcher_pid = launcher_pid
+        self._control_host = control_host
+        self._on_lost = on_lost
+        self._connection: wire.Connection | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+        self._connected_s = 0.0
+        self._refusals = 0
+        self.rank = attach.rank
+        self.world_size = attach.world_size
+        self.board = Arena.create_shared(BOARD_BYTES, name=f"autockpt-board-r{attach.rank}")
+        self.slots: list[Arena] = []
+        self.chunk_bytes = 0
+        self.image_bytes = 0
+        """Image capacity of the slots."""
+        self.window_bytes = 0
+        """The one slot is a window that images stream through; 0: slots hold them whole."""
+        self.blocking = False
+        """The training waits until an image is through."""
+        self.note = ""
+        """Why there is less than was asked for; empty: there is not."""
+        self.given_s = 0.0
+        """When slots came last, CLOCK_MONOTONIC."""
+        self._lent = Lent({})
+        """Given since the last order to restore: for the next one."""
+        self._chunks_lent: dict[int, tuple[wire.ChunksLent, Arena | None]] = {}
+        """Answers to requests that nobody has taken."""
+        self._requests = itertools.count()
+        self._unanswered: set[int] = set()
+        self._lent_for: dict[tuple[int, int], Lent] = {}
+        """By epoch and attempt of an order that nobody has begun to carry out."""
+        self._wanted: wire.SlotsWanted | None = None
+        self._restored = attach.epoch is not None
+        """Slots are for saves now: nothing waits for them, and no save shall fault."""
+        self.slots_refused = ""
+        self.no_room_s: float | None = None
+        """When the slots asked for last were refused because the host had no room, CLOCK_MONOTONIC;
+        None: they were not, or the policy does not allow them."""
+        self.slots_changed = 0
+        """Counts replacements of the slots."""
+        self.grants: dict[Generation, int] = {}
+        """Slot by generation, as granted; taken out when the snapshot begins."""
+        self.refused: dict[Generation, str] = {}
+        self._asked: set[Generation] = set()
+        """Slots were asked for, and nothing was heard since."""
+        self.memory_committed: Generation | None = None
+        self.durable: Generation | None = None
+        self.durable_s = 0.0
+        """When `durable` was announced, CLOCK_MONOTONIC."""
+        self.dropped: dict[Generation, str] = {}
+        self._writing: set[Generation] = set()
+        """On their way to storage: as this rank asked, or because others had begun to."""
+        self.news = threading.Condition()
+        """Notified after every message."""
+        self.restore_orders: queue.Queue[Any] = queue.Queue()
+        """RestoreShard, Resume, StartFresh, RestoreRefused, AttachRefused for the main thread."""
+        self.on_message: Callable[[Any], None] = lambda message: None
+        """Sees every message first, on the listening thread."""
+        self.on_receive: Callable[[wire.ReceiveShard, Arena], None] = lambda _, memory: (
+            memory.close()
+        )
+        """Takes the memory that an image is to be received into, on the listening thread."""
+        self.plan_held: Callable[[], int] = lambda: 0
+        """Version of a plan that is prepared and undecided, for a new keeper; 0: none."""
+        self.fenced = ""
+        self._thread = threading.Thread(target=self._listen, name="autockpt-link", daemon=True)
+
+    # ------------------------------------------------------------------ life
+
+    def open(self) -> None:
+        """Starts the keeper if needed and says hello.  Raises AutockptError."""
+        # Here and not in the keeper: the script gets the reason, and at once.
+        CheckpointDirectory(self._checkpoints).require_writable()
+        self._connect()
+        self._thread.start()
+
+    def _connect(self) -> None:
+        for attempt in range(CONNECT_ATTEMPTS):
+            ensure_keeper(self._run_directory, self._node, checkpoints=self._checkpoints)
+            try:
+                connection = connect(self._run_directory, self._node)
+                self._say_hello(connection)
+                break
+            except OSError as error:
+                # It answered a moment ago: the keeper of a run that has just ended was leaving.
+                if attempt + 1 == CONNECT_ATTEMPTS:
+                    raise AutockptError(f"keeper of node {self._node}: {error}") from error
+        self._connection = connection
+        self._connected_s = time.monotonic()
+        if self._wanted is not None and not self.slots:
+            self.send(self._wanted)  # a keeper that died before it could answer
+
+    def _say_hello(self, connection: wire.Connection) -> None:
+        with self._lock:
+            connection.send(*self._hello())
+
+    def _hello(self) -> tuple[wire.Hello, tuple[int, ...]]:
+        """With the board and the slots."""
+        # A window holds no image, and whoever takes it over would fill it with pages.
+        arenas = [] if self.window_bytes else self.slots
+        held = [arena.fd for arena in arenas if arena.fd is not None]
+        hello = wire.Hello(
+            wire_version=wire.WIRE_VERSION,
+            pid=os.getpid(),
+            rank=self.rank,
+            attach=replace(self._attach, plan_held=self.plan_held()),
+            launcher_pid=self._launcher_pid,
+            slots_held=len(held),
+            slot_chunk_bytes=self.chunk_bytes,
+            slot_image_bytes=self.image_bytes,
+            control_host=self._control_host,
+        )
+        assert self.board.fd is not None
+        return hello, (self.board.fd, *held)
+
+    def running_as(self, epoch: int, plan_version: int, plan_apply_step: int | None) -> None:
+        """What a re-attach after a keeper's death says of us."""
+        self._attach = replace(
+            self._attach, epoch=epoch, plan_version=plan_version, plan_apply_step=plan_apply_step
+        )
+
+    def close(self) -> None:
+        """Closes the connection; slots stay with the keeper."""
+        self._closing = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            import socket
+
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+        if connection is not None:
+            connection.close()
+
+    def disown(self) -> None:
+        """In a forked child: closes what it inherited; connection and slots are the parent's."""
+        self._closing = True
+        self._lock, self.news = threading.Lock(), threading.Condition()  # held by whom is gone
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        for arena in self.slots:
+            arena.let_go()
+        # What a device has registered only its own process may unmap.
+        self.slots = [arena for arena in self.slots if arena.pinned]
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, message: Any) -> bool:
+        """Sends from any thread; False when the keeper is not there."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            with self._lock:
+                connection.send(message)
+        except OSError:
+            return False
+        return True
+
+    def want_slots(
+        self,
+        *,
+        image_bytes: int,
+        chunk_bytes: int,
+        slots: int,
+        limit_bytes: int | None,
+        may_stream: bool = False,
+    ) -> None:
+        """Asks for slots; they come later as `slots`, or `slots_refused` says why not.
+
+        `may_stream`: where no image fits, a window comes instead (`window_bytes`).  What there was
+        goes first, or the host would need room for both; nobody may still write.
+        """
+        self._replace_slots([])
+        self.chunk_bytes = chunk_bytes
+        self.slots_refused, self.no_room_s = "", None
+        self._wanted = wire.SlotsWanted(
+            rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
+            limit_bytes=limit_bytes, may_stream=may_stream, swing_bytes=swing_bytes(),
+        )  # fmt: skip
+        self.send(self._wanted)
+
+    def want_chunks(
+        self, order: p.RestoreShard, shard: int, chunks: tuple[int, ...], *, elsewhere: bool
+    ) -> int:
+        """Asks for chunks of a shard that is gathered; the number of the request."""
+        number = next(self._requests)
+        wanted = wire.ChunksWanted(
+            rank=self.rank, epoch=order.epoch, attempt=order.attempt, shard=shard, chunks=chunks,
+            number=number, elsewhere=elsewhere,
+        )  # fmt: skip
+        self._unanswered.add(number)
+        self.send(wanted)
+        return number
+
+    def take_chunks(self, number: int) -> tuple[wire.ChunksLent, Arena]:
+        """The answer to a request, and the memory; the caller closes it.
+
+        Raises CorruptCheckpointError when there is none.
+        """
+        if not self.wait_until(lambda: number in self._chunks_lent, GATHER_S):
+            raise CorruptCheckpointError(f"memory: no answer of the keeper in {GATHER_S:.0f} s")
+        lent, arena = self._chunks_lent.pop(number)
+        if arena is None:
+            raise CorruptCheckpointError(f"memory: {lent.refusal}")
+        return lent, arena
+
+    def ask(self, request: p.SaveRequested) -> None:
+        """Asks for a slot; the answer is a grant or a refusal, or none while `silent`."""
+        with self.news:
+            self._asked.add(request.generation)
+        if not self.send(request):
+            with self.news:
+                self._asked.discard(request.generation)
+
+    @property
+    def silent(self) -> bool:
+        """The keeper is connected and has answered nothing for long."""
+        return len(self._asked) >= UNANSWERED
+
+    def is_durable(self, generation: Generation) -> bool:
+        """It is on disk, or a newer one is."""
+        return self.durable is not None and self.durable >= generation
+
+    @property
+    def connected(self) -> bool:
+        """Somebody hears what is sent."""
+        return self._connection is not None
+
+    def take_grant(self, generation: Generation, *, disk: bool) -> int | None:
+        """The slot granted to a generation, None when there is none (any more).
+
+        A generation for disk counts as dropped when the keeper dies before it is durable.
+        """
+        with self.news:
+            slot = self.grants.pop(generation, None)
+            if slot is not None and disk and generation not in self.dropped:
+                self._writing.add(generation)
+        return slot
+
+    def writing(self) -> frozenset[Generation]:
+        """Generations on their way to storage, neither durable nor dropped as far as is known.
+
+        One that was asked for ahead and not begun is not among them.
+        """
+        with self.news:
+            return frozenset(self._writing - self.grants.keys())
+
+    def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits for news until `done()`; its last value."""
+        deadline = time.monotonic() + timeout_s
+        with self.news:
+            while not done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self.news.wait(min(left, 0.5))
+        return True
+
+    # ------------------------------------------------------------------ listening
+
+    def _listen(self) -> None:
+        while not self._closing:
+            connection = self._connection
+            if connection is None:
+                return
+            try:
+                for message, descriptors in connection.receive():
+                    self._received(message, descriptors)
+            except (EOFError, OSError, ProtocolError) as error:
+                if self._is_closing():
+                    break
+                self._lost(connection, str(error) or "connection closed")
+        connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _is_closing(self) -> bool:
+        """Set by the training thread while ours waited."""
+        return self._closing
+
+    def _lost(self, connection: wire.Connection, reason: str) -> None:
+        """The keeper died: start another one and hand it our slots."""
+        self._connection = None
+        connection.close()
+        with self.news:
+            while self._unanswered:
+                number = self._unanswered.pop()
+                refused = wire.ChunksLent(rank=self.rank, number=number, refusal="its keeper died")
+                self._chunks_lent[number] = refused, None
+            self.grants.clear()
+            self._asked.clear()
+            while self._writing:
+                self.dropped[self._writing.pop()] = "its keeper died"
+            self.news.notify_all()
+        if self.fenced:
+            return
+        if self.window_bytes:  # the next keeper makes one of its own
+            self._replace_slots([])
+        lived_s = time.monotonic() - self._connected_s
+        self._refusals = self._refusals + 1 if lived_s < REFUSED_S else 0
+        if self._refusals < REFUSALS and self._reconnect(reason):
+            return
+        self._on_lost(f"no keeper takes us ({reason}); training goes on unprotected")
+        self.restore_orders.put(
+            p.AttachRefused(
+                rank=self.rank,
+                incarnation=self._attach.incarnation,
+                reason=f"the keeper of node {self._node} closes every connection ({reason}); see "
+                f"logs/keeper-{self._node:03d}.log in {self._run_directory}",
+            )
+        )
+
+    def _reconnect(self, reason: str) -> bool:
+        """Starts a keeper and says hello, again and again for a while."""
+        if self._attach.epoch is not None or self._refusals > 1:
+            # Else nothing was lost: it was the leaving keeper of a run that has just ended.
+            self._on_lost(f"the keeper is gone ({reason}); starting a new one")
+        for _ in range(RECONNECT_ATTEMPTS):
+            if self._closing:
+                return True
+            time.sleep(RECONNECT_PAUSE_S * self._refusals)
+            with contextlib.suppress(AutockptError, OSError):
+                self._connect()
+                with self.news:
+                    self.news.notify_all()
+                return True
+            time.sleep(RECONNECT_PAUSE_S)
+        return False
+
+    def _received(self, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, wire.SlotsGiven):
+            self._take_slots(message, descriptors)
+        elif isinstance(message, wire.NeighbourSlots):
+            arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
+            slots = zip(message.ranks, arenas, message.image_bytes, strict=True)
+            self._lend(Lent({rank: (arena, size) for rank, arena, size in slots}))
+        elif isinstance(message, wire.ReadingMemory):
+            self._lend(Lent({}, Arena.attach(*descriptors)))
+        elif isinstance(message, wire.GatheringBegan):
+            self._lend(Lent({}, gathering=message))
+        elif isinstance(message, wire.ChunksLent):
+            arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
+            self._unanswered.discard(message.number)
+            self._chunks_lent[message.number] = message, arenas[0] if arenas else None
+        elif isinstance(message, wire.ReceiveShard):
+            self.on_receive(message, Arena.attach(*descriptors, fault=False))
+        else:
+            for fd in descriptors:
+                os.close(fd)
+        self.on_message(message)
+        with self.news:
+            self._note(message)
+            self.news.notify_all()
+        if isinstance(message, p.Resume | p.StartFresh):
+            self._restored = True
+            for arena in [] if self.window_bytes else self.slots:
+                arena.fault()
+
+    def _lend(self, lent: Lent) -> None:
+        self._lent.close()
+        self._lent = lent
+
+    def take_lent(self, order: p.RestoreShard) -> Lent:
+        """What came with an order; the caller closes it.  Other orders have their own: a newer one
+        may arrive, with what belongs to it, while an older one is still being carried out."""
+        with self.news:
+            return self._lent_for.pop((order.epoch, order.attempt), Lent({}))
+
+    def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
+        self.chunk_bytes = given.chunk_bytes
+        if (
+            self.slots
+            and len(self.slots) == len(descriptors)
+            and given.image_bytes == self.image_bytes
+            and _same_memory(self.slots, descriptors)
+        ):
+            for fd in descriptors:
+                os.close(fd)
+            return
+        # A restore goes before the page tables, which take longer than it.
+        fault = self._restored and not given.window_bytes
+        slots = [Arena.attach(fd, fault=fault) for fd in descriptors]
+        self.image_bytes, self.note = given.image_bytes, given.note
+        self._replace_slots(slots)
+        self.window_bytes, self.blocking = given.window_bytes, given.blocking
+        self.given_s = time.monotonic()
+        self.slots_changed += 1
+
+    def _replace_slots(self, slots: list[Arena]) -> None:
+        """Lets go of what there was: free when the keeper and the last copy have done so too."""
+        with self._lock:  # not while they are handed to a keeper
+            former, self.slots = self.slots, slots
+            self.window_bytes = 0
+            for arena in former:
+                arena.let_go()
+
+    def _note(self, message: Any) -> None:
+        if isinstance(message, p.GrantSlot | p.SkipSave):  # answers come in the order of requests
+            self._asked -= {other for other in self._asked if other <= message.generation}
+        match message:
+            case p.GrantSlot(generation=generation, slot=slot):
+                self.grants[generation] = slot
+            case p.SkipSave(generation=generation, reason=reason):
+                self.refused[generation] = reason
+            case p.DiscardSnapshot(generation=generation):
+                self.grants.pop(generation, None)
+            case p.AnnounceMemoryCommitted(generation=generation):
+                self.memory_committed = generation
+            case p.AnnounceDurable(generation=generation):
+                if self.durable is None or generation > self.durable:  # commits may overtake
+                    self.durable, self.durable_s = generation, time.monotonic()
+                self.dropped.pop(generation, None)
+                self._writing -= {other for other in self._writing if other <= generation}
+            case p.AnnounceDropped(generation=generation, reason=reason):
+                self.dropped[generation] = reason
+                self._writing.discard(generation)
+            case p.StartPersist(generation=generation):
+                if generation not in self.dropped and not self.is_durable(generation):
+                    self._writing.add(generation)
+            case wire.SlotsRefused(reason=reason, passing=passing):
+                self.no_room_s = time.monotonic() if passing else None
+                self.slots_refused = reason
+                self._replace_slots([])  # they did not fit, and the keeper has let them go
+            case p.FenceTrainer(reason=reason):
+                self.fenced = reason
+            case p.RestoreShard(epoch=epoch, attempt=attempt):
+                self._lent_for[epoch, attempt], self._lent = self._lent, Lent({})
+                self.restore_orders.put(message)
+            case p.Resume() | p.StartFresh() | p.RestoreRefused() | p.AttachRefused():
+                self.restore_orders.put(message)
+
+
+def _same_memory(slots: list[Arena], descriptors: list[int]) -> bool:
+    mine = [os.fstat(arena.fd).st_ino for arena in slots if arena.fd is not None]
+    return mine == [os.fstat(fd).st_ino for fd in descriptors]

@@ -1,0 +1,359 @@
+"""What the keeper writes down: telemetry of the node and the failure log of the run."""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autockpt import new_files
+from autockpt.executors.keeper.slots import (
+    CELL_STARTED_NS,
+    CELL_STARTED_STEP,
+    CELL_STEP,
+    CELL_STEP_NS,
+    RankMemory,
+)
+from autockpt.executors.keeper.wire import TrainerResumed
+from autockpt.executors.protocol.messages import HeldShard
+from autockpt.executors.storage.catalogue import VerifyResult
+from autockpt.executors.storage.event_log import TelemetryWriter
+from autockpt.executors.throttle.idle_windows import WindowUse
+from autockpt.values import telemetry as t
+from autockpt.values.failure import FailureRecord
+from autockpt.values.generation import Generation
+from autockpt.values.record import to_json
+
+KEEPER = -1
+"""Rank under which a keeper reports."""
+REMEMBERED = 4096
+"""Generations whose beginning is known: a slow store is that many saves to memory behind."""
+
+
+@dataclass(slots=True)
+class Outage:
+    """An interruption that has begun and is not over."""
+
+    began_s: float
+    step: int
+    step_s: float
+    """When the newest step ended, monotonic; 0 unknown."""
+    exposure_s: float
+    steps: int
+    """Trained within the exposure."""
+    what: set[str] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
+    of_script: bool = False
+    """An exception of the script began it: it says nothing about machines."""
+
+
+class Journal:
+    """Telemetry events of one keeper, and one FailureRecord per interruption.
+
+    Keepers of other nodes write theirs to the same log; the epoch says which belong together.
+    """
+
+    def __init__(self, run_directory: str, node: int) -> None:
+        self._node = node
+        self._failures = os.path.join(run_directory, "failures.jsonl")
+        self._writer = TelemetryWriter(
+            os.path.join(run_directory, "telemetry", f"keeper-{node:03d}.jsonl")
+        )
+        self._began: dict[Generation, tuple[float, int]] = {}
+        self._write_s: dict[Generation, float] = {}
+        self._bytes: dict[Generation, tuple[int, int]] = {}
+        self.outage = _unfinished_run(run_directory)
+        self._failing: set[int] = set()
+        """Ranks that the script's own exception is ending."""
+        self._inherited = self.outage is not None
+        """The outage was found at birth and nobody has confirmed it yet."""
+
+    def close(self) -> None:
+        """Everything told is in the files."""
+        self._writer.close()
+
+    def trainers_live(self) -> None:
+        """Running trainers came back: only the former keeper had died."""
+        if self._inherited:
+            self.outage, self._inherited = None, False
+
+    def _tell_inherited(self, outage: Outage) -> None:
+        """Trainers and keeper died together: nobody was left to say so."""
+        self._writer.emit(
+            t.FailureObserved(
+                at_s=outage.began_s, rank=KEEPER, what="+".join(sorted(outage.what)),
+                failed_rank=-1, pid=0, step=outage.step,
+                detail="found by the next keeper: training had not ended",
+            )
+        )  # fmt: skip
+
+    def snapshot_began(self, generation: Generation, step: int, at_s: float) -> None:
+        """Remembers when a generation began on this node, for latencies."""
+        self._began.setdefault(generation, (at_s, step))
+        while len(self._began) > REMEMBERED:
+            self._began.pop(next(iter(self._began)))
+
+    def shard_written(
+        self, generation: Generation, raw_bytes: int, stored_bytes: int, write_s: float
+    ) -> None:
+        """Adds one shard's bytes and the slowest time."""
+        raw, stored = self._bytes.get(generation, (0, 0))
+        self._bytes[generation] = (raw + raw_bytes, stored + stored_bytes)
+        self._write_s[generation] = max(write_s, self._write_s.get(generation, 0.0))
+
+    def memory_committed(self, generation: Generation) -> None:
+        """Every rank sealed."""
+        began, step = self._began.get(generation, (_now(), -1))
+        self._writer.emit(
+            t.MemoryCommitted(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
+                latency_s=_now() - began,
+            )
+        )  # fmt: skip
+
+    def protected(self, generation: Generation) -> None:
+        """Every shard has its copies on other nodes."""
+        began, step = self._began.get(generation, (_now(), -1))
+        self._writer.emit(
+            t.GenerationProtected(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
+                latency_s=_now() - began,
+            )
+        )  # fmt: skip
+
+    def protection_lost(self, reason: str) -> None:
+        """Copies are missing."""
+        self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
+
+    def copied(
+        self,
+        shard: HeldShard,
+        from_node: int,
+        nbytes: int,
+        copy_s: float,
+        restoring: bool,
+        by_device: bool,
+    ) -> None:
+        """A shard or a parity came from other nodes; callable from any thread."""
+        self._writer.emit(
+            t.ShardCopied(
+                at_s=_now(), rank=KEEPER, generation=str(shard.generation), step=shard.step,
+                shard_rank=shard.rank, from_node=from_node, to_node=self._node, bytes=nbytes,
+                copy_s=copy_s,
+                purpose="restore" if restoring else "protect",
+                path="emulated device" if by_device else "host",
+            )
+        )  # fmt: skip
+
+    def sent(self, use: WindowUse, send_s: float) -> None:
+        """Copies left for other nodes, in windows as far as these took them; from any thread."""
+        self._writer.emit(
+            t.CopiesSent(
+                at_s=_now(), rank=KEEPER, from_node=self._node, bytes=use.nbytes,
+                window_bytes=use.passed["window"], chunk_bytes=use.chunk_bytes,
+                held_s=use.blocked_s, send_s=send_s, reason=use.reason,
+            )
+        )  # fmt: skip
+
+    def durable(self, generation: Generation) -> None:
+        """COMMIT stands."""
+        # Remembered all the same: its copies may arrive later than the disk's last word.
+        began, step = self._began.get(generation, (_now(), -1))
+        raw, stored = self._bytes.pop(generation, (0, 0))
+        self._writer.emit(
+            t.PersistCommitted(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=raw,
+                stored_bytes=stored, latency_s=_now() - began,
+                write_s=self._write_s.pop(generation, 0.0),
+            )
+        )  # fmt: skip
+
+    def dropped(self, generation: Generation, reason: str) -> None:
+        """A generation will not be durable."""
+        _, step = self._began.pop(generation, (0.0, -1))
+        self._bytes.pop(generation, None)
+        self._write_s.pop(generation, None)
+        self._writer.emit(
+            t.PersistFailed(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step, reason=reason
+            )
+        )
+
+    def retired(self, generation: Generation, step: int, freed: int) -> None:
+        """Retention deleted a commit."""
+        self._writer.emit(
+            t.CheckpointRetired(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=freed
+            )
+        )
+
+    def scrubbed(self, result: VerifyResult, scrub_s: float) -> None:
+        """A generation was read back; from any thread."""
+        detail = "; ".join(result.problems[:3]) or result.sick
+        verdict = "suspect" if result.sick else "whole"
+        if not result.ok:
+            verdict = "damaged" if result.damaged else "unread"
+        self._writer.emit(
+            t.Scrubbed(
+                at_s=_now(), rank=KEEPER, generation=str(Generation.from_name(result.name)),
+                verdict=verdict, bytes=result.bytes, scrub_s=scrub_s, detail=detail,
+            )
+        )  # fmt: skip
+        if verdict != "whole":
+            self.degraded("scrub", f"{result.name} is {verdict}: {detail}")
+
+    def degraded(self, what: str, reason: str) -> None:
+        """Something of ours failed; the training goes on."""
+        self._writer.emit(t.Degraded(at_s=_now(), rank=KEEPER, what=what, reason=reason))
+
+    def trainer_failing(self, rank: int) -> None:
+        """The script's own exception is ending a rank, whose connection will close."""
+        self._failing.add(rank)
+
+    def trainer_lost(self, memory: RankMemory, pid: int, detail: str) -> None:
+        """A trainer died without leaving."""
+        step, step_ns = memory.cell(CELL_STEP), memory.cell(CELL_STEP_NS)
+        self._writer.emit(
+            t.FailureObserved(
+                at_s=_now(), rank=KEEPER, what="trainer", failed_rank=memory.rank, pid=pid,
+                step=step, detail=detail,
+            )
+        )  # fmt: skip
+        started_ns = memory.cell(CELL_STARTED_NS)
+        if self.outage is None:
+            exposure = (step_ns - started_ns) / 1e9 if started_ns and step_ns else 0.0
+            self.outage = Outage(
+                began_s=_now(), step=step, step_s=step_ns / 1e9, exposure_s=max(0.0, exposure),
+                steps=step - memory.cell(CELL_STARTED_STEP),
+            )  # fmt: skip
+        self.outage.what.add("trainer")
+        self.outage.of_script |= memory.rank in self._failing
+        self._failing.discard(memory.rank)
+        self.outage.ranks.add(memory.rank)
+        if step > self.outage.step:
+            self.outage.step, self.outage.step_s = step, step_ns / 1e9
+
+    def resumed(self, message: TrainerResumed) -> None:
+        """A rank is back; closes the outage when it is the first of its incarnation to say so."""
+        outage = self.outage
+        if message.generation is None and outage is None:
+            return  # the first start
+        if outage is not None and self._inherited:
+            self._inherited = False
+            self._tell_inherited(outage)
+        lost_steps = max(0, outage.step - message.step) if outage else 0
+        pace = outage.exposure_s / outage.steps if outage and outage.steps else 0.0
+        down_s = _now() - outage.began_s if outage else 0.0
+        self._writer.emit(
+            t.Restored(
+                at_s=_now(), rank=message.rank,
+                generation="" if message.generation is None else str(message.generation),
+                step=message.step, source=message.source, bytes=message.bytes,
+                restore_s=message.restore_s, lost_steps=lost_steps, lost_s=lost_steps * pace,
+                down_s=down_s,
+            )
+        )  # fmt: skip
+        if outage is not None and message.rank == min(outage.ranks, default=message.rank):
+            self._close(outage, message, lost_steps, lost_steps * pace, down_s)
+
+    def _close(
+        self, outage: Outage, message: TrainerResumed, lost_steps: int, lost_s: float, down_s: float
+    ) -> None:
+        # A keeper that saw it end lost no memory, though there was no checkpoint in it yet.
+        survived = message.source == "memory" or message.generation is None
+        kind: Literal["process", "node", "script"] = "process" if survived else "node"
+        record = FailureRecord(
+            wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            kind="script" if outage.of_script else kind,
+            what="+".join(sorted(outage.what)) or "trainer",
+            node=self._node,
+            step=outage.step,
+            exposure_s=outage.exposure_s,
+            restart_s=max(0.0, down_s - message.restore_s),
+            restore_s=message.restore_s,
+            source=message.source,
+            lost_steps=lost_steps,
+            lost_s=lost_s,
+            epoch=message.epoch,
+        )
+        self.outage = None
+        try:
+            with open(self._failures, "a", opener=new_files.private) as file:
+                file.write(to_json(record) + "\n")
+        except OSError as error:
+            self.degraded("failure log", str(error))
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _unfinished_run(run_directory: str) -> Outage | None:
+    """The outage that a new keeper was born into: trainers that never said they ended."""
+    folder = os.path.join(run_directory, "telemetry")
+    newest: _Progress | None = None
+    last_s, of_script = 0.0, False
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("rank-"))
+    except OSError:
+        return None
+    for name in names:
+        last = _last_progress(os.path.join(folder, name))
+        if last is None:
+            continue
+        last_s, of_script = max(last_s, last.at_s), of_script or last.of_script
+        if newest is None or last.step > newest.step:
+            newest = last
+    if newest is None:
+        return None
+    # Just after the last thing that anybody said: nobody was left to see the failure itself.
+    outage = Outage(
+        began_s=last_s + 1e-6, step=newest.step, step_s=newest.at_s,
+        exposure_s=max(0.0, newest.at_s - newest.started_s), steps=newest.steps,
+        of_script=of_script,
+    )  # fmt: skip
+    outage.what |= {"trainer", "keeper"}
+    return outage
+
+
+_SHOW_PROGRESS = ("Iterated", "SnapshotBegan", "SnapshotSealed", "TrainerFailed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    at_s: float
+    step: int
+    started_s: float
+    steps: int
+    """Trained since `started_s`, as far as blocks of iterations were reported."""
+    of_script: bool
+
+
+def _last_progress(path: str) -> _Progress | None:
+    """The newest step in a telemetry file that has no end, else None."""
+    result: _Progress | None = None
+    started, steps, of_script = 0.0, 0, False
+    try:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            data = json.loads(line)
+            kind = data["event"]
+            if kind == "RunStarted":
+                started, steps, of_script = float(data["at_s"]), 0, False
+            elif kind == "RunEnded":
+                result = None
+            elif "step" in data and kind in _SHOW_PROGRESS:
+                steps += int(data.get("count", 0)) if kind == "Iterated" else 0
+                if kind == "TrainerFailed":
+                    of_script = data["origin"] != "machine"
+                at_s, step = float(data["at_s"]), int(data["step"])
+                result = _Progress(at_s, step, started, steps, of_script)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # a torn line, or somebody else's
+    if result is not None and result.at_s > time.monotonic():
+        return None  # another boot's clock
+    return result

@@ -1,0 +1,1 @@
+"""Memory that holds shards and parity of other nodes, and the transfers into it."""

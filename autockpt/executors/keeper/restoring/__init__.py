@@ -1,0 +1,1 @@
+"""Shards that other ranks or nodes need for a restore."""

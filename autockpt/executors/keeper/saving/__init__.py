@@ -1,0 +1,1 @@
+"""A shard on its way from the slot to storage."""

@@ -1,0 +1,506 @@
+"""The shards of a node on their way from a slot to storage: one pipeline each.
+
+Belongs to the keeper's loop: every method runs in its thread, and what pipelines report comes back
+through `post`.  What is saved, dropped or tried again is the protocol's decision.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autockpt.executors.image.container import ImageIndex, chunk_digest, header_bytes
+from autockpt.executors.image.nan_check import Floats, floats_in, sampled_nan, sick_state
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.saving.delta_bases import Base, Bases
+from autockpt.executors.keeper.saving.drain import Drain
+from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.keeper.slots import MemoryTable, RankMemory
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.shard_file import is_full
+from autockpt.values.errors import AutockptError, CorruptCheckpointError
+from autockpt.values.generation import Generation
+from autockpt.values.record import to_json
+
+HEAD_BYTES = 4 * 2**20
+"""Of the boundary group up to which it gets a digest of its own (0.2 ms in the keeper's loop)."""
+PATIENCE_S = 20.0
+"""A storage that takes nothing for so long hangs, until it is known to need longer."""
+SLOWEST_FACTOR = 4.0
+MAX_LAYOUTS = 64
+"""Whose places are remembered: one per rank of the node, and a few that were replaced."""
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard of one generation on its way."""
+
+    slot: int
+    began: wire.SnapshotBegan | None = None
+    copied: bool = False
+    replicas: tuple[p.ReplicaProof, ...] = ()
+    index: ImageIndex | None = None
+    persist_attempt: int = 0
+    """The attempt that StartPersist asked for, 0: memory only."""
+    pipeline: ShardPipeline | None = None
+    writing: bool = False
+    """The pipeline has a storage target."""
+    sick: str = ""
+    """A tensor with a NaN, or empty."""
+    target: PersistTarget | None = None
+    """Of the newest write."""
+    bases: int | None = None
+    """Written to the end, and so many others are needed to read it."""
+    base: Base | None = None
+    """Itself, for later ones, once it is durable."""
+    drain: Drain | None = None
+    """It streams: no memory holds it whole."""
+    sealing: p.ShardSealed | None = None
+    """What is told of a streamed one when its file is whole, and not before."""
+    stalled: bool = False
+    """It was said that the storage hangs."""
+
+
+class Shards:
+    """What the ranks of this node have in slots, by rank and generation."""
+
+    def __init__(
+        self,
+        *,
+        directory: CheckpointDirectory,
+        run_id: str,
+        memory: MemoryTable,
+        journal: Journal,
+        post: Callable[[Callable[[], None]], None],
+        submit: Callable[[Callable[[], None]], None],
+        tell: Callable[[p.NodeEvent], None],
+        world_size: Callable[[int], int],
+        degrade: Callable[[str, str], None],
+    ) -> None:
+        self._directory, self._run_id = directory, run_id
+        self._memory, self._journal = memory, journal
+        self._post, self._submit, self._tell = post, submit, tell
+        self._world_size, self._degrade = world_size, degrade
+        self._all: dict[tuple[int, Generation], Shard] = {}
+        self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
+        """By digest of the header and end of the boundary group."""
+        """Where the numbers of a layout stand."""
+        self.troubles: dict[Generation, str] = {}
+        """What the storage said of streamed generations, which end with it."""
+        self._patience_s = PATIENCE_S
+        self._slowest_s = 0.0
+        """The longest write that ended."""
+        self._objection = ""
+        """The last one to direct I/O: it is said once."""
+        self._bases = Bases()
+        self._settled: dict[int, threading.Event] = {}
+        """By rank, of its newest snapshot: digests are announced in the order of the snapshots.
+        The event and not its pipeline, which would keep a slot alive that was replaced."""
+
+    @property
+    def busy(self) -> bool:
+        """A pipeline works."""
+        return any(shard.pipeline is not None for shard in self._all.values())
+
+    def granted(self, grant: p.GrantSlot) -> None:
+        """What the slot held is gone from now on."""
+        for (rank, generation), shard in list(self._all.items()):
+            if rank == grant.rank and shard.slot == grant.slot:
+                self._forget(rank, generation, shard)
+        self._memory.of(grant.rank).clear(grant.slot)
+        self._all[(grant.rank, grant.generation)] = Shard(slot=grant.slot)
+
+    def look_for_stalls(self) -> None:
+        """Says once of a write that the storage takes nothing of it.
+
+        Patience grows with what the storage was seen to need and with every such write, so that a
+        slow one is not taken for one that hangs for ever.
+        """
+        for (rank, generation), shard in self._all.items():
+            pipeline = shard.pipeline
+            if pipeline is None or not shard.writing or shard.stalled:
+                continue
+            if pipeline.still_s > max(self._patience_s, SLOWEST_FACTOR * self._slowest_s):
+                shard.stalled = True
+                self._patience_s *= 2
+                self._degrade(
+                    "persist",
+                    f"{generation} of rank {rank}: the storage took nothing for "
+                    f"{pipeline.still_s:.0f} s; memory gets its slot when it needs one",
+                )
+                self._tell(
+                    p.PersistStalled(
+                        rank=rank, generation=generation, attempt=shard.persist_attempt
+                    )
+                )
+
+    def adopted(self, rank: int) -> None:
+        """Slots of this rank were found sealed."""
+        for slot, index in self._memory.of(rank).sealed().items():
+            self._all[(rank, index.generation)] = Shard(slot=slot, copied=True, index=index)
+
+    def leave(self, rank: int, *, sealed: bool) -> None:
+        """Lets go of what is being filled (its trainer died), or of everything if `sealed`."""
+        for (owner, generation), shard in list(self._all.items()):
+            if owner == rank and (sealed or not shard.copied):
+                self._forget(rank, generation, shard)
+
+    def snapshot_began(self, began: wire.SnapshotBegan) -> None:
+        """The copy into a granted slot has begun: follow it."""
+        shard = self._all.get((began.rank, began.generation))
+        if shard is None or shard.slot != began.slot:
+            return  # granted and withdrawn meanwhile; the trainer will be told
+        shard.began = began
+        self._journal.snapshot_began(began.generation, began.step, began.at_s)
+        self._start_pipeline(began.rank, began.generation, shard)
+
+    def snapshot_copied(self, message: wire.SnapshotCopied) -> None:
+        """Every byte is there, and proven."""
+        shard = self._all.get((message.rank, message.generation))
+        if shard is None or shard.began is None:
+            return
+        shard.copied, shard.replicas = True, message.replicas
+        if shard.pipeline is not None:
+            shard.pipeline.sealed()
+
+    def snapshot_torn(self, message: wire.SnapshotTorn) -> None:
+        """It is worthless, or was given back unused."""
+        shard = self._all.get((message.rank, message.generation))
+        if shard is not None:
+            self._forget(message.rank, message.generation, shard)
+        self._tell(
+            p.ShardDiscarded(
+                rank=message.rank, generation=message.generation, reason=message.reason
+            )
+        )
+
+    def _forget(self, rank: int, generation: Generation, shard: Shard) -> None:
+        self._all.pop((rank, generation), None)
+        if shard.base is not None:
+            self._bases.drop(shard.base)
+        if shard.pipeline is not None:
+            shard.pipeline.cancel()
+            shard.pipeline = None
+        memory = self._memory.of(rank)
+        if shard.drain is not None and memory.streams:
+            memory.clear(shard.slot)
+
+    def durable(self, generation: Generation) -> None:
+        """It is committed: later saves may be stored as differences to it."""
+        for (rank, other), shard in self._all.items():
+            if other != generation or shard.drain is not None:
+                continue
+            if shard.index is not None and shard.bases is not None:
+                image = self._memory.of(rank).image(shard.slot, shard.index.image_bytes)
+                shard.base = Base(image, shard.index, bases=shard.bases)
+                self._bases.add(shard.base)
+
+    def damaged(self, generation: Generation) -> None:
+        """It was read back and differs, or is suspect: nothing more may need it."""
+        for (_, other), shard in self._all.items():
+            if other == generation and shard.base is not None:
+                self._bases.drop(shard.base)
+
+    def forget_bases(self) -> None:
+        """Nothing that was durable is there any more: no later save may be a difference to it."""
+        for shard in self._all.values():
+            if shard.base is not None:
+                self._bases.drop(shard.base)
+                shard.base = None
+
+    def _start_pipeline(self, rank: int, generation: Generation, shard: Shard) -> None:
+        memory = self._memory.of(rank)
+        began, index = shard.began, shard.index
+        image_bytes = index.image_bytes if index is not None else 0
+        if began is not None:
+            image_bytes = began.image_bytes
+        target = self._target(rank, generation, shard) if shard.persist_attempt else None
+        shard.writing, shard.target, shard.stalled = target is not None, target, False
+        shard.drain = self._drain(memory, shard)
+        shard.pipeline = ShardPipeline(
+            memory.image(shard.slot, image_bytes),
+            chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
+            available=lambda: memory.copied(shard.slot),
+            streaming=began is None or began.streaming or memory.streams,
+            drain=shard.drain,
+            known=index,
+            target=target,
+            after=self._settled.get(rank),
+            inspect=lambda image: self._inspect(shard, generation, image),
+            on_digested=lambda digests: self._post(
+                lambda: self._digested(rank, generation, shard, digests)
+            ),
+            on_undigested=lambda error: self._post(
+                lambda: self._undigested(rank, generation, shard, error)
+            ),
+            on_persisted=lambda outcome: self._post(
+                lambda: self._persisted(rank, generation, shard, target, outcome)
+            ),
+            on_failed=lambda error: self._post(
+                lambda: self._persist_failed(rank, generation, shard, target, error)
+            ),
+        )
+        if index is None:
+            self._settled[rank] = shard.pipeline.settled
+        if shard.copied:
+            shard.pipeline.sealed()
+        shard.pipeline.start()
+
+    def _drain(self, memory: RankMemory, shard: Shard) -> Drain | None:
+        began, board = shard.began, memory.board
+        if not memory.streams or began is None:
+            return None
+        return Drain(
+            memory.slots[shard.slot], image_bytes=began.image_bytes,
+            chunk_bytes=memory.chunk_bytes, beyond=began.boundary_end,
+            told=lambda nbytes: memory.set_drained(board, nbytes),
+        )  # fmt: skip
+
+    def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
+        folder = self._directory.generation_path(generation)
+        began, attempt = shard.began, shard.persist_attempt
+        memory = self._memory.of(rank)
+        writers = began.writers if began else 2
+        if memory.room is not None and memory.streams:  # a chunk each, and one that is copied
+            writers = max(1, min(writers, memory.room.window_bytes // memory.chunk_bytes - 1))
+        return PersistTarget(
+            path=os.path.join(folder, _shard_name(rank, attempt)),
+            prepare=lambda: self._directory.create_generation(generation),
+            spare=lambda: self._spare(rank, attempt),
+            writers=writers,
+            direct_io=began.direct_io if began else True,
+            # Frames would take more memory than the window has.
+            codec=began.codec if began and not memory.streams else "none",
+            codec_ranges=began.ranges if began else (),
+            base=self._base(began) if began else None,
+        )
+
+    def _base(self, began: wire.SnapshotBegan) -> Base | None:
+        """What this save may be a difference to, if it may be one at all."""
+        return self._bases.for_save(
+            began.rank, began.generation, run_id=self._run_id, image_bytes=began.image_bytes,
+            chunk_bytes=self._memory.of(began.rank).chunk_bytes, longest=began.chain,
+        )  # fmt: skip
+
+    def _spare(self, rank: int, attempt: int) -> str | None:
+        """A retired file to write over; not after a failure, which may have been a full disk."""
+        if attempt == 1:
+            return self._directory.spares.take(rank)
+        self._directory.spares.clear()
+        return None
+
+    def _inspect(self, shard: Shard, generation: Generation, image: memoryview) -> None:
+        """On a thread of the pipeline: the verdict on the numbers."""
+        if shard.began is None:
+            return
+        header = image[: shard.began.boundary_end]
+        with contextlib.suppress(CorruptCheckpointError):
+            header = header[: header_bytes(image, len(image))]
+        key = (chunk_digest(header), shard.began.boundary_end)
+        if key not in self._floats:
+            floats = floats_in(image, beyond=shard.began.boundary_end)
+            self._floats = dict([*self._floats.items(), (key, floats)][-MAX_LAYOUTS:])
+        shard.sick = sampled_nan(self._floats[key], image, generation.seq)
+
+    def _digested(
+        self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
+    ) -> None:
+        if self._all.get((rank, generation)) is not shard or shard.began is None:
+            return
+        memory = self._memory.of(rank)
+        # Not when it is most of a chunk: that one will be read anyway.
+        head = shard.began.boundary_end if shard.began.boundary_end <= HEAD_BYTES else 0
+        if shard.drain is not None:  # it is not there any more
+            head, shard.sick = 0, shard.drain.sick
+        shard.index = ImageIndex(
+            run_id=self._run_id,
+            generation=generation,
+            step=shard.began.step,
+            rank=rank,
+            world_size=self._world_size(rank),
+            layout_digest=shard.began.layout_digest,
+            image_bytes=shard.began.image_bytes,
+            chunk_bytes=memory.chunk_bytes,
+            digests=digests,
+            head_bytes=head,
+            head_digest=chunk_digest(memory.image(shard.slot, head)) if head else "",
+        )
+        sealed = p.ShardSealed(
+            rank=rank,
+            generation=generation,
+            root=shard.index.root,
+            bytes=shard.index.image_bytes,
+            chunk_bytes=shard.index.chunk_bytes,
+            layout_digest=shard.index.layout_digest,
+            health="suspect" if shard.sick else "good",
+            replicas=shard.replicas,
+            held=shard.drain is None,
+        )
+        if shard.drain is not None:
+            shard.sealing = sealed
+            if not shard.writing:
+                self._lost(rank, generation, shard, "it was to be written and is not")
+        else:
+            memory.seal(shard.slot, shard.index)
+            if not shard.writing:
+                shard.pipeline = None
+            self._tell(sealed)
+        if shard.sick:
+            self._degrade("health", sick_state(generation, rank, shard.sick))
+        if shard.persist_attempt and not shard.writing and shard.drain is None:
+            self._start_pipeline(rank, generation, shard)
+
+    def _lost(self, rank: int, generation: Generation, shard: Shard, reason: str) -> None:
+        """A streamed image that will not be on storage is nowhere."""
+        self._forget(rank, generation, shard)
+        torn = p.ShardDiscarded(rank=rank, generation=generation, reason=reason)
+        self._post(lambda: self._tell(torn))  # the protocol may be at work
+
+    def _undigested(
+        self, rank: int, generation: Generation, shard: Shard, error: Exception
+    ) -> None:
+        """Nobody could tell whether it is whole: as good as torn."""
+        if self._all.get((rank, generation)) is not shard:
+            return
+        self._forget(rank, generation, shard)
+        self._degrade("memory tier", f"{generation} of rank {rank} has no digests: {error!r}")
+        self._tell(p.ShardDiscarded(rank=rank, generation=generation, reason=repr(error)))
+
+    def _is_written(
+        self, rank: int, generation: Generation, shard: Shard, target: PersistTarget | None
+    ) -> bool:
+        """Still, to that file: what came of it may have waited behind an abort."""
+        return self._all.get((rank, generation)) is shard and shard.target is target
+
+    def _persisted(
+        self,
+        rank: int,
+        generation: Generation,
+        shard: Shard,
+        target: PersistTarget | None,
+        outcome: ShardOutcome,
+    ) -> None:
+        if shard.index is None or not self._is_written(rank, generation, shard, target):
+            return
+        shard.pipeline, shard.writing = None, False
+        attempt = shard.persist_attempt
+        shard.persist_attempt = 0
+        if outcome.objection not in ("", self._objection):
+            self._objection = outcome.objection
+            self._degrade("direct I/O", f"{outcome.objection}; shards go through the page cache")
+        codec = shard.began.codec if shard.began and outcome.stored else "none"
+        base = target.base if target is not None and outcome.needs_base else None
+        shard.bases = 0 if base is None else base.bases + 1
+        named = None if base is None else base.index.generation
+        index = replace(shard.index, stored=outcome.stored, codec=codec, base=named)
+        folder = self._directory.generation_path(generation)
+        name = _index_name(rank, attempt)
+        record: p.Record = {
+            "rank": rank,
+            "file": _shard_name(rank, attempt),
+            "index": name,
+            "bytes": outcome.stored_bytes,
+            "root": index.root,
+            "layout_digest": index.layout_digest,
+            "chunks": len(index.digests),
+            "chunk_bytes": index.chunk_bytes,
+            **({"base": named.name} if named is not None else {}),
+        }
+        self._slowest_s = max(self._slowest_s, outcome.write_s)
+        self._patience_s = PATIENCE_S
+        self._journal.shard_written(
+            generation, index.image_bytes, outcome.stored_bytes, outcome.write_s
+        )
+
+        def write() -> None:
+            event: p.NodeEvent
+            try:
+                self._directory.write_index(os.path.join(folder, name), to_json(index).encode())
+                event = p.ShardPersisted(
+                    rank=rank, generation=generation, attempt=attempt, record=record
+                )
+            except AutockptError as error:
+                event = p.PersistFailed(
+                    rank=rank, generation=generation, attempt=attempt, reason=str(error),
+                    full=is_full(error),
+                )  # fmt: skip
+            self._post(lambda: self._written(rank, generation, shard, event))
+
+        self._submit(write)
+
+    def _written(self, rank: int, generation: Generation, shard: Shard, event: p.NodeEvent) -> None:
+        """Its file and its index are whole, or are not."""
+        sealed, shard.sealing = shard.sealing, None
+        if sealed is not None:
+            if self._all.get((rank, generation)) is not shard:
+                return
+            if isinstance(event, p.PersistFailed):
+                self._degrade("persist", event.reason)
+                self._lost(rank, generation, shard, event.reason)
+                return
+            self._tell(sealed)
+        self._tell(event)
+
+    def _persist_failed(
+        self,
+        rank: int,
+        generation: Generation,
+        shard: Shard,
+        target: PersistTarget | None,
+        error: Exception,
+    ) -> None:
+        if not self._is_written(rank, generation, shard, target):
+            return
+        shard.pipeline, shard.writing = None, False
+        attempt, shard.persist_attempt = shard.persist_attempt, 0
+        self._degrade("persist", str(error))
+        if shard.drain is not None:
+            self.troubles[generation] = str(error)
+            self._lost(rank, generation, shard, str(error))
+            return
+        failed = p.PersistFailed(
+            rank=rank, generation=generation, attempt=attempt, reason=str(error),
+            full=is_full(error),
+        )  # fmt: skip
+        self._tell(failed)
+
+    def start_persist(self, order: p.StartPersist) -> None:
+        """To storage as well: at once, or when it is sealed."""
+        shard = self._all.get((order.rank, order.generation))
+        if shard is None or shard.drain is not None:
+            held = "the slot holds something else" if shard is None else "no memory holds it"
+            failed = p.PersistFailed(
+                rank=order.rank, generation=order.generation, attempt=order.attempt,
+                reason=held, retryable=False,
+            )  # fmt: skip
+            self._post(lambda: self._tell(failed))
+            return
+        shard.persist_attempt = order.attempt
+        if shard.index is not None:
+            self._start_pipeline(order.rank, order.generation, shard)
+
+    def abort_persist(self, order: p.AbortPersist) -> None:
+        """Memory only, after all."""
+        shard = self._all.get((order.rank, order.generation))
+        if shard is None:
+            return
+        if shard.drain is not None and (shard.index is None or shard.sealing is not None):
+            self._lost(order.rank, order.generation, shard, "it is not written any more")
+            return
+        shard.persist_attempt = 0
+        if shard.writing and shard.pipeline is not None:
+            shard.pipeline.cancel()
+            shard.pipeline, shard.target, shard.writing = None, None, False
+            if shard.index is None and shard.began is not None:
+                self._start_pipeline(order.rank, order.generation, shard)
+
+
+def _shard_name(rank: int, attempt: int) -> str:
+    return f"shard-{rank:05d}-a{attempt}.safetensors"
+
+
+def _index_name(rank: int, attempt: int) -> str:
+    return f"idx-{rank:05d}-a{attempt}.json"

@@ -1,0 +1,276 @@
+"""One thread for everything that may hang: the keeper's loop never touches the file system."""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.file_reuse import is_tight
+from autockpt.executors.storage.guard import check_deletions
+from autockpt.executors.throttle.rate_limit import PacedGate
+from autockpt.values.errors import AutockptError, GuardError, StorageError
+from autockpt.values.generation import Generation
+
+SCRUB_BYTES_PER_S = 100e6
+"""Pace of a scrub: about 1.5 % of a core, at every moment; in bursts the training feels it."""
+SCRUB_HURRIED_BYTES_PER_S = 400e6
+"""When it has to end: about 6 % of a core, and most of the disk stays free."""
+SCRUB_WAITING = 3
+"""So many unread generations hurry the one that is read: each of them is a state on disk."""
+AGAIN_CHECK_S = 600.0
+SCRUB_AGAIN_S = 86400.0
+"""What was read back this long ago is read again, one generation at a time, the longest ago first.
+By the wall clock: a jump makes it sooner or later, and nothing else."""
+
+
+class DiskWorker:
+    """Carries out directory instructions in order and posts the answers.
+
+    Verification runs on a thread of its own: it is long and must not delay a commit.  Of several
+    generations that wait for it only the newest is read: once that is verified the others may go.
+    Reading back costs as much CPU as the save did, so it goes slowly, but never lets more than a
+    few generations wait: they stay on disk meanwhile.
+    """
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        run_id: str,
+        post: Callable[[Callable[[], None]], None],
+        answer: Callable[[object], None],
+        deleted: Callable[[Generation, int, int], None],
+        scrubbed: Callable[[VerifyResult, float], None] = lambda result, scrub_s: None,
+        replaced: Callable[[p.Incarnation], bool] = lambda incarnation: False,
+    ) -> None:
+        """`deleted` and `scrubbed` hear, on a thread of ours, what was removed and read back;
+        `replaced` says there whether this keeper has let another incarnation in since."""
+        self._directory = directory
+        self._run_id = run_id
+        self._post = post
+        self._answer = answer
+        self._deleted = deleted
+        self._scrubbed = scrubbed
+        self._replaced = replaced
+        self.scrub_gate = PacedGate(SCRUB_BYTES_PER_S)
+        """What a scrub asks before each chunk."""
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+        self._asked = False
+        """This keeper is the one that reads back."""
+        self._tried_s: dict[Generation, float] = {}
+        """When a generation was last taken to be read again, seconds since 1970."""
+        threading.Thread(
+            target=_drain, args=(self._jobs, self._tell), name="autockpt-disk", daemon=True
+        ).start()
+        threading.Thread(target=self._scrub, name="autockpt-scrub", daemon=True).start()
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing waits (a job may still run)."""
+        return self._jobs.unfinished_tasks == 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Runs `job` after all earlier ones."""
+        self._jobs.put(job)
+
+    def execute(self, instruction: p.Instruction) -> None:
+        """Carries out one directory instruction."""
+        if isinstance(instruction, p.VerifyGeneration):
+            self._scrubs.put(instruction.generation)
+            if self._scrubs.qsize() >= SCRUB_WAITING:
+                self.scrub_gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S
+            return
+        work: dict[type, Callable[..., None]] = {
+            p.ClaimEpoch: self._claim,
+            p.WriteDecision: self._decide,
+            p.WriteCommit: self._commit,
+            p.TrashGeneration: self._trash,
+            p.DeleteGenerations: self._delete,
+            p.MarkEverCommitted: self._mark_ever,
+        }
+        self._jobs.put(lambda: work[type(instruction)](instruction))
+
+    def beat(self, epoch: int) -> None:
+        """Shows that the holder of `epoch` lives, and makes the directory again where it is gone;
+        not while an earlier job still hangs."""
+        if self.idle:
+            self._jobs.put(lambda: self._beat(epoch))
+
+    def _beat(self, epoch: int) -> None:
+        try:
+            if self._directory.renew(epoch):
+                self._tell(p.DirectoryRenewed(epoch=epoch))
+            self._directory.heartbeat(epoch)
+        except GuardError:
+            return  # the next commit finds out, too, and says so
+        except AutockptError as error:
+            self._tell(p.DirectoryGone(epoch=epoch, reason=str(error)))
+
+    def _tell(self, event: object) -> None:
+        self._post(lambda: self._answer(event))
+
+    def _claim(self, order: p.ClaimEpoch) -> None:
+        who = order.incarnation
+        try:
+            if self._replaced(who):
+                raise GuardError(f"{who} was replaced before it could claim {self._directory.path}")
+            if order.epoch is None:
+                epoch = self._directory.claim(
+                    self._run_id, who.launch_id, who.restart_round, force=False, after=order.after
+                )
+            else:
+                epoch = order.epoch
+                self._directory.go_on(epoch, self._run_id, who.launch_id, who.restart_round)
+            event: object = p.EpochClaimed(
+                incarnation=who,
+                epoch=epoch,
+                committed=self._directory.catalogue(self._run_id),
+                parents=self._directory.parents(),
+                ever_committed=self._directory.ever_committed(),
+            )
+        except (AutockptError, OSError) as error:
+            event = p.EpochRefused(incarnation=who, reason=str(error))
+        self._tell(event)
+
+    def _decide(self, order: p.WriteDecision) -> None:
+        try:
+            self._directory.write_decision(
+                order.epoch, order.attempt, order.generation, order.reason
+            )
+            chosen = order.generation
+            event: object = p.DecisionWritten(
+                epoch=order.epoch,
+                attempt=order.attempt,
+                suspect=chosen is not None and self._directory.is_suspect(chosen),
+            )
+            # Behind the answer, for which a restart waits.
+            self._jobs.put(lambda: self._directory.trash_unfinished(order.epoch))
+        except (AutockptError, OSError) as error:
+            event = p.DecisionFailed(
+                epoch=order.epoch,
+                attempt=order.attempt,
+                reason=str(error),
+                fenced=isinstance(error, GuardError),
+            )
+        self._tell(event)
+
+    def _commit(self, order: p.WriteCommit) -> None:
+        try:
+            created_s = self._directory.write_commit(
+                self._run_id, order.generation, step=order.step, world_size=order.world_size,
+                parent=order.parent, records=order.records, health=order.health,
+            )  # fmt: skip
+            event: object = p.CommitWritten(generation=order.generation, created_s=created_s)
+        except (AutockptError, OSError) as error:
+            event = p.CommitFailed(
+                generation=order.generation,
+                reason=str(error),
+                fenced=isinstance(error, GuardError),
+            )
+        self._tell(event)
+
+    def _trash(self, order: p.TrashGeneration) -> None:
+        try:
+            self._directory.trash(order.generation)
+        except (AutockptError, OSError):
+            return
+
+    def _delete(self, order: p.DeleteGenerations) -> None:
+        catalogue = self._directory.catalogue(self._run_id)
+        steps = {entry.generation: entry.step for entry in catalogue}
+        present = tuple(g for g in order.generations if g in steps)
+        try:
+            if not self._directory.holds(order.epoch):
+                return
+            check_deletions(catalogue, present)
+            for generation in present:
+                freed = self._directory.delete(generation)
+                self._deleted(generation, steps[generation], freed)
+        except (AutockptError, OSError) as error:
+            self._tell(error)
+
+    def _mark_ever(self, _: p.MarkEverCommitted) -> None:
+        self._directory.mark_ever_committed()
+
+    def _scrub(self) -> None:
+        while True:
+            generation = self._newest_waiting()
+            try:
+                generation = generation or self._longest_unread()
+                if generation is not None:
+                    self._verify(generation)
+            except Exception as error:  # the thread must live
+                self._tell(error)
+
+    def _newest_waiting(self) -> Generation | None:
+        """The newest of those that wait; None when nobody does for long.
+
+        A keeper that was never asked waits on.
+        """
+        try:
+            newest = self._scrubs.get(timeout=AGAIN_CHECK_S if self._asked else None)
+        except queue.Empty:
+            return None
+        self._asked = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                newest = max(newest, self._scrubs.get_nowait())
+        return newest
+
+    def _longest_unread(self) -> Generation | None:
+        """Of those whose last reading back is older than SCRUB_AGAIN_S: media rot.
+
+        One that cannot be read, or marked, has its turn once in that time like the others.
+        """
+        found = []
+        for entry in self._directory.catalogue(self._run_id):
+            mark = os.path.join(self._directory.generation_path(entry.generation), "VERIFIED")
+            with contextlib.suppress(OSError):
+                read_s = max(os.stat(mark).st_mtime, self._tried_s.get(entry.generation, 0.0))
+                if not entry.corrupt:
+                    found.append((read_s, entry.generation))
+        read_s, generation = min(found, default=(time.time(), None))
+        if generation is None or time.time() - read_s <= SCRUB_AGAIN_S:
+            return None
+        self._tried_s[generation] = time.time()
+        return generation
+
+    def _verify(self, generation: Generation) -> None:
+        began = time.monotonic()
+        gate = self.scrub_gate
+        hurried = is_tight(self._directory.path)  # what it verifies lets others go
+        gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S if hurried else SCRUB_BYTES_PER_S
+        result = verify_generation(self._directory.path, generation.name, gate=gate)
+        detail = "; ".join(result.problems[:3]) or result.sick
+        self._scrubbed(result, time.monotonic() - began)
+        if not result.ok and not result.damaged:
+            # The storage does not answer: that says nothing about the checkpoint.
+            self._tell(StorageError(f"{generation}: not verified: {detail}"))
+            return
+        if result.sick and not self._directory.mark(generation, "SUSPECT"):
+            told = "cannot be marked SUSPECT, so it is not marked VERIFIED either"
+            self._tell(StorageError(f"{generation}: {result.sick}, and {told}"))
+        else:
+            self._directory.mark(generation, "VERIFIED" if result.ok else "CORRUPT")
+        self._tell(
+            p.GenerationVerified(
+                generation=generation, ok=result.ok, detail=detail,
+                health="suspect" if result.sick else "good",
+            )
+        )  # fmt: skip
+
+
+def _drain(jobs: "queue.Queue[Callable[[], None]]", tell: Callable[[object], None]) -> None:
+    while True:
+        job = jobs.get()
+        try:
+            job()
+        except Exception as error:  # the thread must live: every later commit runs on it
+            tell(error)
+        finally:
+            jobs.task_done()

@@ -1,0 +1,565 @@
+"""Small framed messages over a Unix socket, with file descriptors where memory is handed over.
+
+Trainer and keeper share nothing but memory and this: 4 bytes of length, then JSON {"type", "body"}
+of a frozen dataclass.  No pickle; unknown types are refused; a frame is at most 16 MiB.  Protocol
+events and instructions travel as they are, so the state machine sees what was sent.
+"""
+
+import array
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import stat
+import struct
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt import new_files
+from autockpt.executors.protocol import messages as protocol
+from autockpt.executors.storage.directory import boot_id
+from autockpt.values.errors import ConfigError, ProtocolError
+from autockpt.values.generation import Generation
+from autockpt.values.record import from_data, parse_json, to_data
+
+MAX_FRAME_BYTES = 16 * 2**20
+MAX_DESCRIPTORS = 64
+WIRE_VERSION = 13
+_TEMPORARY = ("/tmp", "/var/tmp")
+"""Where nothing else is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of a trainer; carries the descriptor of its board and of slots it holds."""
+
+    wire_version: int
+    pid: int
+    rank: int
+    attach: protocol.TrainerAttached
+    launcher_pid: int
+    """Who started it; its own where nobody did."""
+    slots_held: int
+    """Slot descriptors that come with this message, behind the board's; 0 at the first start."""
+    slot_chunk_bytes: int
+    slot_image_bytes: int
+    """Image capacity of the slots held."""
+    control_host: str = ""
+    """Where the keeper listens for those of other nodes; empty: there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsWanted:
+    """The layout is known: allocate `slots` images of this size (replaces smaller ones)."""
+
+    rank: int
+    image_bytes: int
+    chunk_bytes: int
+    slots: int
+    limit_bytes: int | None = None
+    may_stream: bool = False
+    """Where no image fits, it may go to storage through a window."""
+    swing_bytes: int = 0
+    """By so much the trainer has used more memory than now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsGiven:
+    """Comes with one descriptor per slot."""
+
+    rank: int
+    image_bytes: int
+    slots: int
+    chunk_bytes: int
+    """Of the digests; a trainer hands it back when a new keeper adopts the slots."""
+    window_bytes: int = 0
+    """The one slot is a window: so much of an image may be in memory; 0: images are held whole."""
+    blocking: bool = False
+    """The window is so small that the training waits until an image is through."""
+    note: str = ""
+    """Why it is less than was asked for; empty: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourSlots:
+    """What other ranks of the node hold of a generation about to be restored from memory.
+
+    Comes with one descriptor per rank, ahead of the order to restore.
+    """
+
+    rank: int
+    generation: Generation
+    ranks: tuple[int, ...]
+    image_bytes: tuple[int, ...]
+    """Image capacity of each slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingMemory:
+    """Comes with the descriptor of memory in which the readers of an attempt read together.
+
+    Ahead of the order to restore; not at all when there is no memory for it.
+    """
+
+    rank: int
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheringBegan:
+    """What there is to gather; ahead of the order to restore."""
+
+    rank: int
+    layouts: tuple[str, ...]
+    """By shard its layout digest, [ranks that wrote it]; empty where only its file has it."""
+    near: tuple[int, ...]
+    """Shards in the memory of this node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksWanted:
+    """Bring chunks of a shard that is gathered into memory of this node; answer: ChunksLent."""
+
+    rank: int
+    epoch: int
+    attempt: int
+    shard: int
+    chunks: tuple[int, ...]
+    number: int
+    """Of this request of the rank."""
+    elsewhere: bool = False
+    """Not from where they came before: that is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksLent:
+    """They are in the memory that comes with it, behind whose image a trailer describes it."""
+
+    rank: int
+    number: int
+    image_bytes: int = 0
+    """Capacity of the image in that memory."""
+    node: int = 0
+    """Whose memory they were in."""
+    refusal: str = ""
+    """Why there are none; then no descriptor comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsRefused:
+    """There is not enough memory; the reason names the binding limit."""
+
+    rank: int
+    reason: str
+    passing: bool = False
+    """The host has no room now; else the policy would have to allow more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotBegan:
+    """The copy into the granted slot has begun: poll the board and follow it."""
+
+    rank: int
+    generation: Generation
+    step: int
+    slot: int
+    image_bytes: int
+    boundary_end: int
+    layout_digest: str
+    writers: int
+    chunk_bytes: int
+    direct_io: bool
+    streaming: bool
+    codec: str
+    class_ranges: str = "[]"
+    """[[start, stop, kind code, group], ...] of what the codec applies to; empty: everything.
+    As text: hundreds of them are the same at every boundary, where the training waits."""
+    chain: int = 0
+    """Generations that a reader may need beside this one; 0: the save stands alone."""
+    at_s: float = 0.0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, ...], ...]:
+        """`class_ranges` as numbers.  Raises ValueError; a received message has sound ones."""
+        rows = parse_json(self.class_ranges)
+        if not isinstance(rows, list) or not all(_is_range(row) for row in rows):
+            raise ValueError(f"class_ranges: expected rows of four counts, got {rows!r:.100}")
+        return tuple(tuple(row) for row in rows)
+
+
+def _is_range(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 4 and all(type(n) is int and n >= 0 for n in row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotCopied:
+    """Every byte is in the slot and proven unchanged."""
+
+    rank: int
+    generation: Generation
+    replicas: tuple[protocol.ReplicaProof, ...] = ()
+    """What its rank shares with others of the node, to be compared with what they say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTorn:
+    """The snapshot is worthless (state changed, copy failed, plan changed before it began)."""
+
+    rank: int
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerResumed:
+    """The restored state is in place; for telemetry and the failure log."""
+
+    rank: int
+    epoch: int
+    """That goes on now."""
+    generation: Generation | None
+    step: int
+    source: str
+    bytes: int
+    restore_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFailing:
+    """The script's own exception is ending this trainer: a failure, and none of a machine."""
+
+    rank: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLeaving:
+    """The training ended by itself or on a signal: no failure."""
+
+    rank: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveShard:
+    """Receive the image of rank `sender` through the devices; comes with the memory's descriptor.
+
+    Answers: ReceiverListens, then ExchangeEnded.
+    """
+
+    rank: int
+    exchange: str
+    sender: int
+    image_bytes: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverListens:
+    """The trainer can be called."""
+
+    rank: int
+    exchange: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendShard:
+    """Send the image in a slot to the trainer that listens there.  Answer: ExchangeEnded."""
+
+    rank: int
+    exchange: str
+    receiver: int
+    """Its rank."""
+    address: str
+    slot: int
+    image_bytes: int
+    chunk_bytes: int
+    bytes_per_s: float
+    """Most that may leave; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonExchange:
+    """Nobody needs it any more: stop reading the slot, or writing the memory."""
+
+    rank: int
+    exchange: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeEnded:
+    """All chunks have left, or have come."""
+
+    rank: int
+    exchange: str
+    reason: str = ""
+    """Why not; empty: they have."""
+    digests: tuple[str, ...] = ()
+    """Of the chunks that came, as they stand in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSuspect:
+    """Keeper to trainers of its node: a generation holds NaN."""
+
+    reason: str
+    """Which, where, and what follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageStands:
+    """A sentence for a person: checkpoints do not reach the disk, or do so again."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusWanted:
+    """A launcher or tool asks how things stand."""
+
+    leave_when_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Answer to StatusWanted."""
+
+    pid: int
+    epoch: int
+    trainers: tuple[int, ...]
+    memory_committed: str
+    durable: str
+    draining: bool
+    slots_bytes: int
+    protected: str = ""
+    """Newest generation that survives the loss of a node."""
+    peers: tuple[int, ...] = ()
+    """Nodes whose keepers are connected to this one."""
+
+
+_OWN = (
+    Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
+    ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
+    TrainerFailing, TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange,
+    ExchangeEnded, StateSuspect, StatusWanted, StorageStands, Status,
+)  # fmt: skip
+_PROTOCOL = (
+    protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,
+    protocol.BreakpointRequested, protocol.PlanPrepared, protocol.PlanLate, protocol.PlanProposed,
+    protocol.GrantSlot, protocol.StartPersist, protocol.SkipSave, protocol.DiscardSnapshot,
+    protocol.AnnounceMemoryCommitted, protocol.AnnounceDurable, protocol.AnnounceDropped,
+    protocol.AttachRefused, protocol.FenceTrainer, protocol.RestoreShard, protocol.RestoreRefused,
+    protocol.StartFresh, protocol.Resume, protocol.PreparePlan, protocol.ApplyPlan,
+    protocol.AbortPlan,
+)  # fmt: skip
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*_OWN, *_PROTOCOL)}
+
+_LENGTH = struct.Struct("!I")
+_to_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Connection:
+    """One end of a trainer-keeper socket; `send` is thread safe only behind the caller's lock."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._received = bytearray()
+        self._descriptors: list[int] = []
+
+    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a whole frame.  Raises OSError when the peer is gone."""
+        body: dict[str, Any] = {"type": type(message).__name__, "body": to_data(message)}
+        if descriptors:
+            body["descriptors"] = len(descriptors)
+        text = _to_text(body).encode()
+        frame = _LENGTH.pack(len(text)) + text
+        if descriptors:
+            rights = array.array("i", descriptors)
+            sent = self.sock.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            frame = frame[sent:]
+        if frame:
+            self.sock.sendall(frame)
+
+    def receive(self) -> list[tuple[Any, list[int]]]:
+        """Reads once and returns the whole messages so far, each with its descriptors.
+
+        Raises ProtocolError for a malformed frame and EOFError when the peer closed; descriptors
+        that nobody got are closed.
+        """
+        size = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        data, ancillary, _, _ = self.sock.recvmsg(2**18, size, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                got = array.array("i")
+                got.frombytes(payload[: len(payload) - len(payload) % got.itemsize])
+                self._descriptors.extend(got)
+        if not data:
+            raise EOFError("peer closed the connection")
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise ProtocolError(f"{len(self._descriptors)} descriptors with one message")
+        self._received += data
+        messages: list[tuple[Any, list[int]]] = []
+        try:
+            while (frame := self._next()) is not None:
+                message, count = frame
+                if count > len(self._descriptors):
+                    raise ProtocolError(f"{count} descriptors announced, fewer came")
+                # By number: the kernel hands them out with the bytes of earlier messages too.
+                taken = self._descriptors[:count]
+                del self._descriptors[:count]
+                messages.append((message, taken))
+        except ProtocolError:
+            for _, taken in messages:
+                self._descriptors += taken
+            self._close_descriptors()
+            raise
+        return messages
+
+    def close(self) -> None:
+        """Closes the socket and descriptors nobody took."""
+        self._close_descriptors()
+        self.sock.close()
+
+    def _close_descriptors(self) -> None:
+        for fd in self._descriptors:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._descriptors.clear()
+
+    def _next(self) -> tuple[Any, int] | None:
+        if len(self._received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._received)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+        end = _LENGTH.size + length
+        if len(self._received) < end:
+            return None
+        text = bytes(self._received[_LENGTH.size : end])
+        del self._received[:end]
+        return _decode(text)
+
+
+def decode(text: bytes) -> Any:
+    """The message in a frame.  Raises ProtocolError."""
+    return _decode(text)[0]
+
+
+def _decode(text: bytes) -> tuple[Any, int]:
+    """(message, descriptors that belong to it)."""
+    try:
+        data = parse_json(text)
+        kind = _KINDS[data["type"]]
+        count = data.get("descriptors", 0)
+        if type(count) is not int or not 0 <= count <= MAX_DESCRIPTORS:
+            raise ValueError(f"{count!r} descriptors")
+        message: Any = from_data(kind, data["body"], where=data["type"])
+        if isinstance(message, SnapshotBegan):
+            _ = message.ranges
+        return message, count
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise ProtocolError(f"malformed message: {error!r}") from None
+
+
+def describe(message: Any) -> str:
+    """A message for the log."""
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    return f"{type(message).__name__}({', '.join(f'{k}={v}' for k, v in fields.items())[:300]})"
+
+
+def keepers_directory() -> str:
+    """Where this user's keepers have their directories; it may be missing.
+
+    In XDG_RUNTIME_DIR, unless that is of another machine or user: `sudo` and batch systems hand
+    it on.  A relative path is passed over: it would be another directory for every process that
+    works elsewhere, and the keeper works in /.
+    """
+    names = ("XDG_RUNTIME_DIR", "TMPDIR", "TEMP", "TMP")
+    named = [os.environ.get(name, "") for name in names]
+    for base in [path for path in named if os.path.isabs(path)] + list(_TEMPORARY):
+        if os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
+            break
+    else:
+        base = tempfile.gettempdir()
+    return os.path.join(base, f"autockpt-{os.getuid()}")
+
+
+def keeper_directory(run_directory: str, node: int) -> str:
+    """The 0700 directory of a keeper's socket and lock; created if missing.
+
+    In `keepers_directory()`: a run directory may be on a network file system.  Any user may take
+    that name in /tmp first; then it is in the run directory, and stays there as long as it exists,
+    so that all processes of a run find the same one.  Raises ProtocolError when there is neither.
+    """
+    beside = os.path.join(os.path.realpath(run_directory), f"keeper-{_boot()}-{node:03d}")
+    if is_ours_alone(beside):
+        return beside
+    parent = keepers_directory()
+    try:
+        if _own_directory(parent):
+            return _made(os.path.join(parent, f"{_key(run_directory)}-{node:03d}"))
+        new_files.make_directory(os.path.dirname(beside))
+        return _made(beside)
+    except OSError as error:
+        raise ProtocolError(
+            f"no directory for the keeper's socket: {parent} is not ours with mode 700, and "
+            f"{error.filename}: {error.strerror}; set XDG_RUNTIME_DIR to a directory of your own"
+        ) from error
+
+
+def keeper_directories(run_directory: str) -> dict[int, str]:
+    """Directories of the keepers of a run on this machine, by node, ascending; some are dead."""
+    places = (
+        (keepers_directory(), f"{_key(run_directory)}-"),
+        (os.path.realpath(run_directory), f"keeper-{_boot()}-"),
+    )
+    found = {}
+    for place, prefix in places:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(place):
+                node = name.removeprefix(prefix)
+                path = os.path.join(place, name)
+                if node != name and node.isdigit() and is_ours_alone(path):
+                    found[int(node)] = path
+    return dict(sorted(found.items()))
+
+
+def is_ours_alone(path: str) -> bool:
+    """Whether a directory, no link to one, is this user's and closed to everybody else."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return mine and not status.st_mode & 0o077
+
+
+def _own_directory(path: str) -> bool:
+    """Whether it is ours alone now; made if missing."""
+    with contextlib.suppress(OSError):
+        os.mkdir(path, new_files.PRIVATE_DIRECTORY)
+    return is_ours_alone(path)
+
+
+def _made(path: str) -> str:
+    """Raises OSError."""
+    if not _own_directory(path):
+        os.mkdir(path, new_files.PRIVATE_DIRECTORY)
+    return path
+
+
+def _key(run_directory: str) -> str:
+    return hashlib.sha256(os.path.realpath(run_directory).encode()).hexdigest()[:16]
+
+
+def _boot() -> str:
+    """Of this boot: a run directory is seen by several machines, a socket only serves one."""
+    return hashlib.sha256(boot_id().encode()).hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""Calls of Linux and glibc: memory, direct I/O, time slices, the allocator of a restore."""

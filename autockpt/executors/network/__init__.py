@@ -1,0 +1,1 @@
+"""Connections between keepers: discovery, handshake, control plane and bulk transfers."""

@@ -1,0 +1,1 @@
+"""The protocol's state machine of the coordinator: pure, events in and instructions out."""

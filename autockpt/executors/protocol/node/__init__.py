@@ -1,0 +1,1 @@
+"""The protocol's state machine of one node: pure, events in and instructions out."""

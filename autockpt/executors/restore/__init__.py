@@ -1,0 +1,1 @@
+"""Reads shards and applies them to the live state."""

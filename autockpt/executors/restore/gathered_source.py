@@ -1,0 +1,172 @@
+"""The shards of another number of ranks, from whatever memory has them, or from their files.
+
+The keeper brings chunks that other nodes have into memory of this node; here they are checked once
+more while they are copied.  A shard that no memory gives is read from its file, where there is one.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from autockpt.executors.image.container import ImageIndex, read_trailer
+from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.restore.shard_sources import Alone, Chunks, DiskShards
+from autockpt.values.errors import CorruptCheckpointError, StorageError
+from autockpt.values.generation import Generation
+
+FETCHED = 4
+"""Threads that read what comes from other nodes: most of their time they wait."""
+
+
+class Keeper(Protocol):
+    """What a keeper does for one order to gather."""
+
+    def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
+        """Asks for chunks of a shard; the number of the request."""
+
+    def take(self, number: int) -> tuple[ChunksLent, Arena]:
+        """The answer; the caller closes the memory.  Raises CorruptCheckpointError: none came."""
+
+
+class LentChunks:
+    """A shard in memory that the keeper lends; chunks are brought when they are asked for."""
+
+    workers, room_bytes = FETCHED, 0
+
+    def __init__(self, keeper: Keeper, shard: int, generation: Generation) -> None:
+        """Raises CorruptCheckpointError when no memory gives it."""
+        self._keeper, self._shard, self._generation = keeper, shard, generation
+        self._lock = threading.Lock()
+        self._requests: dict[int, int] = {}
+        """By chunk the request that brings it."""
+        self._here: dict[int, Arena] = {}
+        self._arenas: dict[int, Arena] = {}
+        """By node that sent it."""
+        lent, arena = keeper.take(keeper.want(shard, (0,), elsewhere=False))
+        self.node = lent.node
+        self.index = self._described(lent, arena)
+        self._arenas[lent.node] = arena
+        self._here[0] = arena
+
+    def _described(self, lent: ChunksLent, arena: Arena) -> ImageIndex:
+        index = read_trailer(arena.view[lent.image_bytes :])
+        if index is None or (index.rank, index.generation) != (self._shard, self._generation):
+            arena.close()
+            raise CorruptCheckpointError(
+                f"memory: what node {lent.node} has of rank {self._shard} is not {self._generation}"
+            )
+        return index
+
+    def head(self) -> memoryview | None:
+        """A view, verified; None when it is longer than the chunk that came with it."""
+        if not 0 < self.index.head_bytes <= self.index.chunk_bytes:
+            return None
+        data = self._here[0].view[: self.index.head_bytes]
+        try:
+            self.index.check_head(data, source="memory")
+        except CorruptCheckpointError:
+            return None  # what it belongs to is read as a chunk, from elsewhere if need be
+        return data
+
+    def expect(self, chunks: Sequence[int]) -> None:
+        """They are brought from now on, all of them in one request."""
+        with self._lock:
+            missing = [c for c in chunks if c not in self._here and c not in self._requests]
+            if missing:
+                number = self._keeper.want(self._shard, tuple(missing), elsewhere=False)
+                self._requests |= dict.fromkeys(missing, number)
+
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
+        """A view, verified; from another memory when this one is damaged."""
+        try:
+            return self._checked(chunk, self._bring(chunk))
+        except CorruptCheckpointError:
+            with self._lock:
+                number = self._keeper.want(self._shard, (chunk,), elsewhere=True)
+                arena = self._take(number)
+            return self._checked(chunk, arena)
+
+    def _bring(self, chunk: int) -> Arena:
+        self.expect([chunk])
+        with self._lock:
+            if chunk not in self._here:
+                number = self._requests[chunk]
+                arena = self._take(number)
+                brought = [c for c, asked in self._requests.items() if asked == number]
+                for each in brought:
+                    self._here[each] = arena
+                    del self._requests[each]
+            return self._here[chunk]
+
+    def _take(self, number: int) -> Arena:
+        lent, arena = self._keeper.take(number)
+        if lent.node in self._arenas:
+            arena.close()
+        return self._arenas.setdefault(lent.node, arena)
+
+    def _checked(self, chunk: int, arena: Arena) -> memoryview:
+        start, stop = self.index.chunk_range(chunk)
+        data = arena.view[start:stop]
+        self.index.check(chunk, data, source="memory")
+        return data
+
+    def close(self) -> None:
+        """Lets the memory go."""
+        for arena in self._arenas.values():
+            arena.close()
+
+
+class GatheredShards(Alone):
+    """All shards of one generation, for a rank of another number of them."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        generation: Generation,
+        began: GatheringBegan,
+        keeper: Keeper,
+        folder: str,
+    ) -> None:
+        """`folder`: of its files, which need not be there."""
+        self.count, self.world_size = len(began.layouts), world_size
+        self.regrouped = world_size != self.count
+        # More ranks than before: what is private to a rank comes from the first one.
+        self.home = rank if rank < self.count else 0
+        self.within_reach: Sequence[int] = _one_of_each(began)
+        self.sources: set[str] = set()
+        """memory, peer, disk: where shards came from so far."""
+        self._generation, self._keeper = generation, keeper
+        self._near = frozenset(began.near)
+        self._disk: DiskShards | None = None
+        if os.path.exists(os.path.join(folder, "COMMIT")):
+            with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
+                self._disk = DiskShards(folder, rank, world_size)
+
+    def open(self, shard: int) -> Chunks:
+        """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
+        try:
+            chunks = LentChunks(self._keeper, shard, self._generation)
+        except CorruptCheckpointError:
+            if self._disk is None:
+                raise
+            self.sources.add("disk")
+            return self._disk.open(shard)
+        self.sources.add("memory" if shard in self._near else "peer")
+        return chunks
+
+    @property
+    def farthest(self) -> str:
+        """The slowest source that was used."""
+        return next(kind for kind in ("disk", "peer", "memory") if kind in self.sources)
+
+
+def _one_of_each(began: GatheringBegan) -> list[int]:
+    """Shards without those that hold the same parts as another one: a near one, else the first."""
+    found: dict[str, int] = {}
+    for shard in sorted(range(len(began.layouts)), key=lambda s: (s not in began.near, s)):
+        found.setdefault(began.layouts[shard] or str(shard), shard)
+    return sorted(found.values())

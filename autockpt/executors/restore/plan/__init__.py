@@ -1,0 +1,1 @@
+"""What a restore reads and where each piece goes: pure."""

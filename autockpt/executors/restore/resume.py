@@ -1,0 +1,262 @@
+"""One decision for all ranks, carried out by this one: restore, verify, report, go on.
+
+The keepers decide which generation and from where; a source that turns out bad is reported, struck
+out, and the decision is taken again for everybody.
+"""
+
+import contextlib
+import os
+import queue
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.image.container import read_trailer
+from autockpt.executors.keeper.client.client import KeeperLink, Lent
+from autockpt.executors.keeper.wire import ChunksLent
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.executors.restore.apply_state import RestoredState, apply_state, left_as_built
+from autockpt.executors.restore.gathered_source import GatheredShards
+from autockpt.executors.restore.prefault import PagesAhead
+from autockpt.executors.restore.progress import merge_progress
+from autockpt.executors.restore.reader import restore_shards
+from autockpt.executors.restore.shard_sources import (
+    DiskShards,
+    NodeShards,
+    Shards,
+    SlotChunks,
+    Together,
+)
+from autockpt.executors.state.live_state import LiveState
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    DirectoryBusyError,
+    NoCheckpointError,
+    RestartError,
+    StorageError,
+)
+from autockpt.values.generation import Generation
+
+_LIMITS = Deadlines()
+DIRECTORY_S = 300.0
+"""A claim and a decision have no limit in the protocol; slow storage takes minutes at worst."""
+PATIENCE_S = _LIMITS.attach_s + _LIMITS.inventory_s + _LIMITS.restore_s + DIRECTORY_S
+"""A trainer may hear nothing while all others attach and the slowest one restores.  The protocol
+ends every wait before this, unless no coordinator can be reached."""
+QUIET_S = 300.0
+"""After so long it is told that something is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where the training goes on."""
+
+    epoch: int
+    step: int
+    generation: Generation | None
+    """None: from scratch."""
+    source: str
+    """memory, peer, parity, disk, or "" from scratch."""
+    bytes: int
+    progress: dict[str, Any] | None
+    rng: Any
+    notices: tuple[str, ...] = ()
+    """What is not simply as it was: sentences for the user."""
+    lossy: str = ""
+    """What was lost before the generation was written, in words; "": nothing, it is exact."""
+    durable: bool = False
+    """Something of this run is on disk, whatever was resumed from."""
+    read_s: float = 0.0
+    """Verifying and copying the bytes into place, bad sources included."""
+    awaiting: RestoredState | None = None
+    """What waits for a structure that the script builds in its loop."""
+    apply_s: float = 0.0
+    """Putting optimizers and stateful objects together."""
+
+
+def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhead) -> Resumed:
+    """Waits for the decision and carries it out, in memory that was made ready meanwhile.
+
+    Raises DirectoryBusyError (another live run), NoCheckpointError (durable once, nothing can be
+    restored), RestartError (another start may), ConfigError (the state does not fit).
+    """
+    restored: RestoredState | None = None
+    source = ""
+    read_s = 0.0
+    while True:
+        match _next_order(link):
+            case p.RestoreShard() as order:
+                began = time.monotonic()
+                restored, source = _carry_out(link, state, checkpoints, order, ahead)
+                read_s += time.monotonic() - began
+            case p.StartFresh(epoch=epoch, reason=reason):
+                notices = (f"begins at step 0: {reason}",) if reason else ()
+                return Resumed(
+                    epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
+                    rng=None, notices=notices,
+                )  # fmt: skip
+            case p.Resume() as message if restored is not None:
+                return _finish(link, state, message, source, restored, read_s)
+            case p.AttachRefused(reason=reason):
+                named = reason if checkpoints in reason else f"{checkpoints}: {reason}"
+                raise DirectoryBusyError(named)
+            case p.RestoreRefused(reason=reason, retryable=True):
+                raise RestartError(f"{checkpoints}: {reason}")
+            case p.RestoreRefused(reason=reason):
+                raise NoCheckpointError(
+                    f"{checkpoints}: {reason}; start over on purpose with --fresh, or roll back "
+                    "with --resume-from"
+                )
+
+
+def _next_order(link: KeeperLink) -> Any:
+    """What the keepers say next.  Raises AutockptError when they say nothing."""
+    where = "is a rank missing? see logs/keeper-*.log in the run directory"
+    with contextlib.suppress(queue.Empty):
+        return link.restore_orders.get(timeout=QUIET_S)
+    print(
+        f"autockpt: rank {link.rank}: waiting for the other ranks to attach and restore "
+        f"({QUIET_S:.0f} s so far); {where}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    with contextlib.suppress(queue.Empty):
+        return link.restore_orders.get(timeout=PATIENCE_S - QUIET_S)
+    raise AutockptError(
+        f"rank {link.rank}: no decision from the keepers within {PATIENCE_S:.0f} s; {where}"
+    )
+
+
+def _carry_out(
+    link: KeeperLink,
+    state: LiveState,
+    checkpoints: str,
+    order: p.RestoreShard,
+    ahead: PagesAhead,
+) -> tuple[RestoredState | None, str]:
+    """What was restored, None if the source is bad; and where from."""
+    try:
+        with contextlib.closing(link.take_lent(order)) as lent:
+            shards = _open(link, lent, checkpoints, order)
+            restored = restore_shards(shards, state, ahead.take)
+    except (CorruptCheckpointError, StorageError, OSError) as error:
+        _bad(link, order, str(error))
+        return None, ""
+    except ConfigError as error:
+        if order.source.kind != "memory" or link.world_size == 1:
+            raise
+        # As many ranks with another mesh: a slot holds one rank's part, the disk has all of them.
+        _bad(link, order, f"memory: {error}")
+        return None, ""
+    link.send(p.ShardVerified(rank=link.rank, epoch=order.epoch, attempt=order.attempt))
+    return restored, _named(order.source, shards)
+
+
+def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
+    link.send(p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=detail))
+
+
+def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard) -> Shards:
+    source, folder = order.source, os.path.join(checkpoints, order.generation.name)
+    if source.copied:
+        return _open_copy(link, lent, folder, order)
+    if source.kind == "memory":
+        slot = source.slot
+        if slot is None or not link.wait_until(lambda: slot < len(link.slots), 30.0):
+            raise CorruptCheckpointError(f"memory: slot {slot} was not handed over")
+        arena = link.slots[slot]
+        index = read_trailer(arena.view[link.image_bytes :])
+        if index is None or index.root != source.root or index.generation != order.generation:
+            raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
+        return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+    if source.kind == "gather":
+        if lent.gathering is None:
+            raise CorruptCheckpointError("memory: nobody said what there is to gather")
+        return GatheredShards(
+            link.rank, link.world_size, order.generation, lent.gathering, _Gathering(link, order),
+            folder,
+        )  # fmt: skip
+    together = None
+    if lent.reading is not None:
+        together = Together(lent.reading, order.readers, link.rank)
+    return DiskShards(folder, link.rank, link.world_size, source.root, together)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """The keeper, as far as one order to gather goes."""
+
+    link: KeeperLink
+    order: p.RestoreShard
+
+    def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
+        """Asks for chunks of a shard; the number of the request."""
+        return self.link.want_chunks(self.order, shard, chunks, elsewhere=elsewhere)
+
+    def take(self, number: int) -> tuple[ChunksLent, Arena]:
+        """The answer; the caller closes the memory.  Raises CorruptCheckpointError: none came."""
+        return self.link.take_chunks(number)
+
+
+def _named(source: p.ShardSource, shards: Shards) -> str:
+    if isinstance(shards, GatheredShards):
+        return shards.farthest
+    if source.copied:
+        return "parity" if source.rebuilt else "peer"
+    return "memory" if source.kind == "memory" else "disk"
+
+
+def _open_copy(link: KeeperLink, lent: Lent, folder: str, order: p.RestoreShard) -> Shards:
+    """This rank's own shard was fetched from another node; it is lent like those of the others."""
+    if link.rank not in lent.neighbours:
+        raise CorruptCheckpointError("peer: what was fetched was not handed over")
+    arena, capacity = lent.neighbours[link.rank]
+    index = read_trailer(arena.view[capacity:])
+    if index is None or index.root != order.source.root or index.generation != order.generation:
+        raise CorruptCheckpointError(f"peer: what was fetched is not {order.generation}")
+    return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+
+
+def _finish(
+    link: KeeperLink,
+    state: LiveState,
+    message: p.Resume,
+    source: str,
+    restored: RestoredState,
+    read_s: float,
+) -> Resumed:
+    began = time.monotonic()
+    applied = apply_state(restored, state)
+    state.refresh()
+    progress, rng = applied["progress"], applied["rng"]
+    notices: tuple[str, ...] = ()
+    if restored.by_rank and rng is not None:
+        same = progress.get("mesh", "") == state.mesh()
+        merged = merge_progress(restored.by_rank, link.rank, link.world_size, same_mesh=same)
+        progress, rng, notices = merged.progress, merged.rng, merged.notices
+    notices += left_as_built(restored, state)
+    step = int(progress["step"])
+    if step != message.step:
+        raise CorruptCheckpointError(
+            f"generation {message.generation}: its state says step {step}, its commit says "
+            f"{message.step}"
+        )
+    return Resumed(
+        epoch=message.epoch,
+        step=step,
+        generation=message.generation,
+        source=source,
+        bytes=restored.bytes,
+        progress=progress,
+        rng=rng,
+        notices=notices,
+        lossy=str(restored.skeleton.get("lossy", "")),
+        durable=message.durable,
+        read_s=read_s,
+        awaiting=None if restored.awaited is None else restored,
+        apply_s=time.monotonic() - began,
+    )

@@ -1,0 +1,1 @@
+"""Parallel wrappers and optimizers of other libraries, seen as local shards."""

@@ -1,0 +1,1 @@
+"""Rules that say how plain tensors are divided among ranks."""

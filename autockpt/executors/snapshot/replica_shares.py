@@ -1,0 +1,119 @@
+"""Replicated state is stored once per node: which part of it this rank takes, and that it is one.
+
+Ranks of one node share: each needs the slots of the others to go on from memory, and those live and
+die with it.  Two proofs stand behind every snapshot: holders name the same tensors (else the parts
+would not fit), and a few elements of each are equal (else these are no replicas: local SGD).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from autockpt.executors.image.layout.dedup import Item, Range, divide
+from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.snapshot.device import DeviceRead
+from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_groups, host_bytes
+
+Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this rank stands."""
+
+    rank: int
+    nodes: tuple[int, ...]
+    """Node of every rank, [world_size]."""
+
+    def members(self, holders: Iterable[int]) -> Members:
+        """Holders on this rank's node, ascending; () when it is the only one."""
+        known = (rank for rank in holders if rank < len(self.nodes))
+        here = tuple(rank for rank in known if self.nodes[rank] == self.nodes[self.rank])
+        return here if len(here) > 1 and self.rank in here else ()
+
+
+@dataclass(slots=True)
+class ReplicaGroup:
+    """Tensors that the same ranks of this node hold."""
+
+    members: Members
+    form: bytes
+    """Names, shapes and types, as text."""
+    canaries: list[CanaryGroup]
+
+    def take(self, noted: Callable[[CanaryGroup], bytes | DeviceRead]) -> "Agreement":
+        """What this rank says of the group as of now; `noted` brings canaries to the host."""
+        return Agreement(self.members, self.form, [noted(group) for group in self.canaries])
+
+
+@dataclass(slots=True)
+class Agreement:
+    """What one rank says of the state that it shares, at one boundary."""
+
+    members: Members
+    form: bytes
+    values: list[bytes | DeviceRead]
+
+    def digest(self) -> str:
+        """Of names, forms and canaries; waits for a device, so never on the training thread."""
+        digest = xxhash.xxh3_128(self.form)
+        for value in self.values:
+            digest.update(host_bytes(value.wait()) if isinstance(value, DeviceRead) else value)
+        return digest.hexdigest()
+
+
+@dataclass(slots=True)
+class Shares:
+    """What this rank stores of replicated tensors."""
+
+    ranges: dict[str, Range]
+    """By name of every tensor that is shared its range, in elements; (0, 0): others store it."""
+    groups: list[ReplicaGroup]
+
+
+NOTHING = Shares({}, [])
+
+
+def take_shares(
+    place: Place | None, tensors: Mapping[str, torch.Tensor], holdings: Mapping[str, Holding]
+) -> Shares:
+    """Divides what is held on several ranks of this node; `tensors`: local parts by name.
+
+    A second name of the same memory goes where the first one goes.
+    """
+    if place is None:
+        return NOTHING
+    grouped: dict[Members, dict[str, torch.Tensor]] = {}
+    first: dict[tuple[object, ...], str] = {}
+    twins: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        members = place.members(holdings[name].holders) if name in holdings else ()
+        if not members or not tensor.numel():
+            continue
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if first.setdefault(key, name) != name:
+            twins[name] = first[key]
+        else:
+            grouped.setdefault(members, {})[name] = tensor
+    shares = Shares({}, [])
+    for members, found in grouped.items():
+        mine = divide([_item(n, t) for n, t in found.items()], len(members))
+        own = mine[members.index(place.rank)]
+        shares.ranges |= {name: own.get(name, (0, 0)) for name in found}
+        shares.groups.append(ReplicaGroup(members, _form(found), canary_groups(found)))
+    shares.ranges |= {twin: shares.ranges[name] for twin, name in twins.items()}
+    return shares
+
+
+def _item(name: str, tensor: torch.Tensor) -> Item:
+    return Item(
+        name=name, elements=tensor.numel(), element_bytes=tensor.element_size(),
+        divisible=tensor.is_contiguous(),
+    )  # fmt: skip
+
+
+def _form(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    rows = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in sorted(tensors.items())]
+    return "\n".join(rows).encode()

@@ -1,0 +1,1 @@
+"""The live state of a training: model, optimizers, random numbers and data position."""

@@ -1,0 +1,464 @@
+"""The live state of one rank: what it consists of, what it is called, what changes when.
+
+Names come from our own walk of named parameters; optimizer state is joined to them by identity
+(`get_optimizer_state_dict` before the first step would run a step).  Two groups: `lazy` tensors
+(parameters and optimizer state of fenced optimizers) are constant from one optimizer step to the
+next and may be copied under compute; everything else is small and copied at the boundary.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from autockpt.executors.image.dtypes import stored_form
+from autockpt.executors.sharding.adapters.collectors import declared
+from autockpt.executors.sharding.adapters.deepspeed import is_zero
+from autockpt.executors.sharding.adapters.fsdp2_gathered import gathering_units, shard_again
+from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
+from autockpt.executors.sharding.fqns import ModelNames
+from autockpt.executors.sharding.local_shard import Holding, holding_of, ranks_sharing, whole_of
+from autockpt.executors.sharding.optimizers import owns_state
+from autockpt.executors.sharding.rules.plain_tensors import (
+    RankRules,
+    placed_parameters,
+    renamed,
+    with_places,
+)
+from autockpt.executors.sharding.rules.rules import Placed
+from autockpt.executors.state import state_tree
+from autockpt.executors.state.own_state import OwnState, inner_optimizers
+from autockpt.executors.state.rng import rng_state
+from autockpt.executors.state.skeleton import KeptOptimizers, KeptRandomState
+from autockpt.executors.state.tensor_index import Inventory, Structure, memory_of, take_inventory
+from autockpt.executors.state.tensor_index import local_part as local_part
+from autockpt.executors.state.wrapping import unwrapped_optimizer
+from autockpt.values.errors import AutockptError, ConfigError
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can say its state and take it back."""
+
+    def state_dict(self) -> Any:
+        """State of tensors, numbers, strings, lists and dicts."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Takes what `state_dict` gave."""
+
+
+class LiveState:
+    """References to a job's state; reads it, never owns it."""
+
+    def __init__(
+        self,
+        models: dict[str, torch.nn.Module],
+        optimizers: dict[str, torch.optim.Optimizer],
+        others: dict[str, Any],
+        holdings: dict[int, Holding] | None = None,
+        placed: Mapping[int, Placed] | None = None,
+        axes: str = "",
+    ) -> None:
+        """`holdings`: by id of a parameter what its wrapper knows of it; `placed`: what rules say,
+        on ranks that stand along these `axes`."""
+        self.models = models
+        inner = list(inner_optimizers(optimizers))
+        self.optimizers = {**optimizers, **{name: one for name, _, one in inner}}
+        """Attached ones, and those inside them."""
+        self.outer = {name: outer for name, outer, _ in inner}
+        """By name of an optimizer inside another one the attached one around it."""
+        self.others = others
+        self.not_lazy: set[str] = set()
+        """Tensors that were seen to change behind the fence; copied at the boundary since."""
+        self.step_order: list[str] = []
+        """Optimizers in the order in which they step, as far as seen."""
+        self.known_nan: frozenset[str] = frozenset()
+        """Parameters in which NaN stood before the training: it says nothing of the state."""
+        self._placed = placed or {}
+        self._declared = with_places(holdings or {}, self._placed)
+        self._renamed = renamed(models, self._placed)
+        self._axes = axes
+        self._inventory: Inventory | None = None
+        self._built: Structure | None = None
+        """As `attach` found it."""
+        self._random, self._groups = KeptRandomState(), KeptOptimizers()
+        self._own = OwnState(self.optimizers)
+        self._model_names: dict[str, ModelNames] = {}
+        self._names = self._parameter_names()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: torch.nn.Module | Mapping[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
+        ruled: RankRules | None = None,
+        **others: Any,
+    ) -> "LiveState":
+        """The state of a job as `attach` receives it.  Raises ConfigError naming a bad entry."""
+        attached = _named(model, "model", torch.nn.Module)
+        for module in attached.values():
+            shard_again(gathering_units(module))  # else its parameters are not the optimizer's
+        # Not the wrapper: whoever keeps DDP alive keeps gloo's threads alive past the end.
+        models = {name: unwrapped(module) for name, module in attached.items()}
+        _require_shapes(models)
+        optimizers = _named(_viewed(optimizer), "optimizer", torch.optim.Optimizer)
+        for name, value in others.items():
+            if value is not None and not isinstance(value, Stateful):
+                raise ConfigError(
+                    f"attach({name}=...): a {type(value).__qualname__} has no "
+                    "state_dict/load_state_dict; wrap it in an object that has both"
+                )
+        kept = {name: value for name, value in others.items() if value is not None}
+        known = declared(attached.values())
+        placed = placed_parameters(models, attached, known, ruled)
+        return cls(models, optimizers, kept, known, placed, "" if ruled is None else ruled.axes)
+
+    def holding(self, tensor: torch.Tensor) -> Holding:
+        """Which part of which whole this rank holds."""
+        found = holding_of(tensor) or self._declared.get(id(tensor))
+        return whole_of(tensor) if found is None else found
+
+    def mesh(self) -> str:
+        """How parameters are divided and replicated, as text: equal on ranks that divide alike."""
+        kinds = {f"rules over {self._axes}"} if self._axes else set()
+        for tensor in self.parameters().values():
+            mesh = getattr(tensor, "device_mesh", None)
+            if mesh is not None:
+                kinds.add(f"{tuple(mesh.shape)} {tensor.placements}")  # type: ignore[attr-defined]
+            elif id(tensor) in self._declared:
+                holding = self._declared[id(tensor)]
+                kinds.add(f"{len(holding.holders)} of {'a whole' if holding.is_whole else 'parts'}")
+        return "; ".join(sorted(kinds))
+
+    def has_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        """This rank has the optimizer state of a parameter: it is what steps it.
+
+        Of a DTensor every rank has some, of no rows as well; FSDP1 gives no gradient to a parameter
+        of which a rank has nothing, so its step count would stand still.  What a rule places is
+        an ordinary parameter here, even if all of it is padding.
+        """
+        if not owns_state(optimizer, parameter):
+            return False
+        ordinary = hasattr(parameter, "to_local") or self.is_placed(parameter)
+        return ordinary or bool(self.holding(parameter).boxes)
+
+    def is_placed(self, parameter: torch.Tensor) -> bool:
+        """A rule says what it is a part of, or its module by itself."""
+        return id(parameter) in self._placed
+
+    @property
+    def drifting(self) -> dict[str, int]:
+        """By name how many copies of a parameter drift apart, of those that do."""
+        places = ((self._names[number], placed) for number, placed in self._placed.items())
+        return {name: placed.copies for name, placed in places if placed.copies}
+
+    def _path(self, prefix: str, name: str, parameter: torch.Tensor) -> str:
+        """What a parameter of a model is called in a checkpoint."""
+        return self._renamed.get(id(parameter)) or f"{prefix}.{self._model_names[prefix].of(name)}"
+
+    def model_names(self) -> dict[str, ModelNames]:
+        """What there is in each model now is called, by prefix."""
+        self._model_names = {prefix: ModelNames(module) for prefix, module in self.models.items()}
+        return self._model_names
+
+    def is_alike(self, world_size: int) -> bool:
+        """Every rank is known to have all parameters that this one has, and no others."""
+        return all(
+            ranks_sharing(parameter, self._declared.get(id(parameter))) == world_size
+            for parameter in self.parameters().values()
+        )
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        self.model_names()
+        for prefix, module in self.models.items():
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), self._path(prefix, name, parameter))
+        for prefix, optimizer in self.optimizers.items():
+            for g, group in enumerate(optimizer.param_groups):
+                for i, parameter in enumerate(group["params"]):
+                    names.setdefault(id(parameter), f"{prefix}.group{g}.param{i}")
+        return names
+
+    def at_boundary(self) -> Inventory:
+        """What there is, once every module holds what its optimizer steps: not so after an
+        evaluation."""
+        kept = self._inventory
+        if kept is not None:
+            shard_again(kept.units)
+            if self._confirmed(kept):
+                return kept
+        for module in self.models.values():
+            shard_again(gathering_units(module))
+        return self._walked()
+
+    def refresh(self) -> None:
+        """After a restore: what wrappers derive from parameters.  All ranks call it."""
+        for optimizer in self.optimizers.values():
+            if isinstance(optimizer, ZeroView):
+                optimizer.refresh()
+
+    def inventory(self) -> Inventory:
+        """What there is now; walked again only when something was added, replaced or removed.
+
+        Raises ConfigError for optimizer state that cannot be saved or named.
+        """
+        kept = self._inventory
+        return kept if kept is not None and self._confirmed(kept) else self._walked()
+
+    def _confirmed(self, kept: Inventory) -> bool:
+        """Nothing came, went or was replaced since that walk; its local parts are up to date."""
+        holds = kept.holds()
+        if holds and kept.distributed:
+            kept.renew_locals()
+        return holds
+
+    def _walked(self) -> Inventory:
+        self._names = self._parameter_names()
+        order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
+        self._inventory = take_inventory(
+            self.models, {prefix: self.optimizers[prefix] for prefix in order}, self.name_of,
+            self._path, self._model_names, self._declared, self.outer,
+        )  # fmt: skip
+        return self._inventory
+
+    @property
+    def attached_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Without those inside others."""
+        return {name: one for name, one in self.optimizers.items() if name not in self.outer}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors by name, in the order of the optimizer; aliases not resolved."""
+        inventory = self.inventory()
+        return {**inventory.lazy, **inventory.buffers}
+
+    @property
+    def lazy(self) -> set[str]:
+        """Names of the tensors that are copied lazily."""
+        return set(self.lazy_tensors()) - self.not_lazy
+
+    def lazy_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and optimizer state tensors, themselves and not detached, by name."""
+        return dict(self.inventory().lazy)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Parameters of the models, and those that only an optimizer knows."""
+        found: dict[str, torch.Tensor] = {}
+        self.model_names()
+        for prefix, module in self.models.items():
+            for name, own in module.named_parameters(remove_duplicate=False):
+                found[self._path(prefix, name, own)] = own
+        for prefix, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    loose = self._names.get(id(parameter), "")
+                    if loose.startswith(f"{prefix}.group"):
+                        found[loose] = parameter
+        return found
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Module buffers (running statistics change in the forward)."""
+        names = self.model_names()
+        return {
+            f"{prefix}.{names[prefix].of(name)}": buffer
+            for prefix, module in self.models.items()
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+        }
+
+    def extra_places(self) -> dict[str, torch.nn.Module]:
+        """Modules by the names of their extra states, whether they have one or not."""
+        names = self.model_names()
+        return {
+            f"{prefix}.{names[prefix].of_state(path)}": child
+            for prefix, module in self.models.items()
+            for path, child in module.named_modules()
+        }
+
+    def with_nan(self) -> list[str]:
+        """Names of parameters and optimizer state that hold NaN now; reads all of them."""
+        floats = {n: t for n, t in self.inventory().locals.items() if t.is_floating_point()}
+        sums: dict[torch.device, dict[str, torch.Tensor]] = {}
+        for name, tensor in floats.items():
+            if tensor.dtype.itemsize > 1:  # sums of shorter ones are not implemented
+                total = tensor.detach().sum(dtype=torch.float32)
+                sums.setdefault(tensor.device, {})[name] = total
+        found = []
+        for each in sums.values():
+            flags = torch.stack([*each.values()]).isnan().tolist()  # one wait for a device
+            odd = (name for name, flag in zip(each, flags, strict=True) if flag)
+            found += [name for name in odd if floats[name].isnan().any()]  # or two infinities
+        return found
+
+    def device(self) -> torch.device | None:
+        """The accelerator that the first tensor of the models on one is on; None: all are in host
+        memory."""
+        for module in self.models.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.device.type != "cpu":
+                    return tensor.device
+        return None
+
+    def passing_buffers(self) -> set[str]:
+        """Names of the buffers that a state dict leaves out (`persistent=False`), also of those
+        that are None now."""
+        names = self.model_names()
+        return {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> str:
+        """Notes the order in which optimizers step (what changes first is copied first); which
+        one it was."""
+        name = next(prefix for prefix, known in self.optimizers.items() if known is optimizer)
+        if name not in self.step_order:
+            self.step_order.append(name)
+            self._inventory = None
+        return name
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """Name of a parameter.  Raises ConfigError when nobody attached owns it."""
+        name = self._names.get(id(parameter))
+        if name is None:
+            self._names = self._parameter_names()
+            name = self._names.get(id(parameter))
+        if name is None:
+            raise ConfigError(
+                "optimizer: holds state of a parameter that is neither in the model nor in its "
+                "param_groups; attach the module that owns it"
+            )
+        return name
+
+    def tensor_class(self, name: str, tensor: torch.Tensor) -> str:
+        """parameters, moments or other."""
+        if any(name.startswith(f"{prefix}.") for prefix in self.models):
+            return "parameters" if tensor.is_floating_point() else "other"
+        return "moments" if tensor.numel() > 1 else "other"
+
+    def extra(
+        self,
+        progress: dict[str, Any],
+        *,
+        rng: Any = None,
+        inventory: Inventory | None = None,
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """(skeleton, boundary tensors) of everything that is not a lazy tensor, as of now.
+
+        `progress` is the session's own record (step, position of the loader); `rng` replaces the
+        random state of now.  Raises ConfigError naming the entry that cannot be saved.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        inventory = inventory or self.inventory()
+        skeleton = {
+            "progress": state_tree.encode(progress, "progress", tensors),
+            "rng": self._random.encode(rng or rng_state(), tensors),
+            "optimizers": self._groups.encode(self.optimizers, inventory.optimizers, tensors),
+            "modules": {
+                path: state_tree.encode(module.get_extra_state(), path, tensors)
+                for path, module in inventory.extras
+            },
+            "others": {
+                name: state_tree.encode(_said(name, value), name, tensors)
+                for name, value in self.others.items()
+            },
+        }
+        if self._built is not None and inventory.structure != self._built:
+            skeleton["rebuilt"] = True
+        own = self._own.encode(lambda: self._known(inventory), tensors)
+        if own:
+            skeleton["own"] = own
+        if inventory.passing:
+            skeleton["passing"] = inventory.passing
+        tensors.update(inventory.buffers)
+        return skeleton, tensors
+
+    def load_own(
+        self, section: Mapping[str, Any], decode: Callable[[Any], Any], again: Callable[[str], None]
+    ) -> None:
+        """What optimizers keep beside their state, from a skeleton; see `OwnState.load`."""
+        self._own.load(section, decode, lambda: self._known(self.inventory()), again)
+
+    def _known(self, inventory: Inventory) -> dict[str, Any]:
+        """Parameters, optimizer state and modules by name."""
+        return {**self.extra_places(), **self.parameters(), **inventory.lazy}
+
+    def changes(self) -> list[str]:
+        """What the script has added or taken away since `attach`, as of the newest snapshot."""
+        now, built = self._inventory, self._built
+        if now is None or built is None or now.structure == built:
+            return []
+        return now.structure.added(built) or built.added(now.structure)
+
+    def dry_encode(self, progress: Mapping[str, Any] | None = None) -> None:
+        """Encodes everything once and throws it away, the session's `progress` too.
+
+        Raises ConfigError naming a bad entry.
+        """
+        _, tensors = self.extra(dict(progress or {}))
+        inventory = self.inventory()
+        self._built = inventory.structure
+        tensors.update(inventory.lazy)
+        for name, tensor in tensors.items():
+            stored_form(tensor.dtype, tuple(tensor.shape))
+            if tensor.layout != torch.strided:
+                raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
+            memory_of(name, local_part(tensor, inventory.holdings.get(name)))
+
+
+def _said(name: str, value: Any) -> Any:
+    """Its state dict.  Raises ConfigError naming it when it has none after all."""
+    try:
+        return value.state_dict()
+    except AutockptError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"attach({name}=...): {type(value).__qualname__}.state_dict() raised {error!r:.200}; "
+            "attach an object whose state_dict gives its state"
+        ) from error
+
+
+def _require_shapes(models: Mapping[str, torch.nn.Module]) -> None:
+    for prefix, module in models.items():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                raise ConfigError(
+                    f"{prefix}.{name}: has no shape yet; run one forward before autockpt.attach()"
+                )
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DDP; everything else as it is."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    while isinstance(module, DistributedDataParallel):
+        module = module.module
+    return module
+
+
+def _viewed(optimizer: Any) -> Any:
+    """Without wrappers; DeepSpeed's optimizers as optimizers of the model's parameters."""
+    if isinstance(optimizer, Mapping):
+        return {name: _viewed(one) for name, one in optimizer.items()}
+    optimizer = unwrapped_optimizer(optimizer)
+    return ZeroView(optimizer) if is_zero(optimizer) else optimizer
+
+
+def _named(value: Any, what: str, kind: type) -> dict[str, Any]:
+    if value is None:
+        return {}
+    items: Iterable[tuple[str, Any]]
+    items = value.items() if isinstance(value, Mapping) else [(what, value)]
+    result = {}
+    for name, item in items:
+        if not isinstance(item, kind):
+            raise ConfigError(
+                f"attach({what}=...): expected a {kind.__module__}.{kind.__qualname__}"
+                f"{'' if name == what else f' under {name!r}'}, got {type(item).__qualname__}"
+            )
+        result[attached_name(name, what)] = item
+    return result
+
+
+def attached_name(name: str, what: str) -> str:
+    """What images call the one of several models or optimizers that is attached under a name."""
+    return name if name.startswith(what) else f"{what}.{name}"

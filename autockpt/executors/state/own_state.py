@@ -1,0 +1,372 @@
+"""What optimizers keep beside torch's `state` and `param_groups`, saved and put back.
+
+Three places hold it.  An optimizer inside another one (SAM, Lookahead) is saved like an attached
+one, under the name of its attribute.  What a `state_dict` of one's own says goes back by the
+`load_state_dict` of one's own; tensors that are parameters or optimizer state stand in it by name.
+Attributes that changed since `attach`, or hold tensors, are put back in place.  What can be put
+back by none of these is refused by name.
+"""
+
+import collections
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from autockpt.executors.sharding.optimizers import is_divided
+from autockpt.executors.state import state_tree
+from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
+
+_TORCHS = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {
+    "step", "_step_count", "_opt_called", "grad_scale", "found_inf",
+}  # fmt: skip
+"""Attributes that torch's own classes, schedulers and scalers set."""
+_OPAQUE = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
+"""Top-level packages whose objects are tools (locks, loggers, streams), not state."""
+_SIMPLE = (
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size,
+    np.generic, np.ndarray, set, frozenset,
+)  # fmt: skip
+_MARK = "autockpt:"
+_DEPTH = 24
+
+
+def inner_optimizers(
+    attached: Mapping[str, Optimizer],
+) -> Iterator[tuple[str, str, Optimizer]]:
+    """(name, name of the attached one around it, optimizer) of those in attributes, at any depth.
+
+    Raises ConfigError for an attached one whose steps torch does not tell of.
+    """
+    known = {id(optimizer) for optimizer in attached.values()}
+    for outer, optimizer in attached.items():
+        found: list[tuple[str, Optimizer]] = [(outer, optimizer)]
+        for prefix, one in found:  # which grows
+            for name, inner in _inside(one):
+                if id(inner) not in known:
+                    known.add(id(inner))
+                    found.append((f"{prefix}.{name}", inner))
+                    yield f"{prefix}.{name}", outer, inner
+        if not is_divided(optimizer) and not any(map(_is_hooked, (o for _, o in found))):
+            raise ConfigError(
+                f"attach({outer}=...): torch does not tell of the steps of a "
+                f"{type(optimizer).__qualname__}, so its checkpoints would be torn; call "
+                "super().__init__(params, defaults) in its constructor, or attach the optimizer "
+                "that it steps"
+            )
+
+
+def _inside(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+    if is_divided(optimizer):
+        return
+    for name, value in vars(optimizer).items():
+        if isinstance(value, Optimizer):
+            yield name, value
+        elif isinstance(value, Mapping) and name != "state":
+            yield from ((f"{name}.{k}", v) for k, v in value.items() if isinstance(v, Optimizer))
+        elif isinstance(value, list | tuple):
+            each = enumerate(value)
+            yield from ((f"{name}.{i}", v) for i, v in each if isinstance(v, Optimizer))
+
+
+def _is_hooked(optimizer: Optimizer) -> bool:
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+class OwnState:
+    """Of all optimizers of a state, by prefix."""
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        own = {p: o for p, o in optimizers.items() if not is_divided(o)}
+        self._speaking = {prefix: one for prefix, one in own.items() if _speaks(one)}
+        self._holding = {
+            prefix: one
+            for prefix, one in own.items()
+            if not type(one).__module__.startswith("torch.")
+        }
+        self._as_built: dict[str, dict[str, Any]] | None = None
+        """Skeletons of the attributes, by prefix and name, as the script made them."""
+        self._built: set[str] = set()
+        """Paths of objects that a restart finds in their place."""
+
+    def encode(
+        self, known: Callable[[], Mapping[str, Any]], tensors: dict[str, torch.Tensor]
+    ) -> dict[str, Any]:
+        """The section of a skeleton, {} when there is nothing; the first call sees all as built.
+
+        `known`: parameters, optimizer state and modules by name.  Raises ConfigError naming what
+        cannot be saved.
+        """
+        if not self._speaking and not self._holding:
+            return {}
+        names = {id(one): name for name, one in known().items()}
+        first = self._as_built is None
+        before = {} if self._as_built is None else self._as_built
+        section: dict[str, Any] = {}
+        for prefix, optimizer in self._speaking.items():
+            path = f"{prefix}.state_dict"
+            said = _Plain(names, None).of(_state_dict(prefix, optimizer), path)
+            section.setdefault(prefix, {})["state_dict"] = state_tree.encode(said, path, tensors)
+        for prefix, optimizer in self._holding.items():
+            attributes: dict[str, Any] = {}
+            plain = _Plain(names, None if first or prefix in self._speaking else self._built)
+            for name, value in _attributes(optimizer).items():
+                path = f"{prefix}.attributes.{name}"
+                found: dict[str, torch.Tensor] = {}
+                skeleton = state_tree.encode(plain.of(value, path), path, found)
+                if first:
+                    before.setdefault(prefix, {})[name] = skeleton
+                if found or before.get(prefix, {}).get(name, before) != skeleton:
+                    attributes[name] = skeleton
+                    tensors.update(found)
+            if first:
+                self._built |= plain.objects
+            if attributes:
+                section.setdefault(prefix, {})["attributes"] = attributes
+        self._as_built = before
+        return section
+
+    def load(
+        self, section: Mapping[str, Any], decode: Callable[[Any], Any],
+        known: Callable[[], Mapping[str, Any]], again: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Puts back what `encode` gave.
+
+        `again(prefix)` writes state and groups once more, which a `load_state_dict` casts to the
+        type of the parameters.  Raises ConfigError naming what does not fit.
+        """
+        if not section:
+            return
+        for prefix, saved in section.items():
+            if "state_dict" in saved and prefix in self._speaking:
+                optimizer = self._speaking[prefix]
+                said = _Put(known()).into(None, decode(saved["state_dict"]), prefix)
+                try:
+                    optimizer.load_state_dict(said)
+                except Exception as error:
+                    raise ConfigError(
+                        f"{prefix}: {type(optimizer).__qualname__}.load_state_dict() raised "
+                        f"{error!r:.200} for what its state_dict() gave"
+                    ) from error
+                again(prefix)
+        put = _Put(known())
+        for prefix, saved in section.items():
+            attributes = saved.get("attributes", {}) if prefix in self._holding else {}
+            for name, skeleton in attributes.items():
+                optimizer, path = self._holding[prefix], f"{prefix}.attributes.{name}"
+                put.attribute(optimizer, name, decode(skeleton), path)
+
+
+def _speaks(optimizer: Optimizer) -> bool:
+    """It has a say in its state dict: methods of its own, or hooks."""
+    kind, own = type(optimizer), vars(optimizer)
+    hooks = ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
+    return (
+        kind.state_dict is not Optimizer.state_dict
+        or kind.load_state_dict is not Optimizer.load_state_dict
+        or bool({"state_dict", "load_state_dict"} & own.keys())
+        or any(own.get(f"_optimizer_{hook}_hooks") for hook in hooks)
+    )
+
+
+def _state_dict(prefix: str, optimizer: Optimizer) -> Any:
+    try:
+        return optimizer.state_dict()
+    except Exception as error:
+        raise ConfigError(
+            f"attach({prefix}=...): {type(optimizer).__qualname__}.state_dict() raised "
+            f"{error!r:.200}; an optimizer that cannot say its state cannot be saved"
+        ) from error
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Of an object, those of `__slots__` too."""
+    found = dict(getattr(owner, "__dict__", {}))
+    for kind in type(owner).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(owner, name):
+                found[name] = getattr(owner, name)
+    skip = _TORCHS if isinstance(owner, Optimizer) else frozenset()
+    return {name: value for name, value in found.items() if name not in skip}
+
+
+class _Plain:
+    """Turns values into what `statetree` saves; what is no value becomes a marked tuple."""
+
+    def __init__(self, names: Mapping[int, str], built: set[str] | None) -> None:
+        """`built`: paths of objects that a restart finds; None: all of them."""
+        self._names, self._known = names, built
+        self.objects: set[str] = set()
+        self._around: list[int] = []
+
+    def of(self, value: Any, path: str) -> Any:
+        """Raises ConfigError for what is state and cannot be saved."""
+        if isinstance(value, torch.Tensor | torch.nn.Module) and id(value) in self._names:
+            return f"{_MARK}live", self._names[id(value)]
+        if isinstance(value, torch.Tensor):
+            return value
+        if type(value) is int and value in self._names:
+            return f"{_MARK}id", self._names[value]
+        if isinstance(value, _SIMPLE):
+            return value
+        if id(value) in self._around or len(self._around) > _DEPTH:
+            return (f"{_MARK}tool",)
+        self._around.append(id(value))
+        try:
+            return self._compound(value, path)
+        finally:
+            self._around.pop()
+
+    def _compound(self, value: Any, path: str) -> Any:
+        if isinstance(value, collections.deque):
+            items = [self.of(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return f"{_MARK}deque", items, value.maxlen
+        if type(value) in (list, tuple):
+            return type(value)(self.of(item, f"{path}.{i}") for i, item in enumerate(value))
+        if isinstance(value, dict):
+            made = _emptied(value)
+            for key, item in value.items():
+                made[self._key(key, path)] = self.of(item, f"{path}.{key!s:.80}")
+            return made
+        if isinstance(value, GENERATORS):
+            self._stand(path, value)
+            return f"{_MARK}generator", generator_state(value)
+        if isinstance(value, Optimizer | type | io.IOBase):
+            return (f"{_MARK}tool",)
+        if hasattr(value, "__next__"):
+            raise ConfigError(
+                f"{path}: a {type(value).__qualname__} cannot say where it stands; give the "
+                "optimizer a number instead of an iterator"
+            )
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            if _is_module(value) and all(id(p) in self._names for p in value.parameters()):
+                return (f"{_MARK}tool",)  # a wrapper of the attached model
+            self._stand(path, value)
+            return f"{_MARK}stateful", self.of(value.state_dict(), path)
+        attributes = _attributes(value)
+        if type(value).__module__.split(".")[0] in _OPAQUE or not attributes:
+            return (f"{_MARK}tool",)
+        self._stand(path, value)
+        return f"{_MARK}object", {n: self.of(v, f"{path}.{n}") for n, v in attributes.items()}
+
+    def _key(self, key: Any, path: str) -> Any:
+        plain = self.of(key, f"{path}.<key>")
+        if isinstance(plain, torch.Tensor | list) or plain == (f"{_MARK}tool",):
+            raise ConfigError(
+                f"{path}: has a {type(key).__qualname__} as a key, which a restart cannot name; "
+                "use parameters, attached modules, numbers or strings"
+            )
+        return plain
+
+    def _stand(self, path: str, value: Any) -> None:
+        """Raises ConfigError for an object that a restart would not find in its place."""
+        self.objects.add(path)
+        if self._known is not None and path not in self._known:
+            raise ConfigError(
+                f"{path}: a {type(value).__qualname__} that was made in training cannot be built "
+                "by a restart; make it in the optimizer's constructor, or give the optimizer "
+                "state_dict and load_state_dict"
+            )
+
+
+class _Put:
+    """Puts saved values where live ones are, in place as far as possible."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        """`known`: parameters, optimizer state and modules by name."""
+        self._known = known
+
+    def attribute(self, owner: Any, name: str, saved: Any, path: str) -> None:
+        """Of an optimizer or another object."""
+        live = getattr(owner, name, None)
+        value = self.into(live, saved, path)
+        if value is not live or not hasattr(owner, name):
+            object.__setattr__(owner, name, value)
+
+    def into(self, live: Any, saved: Any, path: str) -> Any:
+        """What stands there now: `live` with the saved contents, or another value.
+
+        Raises ConfigError for what does not fit, CorruptCheckpointError for what nobody writes.
+        """
+        try:
+            return self._into(live, saved, path)
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+            raise CorruptCheckpointError(f"{path}: is malformed: {error!r:.200}") from error
+
+    def _into(self, live: Any, saved: Any, path: str) -> Any:
+        if isinstance(saved, torch.Tensor):
+            return _tensor_into(live, saved)
+        if isinstance(saved, tuple) and saved and str(saved[0]).startswith(_MARK):
+            return self._marked(live, saved[0].removeprefix(_MARK), saved[1:], path)
+        if isinstance(saved, list | tuple):
+            old = live if isinstance(live, list | tuple) else ()
+            rest = [None] * max(0, len(saved) - len(old))
+            new = [self.into(a, b, path) for a, b in zip([*old, *rest], saved, strict=False)]
+            if isinstance(live, list) and isinstance(saved, list):
+                live[:] = new
+                return live
+            return type(saved)(new)
+        if isinstance(saved, dict):
+            made = live if isinstance(live, dict) else saved
+            former = dict(live) if isinstance(live, dict) else {}
+            items = [(self.into(None, key, path), item) for key, item in saved.items()]
+            fresh = {key: self.into(former.get(key), item, path) for key, item in items}
+            made.clear()
+            made.update(fresh)
+            return made
+        return saved
+
+    def _marked(self, live: Any, mark: str, rest: tuple[Any, ...], path: str) -> Any:
+        if mark in ("live", "id"):
+            if rest[0] not in self._known:
+                raise ConfigError(
+                    f"{path}: refers to {rest[0]}, which this rank has not; resume with the code "
+                    "and the number of ranks that wrote the checkpoint"
+                )
+            one = self._known[rest[0]]
+            return one if mark == "live" else id(one)
+        if mark == "deque":
+            return collections.deque(self.into(None, rest[0], path), rest[1])
+        if mark == "tool":
+            return live
+        if live is None:
+            raise ConfigError(
+                f"{path}: the checkpoint has the contents of an object that is not there; build "
+                "the optimizer as the code did that wrote it"
+            )
+        if mark == "generator":
+            set_generator_state(live, rest[0])
+        elif mark == "stateful":
+            live.load_state_dict(self.into(None, rest[0], path))
+        else:
+            for name, value in rest[0].items():
+                self.attribute(live, name, value, f"{path}.{name}")
+        return live
+
+
+def _tensor_into(live: Any, saved: torch.Tensor) -> torch.Tensor:
+    """In place, so that whatever shares memory with it goes on to do so."""
+    if not isinstance(live, torch.Tensor):
+        return saved
+    if (live.shape, live.dtype, live.layout) != (saved.shape, saved.dtype, saved.layout):
+        return saved.to(live.device)
+    with torch.no_grad():
+        return live.copy_(saved)
+
+
+def _emptied(value: dict[Any, Any]) -> dict[Any, Any]:
+    """Of the same kind, as far as `statetree` knows it."""
+    if type(value) is collections.defaultdict:
+        return collections.defaultdict(value.default_factory)
+    kinds = (collections.OrderedDict, collections.Counter)
+    return type(value)() if type(value) in kinds else {}
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)

@@ -1,0 +1,1 @@
+"""Checkpoint directories: files, catalogue, guard, lineage, maintenance and remote copies."""

@@ -1,0 +1,829 @@
+"""The checkpoint directory on a POSIX file system: lease, shards, commits, retention.
+
+    RUN                       run id and format, created with the directory
+    epochs/e-000007           one file per incarnation, created by link(2): the fence
+    gen-e000007-s000000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
+    decisions/e-000007        what an incarnation resumed from: the lineage
+    trash/                    renamed here before anything is removed
+    spare/                    shard files of retired generations, kept for their blocks
+
+Truth is the listing of valid COMMITs, each written last: temporary file, fsync, read back, link
+(which never replaces), fsync of the directory.  An operation either happened or did not; nothing is
+repaired by guessing.  Used from one thread at a time.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from autockpt import new_files
+from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
+from autockpt.executors.storage.claim_renewal import is_mounted, mount_point_of
+from autockpt.executors.storage.file_reuse import SpareFiles
+from autockpt.executors.storage.lineage import decision_text, read_decision
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    DirectoryBusyError,
+    GuardError,
+    StorageError,
+)
+from autockpt.values.generation import Generation
+from autockpt.values.record import from_json, to_json
+
+FORMAT = 1
+_T = TypeVar("_T")
+_EPOCH = re.compile(r"e-\d{6}")
+_OURS = re.compile(
+    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|COMMIT(\.\w+\.tmp)?"
+)
+"""Files of a generation that go with it, beside those its COMMIT lists."""
+MAX_RECORD_BYTES = 16 * 2**20
+HEARTBEAT_S = 2.0
+FOREIGN_PATIENCE_S = 10.0
+"""A holder on another machine or in another container is dead if its heart stood still so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """RUN: who the directory belongs to."""
+
+    schema_version: int = 1
+    run_id: str
+    format: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFile:
+    """epochs/e-N: who claimed the directory."""
+
+    schema_version: int = 1
+    epoch: int
+    run_id: str
+    launch_id: str
+    restart_round: int
+    host: str
+    boot_id: str
+    pid: int
+    pid_start: int
+    """Start time of the process in clock ticks since boot: pids are reused."""
+    nonce: str
+    pid_namespace: str = ""
+    """Where `pid` names the process; "" in claims of before this was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFile:
+    """COMMIT: the generation is complete."""
+
+    schema_version: int = 1
+    run_id: str
+    generation: Generation
+    step: int
+    world_size: int
+    parent: Generation | None
+    records: tuple[dict[str, Any], ...]
+    """Per rank: file, index, bytes, root, layout_digest."""
+    health: str
+    created_s: float
+    digest: str = ""
+    """sha256 of this record with an empty digest."""
+
+    def sealed(self) -> "CommitFile":
+        """This record with its digest."""
+        from dataclasses import replace
+
+        plain = replace(self, digest="")
+        return replace(plain, digest=hashlib.sha256(to_json(plain).encode()).hexdigest())
+
+
+class CheckpointDirectory:
+    """All file operations of the protocol on one directory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._verified: set[Generation] = set()
+        self._run: RunFile | None = None
+        """As it was opened."""
+        self._mount = ""
+        """Where the file system is mounted that it was opened on; "" where that is not known."""
+        self._claim: EpochFile | None = None
+        """The claim that this process made, or found when it went on with a running epoch."""
+        self._decision = b""
+        """The decision of that epoch as it was written."""
+        self.spares = SpareFiles(self.path)
+
+    # ------------------------------------------------------------------ identity and lease
+
+    def open(self) -> str:
+        """Creates the directory if needed; the run id.  Raises StorageError."""
+        path = self.path
+        try:
+            for name in ("", "epochs", "decisions", "trash"):
+                path = os.path.join(self.path, name)
+                new_files.make_directory(path)
+            path = os.path.join(self.path, "RUN")
+            if not os.path.exists(path):
+                run = RunFile(
+                    run_id=secrets.token_hex(16),
+                    format=FORMAT,
+                    created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                )
+                publish(path, to_json(run).encode(), replace=False)
+            run = from_json(RunFile, read_small(path), where=path)
+            self._mount = mount_point_of(self.path)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be used for checkpoints: {path}: {error.strerror}; name "
+                "another directory with disk.path in the policy"
+            ) from error
+        if run.format != FORMAT:
+            raise ConfigError(f"{path}: format {run.format}, this autockpt writes {FORMAT}")
+        self._run = run
+        return run.run_id
+
+    def require_writable(self) -> None:
+        """Opens the directory and writes a page into it.  Raises StorageError when it cannot."""
+        self.open()
+        path = os.path.join(self.path, "epochs", f"probe.{secrets.token_hex(6)}.tmp")
+        try:
+            _write_plain(path, bytes(4096))
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be written: {error.strerror}; free space or make it "
+                "writable, or name another directory with disk.path in the policy; older "
+                "checkpoints are untouched"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def highest_epoch(self) -> EpochFile | None:
+        """The newest claim, or None; of a damaged one all but its number is unknown.
+
+        Raises StorageError.
+        """
+        names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))
+        if not names:
+            return None
+        path = os.path.join(self.path, "epochs", names[-1])
+        epoch = int(names[-1][2:])
+        with _storage("read", path), contextlib.suppress(ConfigError, CorruptCheckpointError):
+            found = from_json(EpochFile, read_small(path), where=path)
+            if found.epoch == epoch:
+                return found
+        return EpochFile(
+            epoch=epoch, run_id="", launch_id="?", restart_round=0, host="?", boot_id="", pid=0,
+            pid_start=0, nonce="",
+        )  # fmt: skip
+
+    def claim(
+        self, run_id: str, launch_id: str, restart_round: int, *, force: bool, after: int = 0
+    ) -> int:
+        """Claims the next epoch; its number, which is greater than `after`.
+
+        The same launch takes over at once; a foreign one only when its holder is dead (`force`
+        states that it is known to be).  Raises DirectoryBusyError naming the holder, StorageError.
+        """
+        for _ in range(100):
+            holder = self.highest_epoch()
+            if holder is not None and not force and holder.launch_id != launch_id:
+                self._require_dead(holder)
+            epoch = max(holder.epoch if holder else 0, after) + 1
+            mine = _own_claim(epoch, run_id, launch_id, restart_round)
+            path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+            with _storage("look for", os.path.dirname(path)):
+                emptied = self._run is not None and not _is_there(os.path.dirname(path))
+            if emptied:
+                self._make_again()
+            with _storage("claim", path):
+                if publish(path, to_json(mine).encode(), replace=False):
+                    self._claim, self._decision = mine, b""
+                    return epoch
+        raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
+
+    def holds(self, epoch: int) -> bool:
+        """True while `epoch` is the newest claim, and that of the launch that made it."""
+        newest = self.highest_epoch()
+        return newest is not None and newest.epoch == epoch and not self._is_foreign(newest)
+
+    def _is_foreign(self, claim: EpochFile) -> bool:
+        """Another start has taken the same number, in a directory that was made again."""
+        mine = self._claim
+        known = mine is not None and mine.epoch == claim.epoch and bool(claim.launch_id != "?")
+        return known and mine is not None and _start_of(mine) != _start_of(claim)
+
+    def go_on(self, epoch: int, run_id: str, launch_id: str, restart_round: int) -> None:
+        """A new keeper of a running epoch: the claim may be gone with what was in the directory.
+
+        Raises GuardError when a newer epoch exists, StorageError.
+        """
+        newest = self.highest_epoch()
+        if newest is not None and newest.epoch == epoch and newest.launch_id == launch_id:
+            self._claim = newest
+            return
+        if newest is not None and newest.epoch >= epoch:
+            raise self._fenced(epoch)
+        self._claim = _own_claim(epoch, run_id, launch_id, restart_round)
+        self._decision = b""  # the other keepers know it, and each COMMIT says it
+        self.renew(epoch)
+
+    def renew(self, epoch: int) -> bool:
+        """Makes the directory again where its claim is gone; True when it had to be.
+
+        A claim that is missing is not a newer one: the directory was emptied, unmounted, or made
+        again.  Raises GuardError when a newer epoch exists, StorageError when it cannot be used.
+        """
+        if not self._is_claim_missing(epoch):
+            return False
+        mine = self._claim
+        if mine is None or mine.epoch != epoch or self._run is None:
+            raise self._gone(epoch, "and this process did not make it")
+        self._make_again()
+        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        with _storage("write", path):
+            if self._decision:
+                publish(path, self._decision, replace=True)
+        path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+        with _storage("claim", path):
+            publish(path, to_json(mine).encode(), replace=False)
+        if self._is_claim_missing(epoch):
+            raise self._gone(epoch, "also after it was made again")
+        return True
+
+    def _make_again(self) -> None:
+        """Folders and RUN as they were; not on a mount point, and not in the directory of another
+        run.  Raises StorageError."""
+        assert self._run is not None
+        with _storage("look for the mount point of", self.path):
+            if not is_mounted(self._mount):
+                raise StorageError(
+                    f"{self.path}: nothing is mounted at {self._mount}; mount it again"
+                )
+        for name in ("", "epochs", "decisions", "trash"):
+            path = os.path.join(self.path, name)
+            with _storage("make again", path), contextlib.suppress(FileExistsError):
+                os.mkdir(path, new_files.READABLE_DIRECTORY)
+        path = os.path.join(self.path, "RUN")
+        with _storage("make again", path):
+            publish(path, to_json(self._run).encode(), replace=False)
+            found = from_json(RunFile, read_small(path), where=path)
+        if found.run_id != self._run.run_id:
+            raise StorageError(
+                f"{self.path}: belongs to run {found.run_id} now, expected {self._run.run_id}; "
+                "give that run another --run-dir"
+            )
+
+    def _is_claim_missing(self, epoch: int) -> bool:
+        """Raises GuardError when a newer one, or another start's, is there; StorageError."""
+        newest = self.highest_epoch()
+        if newest is not None and (newest.epoch > epoch or self._is_foreign(newest)):
+            raise self._fenced(epoch)
+        return newest is None or newest.epoch < epoch
+
+    def _fenced(self, epoch: int) -> GuardError:
+        return GuardError(f"{self.path}: epoch {epoch} is fenced by a newer incarnation")
+
+    def _gone(self, epoch: int, what: str) -> StorageError:
+        return StorageError(
+            f"{self.path}: emptied, unmounted or made again: the claim of epoch {epoch} is gone, "
+            f"{what}"
+        )
+
+    def release(self, epoch: int) -> None:
+        """The holder is done though its process lives on: whoever comes next may claim at once."""
+        with contextlib.suppress(OSError):
+            _write_plain(self._left(epoch), b"")
+
+    def _left(self, epoch: int) -> str:
+        return os.path.join(self.path, "epochs", f"e-{epoch:06d}.left")
+
+    def heartbeat(self, epoch: int) -> None:
+        """Shows holders elsewhere that we are alive."""
+        path = os.path.join(self.path, "epochs", "heartbeat")
+        with contextlib.suppress(OSError):
+            _write_plain(path, f"{epoch} {secrets.token_hex(4)}\n".encode())
+
+    def require_unheld(self) -> None:
+        """Raises DirectoryBusyError naming the live run that holds the directory."""
+        holder = self.highest_epoch()
+        if holder is not None:
+            self._require_dead(holder)
+
+    def _require_dead(self, holder: EpochFile) -> None:
+        if os.path.exists(self._left(holder.epoch)):
+            return
+        if _pid_is_visible(holder):
+            if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
+                return
+        else:
+            before = self._heartbeat_text()
+            deadline = time.monotonic() + FOREIGN_PATIENCE_S
+            while time.monotonic() < deadline:
+                time.sleep(0.2)
+                if self._heartbeat_text() != before:
+                    break
+            else:
+                return
+        raise DirectoryBusyError(
+            f"{self.path}: owned by another live run (launch {holder.launch_id}, keeper pid "
+            f"{holder.pid} on {holder.host}, epoch {holder.epoch}); stop that run first, or use "
+            "another --run-dir"
+        )
+
+    def _heartbeat_text(self) -> bytes:
+        try:
+            return read_small(os.path.join(self.path, "epochs", "heartbeat"))
+        except OSError:
+            return b""
+
+    # ------------------------------------------------------------------ generations
+
+    def generation_path(self, generation: Generation) -> str:
+        """Directory of a generation."""
+        return os.path.join(self.path, generation.name)
+
+    def create_generation(self, generation: Generation) -> str:
+        """Makes the directory of a generation durable; existing is fine."""
+        path = self.generation_path(generation)
+        # Past the claims: nothing is made on what is under a mount point.  No look-up of its own.
+        past = os.path.join(self.path, "epochs", os.pardir, generation.name)
+        try:
+            os.mkdir(past, 0o755)
+            _fsync_directory(self.path)
+        except FileExistsError:
+            pass
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._gone(generation.epoch, "so nothing is written there") from None
+        except OSError as error:
+            raise StorageError(f"{path}: cannot create: {error.strerror}") from error
+        return path
+
+    def write_index(self, path: str, text: bytes) -> None:
+        """Writes an index file beside its shard and makes both names durable."""
+        made = False
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            made = True
+            try:
+                _write_all(fd, text)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            _fsync_directory(os.path.dirname(path))
+        except OSError as error:
+            if made:  # never an index that stood there before
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    def write_commit(
+        self, run_id: str, generation: Generation, *, step: int, world_size: int,
+        parent: Generation | None, records: tuple[Record, ...], health: Health,
+    ) -> float:  # fmt: skip
+        """Writes COMMIT; seconds since 1970.
+
+        Raises GuardError (fenced) when a newer epoch exists before or after, StorageError else.
+        """
+        self._require_epoch(generation.epoch)
+        self._require_bases(records)
+        created_s = time.time()
+        commit = CommitFile(
+            run_id=run_id, generation=generation, step=step, world_size=world_size,
+            parent=parent, records=records, health=health, created_s=created_s,
+        ).sealed()  # fmt: skip
+        path = os.path.join(self.generation_path(generation), "COMMIT")
+        try:
+            with _storage("commit", path):
+                if not publish(path, to_json(commit).encode(), replace=False):
+                    raise StorageError(f"{path}: exists already")
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._require_epoch(generation.epoch)  # a newer one may have deleted it
+            raise
+        self._require_epoch(generation.epoch)
+        return created_s
+
+    def _require_epoch(self, epoch: int) -> None:
+        if self._is_claim_missing(epoch):
+            raise self._gone(epoch, "so nothing is committed there")
+
+    def _require_bases(self, records: tuple[Record, ...]) -> None:
+        """What the shards are stored as differences to may have been removed by somebody."""
+        for name in {str(record["base"]) for record in records if record.get("base")}:
+            commit = os.path.join(self.path, name, "COMMIT")
+            with _storage("look for", commit):
+                if not _is_there(commit):
+                    raise StorageError(f"{commit}: is gone, and a shard is a difference to it")
+
+    def write_decision(
+        self, epoch: int, attempt: int, generation: Generation | None, reason: str
+    ) -> None:
+        """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
+        self._require_epoch(epoch)
+        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        with _storage("write", path):
+            text = decision_text(epoch, attempt, generation, reason)
+            publish(path, text, replace=True)
+            self._decision = text
+
+    def parents(self) -> tuple[EpochParent, ...]:
+        """The lineage on disk; damaged records are none.
+
+        Raises StorageError when one cannot be read: without it an abandoned generation may look
+        like the newest.
+        """
+        found = []
+        directory = os.path.join(self.path, "decisions")
+        for name in sorted(filter(_EPOCH.fullmatch, _names(directory))):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(CorruptCheckpointError), _storage("read", path):
+                found.append(read_decision(read_small(path), epoch=int(name[2:]), where=path))
+        return tuple(found)
+
+    def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
+        """Every valid COMMIT of this run, oldest first.
+
+        One that cannot be read, twice, is left out, as a shard that cannot be read is passed over.
+        Raises StorageError when the directory itself cannot be: nothing there would mean from
+        scratch.
+        """
+        entries = []
+        for name in sorted(_names(self.path)):
+            with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
+                generation = Generation.from_name(name)
+                entry = _twice(partial(self._entry, generation, run_id))
+                if entry is not None:
+                    entries.append(entry)
+        return tuple(sorted(entries, key=lambda entry: entry.generation))
+
+    def _entry(self, generation: Generation, run_id: str) -> CatalogueEntry | None:
+        """None: of another run.  Raises CorruptCheckpointError or OSError."""
+        folder = self.generation_path(generation)
+        commit = read_commit(os.path.join(folder, "COMMIT"))
+        if (commit.run_id, commit.generation) != (run_id, generation):
+            return None
+        sick = commit.health != "good" or self.is_suspect(generation)
+        health: Health = "suspect" if sick else "good"
+        return CatalogueEntry(
+            generation=commit.generation,
+            step=commit.step,
+            world_size=commit.world_size,
+            parent=commit.parent,
+            records=commit.records,
+            layout_digests=tuple(str(r.get("layout_digest", "")) for r in commit.records),
+            created_s=commit.created_s,
+            verified=_is_there(os.path.join(folder, "VERIFIED")),
+            corrupt=_is_there(os.path.join(folder, "CORRUPT")),
+            quarantined=_is_there(os.path.join(folder, "QUARANTINE")),
+            health=health,
+            reshardable=True,
+        )
+
+    def is_suspect(self, generation: Generation) -> bool:
+        """It was marked so when it was read back.  Raises OSError."""
+        return _is_there(os.path.join(self.generation_path(generation), "SUSPECT"))
+
+    def mark(self, generation: Generation, name: str) -> bool:
+        """Leaves a mark (VERIFIED, CORRUPT, SUSPECT) in a generation; False when it cannot.
+
+        It survives a power cut before the next mark is left: VERIFIED without the SUSPECT before
+        it would say that the numbers are sound.  Any other lost one is harmless.
+        """
+        folder = self.generation_path(generation)
+        try:
+            _write_plain(os.path.join(folder, name), b"")
+            _fsync_directory(folder)
+        except OSError:
+            return False
+        return True
+
+    def mark_ever_committed(self) -> None:
+        """Remembers that a restart must not silently begin from scratch."""
+        path = os.path.join(self.path, "EVER")
+        if not os.path.exists(path):
+            with contextlib.suppress(OSError):
+                _write_plain(path, b"something was committed once\n")
+                _fsync_directory(self.path)
+
+    def ever_committed(self) -> bool:
+        """True when some generation was once committed to memory or disk.  Raises StorageError."""
+        path = os.path.join(self.path, "EVER")
+        with _storage("read", path), contextlib.suppress(FileNotFoundError):
+            return bool(os.stat(path))
+        return False
+
+    # ------------------------------------------------------------------ removal
+
+    def trash(self, generation: Generation) -> None:
+        """Moves an uncommitted generation away; refuses one with a COMMIT.
+
+        Raises GuardError, or StorageError where the storage cannot say whether there is one.
+        """
+        path = self.generation_path(generation)
+        commit = os.path.join(path, "COMMIT")
+        with _storage("look for", commit):
+            if _is_there(commit):
+                raise GuardError(f"{path}: has a COMMIT and is not trash")
+        self._remove(path)
+
+    def trash_unfinished(self, epoch: int) -> None:
+        """Trashes what incarnations before `epoch` left without a COMMIT: now that it is claimed,
+        none of it can become durable.  What a person set aside stays; so does what cannot be
+        removed."""
+        with contextlib.suppress(StorageError):
+            for name in _names(self.path):
+                with contextlib.suppress(AutockptError, OSError):  # no generation, or committed
+                    generation = Generation.from_name(name)
+                    kept = os.path.join(self.generation_path(generation), "QUARANTINE")
+                    if generation.epoch < epoch and not _is_there(kept):
+                        self.trash(generation)
+
+    def delete(self, generation: Generation) -> int:
+        """Deletes a committed generation, COMMIT first; bytes freed.
+
+        Only the files that its COMMIT lists and our own are removed; foreign ones stay in place.
+        """
+        path = self.generation_path(generation)
+        shards, listed = _listed(os.path.join(path, "COMMIT"))
+        freed = sum(_bytes(os.path.join(path, name)) for name in _ours(path, listed))
+        try:
+            os.unlink(os.path.join(path, "COMMIT"))
+            _fsync_directory(path)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StorageError(f"{path}/COMMIT: cannot delete: {error.strerror}") from error
+        for rank, name in enumerate(shards):
+            self.spares.keep(rank, os.path.join(path, name))
+        self._remove(path, listed)
+        return freed
+
+    def _remove(self, path: str, listed: frozenset[str] = frozenset()) -> None:
+        target = os.path.join(
+            self.path, "trash", f"{os.path.basename(path)}-{secrets.token_hex(4)}"
+        )
+        with contextlib.suppress(OSError):
+            ours = _ours(path, listed)
+            if len(ours) < len(os.listdir(path)):
+                for name in ours:
+                    os.unlink(os.path.join(path, name))
+                return
+            os.rename(path, target)
+            if _is_there(os.path.join(target, "COMMIT")):  # linked since somebody looked
+                os.rename(target, path)
+                return
+            _fsync_directory(self.path)
+            shutil.rmtree(target, ignore_errors=True)
+
+    def empty_trash(self) -> None:
+        """Removes what an earlier process could not finish removing."""
+        directory = os.path.join(self.path, "trash")
+        names: list[str] = []
+        with contextlib.suppress(StorageError):
+            names = _names(directory)
+        for name in names:
+            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+        self.spares.clear()
+
+
+def _own_claim(epoch: int, run_id: str, launch_id: str, restart_round: int) -> EpochFile:
+    """A claim of this process."""
+    return EpochFile(
+        epoch=epoch, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
+        host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
+        pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
+        pid_namespace=pid_namespace(),
+    )  # fmt: skip
+
+
+def _start_of(claim: EpochFile) -> tuple[str, int]:
+    """Which start of the run it belongs to; keepers may change within one."""
+    return claim.launch_id, claim.restart_round
+
+
+def publish(path: str, text: bytes, *, replace: bool) -> bool:
+    """Durable, whole, at once; False when it exists and may not be replaced."""
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            _write_all(fd, text)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        if read_small(temporary) != text:
+            raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
+        if replace:
+            os.rename(temporary, path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    _fsync_directory(os.path.dirname(path))
+    return True
+
+
+def _twice(read: Callable[[], _T]) -> _T:
+    """What `read` gives; a storage that fails for a moment must not cost a generation, which is
+    abandoned for ever when an older one is resumed.  Raises like `read`."""
+    try:
+        return read()
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return read()
+
+
+def _is_there(path: str) -> bool:
+    """`os.path.exists`, which takes every error for absence: a mark that cannot be looked for is
+    not one that is missing.  Raises OSError."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def read_commit(path: str) -> CommitFile:
+    """A COMMIT whose own digest matches.  Raises CorruptCheckpointError or OSError."""
+    return parse_commit(read_small(path), where=path)
+
+
+def parse_commit(text: bytes, *, where: str) -> CommitFile:
+    """The record in a COMMIT.  Raises CorruptCheckpointError."""
+    try:
+        commit = from_json(CommitFile, text, where=where)
+    except AutockptError as error:
+        raise CorruptCheckpointError(str(error)) from None
+    if commit.sealed().digest != commit.digest or to_json(commit).encode() != text:
+        raise CorruptCheckpointError(f"{where}: its own digest does not match")
+    if len(commit.records) != commit.world_size:
+        raise CorruptCheckpointError(
+            f"{where}: names {len(commit.records)} shards, expected {commit.world_size}"
+        )
+    numbers = ("bytes", "chunks", "chunk_bytes")
+    if not all(isinstance(r.get(key, 0), int) for r in commit.records for key in numbers):
+        raise CorruptCheckpointError(f"{where}: a shard's bytes or chunks are no number")
+    return commit
+
+
+def lossy_notice(what: str, lost: str) -> str:
+    """What everybody says who reads a generation that has lost something."""
+    return f"LOSSY: {what} is not what was trained, but close to it ({lost})"
+
+
+def lossy_mark(records: Iterable[Mapping[str, Any]]) -> str:
+    """What the shards of a COMMIT say was lost before they were written; "" for nothing."""
+    return next((str(record["lossy"]) for record in records if record.get("lossy")), "")
+
+
+def boot_id() -> str:
+    """Identity of this boot of the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def pid_namespace() -> str:
+    """Identity of the pid namespace of this process, "" where the system does not tell."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _pid_is_visible(holder: EpochFile) -> bool:
+    """Whether its pid means the same process here: containers of one machine share its boot."""
+    if holder.boot_id != boot_id():
+        return False
+    own = pid_namespace()
+    if holder.pid_namespace and own:
+        return holder.pid_namespace == own
+    return holder.host == os.uname().nodename
+
+
+def pid_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, None when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+@contextlib.contextmanager
+def _storage(verb: str, path: str) -> Iterator[None]:
+    """An error of the operating system is a StorageError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot {verb}: {error.strerror}") from error
+
+
+def _names(path: str) -> list[str]:
+    """What stands in a folder; nothing if there is none.  Raises StorageError."""
+    with _storage("list", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [name for name in os.listdir(path) if not name.endswith(".tmp")]
+    return []
+
+
+def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """A record file.  Raises CorruptCheckpointError when it is none, or OSError."""
+    # O_NONBLOCK: opening a pipe must not hang.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        what = "a link" if error.errno == errno.ELOOP else "a socket or a device"
+        raise CorruptCheckpointError(f"{path}: {what}, expected a small regular file") from None
+    try:
+        status = os.fstat(fd)
+        size = status.st_size
+        if size > limit or not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpointError(f"{path}: {size} bytes, expected a small regular file")
+        data = b""
+        while len(data) < size:
+            part = os.read(fd, size - len(data))
+            if not part:
+                break
+            data += part
+        return data
+    finally:
+        os.close(fd)
+
+
+def _write_plain(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _fsync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _listed(path: str) -> tuple[list[str], frozenset[str]]:
+    """(shard files by rank, all files) that a COMMIT lists; none when it cannot be read."""
+    with contextlib.suppress(AutockptError, OSError):
+        records = read_commit(path).records
+        names = (str(record.get(key)) for record in records for key in ("file", "index"))
+        return [_plain(str(record.get("file"))) for record in records], frozenset(names)
+    return [], frozenset()
+
+
+def _plain(name: str) -> str:
+    """A name in the generation's folder, whatever a COMMIT says."""
+    return os.path.basename(name) or "none"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of a generation is one that we write."""
+    return bool(_OURS.fullmatch(name))
+
+
+def _ours(path: str, listed: frozenset[str]) -> list[str]:
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return []
+    return [name for name in names if name in listed or _OURS.fullmatch(name)]
+
+
+def _bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,261 @@
+"""What people do to a checkpoint directory that no run holds: look deep, set aside, clean up.
+
+Nothing that holds a COMMIT is ever deleted here.  What is damaged is *set aside*: renamed into
+`quarantine/`, with a line that says why, for a person to look at.  What is left over of dead runs
+(unfinished generations, temporary files, trash, spare files, folders of keepers that are gone) is
+removed, and only when its owner is proven dead: the lease for a directory, the lock for a keeper.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autockpt import new_files
+from autockpt.executors.keeper.wire import is_ours_alone, keepers_directory
+from autockpt.executors.storage.catalogue import VerifyResult
+from autockpt.executors.storage.directory import (
+    FORMAT,
+    CheckpointDirectory,
+    EpochFile,
+    RunFile,
+    is_ours,
+    publish,
+    read_commit,
+    read_small,
+)
+from autockpt.executors.storage.lineage import read_decision
+from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError
+from autockpt.values.generation import Generation
+from autockpt.values.record import from_json, to_json
+
+QUARANTINE = "quarantine"
+KEEPER_AGE_S = 600.0
+"""A keeper's folder that is younger may be of one that is about to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A record that is not what it should be."""
+
+    path: str
+    reason: str
+    readable: bool = True
+    """False: the storage did not give it, which says nothing about its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something that nobody needs any more."""
+
+    path: str
+    kind: str
+    """trash, spare, temporary, unfinished or keeper."""
+    bytes: int
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def damaged_records(directory: str) -> list[Damage]:
+    """Records beside the generations that cannot be believed: RUN, claims, decisions."""
+    found = []
+    for path, epoch in _records(directory):
+        try:
+            text = read_small(path)
+            if os.path.basename(path) == "RUN":
+                from_json(RunFile, text, where=path)
+            elif os.path.basename(os.path.dirname(path)) == "epochs":
+                if from_json(EpochFile, text, where=path).epoch != epoch:
+                    raise CorruptCheckpointError(f"{path}: names another epoch")
+            else:
+                read_decision(text, epoch=epoch, where=path)
+        except FileNotFoundError:
+            continue  # a live run removes old ones
+        except OSError as error:
+            reason = f"{path}: cannot be read: {error.strerror}"
+            found.append(Damage(path=path, reason=reason, readable=False))
+        except (ConfigError, CorruptCheckpointError) as error:
+            found.append(Damage(path=path, reason=str(error)))
+    return found
+
+
+def _records(directory: str) -> Iterator[tuple[str, int]]:
+    """(path, epoch), 0 for RUN."""
+    if os.path.lexists(os.path.join(directory, "RUN")):
+        yield os.path.join(directory, "RUN"), 0
+    for folder in ("epochs", "decisions"):
+        for name in sorted(_listed(os.path.join(directory, folder))):
+            if name.startswith("e-") and name[2:].isdecimal():
+                yield os.path.join(directory, folder, name), int(name[2:])
+
+
+# --- mending --------------------------------------------------------------------------------------
+
+
+def repair(directory: str, results: list[VerifyResult]) -> list[str]:
+    """Mends what can be proven right and sets aside what is wrong; a sentence for each.
+
+    The caller has made sure that no run holds the directory.
+    """
+    done = []
+    for result in results:
+        generation = Generation.from_name(result.name)
+        if result.damaged:
+            done.append(set_aside(directory, result.name, "; ".join(result.problems[:5])))
+        elif result.ok:
+            done += _marked_right(CheckpointDirectory(directory), generation, result)
+    for damage in damaged_records(directory):
+        name = os.path.relpath(damage.path, directory)
+        if name.startswith("epochs/") or not damage.readable:
+            continue  # its number counts, and must not be given out again
+        done.append(set_aside(directory, name, damage.reason))
+        if name == "RUN":
+            done.append(_rebuild_run(directory))
+    return done
+
+
+def _marked_right(
+    directory: CheckpointDirectory, generation: Generation, result: VerifyResult
+) -> list[str]:
+    """What was read back whole is no longer called corrupt."""
+    folder = directory.generation_path(generation)
+    done = []
+    if os.path.exists(os.path.join(folder, "CORRUPT")):
+        os.unlink(os.path.join(folder, "CORRUPT"))
+        done.append(f"{generation.name}: reads back whole; its mark CORRUPT is gone")
+    if result.sick and not os.path.exists(os.path.join(folder, "SUSPECT")):
+        if not directory.mark(generation, "SUSPECT"):
+            return [*done, f"{generation.name}: {result.sick}, and SUSPECT cannot be written"]
+        done.append(f"{generation.name}: {result.sick}; marked SUSPECT")
+    directory.mark(generation, "VERIFIED")
+    return done
+
+
+def set_aside(directory: str, name: str, reason: str) -> str:
+    """Renames `name` into the quarantine and says why beside it; what was done."""
+    folder = os.path.join(directory, QUARANTINE)
+    target = os.path.join(folder, f"{name.replace('/', '-')}-{secrets.token_hex(4)}")
+    new_files.make_directory(folder)
+    publish(f"{target}.why", f"{name}: {reason}\n".encode(), replace=False)
+    os.rename(os.path.join(directory, name), target)
+    return f"{name}: set aside as {os.path.relpath(target, directory)}"
+
+
+def _rebuild_run(directory: str) -> str:
+    """RUN again, from what all COMMITs agree on.  Raises CorruptCheckpointError if they do not."""
+    ids = set()
+    for name in _listed(directory):
+        with contextlib.suppress(AutockptError, OSError):
+            Generation.from_name(name)
+            ids.add(read_commit(os.path.join(directory, name, "COMMIT")).run_id)
+    path = os.path.join(directory, "RUN")
+    if len(ids) != 1:
+        raise CorruptCheckpointError(
+            f"{path}: was damaged, and the COMMITs name {len(ids)} runs; it cannot be rebuilt"
+        )
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    run = RunFile(run_id=ids.pop(), format=FORMAT, created=created)
+    publish(path, to_json(run).encode(), replace=False)
+    return "RUN: rebuilt from the COMMITs"
+
+
+# --- cleaning -------------------------------------------------------------------------------------
+
+
+def leftovers(directory: str) -> list[Leftover]:
+    """What a dead run left in a checkpoint directory; foreign files are not among it."""
+    found = []
+    for kind in ("trash", "spare"):
+        folder = os.path.join(directory, kind)
+        found += [_leftover(os.path.join(folder, name), kind) for name in _listed(folder)]
+    for folder in (directory, *(os.path.join(directory, n) for n in ("epochs", "decisions"))):
+        for name in _listed(folder):
+            if name.endswith(".tmp"):
+                found.append(_leftover(os.path.join(folder, name), "temporary"))
+    for name in _listed(directory):
+        found += _of_generation(directory, name)
+    return found
+
+
+def _of_generation(directory: str, name: str) -> Iterator[Leftover]:
+    folder = os.path.join(directory, name)
+    try:
+        Generation.from_name(name)
+    except ConfigError:
+        return
+    committed = os.path.lexists(os.path.join(folder, "COMMIT"))
+    for file in _listed(folder):
+        path = os.path.join(folder, file)
+        if file.startswith("COMMIT.") and file.endswith(".tmp"):
+            yield _leftover(path, "temporary")
+        elif not committed and is_ours(file):
+            yield _leftover(path, "unfinished")
+
+
+def _leftover(path: str, kind: str) -> Leftover:
+    return Leftover(path=path, kind=kind, bytes=_size(path))
+
+
+def dead_keepers() -> list[Leftover]:
+    """Folders of keepers of this user whose lock is free: their process is gone."""
+    parent = keepers_directory()
+    found = []
+    for name in _listed(parent) if is_ours_alone(parent) else ():
+        folder = os.path.join(parent, name)
+        with contextlib.suppress(OSError), _held(os.path.join(folder, "keeper.lock")) as free:
+            if free and time.time() - os.stat(folder).st_mtime > KEEPER_AGE_S:
+                found.append(_leftover(folder, "keeper"))
+    return found
+
+
+def remove(leftover: Leftover) -> None:
+    """Removes one; an unfinished generation goes with its last file.  Raises OSError."""
+    if leftover.kind == "keeper":
+        with _held(os.path.join(leftover.path, "keeper.lock")) as free:
+            if free:
+                shutil.rmtree(leftover.path)
+        return
+    if os.path.isdir(leftover.path) and not os.path.islink(leftover.path):
+        shutil.rmtree(leftover.path)
+    else:
+        os.unlink(leftover.path)
+    if leftover.kind == "unfinished":
+        with contextlib.suppress(OSError):  # something foreign stands in it
+            os.rmdir(os.path.dirname(leftover.path))
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[bool]:
+    """Holds a lock file; False when somebody else does."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        free = True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        yield free
+    finally:
+        os.close(fd)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _size(path: str) -> int:
+    if not os.path.isdir(path) or os.path.islink(path):
+        return os.lstat(path).st_size
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(path)
+        for name in names
+    )

@@ -1,0 +1,236 @@
+"""An object store: S3, Google's, Azure's, or a mounted directory (`file:///...`), through obstore.
+
+An object is there whole or not at all, and can be put on the condition that it is not there yet.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from autockpt.executors.storage.directory import MAX_RECORD_BYTES
+from autockpt.executors.storage.shard_file import run_parallel
+from autockpt.executors.throttle.rate_limit import Gate
+from autockpt.values.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PART_BYTES = 8 * 2**20
+"""Of a multipart upload, and of one request of a download.  S3 takes parts from 5 MiB on."""
+MOST_PARTS = 9000
+"""Of one object; S3 takes 10,000."""
+STREAMS = 4
+"""Parts under way at once, each way."""
+RETRIES = 4
+"""Of one request that can be repeated; how long one may take stands in the environment."""
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
+"""The library's, without the one whose objects end with the process."""
+
+
+class Objects:
+    """The objects under one URL.  An error of the store is a StorageError that names the object."""
+
+    def __init__(self, url: str, *, store: "ObjectStore | None" = None) -> None:
+        """`store`: in the place of the one that `url` names.
+
+        Raises ConfigError for a URL that names no store, or that holds a key.
+        """
+        self.url = url.rstrip("/")
+        self._store: Any = _open(url) if store is None else store
+        self._folder = _folder(url) if store is None else None
+        """What a mounted directory is made durable by; a store by itself."""
+
+    def create(self, name: str, body: bytes) -> bool:
+        """Puts a small object if none is there; False when there is one."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._asking("write", name):
+            try:
+                obstore.put(self._store, name, body, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            self._settle(name)
+        return True
+
+    def write(self, name: str, body: bytes) -> None:
+        """Puts a small object, also over one that is there."""
+        import obstore
+
+        with self._asking("write", name):
+            obstore.put(self._store, name, body, use_multipart=False)
+            self._settle(name)
+
+    def read(self, name: str) -> bytes | None:
+        """A record; None: there is none.  Raises CorruptCheckpointError when it is too long."""
+        import obstore
+
+        with self._asking("read", name), contextlib.suppress(FileNotFoundError):
+            found = obstore.get(self._store, name)
+            if found.meta["size"] > MAX_RECORD_BYTES:
+                raise CorruptCheckpointError(
+                    f"{self.url}/{name}: {found.meta['size']} bytes, expected a small record"
+                )
+            return bytes(found.bytes())
+        return None
+
+    def delete(self, name: str) -> None:
+        """It is gone; also when it was."""
+        import obstore
+
+        with self._asking("delete", name), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, name)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of the objects in a folder, by the rest of their names."""
+        import obstore
+
+        with self._asking("list", folder):
+            return {
+                str(found["path"]).removeprefix(f"{folder}/"): found["size"]
+                for page in obstore.list(self._store, folder)
+                for found in page
+            }
+
+    def folders(self) -> list[str]:
+        """Names of the folders at the top."""
+        import obstore
+
+        with self._asking("list", ""):
+            listed = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return sorted(str(prefix).rstrip("/") for prefix in listed)
+
+    def upload(self, path: str, name: str, size: int, gate: Gate) -> None:
+        """Puts a file of `size` bytes, part by part as `gate` lets them pass.
+
+        Raises NoCheckpointError when it got shorter, OSError when it cannot be read, StorageError.
+        """
+        import obstore
+
+        part = max(PART_BYTES, -(-size // MOST_PARTS))
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            with self._asking("write", name):
+                writer = obstore.open_writer(
+                    self._store, name, buffer_size=part, max_concurrency=STREAMS
+                )
+            for start in range(0, size, part):
+                piece = os.pread(fd, part, start)
+                if len(piece) != min(part, size - start):
+                    raise NoCheckpointError(
+                        f"{path}: ended at {start + len(piece)} of {size} bytes"
+                    )
+                gate.wait(len(piece))
+                with self._asking("write", name):
+                    writer.write(piece)
+            with self._asking("write", name):
+                writer.close()  # only now there is an object
+                self._settle(name)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+    def download(self, name: str, path: str, size: int, moved: Callable[[int], None]) -> None:
+        """Writes an object of `size` bytes to a file, durably; `moved` hears of bytes, from
+        several threads.
+
+        Raises CorruptCheckpointError when it is another size or gone, OSError, StorageError.
+        """
+        import obstore
+
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o644)
+        try:
+
+            def piece(start: int) -> None:
+                end = min(start + PART_BYTES, size)
+                try:
+                    with self._asking("read", name):
+                        got = obstore.get_range(self._store, name, start=start, end=end)
+                except FileNotFoundError:
+                    raise CorruptCheckpointError(f"{self.url}/{name}: was deleted") from None
+                data = memoryview(got)
+                if len(data) != end - start:
+                    raise CorruptCheckpointError(f"{self.url}/{name}: is shorter than {size}")
+                while data:
+                    count = os.pwrite(fd, data, start)
+                    start, data = start + count, data[count:]
+                    moved(count)
+
+            run_parallel(range(0, size, PART_BYTES), piece, workers=STREAMS)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _settle(self, name: str) -> None:
+        """In a directory an object is a file, and durable when it and its folders are."""
+        if self._folder is None:
+            return
+        path = os.path.join(self._folder, name)
+        while len(path) >= len(self._folder):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            path = os.path.dirname(path)
+
+    @contextlib.contextmanager
+    def _asking(self, verb: str, name: str) -> Iterator[None]:
+        """FileNotFoundError of what is read or deleted stays: absence is an answer."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and verb in ("read", "delete"):
+                raise
+            where = f"{self.url}/{name}"
+            raise StorageError(f"{where}: cannot {verb}: {_cause(error)}") from error
+
+
+def _open(url: str) -> "ObjectStore":
+    scheme, found, rest = url.partition("://")
+    if "?" in url or "@" in rest.partition("/")[0] or ("@" in url and ":" in (rest or url)):
+        raise ConfigError(
+            "the URL of an object store names a user or an option; keys and options stand in the "
+            "environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_..., AZURE_...)"
+        )
+    if not found or scheme not in SCHEMES or not rest.strip("/"):
+        raise ConfigError(
+            f"{url}: no object store; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+            "az://CONTAINER/PREFIX or file:///DIRECTORY"
+        )
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError:
+        raise ConfigError(
+            f"{url}: copies in an object store need obstore; pip install 'autockpt[remote]'"
+        ) from None
+    options: dict[str, Any] = {"mkdir": True}
+    if scheme != "file":
+        # No client_options: they would take the place of those in the environment.
+        options = {"retry_config": {"max_retries": RETRIES}}
+    try:
+        return from_url(url, **options)
+    except (BaseError, ValueError, OSError) as error:
+        raise ConfigError(f"{url}: cannot be opened as an object store: {_cause(error)}") from error
+
+
+def _folder(url: str) -> str | None:
+    parts = urlsplit(url)
+    return url2pathname(parts.path).rstrip("/") if parts.scheme == "file" else None
+
+
+def _cause(error: BaseException) -> str:
+    """The first line: the others are the library's own view of it."""
+    return str(error).partition("\n")[0] or type(error).__name__

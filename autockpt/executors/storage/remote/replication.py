@@ -1,0 +1,509 @@
+"""Copies of good generations in an object store, by the rules of the checkpoint directory.
+
+    RUN                                        whose copies they are
+    epochs/e-000007                            the directory's claims: the fence
+    decisions/e-000007                         the lineage
+    gen-e000007-s000000042/shard-..., COMMIT   COMMIT is put last and deleted first
+
+There is no rename and no lock, so what must happen once (RUN, a claim, a COMMIT) is put on the
+condition that nothing is there yet: of two directories that continue the same run one is fenced.
+The directory stays the truth of a run that lives; what is here serves where it is lost.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from autockpt import new_files
+from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent
+from autockpt.executors.protocol.retention import bases_of, deletions, with_bases
+from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
+from autockpt.executors.storage.catalogue import verify_generation
+from autockpt.executors.storage.directory import (
+    CheckpointDirectory,
+    CommitFile,
+    RunFile,
+    is_ours,
+    parse_commit,
+    publish,
+    read_commit,
+    read_small,
+)
+from autockpt.executors.storage.guard import check_deletions, is_good
+from autockpt.executors.storage.lineage import read_decision
+from autockpt.executors.storage.maintenance import set_aside
+from autockpt.executors.storage.remote.object_store import Objects
+from autockpt.executors.throttle.rate_limit import Gate, OpenGate
+from autockpt.values.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    GuardError,
+    NoCheckpointError,
+    StorageError,
+)
+from autockpt.values.generation import Generation
+from autockpt.values.goal import Retention
+from autockpt.values.record import from_json
+
+_EPOCH = re.compile(r"e-(\d{6})")
+_NOTHING: Callable[[int], None] = lambda nbytes: None  # noqa: E731
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A generation that came to the store, or from it."""
+
+    generation: Generation
+    step: int
+    created_s: float
+    """When it was committed, seconds since 1970."""
+    bytes: int
+    """That were moved; what was there already is not among them."""
+
+
+class RemoteCopies:
+    """The copies of one run.  Used from one thread at a time."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.url = objects.url
+
+    # ------------------------------------------------------------------ copying there
+
+    def push(
+        self, directory: CheckpointDirectory, generation: Generation, gate: Gate | None = None
+    ) -> Copied:
+        """Copies a committed generation and those that it is stored as a difference to.
+
+        Raises GuardError where another directory has continued this run (fenced),
+        NoCheckpointError when retention has deleted the generation meanwhile, ConfigError where
+        copies of another run are there, CorruptCheckpointError, StorageError.
+        """
+        text, commit = _local_commit(directory, generation)
+        moved = sum(
+            self.push(directory, base, gate).bytes for base in sorted(bases_of(commit.records))
+        )
+        there = self._objects.read(f"{generation.name}/COMMIT")
+        if there is None:
+            self._bring_records(directory)
+            moved += self._bring_shards(directory, commit, gate or OpenGate())
+            _local_commit(directory, generation)  # else its files may have been used again
+            self._require_newest(directory)
+            if not self._objects.create(f"{generation.name}/COMMIT", text):
+                there = self._objects.read(f"{generation.name}/COMMIT")
+            self._require_newest(directory)
+        if there is not None and there != text:
+            raise GuardError(f"{self.url}: holds another {generation} than {directory.path}")
+        return _copied(commit, moved)
+
+    def _bring_records(self, directory: CheckpointDirectory) -> None:
+        """Whose they are, who has claimed the directory, and what each incarnation resumed."""
+        with _local("read", directory.path):
+            self._require_run(directory, read_small(os.path.join(directory.path, "RUN")))
+            newest = self._newest_epoch()
+            for number, name in _epochs(os.listdir(os.path.join(directory.path, "epochs"))):
+                if number >= newest:
+                    self._bring_claim(directory, name)
+            self._require_newest(directory)
+            folder = os.path.join(directory.path, "decisions")
+            there = self._names("decisions")
+            for number, name in _epochs(os.listdir(folder)):
+                if name not in there or number >= newest:
+                    self._objects.write(f"decisions/{name}", read_small(os.path.join(folder, name)))
+
+    def _require_run(self, directory: CheckpointDirectory, text: bytes) -> None:
+        if self._objects.create("RUN", text):
+            return
+        mine, theirs = from_json(RunFile, text, where=directory.path).run_id, self.run_id()
+        if mine != theirs:
+            raise ConfigError(
+                f"{self.url}: holds copies of run {theirs}, and {directory.path} is of run {mine}; "
+                "name another prefix, or bring that run back into an empty directory"
+            )
+
+    def _bring_claim(self, directory: CheckpointDirectory, name: str) -> None:
+        text = read_small(os.path.join(directory.path, "epochs", name))
+        if (
+            not self._objects.create(f"epochs/{name}", text)
+            and self._objects.read(f"epochs/{name}") != text
+        ):
+            raise self._fenced(directory, name)
+
+    def _newest_epoch(self) -> int:
+        return max((number for number, _ in _epochs(self._names("epochs"))), default=0)
+
+    def _require_newest(self, directory: CheckpointDirectory) -> None:
+        """The newest claim in the store is the directory's own."""
+        name = f"e-{self._newest_epoch():06d}"
+        with contextlib.suppress(FileNotFoundError):
+            path = os.path.join(directory.path, "epochs", name)
+            if self._objects.read(f"epochs/{name}") == read_small(path):
+                return
+        raise self._fenced(directory, name)
+
+    def _fenced(self, directory: CheckpointDirectory, name: str) -> GuardError:
+        return GuardError(
+            f"{self.url}: fenced: another directory than {directory.path} continues this run "
+            f"since claim {name}; what is trained here is not copied any more"
+        )
+
+    def _bring_shards(self, directory: CheckpointDirectory, commit: CommitFile, gate: Gate) -> int:
+        folder = directory.generation_path(commit.generation)
+        there = self._objects.sizes(commit.generation.name)
+        moved = 0
+        for name in _files(commit, where=folder):
+            path = os.path.join(folder, name)
+            with _local("read", path):
+                size = os.stat(path).st_size
+                if there.get(name) != size:
+                    self._objects.upload(path, f"{commit.generation.name}/{name}", size, gate)
+                    moved += size
+        there = self._objects.sizes(commit.generation.name)
+        short = [n for n in _files(commit, where=folder) if n not in there]
+        if short:
+            raise StorageError(f"{self.url}/{commit.generation.name}: {short[0]} is not there")
+        return moved
+
+    # ------------------------------------------------------------------ what is there
+
+    def run_id(self) -> str | None:
+        """Whose copies they are; None: nobody's.  Raises CorruptCheckpointError, StorageError."""
+        text = self._objects.read("RUN")
+        if text is None:
+            return None
+        try:
+            return from_json(RunFile, text, where=f"{self.url}/RUN").run_id
+        except ConfigError as error:
+            raise CorruptCheckpointError(str(error)) from None
+
+    def commits(self) -> list[CommitFile]:
+        """Every valid COMMIT of the run, oldest first.
+
+        Raises CorruptCheckpointError when RUN is damaged, StorageError.
+        """
+        found, run_id = [], self.run_id()
+        for name in self._generations():
+            with contextlib.suppress(CorruptCheckpointError):
+                text = self._objects.read(f"{name}/COMMIT")
+                if text is not None:
+                    commit = parse_commit(text, where=f"{self.url}/{name}/COMMIT")
+                    if commit.generation.name == name and run_id in (None, commit.run_id):
+                        found.append(commit)
+        return sorted(found, key=lambda commit: commit.generation)
+
+    def eligible(
+        self, commits: Iterable[CommitFile], directory: CheckpointDirectory | None = None
+    ) -> list[Generation]:
+        """Those that a restart may take, newest first: good, and not left behind by an older one
+        that was resumed, as the store and the directory know it."""
+        commits = list(commits)
+        chain = self._chain(map(_entry, commits), () if directory is None else directory.parents())
+        good = {c.generation for c in commits if c.health == "good"}
+        if directory is not None:
+            good -= {generation for generation in good if _is_put_off(directory, generation)}
+        return sorted((g for g in good if on_lineage(g, chain)), reverse=True)
+
+    def missing(self, path: str) -> Generation | None:
+        """The newest that a restart may take, if a checkpoint directory has nothing as new.
+
+        None for a directory of another run.  Raises ConfigError where it continues this run beside
+        another one whose copies are here, CorruptCheckpointError, StorageError.
+        """
+        directory, run_id, commits = CheckpointDirectory(path), self.run_id(), self.commits()
+        found = self.eligible(commits, directory)
+        if run_id is None or not found:
+            return None
+        if not os.path.exists(os.path.join(path, "RUN")):
+            return found[0]
+        entries = directory.catalogue(run_id)
+        chain = self._chain([*map(_entry, commits), *entries], directory.parents())
+        good = (entry.generation for entry in entries if is_good(entry))
+        here = [generation for generation in good if on_lineage(generation, chain)]
+        new = not here or found[0] > max(here)
+        if not new or directory.open() != run_id:
+            return None
+        self._require_same_claim(directory)
+        return found[0]
+
+    def _require_same_claim(self, directory: CheckpointDirectory) -> None:
+        """The newest claim that both know is the same: of two that went on from the same checkpoint
+        every later one differs, and neither has anything that the other one could take."""
+        with _local("read", directory.path):
+            here = os.listdir(os.path.join(directory.path, "epochs"))
+            both = _epochs(set(here) & set(self._names("epochs")))
+            name = f"epochs/{both[-1][1]}" if both else ""
+            if both and read_small(os.path.join(directory.path, name)) != self._objects.read(name):
+                raise ConfigError(
+                    f"{self.url}: another directory than {directory.path} continues this run, and "
+                    "both did; keep one: bring the copies back into an empty directory, or name "
+                    "another prefix for what is trained here"
+                )
+
+    def _names(self, prefix: str) -> list[str]:
+        return sorted(self._objects.sizes(prefix))
+
+    def _generations(self) -> list[str]:
+        names = []
+        for name in self._objects.folders():
+            with contextlib.suppress(ConfigError):
+                names.append(Generation.from_name(name).name)
+        return names
+
+    def _chain(
+        self, committed: Iterable[CatalogueEntry], decided: Iterable[EpochParent] = ()
+    ) -> tuple[EpochParent, ...]:
+        return newest_chain(parents_of([*self._decisions(), *decided], committed))
+
+    def _decisions(self) -> list[EpochParent]:
+        found = []
+        for number, name in _epochs(self._names("decisions")):
+            text = self._objects.read(f"decisions/{name}")
+            with contextlib.suppress(CorruptCheckpointError):
+                where = f"{self.url}/decisions/{name}"
+                found.append(read_decision(text or b"", epoch=number, where=where))
+        return found
+
+    # ------------------------------------------------------------------ deleting
+
+    def retire(self, keep_last: int) -> list[Generation]:
+        """Deletes all but the newest `keep_last` good generations and what these are stored as
+        differences to, and what is left of copies that were never completed; the former, oldest
+        first.
+
+        Raises CorruptCheckpointError when RUN is damaged, StorageError.
+        """
+        commits = self.commits()
+        catalogue = tuple(map(_entry, commits))
+        doomed = deletions(catalogue, Retention(keep_last=keep_last), chain=self._chain(catalogue))
+        check_deletions(catalogue, doomed)
+        for generation in doomed:
+            self._objects.delete(f"{generation.name}/COMMIT")
+        whole = {commit.generation for commit in commits} - set(doomed)
+        for name in self._generations():
+            if whole and Generation.from_name(name) < max(whole):
+                left = self._names(name)
+                for file in filter(is_ours, left if "COMMIT" not in left else ()):
+                    self._objects.delete(f"{name}/{file}")
+        return list(doomed)
+
+    # ------------------------------------------------------------------ bringing back
+
+    def pull(
+        self,
+        path: str,
+        generation: Generation | None = None,
+        moved: Callable[[int], None] = _NOTHING,
+    ) -> tuple[Copied, list[str]]:
+        """Brings the newest generation that a restart may take, or the named one, into a checkpoint
+        directory, with what it is stored as a difference to; what was set aside on the way.
+
+        Every byte is compared with its digest before the generation counts.  What is damaged in the
+        directory is set aside and brought once more; if it is damaged here, too, the next older one
+        is brought.  `moved` hears of bytes, from several threads.
+        Raises NoCheckpointError, ConfigError for a directory of another run, or of this one that is
+        continued in two, CorruptCheckpointError when RUN is damaged, DirectoryBusyError for one
+        that a live run holds, StorageError.
+        """
+        commits = {commit.generation: commit for commit in self.commits()}
+        wanted = self.eligible(commits.values(), CheckpointDirectory(path))
+        if generation is not None:
+            wanted = [generation] if generation in commits else []
+        if not wanted:
+            what = "no good checkpoint" if generation is None else f"no {generation}"
+            raise NoCheckpointError(f"{self.url}: holds {what}")
+        directory = self._begin(path)
+        entries = [_entry(commit) for commit in commits.values()]
+        told: list[str] = []
+        for chosen in wanted:
+            count, local = 0, []
+            try:
+                for needed in sorted(with_bases([chosen], entries)):
+                    if needed not in commits:
+                        raise CorruptCheckpointError(f"{chosen}: needs {needed}, which is not here")
+                    fetched = self._fetch(directory, commits[needed], moved)
+                    count += fetched
+                    local += [] if fetched else [commits[needed]]
+                try:
+                    _require_whole(directory, chosen, named=generation is not None)
+                except CorruptCheckpointError:
+                    healed = self._heal(directory, local, moved, told)
+                    if not healed:
+                        raise
+                    count += healed
+                    _require_whole(directory, chosen, named=generation is not None)
+                return _copied(commits[chosen], count), told
+            except CorruptCheckpointError as error:
+                if os.path.isdir(directory.generation_path(chosen)):
+                    with _local("set aside", directory.generation_path(chosen)):
+                        told.append(set_aside(directory.path, chosen.name, f"{self.url}: {error}"))
+                else:
+                    told.append(f"{chosen}: {error}")
+        raise NoCheckpointError(f"{self.url}: no checkpoint came back whole: {'; '.join(told)}")
+
+    def _heal(
+        self,
+        directory: CheckpointDirectory,
+        local: Iterable[CommitFile],
+        moved: Callable[[int], None],
+        told: list[str],
+    ) -> int:
+        """Brings once more what the directory had, oldest first, and had damaged; bytes of it."""
+        count = 0
+        for commit in local:
+            name = commit.generation.name
+            result = verify_generation(directory.path, name)
+            if result.damaged:
+                why = f"damaged; brought back from a copy: {'; '.join(result.problems[:3])}"
+                with _local("set aside", directory.generation_path(commit.generation)):
+                    told.append(set_aside(directory.path, name, why))
+                count += self._fetch(directory, commit, moved)
+        return count
+
+    def _begin(self, path: str) -> CheckpointDirectory:
+        """Identity, the newest claim and the lineage stand in the directory, if they did not."""
+        directory = CheckpointDirectory(path)
+        theirs, run = self.run_id(), self._objects.read("RUN")
+        if theirs is None or run is None:
+            raise NoCheckpointError(f"{self.url}: holds no run (RUN is not there)")
+        with _local("write", path):
+            for name in ("", "epochs", "decisions"):
+                new_files.make_directory(os.path.join(path, name))
+            if not os.path.exists(os.path.join(path, "RUN")):
+                publish(os.path.join(path, "RUN"), run, replace=False)
+            mine = directory.open()
+            if mine != theirs:
+                raise ConfigError(
+                    f"{path}: is of run {mine}, and {self.url} holds copies of run {theirs}; name "
+                    "an empty directory"
+                )
+            directory.require_unheld()
+            self._require_same_claim(directory)
+            newest = self._newest_epoch()
+            if newest and self._record_here(directory, f"epochs/e-{newest:06d}"):
+                directory.release(newest)  # whoever made that claim does not hold this directory
+            for name in self._names("decisions"):
+                self._record_here(directory, f"decisions/{name}")
+        return directory
+
+    def _record_here(self, directory: CheckpointDirectory, name: str) -> bool:
+        """Whether the directory got a record that it did not have."""
+        text = self._objects.read(name)
+        return text is not None and publish(os.path.join(directory.path, name), text, replace=False)
+
+    def _fetch(
+        self, directory: CheckpointDirectory, commit: CommitFile, moved: Callable[[int], None]
+    ) -> int:
+        """Bytes fetched of one generation; 0 when it is there."""
+        folder = directory.generation_path(commit.generation)
+        if os.path.exists(os.path.join(folder, "CORRUPT")) or _is_damaged(f"{folder}/COMMIT"):
+            with _local("set aside", folder):
+                why = "damaged; brought back from a copy"
+                set_aside(directory.path, commit.generation.name, why)
+        target = os.path.join(directory.create_generation(commit.generation), "COMMIT")
+        if os.path.exists(target):
+            return 0
+        sizes = self._objects.sizes(commit.generation.name)
+        total = 0
+        for name in _files(commit, where=self.url):
+            if name not in sizes:
+                raise CorruptCheckpointError(f"{self.url}/{commit.generation.name}: lacks {name}")
+            path = os.path.join(folder, name)
+            with _local("write", path):
+                self._objects.download(f"{commit.generation.name}/{name}", path, sizes[name], moved)
+            total += sizes[name]
+        text = self._objects.read(f"{commit.generation.name}/COMMIT")
+        if text is None:
+            raise CorruptCheckpointError(f"{commit.generation}: was deleted while it was fetched")
+        with _local("write", target):
+            publish(target, text, replace=False)
+        return total
+
+
+def _copied(commit: CommitFile, moved: int) -> Copied:
+    return Copied(
+        generation=commit.generation, step=commit.step, created_s=commit.created_s, bytes=moved
+    )
+
+
+def _local_commit(
+    directory: CheckpointDirectory, generation: Generation
+) -> tuple[bytes, CommitFile]:
+    path = os.path.join(directory.generation_path(generation), "COMMIT")
+    try:
+        text = read_small(path)
+    except FileNotFoundError:
+        raise NoCheckpointError(f"{path}: is not there, or was deleted meanwhile") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot read: {error.strerror}") from error
+    return text, parse_commit(text, where=path)
+
+
+def _is_put_off(directory: CheckpointDirectory, generation: Generation) -> bool:
+    """A person set it aside in the directory, or its numbers turned out to be suspect there: its
+    copy is no better."""
+    folder = directory.generation_path(generation)
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in ("QUARANTINE", "SUSPECT"))
+
+
+def _is_damaged(path: str) -> bool:
+    """Whether a COMMIT is there that nobody believes.  Raises StorageError."""
+    with _local("read", path), contextlib.suppress(FileNotFoundError):
+        try:
+            read_commit(path)
+        except CorruptCheckpointError:
+            return True
+    return False
+
+
+def _require_whole(directory: CheckpointDirectory, generation: Generation, *, named: bool) -> None:
+    """Every byte in the directory is what its digest says, and no number is NaN unless `named`.
+
+    Raises CorruptCheckpointError, or StorageError where it could not be read.
+    """
+    result = verify_generation(directory.path, generation.name)
+    if result.problems:
+        told = "; ".join(result.problems[:3])
+        raise CorruptCheckpointError(told) if result.damaged else StorageError(told)
+    if result.sick:
+        directory.mark(generation, "SUSPECT")
+        if not named:
+            raise CorruptCheckpointError(result.sick)
+    directory.mark(generation, "VERIFIED")
+    directory.mark_ever_committed()
+
+
+def _files(commit: CommitFile, *, where: str) -> list[str]:
+    """Indices and shards that a COMMIT names.  Raises CorruptCheckpointError."""
+    names = [str(record.get(key)) for record in commit.records for key in ("index", "file")]
+    for name in names:
+        if not is_ours(name) or not name.startswith(("shard-", "idx-")):
+            raise CorruptCheckpointError(f"{where}: COMMIT names {name!r:.60}, which is no shard")
+    return names
+
+
+def _entry(commit: CommitFile) -> CatalogueEntry:
+    """As retention and lineage see it: what is here was read back before it came."""
+    return CatalogueEntry(
+        generation=commit.generation, step=commit.step, world_size=commit.world_size,
+        parent=commit.parent, records=commit.records, created_s=commit.created_s, verified=True,
+        layout_digests=tuple(str(r.get("layout_digest", "")) for r in commit.records),
+        health="good" if commit.health == "good" else "suspect",
+    )  # fmt: skip
+
+
+def _epochs(names: Iterable[str]) -> list[tuple[int, str]]:
+    found = ((match, name) for name in names if (match := _EPOCH.fullmatch(name)))
+    return sorted((int(match[1]), name) for match, name in found)
+
+
+@contextlib.contextmanager
+def _local(verb: str, path: str) -> Iterator[None]:
+    """An error of the file system is a StorageError that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NoCheckpointError(f"{error.filename or path}: was deleted meanwhile") from error
+    except OSError as error:
+        raise StorageError(f"{error.filename or path}: cannot {verb}: {error.strerror}") from error

@@ -1,0 +1,428 @@
+"""A gate that opens while the training idles: chunks move in the windows of an iteration.
+
+First fit: a chunk passes when the open window is expected to last longer than it takes, with a
+margin; else it waits for a window that does.  One chunk at a time, so that a window which closes
+early costs one chunk of overlap.  Short gaps are left alone while the longest windows take all.
+What does not fit into the windows that are still ahead of the optimizer's step moves beside the
+compute, at a pace that makes it; where windows are too small to matter nothing is held back at all,
+which is plain lazy copying.  Windows are believed as far as the last transfers got what they
+promised.  At the fence everything passes.  Chunks are as large as the windows in use allow.
+
+Source: BAFT (Front. Comput. Sci. 19(1), 2025) for the windows, Gemini (SOSP'23) for the partition
+of traffic by alpha + n / B with a safety margin, and for spreading over iterations.
+"""
+
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autockpt.executors.throttle.window_forecast import Laps, nearly_all_had
+
+MARGIN = 0.2
+"""Part of a window that is left free: chunks and windows scatter by about this much."""
+UNKNOWN_BYTES_PER_S = 2e9
+"""A mover whose pace nobody measured: slower than any host copy; its own is soon known."""
+YIELD_SHARE = 0.1
+"""Windows that take less than this fraction of the bytes are not worth waiting for."""
+ALPHA_S = 50e-6
+"""Start of a chunk: waking the mover, entering Python again."""
+CHUNKS = tuple(2**20 * n // 4 for n in (16, 8, 4, 2, 1))
+"""Sizes a mover is offered, bytes, the largest first; smaller ones cost more than they fill."""
+DEVICE_CHUNKS = tuple(2**20 * n for n in (64, 32, 16, 8, 4))
+"""The same for copies of a device: tens of GB/s, and an event to wait for behind each."""
+SPARE = 1.25
+"""The longest windows are enough when they take this many times what is to move."""
+NEARLY_ALL = 0.95
+"""A larger chunk that fills the windows this well is as good as the best."""
+MEMORY_RATES = 15
+"""Chunks whose pace is remembered; the median counts."""
+MEMORY_KEPT = 8
+"""Transfers of which is known what windows took of what they promised."""
+MOVES = 512
+"""Chunks remembered for the report."""
+
+Passed = Literal["window", "overlap", "fence"]
+
+
+@dataclass(slots=True)
+class Move:
+    """One chunk on its way."""
+
+    began_s: float
+    ended_s: float
+    """Expected; as measured once its mover asks for the next."""
+    nbytes: int
+    how: Passed
+
+
+@dataclass(slots=True)
+class WindowUse:
+    """What became of the bytes of one transfer."""
+
+    nbytes: int = 0
+    passed: dict[Passed, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
+    """Bytes by how they passed."""
+    blocked_s: float = 0.0
+    reason: str = ""
+    """Why windows were not used, "" if they were."""
+    chunk_bytes: int = CHUNKS[0]
+    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOVES))
+    """The newest chunks."""
+
+    @property
+    def share(self) -> float:
+        """Fraction of the bytes that passed inside windows."""
+        return self.passed["window"] / max(1, sum(self.passed.values()))
+
+
+_KINDS: tuple[Passed, ...] = ("window", "overlap", "fence")
+
+
+class WindowGate:
+    """Implements `gate.Gate`; `began`, `ended`, `step_began` and `boundary` are told by the
+    training thread (a few microseconds each), all else belongs to whoever moves bytes.
+
+    `at_s`: when that was, for who tells it later; None: now.
+    """
+
+    def __init__(
+        self,
+        *,
+        bytes_per_s: float = UNKNOWN_BYTES_PER_S,
+        margin: float = MARGIN,
+        longest_wait_s: float = 1.0,
+        chunks: tuple[int, ...] = CHUNKS,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        """`bytes_per_s`: of the mover alone, until its own pace is known.
+
+        `chunks`: the sizes that it may be offered, bytes, the largest first.
+        """
+        self.longest_wait_s = longest_wait_s
+        self.beside_bytes_per_s = math.inf
+        """Most that moves beside the compute, whatever is late by that."""
+        self._chunks = chunks
+        self.use = WindowUse(chunk_bytes=chunks[0])
+        self._laps = Laps()
+        self._margin = margin
+        self._now_s = now_s
+        self._lock = threading.RLock()  # entered by itself: a Condition does that in Python
+        self._changed = threading.Condition(self._lock)
+        self._waiting: list[int] = []
+        """Bytes of those who wait."""
+        self._sleep = sleep or self._changed.wait
+        self._rates: deque[float] = deque(maxlen=MEMORY_RATES)
+        """Of chunks that moved while the training stood still."""
+        self._beside_rates: deque[float] = deque(maxlen=MEMORY_RATES)
+        """Of those beside its compute: slower, and all there is where windows are not used."""
+        self._bytes_per_s = bytes_per_s
+        """The median of the former, or of the latter while those are all; until then as given."""
+        self._moving: dict[int, Move] = {}
+        """By thread its last chunk: its next question tells how long that took."""
+        self._busy_until_s = 0.0
+        self._paid_at_s = 0.0
+        self._left = 0
+        self._rooms: list[int] = []
+        """Bytes that the windows of a lap take from the n-th on; worked out once a lap."""
+        self._from: tuple[float, int, int] | None = None
+        """Where this transfer began, as `_here` has it; None: it cannot tell what windows take."""
+        self._kept: deque[float] = deque(maxlen=MEMORY_KEPT)
+        """Fraction that windows took of what they promised, by transfer."""
+        self._trust = 1.0
+        """The fraction that nearly all of them took; 1 while nothing is known."""
+        self._laps_left = 1
+        self._hurried = True
+        """Nothing is known yet, or the fence waits."""
+
+    # ------------------------------------------------------------------ the training thread
+
+    def began(self, what: str, at_s: float | None = None) -> None:
+        """A chunk of compute, or a collective, begins."""
+        with self._lock:
+            self._laps.began(what, self._now_s() if at_s is None else at_s)
+
+    def ended(self, what: str, at_s: float | None = None) -> None:
+        """It ended."""
+        with self._lock:
+            now_s = self._now_s() if at_s is None else at_s
+            self._laps.ended(now_s)
+            # Who is woken for nothing takes the interpreter's lock from the training.
+            if self._waiting and self._news(now_s):
+                self._changed.notify_all()
+
+    def step_began(self, at_s: float | None = None) -> None:
+        """The optimizer's step begins."""
+        with self._lock:
+            self._laps.step_began(self._now_s() if at_s is None else at_s)
+
+    def boundary(self, at_s: float | None = None) -> None:
+        """The optimizer's step ended."""
+        with self._lock:
+            self._laps.boundary(self._now_s() if at_s is None else at_s)
+            self._rooms = []
+            self._laps_left = max(1, self._laps_left - 1)
+            self._changed.notify_all()
+
+    def hurry(self) -> None:
+        """Somebody waits for the result: everything passes until the next `begin`."""
+        with self._lock:
+            if not self._hurried:
+                self._take_stock(self._now_s())
+            self._hurried = True
+            self._changed.notify_all()
+
+    def _news(self, now_s: float) -> bool:
+        """Those who wait would be told something else than when they asked.
+
+        Asked between all chunks: most gaps of a pipeline take none, and nothing is news there.
+        """
+        around_s = self._laps.around_s
+        if around_s and max(around_s) < self._least_s:
+            return False
+        return any(self._in_window(nbytes, now_s) for nbytes in self._waiting) or (
+            self._left > self._trust * self._room(now_s)
+        )
+
+    # ------------------------------------------------------------------ the mover
+
+    def hand_in(self, lengths_s: Mapping[int, float], fingerprint: str) -> None:
+        """Lengths by window from a profile; refused by the first lap of another order."""
+        with self._lock:
+            self._laps.hand_in(lengths_s, fingerprint)
+
+    @property
+    def learned(self) -> bool:
+        """Whether there are windows to count on."""
+        return self._laps.learned
+
+    @property
+    def refused(self) -> str:
+        """Why a profile's windows were not used, "" if they were or there were none."""
+        return self._laps.refused
+
+    @property
+    def hurried(self) -> bool:
+        """Whether everything passes: somebody waits, or there are no windows to wait for."""
+        return self._hurried
+
+    def lap(self) -> tuple[float, list[tuple[float, float]]]:
+        """(begin of this iteration, its windows that have closed), seconds of the clock."""
+        with self._lock:
+            now = self._laps.now
+            pairs = zip(now.opened_s, now.lengths_s, strict=True)
+            return now.began_s, [(at_s, at_s + length_s) for at_s, length_s in pairs]
+
+    def begin(self, nbytes: int, *, laps: int = 1) -> WindowUse:
+        """A transfer of `nbytes` begins, to be through within `laps` iterations.
+
+        Chooses the chunk size and whether to use windows at all; returns what becomes of it.
+        """
+        with self._lock:
+            self._moving = {}
+            self.use = use = WindowUse(nbytes=nbytes)
+            self._left, self._laps_left = nbytes, laps
+            self._paid_at_s = 0.0
+            room = self._use_windows(nbytes / laps)
+            self._from = self._here(self._now_s()) if self._rates else None
+            use.reason = self._not_worth(nbytes, laps * room)
+            self._hurried = bool(use.reason)
+            return use
+
+    def add(self, nbytes: int) -> None:
+        """Another transfer joins the one that began, and shares its time."""
+        with self._lock:
+            self.use.nbytes += nbytes
+            self._left += nbytes
+
+    def moved(self) -> None:
+        """This thread's last chunk is through, and its next one does not follow at once."""
+        with self._lock:
+            self._measure(self._now_s())
+
+    @property
+    def lap_s(self) -> float:
+        """Usual time of an iteration; infinite while none is known."""
+        return self._laps.lap_s
+
+    def wait(self, nbytes: int) -> float:
+        """Blocks until `nbytes` fit into a window, must move beside compute, or time is up."""
+        if nbytes <= 0:
+            return 0.0
+        with self._lock:
+            start_s = now_s = self._now_s()
+            self._measure(now_s)
+            until_s = start_s + self.longest_wait_s
+            while True:
+                how, wait_s = self._judge(nbytes, now_s)
+                if how is not None or now_s >= until_s:
+                    break
+                self._waiting.append(nbytes)
+                self._sleep(min(wait_s, until_s - now_s))
+                self._waiting.remove(nbytes)
+                now_s = self._now_s()
+            self._pass(nbytes, now_s, how or "overlap")
+            # A wake-up is never on time to the microsecond; the contract is what was asked for.
+            blocked_s = min(now_s - start_s, self.longest_wait_s)
+            self.use.blocked_s += blocked_s
+            return blocked_s
+
+    # ------------------------------------------------------------------ decisions
+
+    def _judge(self, nbytes: int, now_s: float) -> tuple[Passed | None, float]:
+        """(how it passes now, or None; seconds until it is worth asking again)."""
+        if self._hurried:
+            return ("fence" if not self.use.reason else "overlap"), 0.0
+        if how := self._in_window(nbytes, now_s):
+            return how, 0.0
+        excess = self._left - self._trust * self._room(now_s)
+        if excess <= 0:
+            return None, self.longest_wait_s
+        if self._laps.shortest_s:  # the longest windows were not enough
+            self._take_stock(now_s)
+            self._use_windows(math.inf)
+            return self._judge(nbytes, now_s)
+        if now_s >= self._paid_at_s:
+            beside_s = (1 - self._margin) * self._beside_s(now_s)
+            pace_s = max(beside_s / excess, 1 / self.beside_bytes_per_s)
+            self._paid_at_s = now_s + nbytes * pace_s
+            return "overlap", 0.0
+        return None, self._paid_at_s - now_s
+
+    def _in_window(self, nbytes: int, now_s: float) -> Passed | None:
+        """How it passes in the window that is open; None: not in this one."""
+        free_s = self._laps.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
+        if self._takes_s(nbytes) * (1 + self._margin) <= free_s:
+            return "window"
+        if free_s > NEARLY_ALL * max(self._laps.forecasts_s, default=math.inf):
+            return "overlap"  # fits nowhere: it begins with the longest window at least
+        return None
+
+    def _pass(self, nbytes: int, now_s: float, how: Passed) -> None:
+        self._left = max(0, self._left - nbytes)
+        self._busy_until_s = max(now_s, self._busy_until_s) + self._takes_s(nbytes)
+        self.use.passed[how] += nbytes
+        move = Move(now_s, self._busy_until_s, nbytes, how)
+        self._moving[threading.get_ident()] = move
+        self.use.moves.append(move)
+        if not self._left:
+            self._take_stock(now_s)
+
+    def _take_stock(self, now_s: float) -> None:
+        """Once a transfer, when it needs no more windows: what they took of what they promised.
+
+        A window goes from chunk to chunk, and its first part may be the training's own: its thread
+        posts what it has computed while the mover waits for the same core.
+        """
+        began, self._from = self._from, None
+        if began is None or self.use.reason or self._laps.now.astray:
+            return
+        self._rooms = []  # as fast as chunks are known to move by now
+        promised = self._ahead(*began) - self._room(now_s)
+        if promised > 0:
+            self._remember(self.use.passed["window"] / promised)
+
+    def _remember(self, kept: float) -> None:
+        self._kept.append(min(1.0, kept))
+        self._trust = nearly_all_had(self._kept)
+
+    def _measure(self, now_s: float) -> None:
+        """How fast this thread's last chunk moved: it asks for the next as soon as it is done.
+
+        One smaller than any that is offered (a small tensor) sets no pace: its start is all it is.
+        """
+        move = self._moving.pop(threading.get_ident(), None)
+        if move is None or now_s - move.began_s <= ALPHA_S:
+            return
+        move.ended_s = now_s
+        if move.nbytes >= self._chunks[-1]:
+            rates = self._beside_rates if move.how == "overlap" else self._rates
+            rates.append(move.nbytes / (now_s - move.began_s))
+            known = self._rates or self._beside_rates
+            self._bytes_per_s = sorted(known)[len(known) // 2]
+
+    def _takes_s(self, nbytes: int) -> float:
+        return ALPHA_S + nbytes / self._bytes_per_s
+
+    @property
+    def _least_s(self) -> float:
+        """The shortest window that takes a chunk of any size."""
+        return (1 + self._margin) * self._takes_s(self._chunks[-1])
+
+    def _filled(self, windows_s: Sequence[float], chunk: int) -> int:
+        """Bytes that windows take, in whole chunks."""
+        each_s = (1 + self._margin) * self._takes_s(chunk)
+        return sum(int(window_s / each_s) for window_s in windows_s) * chunk
+
+    def _room(self, now_s: float) -> int:
+        """Bytes that the windows take which are left of the iterations this transfer has."""
+        return self._ahead(*self._here(now_s))
+
+    def _here(self, now_s: float) -> tuple[float, int, int]:
+        """(seconds left of the window that is open, number of the next one, laps left)."""
+        return self._laps.left_s(now_s), self._laps.following, self._laps_left
+
+    def _ahead(self, left_s: float, following: int, laps_left: int) -> int:
+        chunk = self.use.chunk_bytes
+        self._rooms = rooms = self._rooms or self._from_window_on(chunk)
+        ahead = rooms[min(following, len(rooms) - 1)] + rooms[0] * (laps_left - 1)
+        return self._filled([left_s], chunk) + ahead
+
+    def _from_window_on(self, chunk: int) -> list[int]:
+        """[bytes of all windows, of all but the first, ..., 0]."""
+        each_s = (1 + self._margin) * self._takes_s(chunk)
+        taken = [int(window_s / each_s) * chunk for window_s in self._laps.forecasts_s]
+        return [*itertools.accumulate(reversed(taken), initial=0)][::-1]
+
+    def _beside_s(self, now_s: float) -> float:
+        """Time until the optimizer's step, windows apart: what overlaps is spread over it."""
+        laps = self._laps
+        end_s = laps.now.began_s + laps.until_step_s - now_s + (self._laps_left - 1) * laps.lap_s
+        return max(0.0, end_s - laps.left_s(now_s) - sum(laps.forecasts_s[laps.following :]))
+
+    def _use_windows(self, nbytes: float) -> int:
+        """The longest windows that take so much in a lap, or all; the bytes that they take.
+
+        In a gap the host posts messages and prepares the next chunk, and the shorter the gap, the
+        more of it that is.  In chunks of the largest size that fills them about as well as any.
+        Asked in the boundary: most gaps of a pipeline are no windows, and are looked at once.
+        """
+        least_s, laps = self._least_s, self._laps
+        laps.leave_alone(0.0)
+        windows_s = sorted((w for w in laps.forecasts_s if w >= least_s), reverse=True)
+        each_s = (1 + self._margin) * self._takes_s(self._chunks[0])
+        taken = itertools.accumulate(int(w / each_s) * self._chunks[0] for w in windows_s)
+        wanted = SPARE * nbytes / max(self._trust, 1e-9)
+        enough = next((number for number, fill in enumerate(taken, 1) if fill >= wanted), None)
+        if enough is not None:
+            del windows_s[enough:]
+            laps.leave_alone(windows_s[-1])
+        filled = [self._filled(windows_s, chunk) for chunk in self._chunks]
+        good = NEARLY_ALL * max(filled)
+        self.use.chunk_bytes, room = next(
+            (chunk, fill) for chunk, fill in zip(self._chunks, filled, strict=True) if fill >= good
+        )
+        self._rooms = []
+        return room
+
+    def _not_worth(self, nbytes: int, room: int) -> str:
+        """A sentence when windows, which promise `room`, do not help this transfer."""
+        if not self._laps.learned:
+            return "no windows known yet: the first iterations show them"
+        trust, least = self._trust, YIELD_SHARE * nbytes
+        if trust * room >= least:
+            return ""
+        if room >= least:
+            self._remember(1.0)  # in the end it is forgotten, and windows are tried again
+            doubt = f"took {trust:.0%} of what they promised lately"
+        else:
+            doubt = f"longest {max(self._laps.forecasts_s, default=0.0) * 1e3:.2f} ms"
+        return (
+            f"windows take {int(trust * room)} of {nbytes} bytes ({doubt}, the smallest "
+            f"chunk needs {self._least_s * 1e3:.2f} ms): copied beside the compute"
+        )

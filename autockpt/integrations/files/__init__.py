@@ -1,0 +1,1 @@
+"""Single-file formats: torch.save and safetensors."""

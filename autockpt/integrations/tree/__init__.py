@@ -1,0 +1,1 @@
+"""Checkpoints as trees of tensors: read, written and compared."""

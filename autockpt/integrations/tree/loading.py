@@ -1,0 +1,127 @@
+"""Any checkpoint that we can read, as a tree: ours, safetensors, torch.save, DCP."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.executors.state import state_tree
+from autockpt.integrations.convert.export import INDEX, STATE
+from autockpt.integrations.dcp import directory
+from autockpt.integrations.files import safetensors_file, torch_file
+from autockpt.integrations.places import generation_folder, is_ours
+from autockpt.integrations.tree.checkpoint_tree import GenerationTree, arrays_of
+from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree
+from autockpt.values.errors import ConfigError, CorruptCheckpointError
+from autockpt.values.record import parse_json
+
+_MAX_INDEX_BYTES = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint, open."""
+
+    tree: Tree
+    lossy: str = ""
+    """What was lost before it was written, in words; "": nothing that we know of."""
+    models: frozenset[str] = frozenset()
+    """As `GenerationTree.models` says, of a generation of ours."""
+
+
+@contextlib.contextmanager
+def opened(
+    path: str, *, generation: str | None = None, rank: int | None = None
+) -> Iterator[Source]:
+    """A checkpoint; its tensors can be read until the block ends.
+
+    Raises ConfigError for what is none, CorruptCheckpointError for damage.
+    """
+    if not os.path.exists(path):
+        raise ConfigError(f"{path}: no such file or directory")
+    if os.path.isdir(path) and is_ours(path):
+        source = GenerationTree(generation_folder(path, generation), rank=rank)
+        try:
+            yield Source(source.tree, source.lossy, source.models)
+        finally:
+            source.close()
+        return
+    if generation is not None or rank is not None:
+        raise ConfigError(f"{path}: is no run of autockpt, and only those have generations, ranks")
+    yield Source(_directory(path) if os.path.isdir(path) else _file(path))
+
+
+def _directory(path: str) -> Tree:
+    if os.path.exists(os.path.join(path, directory.METADATA)):
+        return directory.read_directory(path)
+    index, single = os.path.join(path, INDEX), os.path.join(path, "model.safetensors")
+    if os.path.exists(index):
+        return {"model": _indexed(index), **_state(path)}
+    if os.path.exists(single):
+        return {"model": _named(single), **_state(path)}
+    raise ConfigError(
+        f"{path}: neither a run or checkpoint of autockpt, nor a directory of safetensors "
+        "(model.safetensors, or its index) or of torch.distributed.checkpoint (.metadata)"
+    )
+
+
+def _file(path: str) -> Tree:
+    if path.endswith(".safetensors"):
+        return {"model": _named(path)}
+    if path.endswith(".safetensors.index.json"):
+        return {"model": _indexed(path)}
+    return torch_file.read_file(path)
+
+
+def _named(path: str) -> dict[str, LazyTensor]:
+    """The tensors of one file under all of their names."""
+    tensors, metadata = safetensors_file.read_file(path)
+    ties = safetensors_file.tied_names(tensors, metadata)
+    return tensors | {name: tensors[kept] for name, kept in ties.items()}
+
+
+def _indexed(path: str) -> dict[str, LazyTensor]:
+    """The tensors of all files that an index names.  Raises CorruptCheckpointError."""
+    folder = os.path.dirname(path)
+    try:
+        if os.path.getsize(path) > _MAX_INDEX_BYTES:
+            raise ValueError(f"more than {_MAX_INDEX_BYTES} bytes")
+        with open(path, "rb") as file:
+            places = parse_json(file.read())["weight_map"]
+        files = sorted(set(places.values()))
+        strange = [name for name in files if "/" in name or name.startswith(".") or "\0" in name]
+        if strange:
+            raise ValueError(f"{strange[0]!r:.80} is no plain file name")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path}: no sound index: {error!r:.200}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    shards = {name: _named(os.path.join(folder, name)) for name in files}
+    missing = [name for name, file in places.items() if name not in shards[file]]
+    if missing:
+        raise CorruptCheckpointError(f"{path}: {missing[0]!r:.100} is not in {places[missing[0]]}")
+    found = {name: shards[file][name] for name, file in places.items()}
+    ties = {n: t for shard in shards.values() for n, t in shard.items() if n not in found}
+    kept = {id(tensor) for tensor in found.values()}
+    return found | {name: tensor for name, tensor in ties.items() if id(tensor) in kept}
+
+
+def _state(folder: str) -> Tree:
+    """What `autockpt convert --all` put beside the model."""
+    path = os.path.join(folder, STATE)
+    if not os.path.exists(path):
+        return {}
+    tensors, metadata = safetensors_file.read_file(path)
+    try:
+        skeleton = json.loads(metadata.get("autockpt.tree", "null"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path}: its tree is malformed: {error!r:.200}") from None
+    ties = safetensors_file.tied_names(tensors, metadata)
+    lazies: dict[str, Any] = tensors | {name: tensors[kept] for name, kept in ties.items()}
+    lazies |= arrays_of(skeleton, lazies)
+    tree = state_tree.decode(skeleton, lazies)
+    if not isinstance(tree, dict):
+        raise CorruptCheckpointError(f"{path}: was not written by autockpt")
+    return tree

@@ -1,0 +1,1 @@
+"""How a process was started: ranks, rendezvous, environment, elastic launcher, sidecars."""

@@ -1,0 +1,1 @@
+"""The elastic launcher: agent, node numbers, crash loops and signals."""

@@ -1,0 +1,307 @@
+"""How torchelastic's agent is made to ask us: is this failure worth another start?
+
+The agent has no hook for it, so its class is replaced by a subclass in the one module that makes
+it; the ranks' logs are named by its own plug-in point.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autockpt import new_files
+from autockpt.console import Console
+from autockpt.job_directory import own_runs
+from autockpt.launch import environment
+from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
+from autockpt.launch.elastic.node_numbers import Seated
+from autockpt.launch.elastic.signals import Announced, install, kill_groups
+from autockpt.launch.rank_env import allocation_left_s
+from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
+from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import DirectoryBusyError
+
+if TYPE_CHECKING:
+    from autockpt.launch.elastic.torchelastic import Ending, Launch
+    from autockpt.launch.sidecars.keeper import KeeperBeside
+
+REPLACED = 75
+"""Exit code of a rank that a newer incarnation has fenced off."""
+SHOWN_CHARS = 300
+"""Of an exception, in a sentence about the failure."""
+SHOWN_LINES = 200
+"""Of the log of a rank whose output did not go to the terminal, when it failed."""
+
+
+class Watch:
+    """What the agent asks us: is this failure worth another start?"""
+
+    def __init__(self, request: "Launch", console: Console, keeper: "KeeperBeside") -> None:
+        run = request.run
+        self._request = request
+        self._console = console
+        self._keeper = keeper
+        self._began_s = time.monotonic()
+        self._reason = ""
+        self._told: int | None = None
+        self._decided_s: float | None = None
+        """When the restart under way was decided."""
+        self.restarts = 0
+        self._seated: Seated | None = None
+        self.over_by_s: float | None = None
+        """CLOCK_MONOTONIC by which all is to be over, once a signal has come."""
+        self.keeper_by_s: float | None = None
+        """The same for the keeper."""
+        self._loop = CrashLoop(
+            step=_trained(run),
+            generation=run.newest_generation(),
+            insist=request.max_restarts is not None,
+        )
+
+    def seated(self, rendezvous: Any) -> Any:
+        """The rendezvous in which this node keeps its number, where nodes have no fixed ones."""
+        if self._request.single_node or self._request.rdzv_backend == "static":
+            return rendezvous
+        self._seated = Seated(rendezvous, self._request.local_addr, self._keeper.seats())
+        return self._seated
+
+    def starting(self, node: int) -> None:
+        """The agent is about to start the ranks of this node, which is `node` in their order."""
+        # A restart that another node began was not decided here.
+        os.environ.pop(environment.RESTART_DECIDED, None)
+        if self._decided_s is not None:
+            os.environ[environment.RESTART_DECIDED] = repr(self._decided_s)
+            self._decided_s = None
+        self._began_s = time.monotonic()
+        if self._seated is not None and self._seated.number is not None:
+            node = self._seated.number
+            os.environ[environment.NODE] = str(node)
+        if self._request.mode == "run" and not self._keeper.started:
+            self._keeper.start(node)
+
+    def goes_on(self, failures: dict[int, Any], *, left: int) -> bool:
+        """Whether to start again after these failures (by rank); says what happened."""
+        run = self._request.run
+        rank, failure = _root_cause(failures)
+        step = run.newest_step()
+        self._show_log(rank, failure)
+        if self._request.mode == "profile":
+            return False
+        told, error = failure.error_file_data.get("autockpt", {}), _error(failure)
+        verdict = self._loop.verdict(
+            Attempt(
+                signal=max(0, -failure.exitcode),
+                final=bool(told.get("final")),
+                error=error if told.get("origin") in ("mistake", "script") else "",
+                error_step=told.get("step"),
+                attached=run.attached,
+                lasted_s=time.monotonic() - self._began_s,
+                step=_trained(run),
+                generation=run.newest_generation(),
+                # Between nodes it is how one launcher makes the others restart.
+                replaced=failure.exitcode == REPLACED and self._request.single_node,
+                refused=failure.exitcode == DirectoryBusyError.exit_code,
+            )
+        )
+        what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
+        if error and failure.exitcode > 0:
+            what += f" ({error.splitlines()[0][:SHOWN_CHARS]})"
+        if verdict is None and left > 0:
+            self.restarts += 1
+            self._decided_s = time.monotonic()
+            self._console.say(f"{what}; restarting this node's ranks (restart {self.restarts})")
+            return True
+        self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
+        return False
+
+    def interrupted(self, number: int) -> float:
+        """A signal is being forwarded to the ranks; seconds until they are killed."""
+        name = signal.Signals(number).name
+        times = times_now(self._request.notice_s)
+        self.over_by_s = time.monotonic() + times.over_s
+        self.keeper_by_s = time.monotonic() + times.keeper_s
+        self._end_by(number, times)
+        told = "make a checkpoint and leave" if self._request.run.attached else "leave"
+        self._console.say(
+            f"{name}: told the ranks to {told}; this ends within {times.over_s:.0f} s, and at once "
+            "with a second signal"
+        )
+        return times.ranks_s
+
+    def _end_by(self, number: int, times: LauncherTimes) -> None:
+        """Storage that hangs keeps nobody: not what waits for it, and not this process."""
+
+        def leave() -> None:
+            # A terminal that is gone must not keep us either.
+            threading.Timer(0.5, os._exit, (128 + number,)).start()
+            self._console.warn(
+                f"{times.over_s:.0f} s are over: not waiting for what is still being written; it "
+                "goes on by itself"
+            )
+            os._exit(128 + number)
+
+        watchdog = threading.Timer(times.over_s, leave)
+        watchdog.daemon = True
+        watchdog.start()
+
+    def hurried(self) -> None:
+        """A second signal: nothing is waited for any more."""
+        self.keeper_by_s = self.over_by_s = time.monotonic()
+
+    def failed(self, failures: dict[int, Any]) -> "Ending":
+        """The ending after the last failure."""
+        from autockpt.launch.elastic.torchelastic import Ending
+
+        rank, failure = _root_cause(failures)
+        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        reason = self._reason or f"rank {rank} {_ended(failure.exitcode)}"
+        error = _error(failure) if failure.exitcode > 0 else ""
+        return Ending(
+            state="failed", exit_code=code, restarts=self.restarts, reason=reason, error=error
+        )
+
+    def _show_log(self, rank: int, failure: Any) -> None:
+        """The end of the log of a rank whose output did not go to the terminal."""
+        if failure.local_rank == 0 or failure.exitcode < 0:
+            return
+        logs = sorted(self._request.run.logs.glob(f"*-attempt-*/rank-{rank:05d}.err"))
+        if not logs:
+            return
+        lines = logs[-1].read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+        self._console.say(f"rank {rank} {_ended(failure.exitcode)}; its log ({logs[-1]}) ends:")
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _trained(run: RunDirectory) -> int | None:
+    """Steps of the run and of those that processes in it have of their own: a sweep's progress."""
+    every = [run, *(RunDirectory(path) for path in own_runs(run.path))]
+    steps = [step for step in (one.newest_step() for one in every) if step is not None]
+    return sum(steps) if steps else None
+
+
+def times_now(notice_s: float | None) -> LauncherTimes:
+    """What there is time for when a signal comes now; `notice_s`: as the policy says."""
+    left_s = allocation_left_s(os.environ, time.time())
+    grace = grace_s(notice_s=notice_s, allocation_left_s=left_s, launcher_s=None)
+    return launcher_times(grace)
+
+
+def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
+    """(rank, failure) of what happened first: deaths by a signal take the other ranks with them.
+
+    SIGTERM is what the agent itself sends to the rest.
+    """
+
+    def order(entry: tuple[int, Any]) -> tuple[int, float, int]:
+        rank, failure = entry
+        killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+        stopped = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        at = failure.error_file_data.get("autockpt", {}).get("at", failure.timestamp)
+        return (0 if killed else 2 if stopped else 1, float(at), rank)
+
+    return min(failures.items(), key=order)
+
+
+def _error(failure: Any) -> str:
+    """The exception that a rank has told us of; "" for another death."""
+    message = failure.error_file_data.get("message")
+    text = message.get("message", "") if isinstance(message, dict) else message
+    return text if isinstance(text, str) else ""
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+@contextlib.contextmanager
+def agent_class(api: Any, watch: Watch) -> Iterator[None]:
+    """Let `elastic_launch` use an agent that asks `watch` before it restarts.
+
+    torchelastic has no hook for this; its agent class is replaced in the one module that makes it.
+    """
+    base = api.LocalElasticAgent
+
+    class Agent(base):  # type: ignore[misc, valid-type]
+        _remaining_restarts: int
+
+        def __init__(self, spec: Any, *arguments: Any, **more: Any) -> None:
+            spec.rdzv_handler = watch.seated(spec.rdzv_handler)
+            super().__init__(spec, *arguments, **more)
+
+        def _start_workers(self, worker_group: Any) -> Any:
+            watch.starting(worker_group.group_rank)
+            started = super()._start_workers(worker_group)
+            self._heed()
+            return started
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            left = self._remaining_restarts
+            if result.is_failed() and not watch.goes_on(result.failures, left=left):
+                self._remaining_restarts = 0
+            return result
+
+        def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = 30) -> None:
+            if isinstance(sys.exc_info()[1], api.SignalException) and self._pcontext is not None:
+                timeout = watch.interrupted(int(death_sig))  # type: ignore[assignment]
+            super()._shutdown(death_sig, timeout)
+
+        def _heed(self) -> None:
+            """In place of torchelastic's handlers, which raise at every signal."""
+
+            def raised(number: int) -> BaseException:
+                text = f"process {os.getpid()} got signal {number}"
+                return api.SignalException(text, sigval=signal.Signals(number))  # type: ignore[no-any-return]
+
+            def kill() -> None:
+                watch.hurried()
+                kill_groups(self._pcontext.pids().values())
+
+            install(Announced(raised, kill).handle)
+
+    api.LocalElasticAgent = Agent
+    try:
+        yield
+    finally:
+        api.LocalElasticAgent = base
+
+
+def rank_logs(directory: Path) -> Any:
+    """Local rank 0 speaks on the terminal, every other rank into two files per attempt."""
+    from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+
+    started = time.strftime("%Y%m%d-%H%M%S")
+
+    class RankLogs(LogsSpecs):
+        @property
+        def root_log_dir(self) -> str:
+            return str(directory)
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            destination = LogsDest()
+            for local, variables in envs.items():
+                count = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+                attempt = directory / f"{started}-attempt-{int(count):03d}"
+                new_files.make_directory(attempt, new_files.PRIVATE_DIRECTORY)
+                name = attempt / f"rank-{int(variables['RANK']):05d}"
+                destination.stdouts[local] = f"{name}.out" if local else ""
+                destination.stderrs[local] = f"{name}.err" if local else ""
+                for path in filter(None, (destination.stdouts[local], destination.stderrs[local])):
+                    os.close(new_files.private(path, os.O_WRONLY | os.O_CREAT))
+                destination.error_files[local] = f"{name}.error.json"
+                variables["TORCHELASTIC_ERROR_FILE"] = f"{name}.error.json"
+                # After a change of membership the same attempt number starts again.
+                Path(f"{name}.error.json").unlink(missing_ok=True)
+            return destination
+
+    return RankLogs(log_dir=str(directory))

@@ -1,0 +1,80 @@
+"""What the launcher tells the trainers: environment variables, and how to see a foreign launcher.
+
+    AUTOCKPT_RUN_DIR        the run directory, absolute
+    AUTOCKPT_MODE           run or profile
+    AUTOCKPT_LAUNCH_ID      random hex of one launcher: the same for all of its restarts
+    AUTOCKPT_LAUNCHER_PID   its process
+    AUTOCKPT_NODE           number of this node, which stays when others are lost (several nodes)
+    AUTOCKPT_RESUME_FROM    roll back to this generation (optional)
+    AUTOCKPT_FRESH          1: start a new lineage (optional)
+    AUTOCKPT_NO_PROFILE     1: do not measure during the first iterations (optional)
+    AUTOCKPT_RESTART_DECIDED_S  CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
+
+torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
+"""
+
+from collections.abc import Mapping
+
+from autockpt.launch import startup_timing
+from autockpt.launch.rank_env import number, rank_and_world, under_srun
+
+RUN_DIR = "AUTOCKPT_RUN_DIR"
+MODE = "AUTOCKPT_MODE"
+LAUNCH_ID = "AUTOCKPT_LAUNCH_ID"
+LAUNCHER_PID = "AUTOCKPT_LAUNCHER_PID"
+NODE = "AUTOCKPT_NODE"
+RESUME_FROM = "AUTOCKPT_RESUME_FROM"
+FRESH = "AUTOCKPT_FRESH"
+NO_PROFILE = "AUTOCKPT_NO_PROFILE"
+RESTART_DECIDED = startup_timing.DECIDED
+
+ALL = (
+    RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, RESTART_DECIDED,
+)  # fmt: skip
+
+
+def contract(
+    *,
+    run_dir: str,
+    mode: str,
+    launch_id: str,
+    launcher_pid: int,
+    resume_from: str | None = None,
+    fresh: bool = False,
+    profile_in_place: bool = True,
+) -> dict[str, str]:
+    """The variables of one launch."""
+    variables = {
+        RUN_DIR: run_dir,
+        MODE: mode,
+        LAUNCH_ID: launch_id,
+        LAUNCHER_PID: str(launcher_pid),
+    }
+    if resume_from is not None:
+        variables[RESUME_FROM] = resume_from
+    if fresh:
+        variables[FRESH] = "1"
+    if not profile_in_place:
+        variables[NO_PROFILE] = "1"
+    return variables
+
+
+def foreign_launcher(environ: Mapping[str, str]) -> str | None:
+    """The launcher that already started this process as a worker, or None: then we launch."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "torchrun"
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return "RANK and WORLD_SIZE"
+    if under_srun(environ):
+        return "Slurm"
+    return None
+
+
+def rank(environ: Mapping[str, str]) -> int:
+    """Global rank of this process; 0 outside any launcher."""
+    return rank_and_world(environ)[0]
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """How often torchelastic has restarted the workers."""
+    return number(environ, "TORCHELASTIC_RESTART_COUNT") or 0

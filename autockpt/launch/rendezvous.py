@@ -1,0 +1,157 @@
+"""Which incarnation the ranks of several nodes are: agreed through the rendezvous store.
+
+Launchers name their starts and count their restarts each for itself: two launchers of one job have
+two names, and only the one whose rank died counts a restart.  So rank 0 says for all.  Its word is
+kept in the checkpoint directory, because a round must be higher than every earlier one: a start
+that shares a launcher with the newest one continues its launch, any other is a launch of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt import new_files
+from autockpt.executors.network.discovery import network_of, open_secret, read_record, write_record
+from autockpt.executors.protocol.messages import Incarnation
+from autockpt.launch.rank_env import RankPlace
+from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
+from autockpt.values.record import from_json, to_json
+
+NO_LABELS: Mapping[str, str] = {}
+_RECORD = "round.json"
+_calls = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """control/round.json: the newest incarnation."""
+
+    schema_version: int = 1
+    incarnation: Incarnation
+    launchers: tuple[str, ...]
+    """Names that the launchers of its nodes gave their starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all ranks of this start have in common."""
+
+    schema_version: int = 1
+    incarnation: Incarnation
+    nodes: tuple[int, ...]
+    """Number of the node of every rank."""
+    one_host: bool
+    """All nodes share one machine's loopback (a test, or several launchers on one machine)."""
+    domains: FailureDomains = UNKNOWN_DOMAINS
+    """What the nodes share and lose together, as far as each knows of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the first rank of a node says of it."""
+
+    schema_version: int = 1
+    launcher: str
+    ranks: int
+    network: str
+    labels: dict[str, str]
+    """Its failure domains by level."""
+    number: int | None
+    """What its launcher calls it, which stays when other nodes are lost; None: nobody does."""
+
+
+def agree(
+    checkpoints: str,
+    launch_id: str,
+    place: RankPlace,
+    labels: Mapping[str, str] = NO_LABELS,
+    number: int | None = None,
+) -> Agreement:
+    """The agreement of all ranks; waits for the first rank of every node.
+
+    `labels` and `number`: see `Node`.  Every rank calls it, equally often, after
+    `init_process_group`; ranks of a node follow one another.
+    Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
+    """
+    global _calls
+    store = group_store()
+    _calls += 1
+    prefix = f"autockpt/{_calls}"
+    if place.local_rank == 0:
+        node = Node(
+            launcher=launch_id, ranks=place.local_size, network=network_of(),
+            labels=dict(labels), number=number,
+        )  # fmt: skip
+        store.set(f"{prefix}/node/{place.rank}", to_json(node))
+    if place.rank == 0:
+        every: list[Node] = []
+        while (first := sum(node.ranks for node in every)) < place.world_size:
+            text = bytes(store.get(f"{prefix}/node/{first}")).decode()
+            every.append(from_json(Node, text, where=f"the node of rank {first}"))
+        store.set(f"{prefix}/agreed", _decide(checkpoints, every))
+    text = bytes(store.get(f"{prefix}/agreed")).decode()
+    if text.startswith("error "):
+        raise StorageError(text.removeprefix("error "))
+    return from_json(Agreement, text, where="agreement of rank 0")
+
+
+def _decide(checkpoints: str, every: Sequence[Node]) -> str:
+    """The agreement as JSON, or why there is none: the other ranks wait for an answer."""
+    launchers = tuple(sorted({node.launcher for node in every}))
+    try:
+        new_files.make_directory(checkpoints)
+        open_secret(checkpoints)
+        incarnation = next_incarnation(_newest(checkpoints), every[0].launcher, launchers)
+        record = Round(incarnation=incarnation, launchers=launchers)
+        write_record(checkpoints, _RECORD, to_json(record).encode())
+    except (StorageError, OSError) as error:
+        return f"error {checkpoints}: rank 0 cannot write down the incarnation: {error}"
+    numbers = numbers_of(every)
+    domains = FailureDomains.joined([node.labels for node in every]).renumbered(numbers)
+    ranks = zip(numbers, every, strict=True)
+    agreement = Agreement(
+        incarnation=incarnation,
+        nodes=tuple(number for number, node in ranks for _ in range(node.ranks)),
+        one_host=len({node.network for node in every}) == 1,
+        domains=domains,
+    )
+    return to_json(agreement)
+
+
+def numbers_of(every: Sequence[Node]) -> tuple[int, ...]:
+    """What their launchers call them; where one does not, or two say the same, they are counted."""
+    said = [node.number for node in every if node.number is not None]
+    return tuple(said) if len(set(said)) == len(every) else tuple(range(len(every)))
+
+
+def next_incarnation(
+    newest: Round | None, launch_id: str, launchers: tuple[str, ...]
+) -> Incarnation:
+    """What the start of these launchers is called; `launch_id` is rank 0's."""
+    if newest is None or not set(newest.launchers) & set(launchers):
+        return Incarnation(launch_id=launch_id, restart_round=0)
+    former = newest.incarnation
+    return Incarnation(launch_id=former.launch_id, restart_round=former.restart_round + 1)
+
+
+def _newest(checkpoints: str) -> Round | None:
+    text = read_record(checkpoints, _RECORD)
+    if text is None:
+        return None
+    try:
+        return from_json(Round, text)
+    except ConfigError:
+        return None
+
+
+def group_store() -> Any:
+    """The store by which the ranks of a process group meet.  Raises ConfigError without one."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError(
+            "attach() on several nodes needs the process group, by which the ranks agree who they "
+            "are: call torch.distributed.init_process_group() before attach()"
+        )
+    return dist.distributed_c10d._get_default_store()

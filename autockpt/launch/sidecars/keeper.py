@@ -1,0 +1,71 @@
+"""The keeper of this node, as far as the launcher goes; the training never fails for it."""
+
+import time
+
+from autockpt.console import Console
+from autockpt.launch.elastic.signals import Interrupted
+from autockpt.run_directory import RunDirectory
+
+WAIT_S = 60.0
+SHORT_S = 0.2
+"""It is told in any case, and waited for this long: with nothing left to do it is gone by then."""
+
+
+class KeeperBeside:
+    """Starts it before the ranks, lets it go after them."""
+
+    def __init__(self, run: RunDirectory, console: Console) -> None:
+        self._run = run
+        self._console = console
+        self._node: int | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._node is not None
+
+    def seats(self) -> tuple[int, ...]:
+        """Nodes of this run whose keepers live on this machine, left by a launcher that died."""
+        try:
+            from autockpt.executors.keeper.launch import keepers_here
+
+            return keepers_here(str(self._run.path))
+        except Exception as error:
+            self._console.warn(f"keepers of an earlier launcher were not looked for: {error}")
+            return ()
+
+    def start(self, node: int) -> None:
+        """Make sure a keeper runs."""
+        self._node = node
+        try:
+            from autockpt.executors.keeper.launch import ensure_keeper
+
+            checkpoints = str(self._run.checkpoints())
+            ensure_keeper(str(self._run.path), node, checkpoints=checkpoints)
+        except Exception as error:
+            self._console.warn(
+                f"the keeper did not start ({error}); attach tries again, and the training goes on "
+                "without protection if that fails too"
+            )
+
+    def release(self, by_s: float | None = None) -> None:
+        """Tell it to leave when everything is on disk, and wait for that.
+
+        `by_s`: at most until then, CLOCK_MONOTONIC; it goes on by itself.
+        """
+        if self._node is None:
+            return
+        try:
+            from autockpt.executors.keeper.launch import release_keeper
+
+            wait_s = WAIT_S if by_s is None else min(WAIT_S, by_s - time.monotonic())
+            if not release_keeper(str(self._run.path), self._node, wait_s=max(SHORT_S, wait_s)):
+                log = self._run.logs / f"keeper-{self._node:03d}.log"
+                self._console.warn(
+                    "the keeper is still at work; it leaves by itself when everything is written, "
+                    f"its log is {log}"
+                )
+        except Interrupted as interrupted:
+            self._console.warn(f"{interrupted}: not waiting for the keeper; it finishes by itself")
+        except Exception as error:
+            self._console.warn(f"the keeper could not be told to leave: {error}")

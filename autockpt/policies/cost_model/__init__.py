@@ -1,0 +1,1 @@
+"""What a checkpoint costs in time and memory, from a profile."""

@@ -1,0 +1,159 @@
+"""What a plan promises: waste with a 90 % band over the failure rate, stall, recovery.
+
+The rate of all interruptions is the sum of two Gamma posteriors (nodes times the rate per node, and
+the job's own); its band takes the Gamma with the same mean and variance, which is exact when one of
+the two dominates.  Within the band the plan stays as it is: what is uncertain is the world.
+"""
+
+import math
+from dataclasses import replace
+
+from autockpt.policies.cost_model.costs import Costs, copy_link, link_time_s, profile_costs
+from autockpt.policies.cost_model.gamma import gamma_quantile
+from autockpt.policies.interval.choose import Intervals, Rates, tiers_of
+from autockpt.policies.interval.nesting import Tiers
+from autockpt.policies.interval.silent_errors import silent_share
+from autockpt.values.goal import Goal
+from autockpt.values.plan import Expected, Staging
+from autockpt.values.profile import FailureRates, Profile, StorageMeasure
+
+BASELINE_INTERVAL_S = 1800.0
+"""What people do without us: a blocking save every 30 minutes."""
+DECLARED_SHAPE = 10.0
+"""A declared MTBF counts like ten observed failures: a band of 0.54 to 1.57 times the rate."""
+BAND = (0.05, 0.95)
+
+
+def rates_of(profile: Profile, goal: Goal) -> Rates:
+    """Interruptions by the tier that serves them; the user's declaration beats the posterior."""
+    return split_rates(profile.failures, goal)
+
+
+def split_rates(failures: FailureRates, goal: Goal) -> Rates:
+    """The same from failure rates alone, for the controller."""
+    share = failures.process_share
+    if goal.failures.process_share is not None:
+        share = goal.failures.process_share
+    total = failures.interruptions_per_s
+    if goal.failures.mtbf_s is not None:
+        total = 1.0 / goal.failures.mtbf_s
+    declared, disk = goal.failures, total * (1.0 - share)
+    late_s = goal.retention.reach_s
+    return Rates(
+        memory_per_s=total * share,
+        disk_per_s=disk,
+        preempted_per_s=1.0 / declared.preemption_s if declared.preemption_s else 0.0,
+        notice_s=declared.notice_s or 0.0,
+        silent_per_s=min(disk, total * silent_share(failures)) if late_s is not None else 0.0,
+        noticed_after_s=late_s or 0.0,
+    )
+
+
+def rate_band(failures: FailureRates, goal: Goal) -> tuple[float, float]:
+    """5 % and 95 % quantiles of the interruption rate, as multiples of its mean."""
+    shape = rate_shape(failures, goal)
+    low, high = (gamma_quantile(p, shape, shape) for p in BAND)
+    return low, high
+
+
+def rate_shape(failures: FailureRates, goal: Goal) -> float:
+    """Shape of the Gamma that the interruption rate is taken to have, its mean apart."""
+    return DECLARED_SHAPE if goal.failures.mtbf_s is not None else _shape(failures)
+
+
+def expected_of(
+    costs: Costs, profile: Profile, goal: Goal, intervals: Intervals, *, memory_on: bool
+) -> Expected:
+    """The promise of a plan with these intervals."""
+    return promise(costs, profile.failures, goal, intervals, memory_on=memory_on)
+
+
+def promise(
+    costs: Costs, failures: FailureRates, goal: Goal, intervals: Intervals, *, memory_on: bool
+) -> Expected:
+    """The same from failure rates alone, for the controller."""
+    rates = split_rates(failures, goal)
+    pair = (intervals.memory_steps, intervals.disk_steps)
+    low, high = (
+        tiers_of(costs, rates.scaled(factor), memory_on=memory_on).waste(*pair).total
+        for factor in rate_band(failures, goal)
+    )
+    tiers = tiers_of(costs, rates, memory_on=memory_on)
+    disk_s = intervals.disk_period_s / 2 + tiers.disk.latency_s + tiers.disk.recover_s
+    memory_s = disk_s
+    peer_s, peers = None, costs.peers
+    if tiers.memory is not None:
+        begun_s = intervals.memory_period_s / 2 + costs.copy_s
+        memory_s = begun_s + (costs.restart_s + costs.restore_memory_s)
+        if peers is not None:
+            peer_s = begun_s + peers.send_s + costs.restart_s + peers.restore_s
+    return Expected(
+        stall_s=costs.stall_s + costs.blocked_s,
+        waste=intervals.waste.total,
+        waste_low=low,
+        waste_high=high,
+        checkpoint_waste=intervals.waste.checkpoint,
+        persist_s=costs.persist_s,
+        recovery_memory_s=memory_s,
+        recovery_disk_s=disk_s,
+        recovery_peer_s=peer_s,
+        survived=peers.served if peers is not None and peer_s is not None else 0.0,
+    )
+
+
+def todays_habit(profile: Profile, goal: Goal) -> Expected:
+    """What a blocking save every 30 minutes promises: the usual habit."""
+    tiers, steps = habit(profile, goal)
+    parts, period_s = tiers.waste(0, steps), tiers.periods_s(0, steps)[1]
+    rates, costs = rates_of(profile, goal), _habit_costs(profile)
+    low, high = (
+        tiers_of(costs, rates.scaled(factor), memory_on=False).waste(0, steps).total
+        for factor in rate_band(profile.failures, goal)
+    )
+    recovery_s = period_s / 2 + tiers.disk.latency_s + tiers.disk.recover_s
+    return Expected(
+        stall_s=tiers.disk.stall_s,
+        waste=parts.total,
+        waste_low=low,
+        waste_high=high,
+        checkpoint_waste=parts.checkpoint,
+        persist_s=costs.persist_s,
+        recovery_memory_s=recovery_s,
+        recovery_disk_s=recovery_s,
+    )
+
+
+def habit(profile: Profile, goal: Goal) -> tuple[Tiers, int]:
+    """A blocking save every 30 minutes, one buffered writer, disk only; (costs, iterations)."""
+    costs = _habit_costs(profile)
+    tiers = tiers_of(costs, rates_of(profile, goal), memory_on=False)
+    return tiers, max(1, round(BASELINE_INTERVAL_S / costs.iteration_s))
+
+
+def _habit_costs(profile: Profile) -> Costs:
+    staging = Staging(schedule="blocking", persist="sync", streaming=False)
+    costs = profile_costs(profile, staging, write=_plain_write(profile))
+    link = copy_link(profile, pinned=False) or copy_link(profile)
+    if link is None:
+        return costs
+    copy_s = link_time_s(link, profile.state.total_bytes)
+    return replace(costs, blocked_s=max(0.0, costs.persist_s - copy_s), stall_s=copy_s)
+
+
+def _plain_write(profile: Profile) -> StorageMeasure | None:
+    """One buffered writer: the nearest measured thing to `torch.save`."""
+    writes = [m for m in profile.storage if m.operation == "write"]
+    return min(
+        writes,
+        key=lambda m: (m.direct, m.writers, abs(math.log(m.chunk_bytes / 2**20))),
+        default=None,
+    )
+
+
+def _shape(failures: FailureRates) -> float:
+    """Shape of the Gamma with the mean and variance of nodes * per_node + per_job."""
+    mean = variance = 0.0
+    for posterior, count in ((failures.per_node, failures.nodes), (failures.per_job, 1)):
+        mean += count * posterior.mean_per_day
+        variance += count**2 * posterior.shape / posterior.exposure_days**2
+    return mean * mean / variance

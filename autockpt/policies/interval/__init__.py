@@ -1,0 +1,1 @@
+"""Chooses checkpoint intervals: closed forms, failure rates, silent errors, nesting."""

@@ -1,0 +1,1 @@
+"""Chooses replicas or parity: schemes, survival, costs of the link."""

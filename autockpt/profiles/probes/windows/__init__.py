@@ -1,0 +1,1 @@
+"""Probes that watch an iteration: its marks, its pipeline stages and its traffic."""

@@ -1,0 +1,1 @@
+"""The measurements of a profile: storage, links, interference and idle windows."""

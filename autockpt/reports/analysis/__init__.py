@@ -1,0 +1,1 @@
+"""What a run's events mean: accounting, restarts, promises, replication, risk."""

@@ -1,0 +1,103 @@
+"""What is not known: how often it fails, how a month may go, what another rate would change."""
+
+from autockpt.reports.analysis.risk import BAND, Risk, sensitivity
+from autockpt.reports.analysis.what_if import WhatIfCurve
+from autockpt.reports.html.charts import luck
+from autockpt.reports.html.escape import Child, Html, join, tag
+from autockpt.reports.html.sections.parts import Section, chart, details, duration, table
+from autockpt.reports.model import ReportModel
+from autockpt.values.profile import Profile
+from autockpt.values.units import format_duration, format_fraction
+
+
+def section(model: ReportModel) -> Section | None:
+    """Failure model, Monte Carlo band, sensitivity."""
+    if model.profile is None:
+        return None
+    body = join(
+        _spread(model.risk) if model.risk is not None else None,
+        _sensitivity(model.what_if) if model.what_if is not None else None,
+        _failures(model.profile, model.what_if),
+    )
+    return Section(id="risk", title="Risk", body=body)
+
+
+def _spread(risk: Risk) -> Html:
+    low, middle, high = (format_duration(s) for s in risk.mtbf_s)
+    rows = [
+        (way.name, *(format_fraction(way.quantile(q)) for q in (BAND[0], 0.5, BAND[1])),
+         format_fraction(sum(way.lost) / len(way.lost)), format_fraction(way.promised))
+        for way in risk.ways
+    ]  # fmt: skip
+    head = ("", "5 %", "median", "95 %", "mean", "promised")
+    return join(
+        tag("p", risk.sentence()),
+        tag(
+            "p",
+            "Each world draws a failure rate from what is known of it (between one failure in "
+            f"{low} and one in {high}, median {middle}) and then the failures themselves "
+            f"({risk.failures[0]} to {risk.failures[2]} of them); both ways meet the same. "
+            "The promise is a mean, and a few unlucky worlds pull it up.",
+            class_="lead",
+        ),
+        chart(luck.draw(risk), luck.legend()),
+        details(
+            "Same data as a table",
+            table(head, rows, caption=f"Lost time in {risk.worlds} worlds of seed {risk.seed}",
+                  numbers=(1, 2, 3, 4, 5)),
+        ),
+    )  # fmt: skip
+
+
+def _sensitivity(curve: WhatIfCurve) -> Html:
+    rows = [
+        (_times(times), format_duration(curve.point["mtbf_s"] / times),
+         format_fraction(mine), format_fraction(best), _more(mine - best))
+        for times, mine, best in sensitivity(curve)
+    ]  # fmt: skip
+    head = ("failures come", "one in", "this plan loses", "the best would", "difference")
+    return join(
+        tag("h3", "If the failure rate is another one"),
+        table(head, rows, numbers=(1, 2, 3, 4),
+              caption="By the formula; the best intervals then, before limits and rounding"),
+    )  # fmt: skip
+
+
+def _times(factor: float) -> str:
+    return "as the plan reckons" if factor == 1.0 else f"{factor:g} times as often"
+
+
+def _more(waste: float) -> str:
+    """A thousandth of a percent is rounding to whole iterations."""
+    return format_fraction(waste) if waste > 1e-5 else "\u2013"
+
+
+def _failures(profile: Profile, curve: WhatIfCurve | None) -> Html:
+    """Failure model and recovery times, with their sources."""
+    rates, recovery = profile.failures, profile.recovery
+    estimated = rates.interruptions_per_s
+    mtbf_s = 1 / estimated if estimated > 0 else None
+    rows: list[tuple[Child, ...]] = [
+        ("time between failures of the job", duration(mtbf_s),
+         f"{rates.per_node.source}; {rates.per_job.source}"),
+        ("failures that leave memory alive", format_fraction(rates.process_share), ""),
+    ]  # fmt: skip
+    if curve is not None and mtbf_s and abs(curve.point["mtbf_s"] / mtbf_s - 1) > 1e-6:
+        share = format_fraction(curve.point["process_share"])
+        rows.insert(0, ("the plan reckons with", duration(curve.point["mtbf_s"]),
+                        f"declared by the policy; {share} of them served from memory"))  # fmt: skip
+    times = {
+        "detect": recovery.detect,
+        "restart": recovery.restart,
+        "restore from memory": recovery.restore_memory,
+        "restore from disk": recovery.restore_disk,
+    }
+    for name, estimate in times.items():
+        how = estimate.source + (f", n {estimate.n}" if estimate.n else "")
+        note = f"{how}; {estimate.note}" if estimate.note else how
+        rows.append((name, format_duration(estimate.value_s), note))
+    return join(
+        tag("h3", "Failures and recovery"),
+        table(("failure model", "value", "source"), rows, numbers=(1,),
+              caption="What the plan reckons with, and where it comes from"),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Finds the boundaries of iterations: optimizers, forwards, accumulation, `ckpt.step()`."""

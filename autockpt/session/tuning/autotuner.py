@@ -1,0 +1,398 @@
+"""The thread on rank 0 that thinks: profiles the first iterations, decides, and re-tunes.
+
+Wires telemetry (what this run measures of itself) to the pure parts: profiles -> policies.decide
+for a run that came without a profile, tuner.Controller afterwards.  The training thread only
+appends to a queue here; everything else happens beside it, and a failure leaves the plan as it is.
+What the controller is told and answers is written down, so that every change can be played again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.state.live_state import LiveState
+from autockpt.policies.cost_model.costs import Costs, profile_costs
+from autockpt.policies.decide import decide
+from autockpt.policies.redundancy.peer_costs import peer_costs
+from autockpt.policies.staging.write_path import choose_write
+from autockpt.profiles.assemble import profile_from_run
+from autockpt.profiles.samples import RunSamples
+from autockpt.profiling.facts.facts import host_facts, state_inventory
+from autockpt.profiling.facts.failure_history import failure_history
+from autockpt.run_directory import RunDirectory
+from autockpt.session.job import Job
+from autockpt.session.tuning.recorder import Recorder
+from autockpt.tuner.online.controller import Controller, begin
+from autockpt.tuner.online.proposals import PlanProposal, intervals_of
+from autockpt.tuner.online.recording import RecordedController
+from autockpt.values import telemetry as t
+from autockpt.values.failure import FailureRecord
+from autockpt.values.generation import Generation
+from autockpt.values.plan import CheckpointPlan, Choice, Decision
+from autockpt.values.profile import Profile
+from autockpt.values.units import format_bytes, format_duration
+
+THINK_S = 0.25
+ANSWER_S = 5.0
+"""A proposal may be on its way to all ranks for so long before it is made again."""
+LENGTH_TOLERANCE = 0.05
+"""The expected length of the run is told again when it changed by this fraction."""
+SIZE_TOLERANCE = 1.25
+"""A profile of a state larger or smaller by this factor is of another job."""
+OBSERVED_CHECKPOINTS = 3
+"""Durable checkpoints before a run without a profile is planned for."""
+OBSERVED_BLOCKS = 3
+"""Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
+REMEMBERED = 64
+"""Snapshots for disk whose end is waited for."""
+
+
+class Mind:
+    """Rank 0's planner.  What it is told is cheap to tell, from any thread."""
+
+    def __init__(
+        self,
+        job: Job,
+        state: LiveState,
+        layout: Callable[[], Layout | None],
+        propose: Callable[[CheckpointPlan], None],
+        report: Callable[[str, str], None],
+        emit: Callable[[t.Event], None],
+    ) -> None:
+        self._job = job
+        self._state = state
+        self._layout = layout
+        self._propose = propose
+        self._report = report
+        self._emit = emit
+        self._files = RunDirectory(job.run_directory)
+        self._queue: deque[t.Event] = deque()
+        self._applied: deque[CheckpointPlan] = deque()
+        self._began: dict[str, tuple[float, int]] = {}
+        """Time and step of the newest snapshots for disk that have no end yet."""
+        self._samples = _Samples()
+        self._measuring = job.profile_in_place
+        self._compared = job.decision is None or job.profile is None
+        """Whether the profile that was decided from is known to be of a state of this size."""
+        self._offers: dict[int, PlanProposal] = {}
+        """By version of the plan."""
+        self._decision = job.decision
+        self._proposed_s = -ANSWER_S
+        self._unasked = False
+        """A block of iterations ended, or the last answer may not have been followed: a question
+        takes a millisecond, so one a second is enough."""
+        self._step = 0
+        self._run_s = 0.0
+        self.total: int | None = None
+        """Steps of the whole run, where the loop says so."""
+        self._closed = threading.Event()
+        self._recorder = Recorder(self._files.controller)
+        self._controller = _controller(job, self._files.failures(), self._recorder)
+        self._thread = threading.Thread(target=self._think, name="autockpt-mind", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ told
+
+    def observe(self, event: t.Event) -> None:
+        """An event of this rank; called on the training thread."""
+        if isinstance(event, t.SnapshotBegan) and "disk" in event.tiers:
+            self._began[event.generation] = (event.at_s, event.step)
+            for old in list(self._began)[:-REMEMBERED]:
+                self._began.pop(old, None)
+        self._queue.append(event)
+
+    def committed(self, generation: Generation) -> None:
+        """The keeper's news of a durable checkpoint, as a telemetry event.
+
+        One that was not begun here for disk (before a restart, for memory only) shows no time.
+        """
+        now, name = time.monotonic(), str(generation)
+        began = self._began.pop(name, None)
+        if began is None:
+            return
+        began_s, step = began
+        self._queue.append(
+            t.PersistCommitted(
+                at_s=now, rank=-1, generation=name, step=step, bytes=0, stored_bytes=0,
+                latency_s=now - began_s, write_s=0.0,
+            )
+        )  # fmt: skip
+
+    def dropped(self, generation: Generation, reason: str) -> None:
+        """The keeper's news that a checkpoint will not be durable: it is under way no more."""
+        name = str(generation)
+        began = self._began.pop(name, None)
+        if began is not None:
+            self._queue.append(
+                t.PersistFailed(
+                    at_s=time.monotonic(), rank=-1, generation=name, step=began[1], reason=reason
+                )
+            )
+
+    def reason(self, version: int) -> str:
+        """Why a version of the plan was proposed."""
+        offer = self._offers.get(version)
+        return "decided before a restart" if offer is None else offer.reason
+
+    def applied(self, plan: CheckpointPlan) -> None:
+        """All ranks follow `plan` now; kept for the next start."""
+        self._applied.append(plan)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+        self._recorder.close()
+
+    def disown(self) -> None:
+        """In a forked child: thread and recording are the parent's."""
+        self._recorder.disown()
+
+    # ------------------------------------------------------------------ thinks
+
+    def _think(self) -> None:
+        while not self._closed.wait(THINK_S):
+            try:
+                self._drain()
+                self._consider()
+            except Exception as error:  # the plan stays as it is, the training goes on
+                self._report("planning", f"{type(error).__name__}: {error}")
+                self._measuring = False
+                if self._closed.wait(60.0):
+                    return
+
+    def _drain(self) -> None:
+        while self._applied:
+            self._write_down(self._applied.popleft())
+        while self._queue:
+            event = self._queue.popleft()
+            if isinstance(event, t.Iterated):
+                self._unasked, self._step = True, event.step
+                self._expect_end(event)
+            self._samples.observe(event)
+            self._controller.observe(event)
+
+    def _expect_end(self, event: t.Iterated) -> None:
+        """A run of known length dwells on a plan for a part of it, not for an hour."""
+        if self.total is None or not event.count:
+            return
+        run_s = self.total * (event.total_s + event.checkpoint_s) / event.count
+        if abs(run_s - self._run_s) > LENGTH_TOLERANCE * self._run_s:
+            self._run_s = run_s
+            self._controller.lasts(run_s)
+
+    def _consider(self) -> None:
+        now = time.monotonic()
+        if not self._unasked or now - self._proposed_s < ANSWER_S:
+            return
+        if not self._compared:
+            self._compare_state()
+        if self._measuring:
+            if self._samples.enough():
+                self._measuring = False
+                self._plan_from_profile(now)
+            return
+        proposal = self._controller.propose(now, self._step)
+        self._unasked = proposal is not None
+        if proposal is not None and self._controller.observing:
+            self._withhold(proposal, now)
+        elif proposal is not None:
+            self._offer(proposal, now)
+
+    def _compare_state(self) -> None:
+        """A plan for a state of another size does not hold: the run is measured anew."""
+        layout, profile = self._layout(), self._job.profile
+        if layout is None or profile is None:
+            return
+        self._compared = True
+        measured, here = profile.state.total_bytes, state_inventory(self._state, layout).total_bytes
+        if max(measured, here) > SIZE_TOLERANCE * min(measured, here):
+            self._measuring = True
+            self._report(
+                "profile",
+                f"it was measured with a state of {format_bytes(measured)} per rank, this job has "
+                f"{format_bytes(here)}; the plan is made anew from the first iterations",
+            )
+
+    def _offer(self, proposal: PlanProposal, now: float) -> None:
+        self._offers[proposal.plan.version] = proposal
+        self._proposed_s = now
+        self._propose(proposal.plan)
+
+    def _withhold(self, proposal: PlanProposal, now: float) -> None:
+        """The policy only observes: what would have been changed is said."""
+        memory, disk = intervals_of(proposal.plan)
+        self._emit(
+            t.PlanChangeWithheld(
+                at_s=now, rank=self._job.rank, step=self._step, kind=proposal.kind,
+                memory_interval_steps=memory, disk_interval_steps=disk, reason=proposal.reason,
+            )
+        )  # fmt: skip
+
+    def _write_down(self, plan: CheckpointPlan) -> None:
+        """plan.yaml and decision.json say what is in force and why, also after a restart."""
+        if self._decision is None:
+            self._files.write_plan(plan)
+            return
+        decision, offer = replace(self._decision, plan=plan), self._offers.get(plan.version)
+        if offer is not None:
+            choices = tuple(_renewed(choice, offer) for choice in decision.choices)
+            expected = offer.expected or decision.expected
+            decision = replace(decision, choices=choices, expected=expected)
+        self._decide(decision)
+
+    def _decide(self, decision: Decision) -> None:
+        # Not at the top: pydantic takes an eighth of a second that every restart would wait for.
+        from autockpt.policies.policy_file import plan_to_yaml
+
+        self._decision = decision
+        self._files.write_decision(decision, plan_text=plan_to_yaml(decision))
+
+    def _plan_from_profile(self, now: float) -> None:
+        """The first iterations were the profile: decide as `autockpt plan` would."""
+        layout = self._layout()
+        if layout is None:
+            return
+        facts = host_facts(
+            self._job.run_directory,
+            state=state_inventory(self._state, layout),
+            storage_dir=self._job.checkpoints,
+        )
+        profile = profile_from_run(self._samples.run_samples(), facts)
+        decision = decide(profile, self._job.goal)
+        plan = replace(decision.plan, version=self._controller.plan.version + 1)
+        decision = replace(decision, plan=plan)
+        self._files.write_profile(profile)
+        self._decide(decision)
+        interval = decision.choice("disk.interval")
+        reason = "measured in the first iterations"
+        if interval is not None:
+            reason = f"measured in the first iterations: {interval.reason}"
+        self._controller.expect(plan, decision.expected)
+        self._offer(
+            PlanProposal(plan=plan, kind="first", reason=reason, expected=decision.expected), now
+        )
+
+
+def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
+    """What was re-tuned, with the reason and numbers of the change."""
+    if choice.name == "staging":
+        return _rescheduled(choice, offer)
+    if choice.name == "codec":
+        return _recoded(choice, offer)
+    tier = choice.name.removesuffix(".interval")
+    steps = offer.plan.tier(tier).interval_steps
+    if tier == choice.name or choice.chosen.split(" ", 1)[0] == str(steps):
+        return choice
+    return Choice(
+        name=choice.name,
+        chosen=f"{steps} steps",
+        reason=offer.reason,
+        numbers=offer.numbers,
+        runner_up=f"{choice.chosen.split(' (', 1)[0]}, as before",
+        runner_up_waste=offer.numbers.get("waste_before"),
+        chosen_waste=None if offer.expected is None else offer.expected.waste,
+        binding=offer.binding,
+    )
+
+
+def _rescheduled(choice: Choice, offer: PlanProposal) -> Choice:
+    """The staging after a comparison: what was predicted stays beside what was seen."""
+    if offer.kind != "schedule":
+        return choice
+    before, _, rest = choice.chosen.partition(",")
+    schedule = offer.plan.staging.schedule
+    predicted = ", ".join(
+        f"{name} {format_duration(choice.numbers[f'{name}_cost_s'])}"
+        for name in ("windows", "lazy", "blocking")
+        if f"{name}_cost_s" in choice.numbers and f"{name}_observed_s" in offer.numbers
+    )
+    return replace(
+        choice,
+        chosen=f"{schedule},{rest}",
+        reason=offer.reason + (predicted and f"; expected were {predicted}"),
+        numbers={**choice.numbers, **offer.numbers},
+        runner_up=choice.runner_up if before == schedule else f"{before}, as before",
+    )
+
+
+def _recoded(choice: Choice, offer: PlanProposal) -> Choice:
+    """The codec after a change; what was expected of the codecs stays in the numbers."""
+    if offer.kind != "codec":
+        return choice
+    codec = offer.plan.tier("disk").codec
+    return replace(
+        choice,
+        chosen=", ".join(f"{name}: {kind}" for name, kind in codec.items()) or "none",
+        reason=offer.reason,
+        numbers={**choice.numbers, **offer.numbers},
+        runner_up=f"{choice.chosen}, as before",
+    )
+
+
+class _Samples:
+    """What the first iterations of a run showed."""
+
+    def __init__(self) -> None:
+        self.quiet: list[float] = []
+        self.busy: list[float] = []
+        self.stalls: list[float] = []
+        self.copies: list[float] = []
+        self.persists: list[float] = []
+        self._blocks = 0
+
+    def observe(self, event: t.Event) -> None:
+        """Takes one event in; memory is bounded by `enough`."""
+        if len(self.quiet) > 1000 or len(self.stalls) > 1000:
+            return
+        if isinstance(event, t.Iterated):
+            self._blocks += 1
+            if self._blocks > 1:
+                self.quiet += [event.quiet_s] if event.quiet_s else []
+                self.busy += [event.busy_s] if event.busy_s else []
+        elif isinstance(event, t.SnapshotSealed):
+            self.stalls.append(event.boundary_stall_s + event.fence_stall_s)
+            self.copies.append(event.copy_s)
+        elif isinstance(event, t.PersistCommitted):
+            self.persists.append(event.latency_s)
+
+    def enough(self) -> bool:
+        """Enough to plan from."""
+        return (
+            self._blocks >= OBSERVED_BLOCKS
+            and len(self.persists) >= OBSERVED_CHECKPOINTS
+            and bool(self.quiet or self.busy)
+        )
+
+    def run_samples(self) -> RunSamples:
+        """The samples; a job whose every iteration was busy is timed by those."""
+        return RunSamples(
+            quiet_s=tuple(self.quiet or self.busy),
+            busy_s=tuple(self.busy) if self.quiet else (),
+            stalls_s=tuple(self.stalls),
+            copies_s=tuple(self.copies),
+            persists_s=tuple(self.persists),
+        )
+
+
+def _controller(
+    job: Job, interruptions: Sequence[FailureRecord], recorder: Recorder
+) -> RecordedController:
+    """With what earlier runs and this one's earlier processes have left behind."""
+    failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
+    prior = None if job.profile is None else _costs(job, job.profile)
+    memory = begin(plan=job.plan, failures=failures, recovery=recovery, prior=prior)
+    controller = RecordedController(Controller(memory, goal=job.goal), recorder)
+    if job.restart_count and len(interruptions) >= 2:
+        controller.interrupted(time.monotonic(), interruptions[-1].exposure_s)
+    return controller
+
+
+def _costs(job: Job, profile: Profile) -> Costs:
+    write = choose_write(profile, job.goal.pins)
+    costs = profile_costs(profile, job.plan.staging, write=write.measure)
+    return replace(costs, peers=peer_costs(profile, job.plan.redundancy))

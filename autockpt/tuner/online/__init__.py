@@ -1,0 +1,1 @@
+"""The controller of a live run: estimates, proposals, back-off and rollback."""

@@ -1,0 +1,440 @@
+"""The online controller: tell it what happened, ask it whether the plan should change.
+
+    observe(event) ...  propose(now, step) -> a proposal or None  ->  all ranks apply  ->
+    observe(PlanChanged)  ->  watch  ->  keep or roll back
+
+Asking changes nothing, so a proposal that was not applied may simply be asked for again; the same
+events and questions give the same proposals.  A change passes gates that make it rare: predicted
+gain, dead-band, dwell, no save under way.  A cost that jumped does not dwell, emergencies pass
+fewer gates still.
+
+Source: docs/policy.md, "Online re-tuning".
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from autockpt.policies.cost_model.costs import Costs
+from autockpt.policies.cost_model.sensitivity import even_failures
+from autockpt.policies.interval.choose import Intervals
+from autockpt.tuner.online import backoff, codec, rollback_check
+from autockpt.tuner.online.controller_state import Change, Memory
+from autockpt.tuner.online.estimates import Window
+from autockpt.tuner.online.observed import Observed
+from autockpt.tuner.online.outlook import Outlook
+from autockpt.tuner.online.proposals import (
+    Kind,
+    PlanProposal,
+    apart,
+    intervals_of,
+    scaled,
+    with_codec,
+    with_intervals,
+    with_schedule,
+    written,
+)
+from autockpt.tuner.online.schedules import compare
+from autockpt.tuner.online.settings import ControllerSettings
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan, Expected, Staging
+from autockpt.values.profile import FailureRates, RecoveryTimes
+from autockpt.values.telemetry import Event, PlanChanged, PlanChangeWithheld
+from autockpt.values.units import format_duration, format_fraction
+
+OFFERS = 8
+"""Proposals that may still be applied: the newest ones since the last change."""
+
+
+def begin(
+    *,
+    plan: CheckpointPlan,
+    failures: FailureRates,
+    recovery: RecoveryTimes,
+    prior: Costs | None = None,
+) -> Memory:
+    """A memory that has seen nothing; `prior`: costs from a profile, None without one."""
+    return Memory(plan=plan, seen=Observed(failures=failures, recovery=recovery, prior=prior))
+
+
+class Controller:
+    """Decides when intervals and the schedule of copying change.  Pure: time is an argument."""
+
+    def __init__(
+        self, memory: Memory, *, goal: Goal, settings: ControllerSettings | None = None
+    ) -> None:
+        self.memory = memory
+        self.goal = goal
+        self.settings = settings or ControllerSettings()
+        self.obstacle = ""
+        """Why no interval satisfies the limits now, "" if one does; for the report."""
+        self._outlook: Outlook | None = None
+
+    @property
+    def plan(self) -> CheckpointPlan:
+        """The plan in force."""
+        return self.memory.plan
+
+    @property
+    def seen(self) -> Observed:
+        """The estimates."""
+        return self.memory.seen
+
+    @property
+    def mode(self) -> Literal["on", "observe", "off"]:
+        """Whether proposals are for applying, for the record only, or not made."""
+        wishes = (self.plan.retune, self.goal.pins.retune)
+        if False in wishes:
+            return "off"
+        return "observe" if "observe" in wishes else "on"
+
+    # --- tell
+
+    def observe(self, event: Event) -> None:
+        """Take in one event of this run, oldest first."""
+        sealed = self.seen.sealed
+        self.seen.observe(event)
+        self._outlook = None
+        if isinstance(event, PlanChanged) and event.plan_version > self.plan.version:
+            self._applied(event)
+        elif isinstance(event, PlanChangeWithheld):
+            self._dwell(event)
+        if self.seen.sealed > sealed:
+            self._count_overhead()
+            self._end_watch()
+
+    def expect(self, plan: CheckpointPlan, expected: Expected | None = None) -> None:
+        """A plan that somebody else decided and offers to all ranks, e.g. from a whole profile."""
+        self._offer(
+            PlanProposal(plan=plan, kind="first", reason="decided elsewhere", expected=expected)
+        )
+
+    def interrupted(self, at_s: float, exposure_s: float) -> None:
+        """This run was interrupted at `at_s`, `exposure_s` of training after the last time.
+
+        A process that dies takes its controller along; this tells the next one of a burst.
+        """
+        steps = max(intervals_of(self.plan))
+        if self.seen.iteration_s and exposure_s < steps * self.seen.iteration_s:
+            self.memory.hurry_until_s = at_s + self.settings.hurry_s
+
+    def _offer(self, proposal: PlanProposal) -> None:
+        if proposal not in self.memory.offers:
+            self.memory.offers = (*self.memory.offers, proposal)[-OFFERS:]
+
+    def _offered(self, event: PlanChanged) -> PlanProposal:
+        """The offer that was applied; one of our own making for a plan nobody offered here."""
+        steps = (event.memory_interval_steps, event.disk_interval_steps)
+        for offer in reversed(self.memory.offers):
+            if offer.plan.version == event.plan_version and intervals_of(offer.plan) == steps:
+                return offer
+        plan = replace(with_intervals(self.plan, *steps), version=event.plan_version)
+        return PlanProposal(plan=plan, kind="foreign", reason=event.reason)
+
+    def _applied(self, event: PlanChanged) -> None:
+        memory, seen, offered = self.memory, self.seen, self._offered(event)
+        judged = offered.kind in ("first", "retune")
+        memory.change = Change(
+            before=self.plan,
+            sealed=seen.sealed,
+            pace_s=seen.pace.mean,
+            pace_error_s=seen.pace.error,
+            expected_waste=offered.expected_waste if judged else None,
+        )
+        memory.watching = judged
+        if offered.kind == "rollback":
+            memory.patience = min(8.0, memory.patience * 2.0)
+        memory.hurried_from = intervals_of(self.plan) if offered.kind == "hurry" else None
+        if offered.plan.staging.compare != self.plan.staging.compare:
+            self._compared(offered.plan.staging)
+        if offered.kind == "codec":
+            self._recoded(offered.plan)
+        memory.plan, memory.offers = offered.plan, ()
+        self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm"))
+
+    def _compared(self, staging: Staging) -> None:
+        """A comparison of schedules ends, or another one begins."""
+        memory, rivals = self.memory, self.plan.staging.compare
+        if staging.compare:
+            self.seen.tried = ()
+        elif rivals:
+            losers = tuple(name for name in rivals if name != staging.schedule)
+            memory.rivals = (staging.schedule, *losers)
+            memory.compared_sealed = self.seen.sealed
+            memory.compared_quiet_s = self.seen.quiet.mean
+
+    def _recoded(self, then: CheckpointPlan) -> None:
+        """The codec went, or came back; what was durable before says nothing of it."""
+        memory, durable = self.memory, self.seen.persist
+        if memory.trial is not None:
+            memory.trial = replace(memory.trial, over=bool(then.tier("disk").codec))
+        else:
+            memory.trial = codec.CodecTrial(
+                encoded=self.plan.tier("disk"), durable_s=durable.mean, error_s=durable.error
+            )
+        self.seen.persist = Window()
+
+    def _dwell(self, event: Event, *, settled: bool = True) -> None:
+        """The next change waits; an emergency step leaves a jump to be answered properly."""
+        memory = self.memory
+        memory.dwell_from_s, memory.dwell_from_sealed = event.at_s, self.seen.sealed
+        memory.over_budget = 0
+        if settled:
+            self.seen.settle()
+
+    def _end_watch(self) -> None:
+        """A change is judged once its window is full, and then left alone."""
+        memory = self.memory
+        if memory.change is not None:
+            watched = self.seen.sealed - memory.change.sealed
+            memory.watching = memory.watching and watched < self.settings.watch_checkpoints + 2
+
+    def _count_overhead(self) -> None:
+        dear = backoff.too_dear(self.memory, self.outlook, self.settings)
+        self.memory.over_budget = self.memory.over_budget + 1 if dear else 0
+
+    # --- ask
+
+    @property
+    def outlook(self) -> Outlook:
+        """The plan in force under today's estimates."""
+        if self._outlook is None or self._outlook.plan is not self.plan:
+            self._outlook = Outlook(seen=self.seen, goal=self.goal, plan=self.plan)
+        return self._outlook
+
+    def propose(self, now_s: float, step: int) -> PlanProposal | None:
+        """A better plan, if there is one worth the change now; `step` is named in the reason.
+
+        In mode "observe" whoever asks tells of the answer with `PlanChangeWithheld`.
+        """
+        if self.mode == "off" or not self._ready() or self._said_so(now_s):
+            return None
+        found = (
+            self._first(step)
+            or self._rollback(now_s, step)
+            or self._schedule(step)
+            or self._codec(step)
+            or (self._retune(now_s, step) if self.seen.jumped else None)
+            or self._back_off(step)
+            or self._hurry(now_s, step)
+            or self._retune(now_s, step)
+        )
+        if found is not None:
+            self._offer(found)
+        return found
+
+    def _ready(self) -> bool:
+        least = self.settings.observe_only_checkpoints
+        known = self.seen.prior is not None or self.seen.persisted >= least
+        enough = self.seen.sealed >= least and known
+        return enough and self.seen.iteration_s > 0 and intervals_of(self.plan)[1] > 0
+
+    def _said_so(self, now_s: float) -> bool:
+        """Where nothing is applied, the same would be proposed again and again."""
+        said = self.mode == "observe" and self.memory.dwell_from_s is not None
+        return said and not self._dwelt(now_s)
+
+    def _first(self, step: int) -> PlanProposal | None:
+        """The safe default plan gives way to the first measured one, without gates but the band."""
+        best = self._best() if self.plan.version == 0 else None
+        if best is None or self._in_dead_band(best):
+            return None
+        return self._to(best, "first", f"first measured plan, step {step}")
+
+    def _schedule(self, step: int) -> PlanProposal | None:
+        """Ends a comparison of schedules; begins it anew when iterations are not what they were."""
+        plan, memory, quiet = self.plan, self.memory, self.seen.quiet
+        if self.mode != "on" or memory.hurried_from is not None:
+            return None
+        if plan.staging.compare:
+            found = compare(plan.staging.compare, self.seen.tried, quiet.mean)
+            if found is None:
+                return None
+            then = with_schedule(plan, found.winner)
+            return self._unmoved(then, "schedule", f"step {step}: {found.sentence}", found.numbers)
+        since, before_s = self.seen.sealed - memory.compared_sealed, memory.compared_quiet_s
+        if not memory.rivals or since < self.settings.compare_checkpoints or not quiet.n:
+            return None
+        changed = max(quiet.mean, before_s) / max(min(quiet.mean, before_s), 1e-9)
+        if not before_s or changed < self.settings.compare_change:
+            return None
+        why = (
+            f"step {step}: iterations take {format_duration(quiet.mean)}, and took "
+            f"{format_duration(before_s)} when {', '.join(memory.rivals)} were compared: once more"
+        )
+        then = with_schedule(plan, plan.staging.schedule, compare=memory.rivals)
+        return self._unmoved(then, "compare", why, {})
+
+    def _codec(self, step: int) -> PlanProposal | None:
+        """Bytes as they are where encoding makes checkpoints late, and back where it did not."""
+        trial, durable = self.memory.trial, self.seen.persist
+        if self.memory.watching or self.memory.hurried_from is not None:
+            return None
+        if trial is None:
+            why = codec.late(self.plan, self.goal, durable, self.seen.prior)
+            then = with_codec(self.plan, {})
+        else:
+            why, disk = codec.undone(trial, durable), trial.encoded
+            then = with_codec(self.plan, disk.codec, chain=disk.chain)
+        if not why:
+            return None
+        return self._unmoved(then, "codec", f"step {step}: {why}", {"durable_s": durable.mean})
+
+    def _back_off(self, step: int) -> PlanProposal | None:
+        if self.memory.over_budget < backoff.IN_A_ROW or self.outlook.pinned:
+            return None
+        longer = scaled(self.outlook.intervals, self.settings.back_off)
+        if self.outlook.too_old(longer):
+            return None
+        allowed = backoff.budget(self.memory, self.outlook, self.settings)
+        why = (
+            f"step {step}: three checkpoints in a row cost more than twice the budget of "
+            f"{format_fraction(allowed)}"
+        )
+        return self._proposal("back-off", longer, why)
+
+    def _hurry(self, now_s: float, step: int) -> PlanProposal | None:
+        """Shorter intervals during a burst of failures, and back after it."""
+        burst, before = now_s < self.memory.hurry_until_s, self.memory.hurried_from
+        if burst and before is None and not self.outlook.pinned:
+            shorter = scaled(self.outlook.intervals, 1.0 / self.settings.back_off)
+            shorter = self.outlook.bounded(shorter)
+            if shorter[1] >= self.outlook.intervals[1]:
+                return None
+            why = (
+                f"step {step}: two failures within one interval, shorter for "
+                f"{format_duration(self.settings.hurry_s)}"
+            )
+            return self._proposal("hurry", shorter, why)
+        if not burst and before is not None:
+            return self._proposal("calm", before, f"step {step}: the burst is over")
+        return None
+
+    def _rollback(self, now_s: float, step: int) -> PlanProposal | None:
+        """Undo a change that turned out worse than it promised."""
+        change = self.memory.change
+        if change is None or not self.memory.watching or self._saving(now_s):
+            return None
+        if self.seen.sealed - change.sealed < self.settings.watch_checkpoints:
+            return None
+        why = rollback_check.regret(change, self.outlook, self.settings)
+        back = intervals_of(change.before)
+        if not why or self.outlook.breaks_limit(back):
+            return None
+        return self._proposal("rollback", back, f"step {step}: {why}")
+
+    def _retune(self, now_s: float, step: int) -> PlanProposal | None:
+        outlook = self.outlook
+        urgent = outlook.too_old(outlook.intervals)
+        hurried = self.memory.hurried_from is not None
+        if not urgent and (hurried or self._saving(now_s) or not self._dwelt(now_s)):
+            return None
+        best = self._best()
+        if best is None or (best.memory_steps, best.disk_steps) == outlook.intervals:
+            return None
+        if not (urgent or outlook.crowded or self._too_costly() or self._worth(best)):
+            return None
+        return self._to(best, "retune", f"step {step}")
+
+    # --- gates
+
+    def _too_costly(self) -> bool:
+        """Checkpoints cost more than the limit, and more than noise explains."""
+        limit = self.goal.limits.overhead
+        return limit is not None and self.outlook.overhead > limit + self.outlook.waste_error()
+
+    def _worth(self, best: Intervals) -> bool:
+        """The gain is outside the dead-band, more than nothing and more than noise.
+
+        At a limit the waste is not flat, so the distance counts as well; where something else than
+        the waste is wanted it alone does.  CheckFreq's interval is proportional to the cost and not
+        to its root, so its band is squared.
+        """
+        checkfreq = self.goal.pins.interval_rule == "checkfreq"
+        band = self.settings.dead_band ** (2 if checkfreq else 1)
+        if apart(self.outlook.intervals, (best.memory_steps, best.disk_steps)) <= band:
+            return False
+        if checkfreq or self.goal.objective != "goodput":
+            return True
+        settings, gain = self.settings, self.outlook.waste - best.waste.total
+        sigmas = settings.jump_sigmas if self.seen.jumped else settings.gain_sigmas
+        noise = sigmas * self.outlook.gain_error(best)
+        return gain >= max(settings.gain_floor, noise) and not self._in_dead_band(best)
+
+    def _in_dead_band(self, best: Intervals) -> bool:
+        """The plan wastes no more than intervals `dead_band` times off the best would."""
+        band, tiers = self.settings.dead_band, self.outlook.tiers
+        allowed = (band + 1.0 / band) / 2.0
+        now = tiers.tunable(*self.outlook.intervals)
+        return now <= allowed * tiers.tunable(best.memory_steps, best.disk_steps)
+
+    def _saving(self, now_s: float) -> bool:
+        """A save is under way; ignored where one nearly always is, or nothing could change."""
+        disk_s = self.outlook.periods_s[1]
+        return self.seen.busy_saving(now_s) and self.seen.persist.mean < disk_s / 2.0
+
+    def _dwelt(self, now_s: float) -> bool:
+        """Long enough since the last change, or a cost has jumped since."""
+        settings, memory = self.settings, self.memory
+        if self.seen.jumped and self.seen.known(settings.jump_checkpoints):
+            return True
+        since_s = memory.dwell_from_s if memory.dwell_from_s is not None else self.seen.first_s
+        dwell_s = settings.dwell_s
+        if settings.run_s is not None:
+            dwell_s = min(dwell_s, settings.dwell_fraction * settings.run_s)
+        long_enough = since_s is not None and now_s - since_s >= dwell_s * memory.patience
+        enough = self.seen.sealed - memory.dwell_from_sealed >= settings.dwell_checkpoints
+        return long_enough and enough and self.seen.known(settings.jump_checkpoints)
+
+    # --- proposals
+
+    def _best(self) -> Intervals | None:
+        """The best intervals now; None (and `obstacle`) if the limits cannot be kept."""
+        try:
+            best = self.outlook.best(overhead_aim=self.settings.overhead_aim)
+        except ConfigError as error:
+            self.obstacle = str(error)
+            return None
+        self.obstacle = ""
+        return best
+
+    def _to(self, best: Intervals, kind: Kind, when: str) -> PlanProposal:
+        why = f"{when}: {self.outlook.sentence()}"
+        if best.binding:
+            why += f"; {best.binding} decides"
+        then = (best.memory_steps, best.disk_steps)
+        return self._proposal(kind, then, why, binding=best.binding)
+
+    def _unmoved(
+        self, plan: CheckpointPlan, kind: Kind, why: str, numbers: dict[str, float]
+    ) -> PlanProposal:
+        """Another schedule or codec; the intervals stay."""
+        expected = self.outlook.promised(intervals_of(plan))
+        return PlanProposal(plan=plan, kind=kind, reason=why, numbers=numbers, expected=expected)
+
+    def _proposal(
+        self, kind: Kind, then: tuple[int, int], why: str, *, binding: str = ""
+    ) -> PlanProposal:
+        outlook, costs = self.outlook, self.outlook.costs
+        expected = outlook.promised(then)
+        numbers = {
+            "iteration_s": costs.iteration_s,
+            "stall_s": costs.stall_s,
+            "persist_s": costs.persist_s,
+            "failures_per_s": outlook.rates.total_per_s,
+            "waste_before": outlook.waste,
+        }
+        even = even_failures(outlook.tiers, then, outlook.intervals)
+        if even is not None:
+            numbers["even_at_failures_times"] = even
+        return PlanProposal(
+            plan=with_intervals(self.plan, *then),
+            kind=kind,
+            reason=(
+                f"{why}; intervals {written(outlook.intervals)} -> {written(then)}, "
+                f"expected waste {format_fraction(expected.waste)}"
+            ),
+            numbers=numbers,
+            binding=binding,
+            expected=expected,
+        )

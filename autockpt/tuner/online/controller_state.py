@@ -1,0 +1,57 @@
+"""What a controller remembers, as a value: it goes through JSON, so a recording can begin anywhere.
+
+Everything that decides is in here, in the goal and in the settings; nothing hides elsewhere.
+"""
+
+import math
+from dataclasses import dataclass
+
+from autockpt.tuner.online.codec import CodecTrial
+from autockpt.tuner.online.observed import Observed
+from autockpt.tuner.online.proposals import PlanProposal
+from autockpt.values.plan import CheckpointPlan, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The last applied change, for the watch window."""
+
+    before: CheckpointPlan
+    sealed: int
+    """Snapshots of the run when it was applied."""
+    pace_s: float
+    """Quiet iteration before it, and its standard error."""
+    pace_error_s: float
+    expected_waste: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """The plan in force, what was seen under it, and what was done about it."""
+
+    plan: CheckpointPlan
+    seen: Observed
+    offers: tuple[PlanProposal, ...] = ()
+    """Proposals that may still be applied."""
+    change: Change | None = None
+    watching: bool = False
+    """The last change may still be undone."""
+    dwell_from_s: float | None = None
+    """Since when the next change waits; None: since the first event."""
+    dwell_from_sealed: int = 0
+    patience: float = 1.0
+    """Factor of the dwell; grows with every change that was undone."""
+    over_budget: int = 0
+    """Consecutive checkpoints that cost more than twice what is allowed."""
+    hurry_until_s: float = -math.inf
+    """End of a burst of failures."""
+    rivals: tuple[Schedule, ...] = ()
+    """Schedules that were compared, once they were; the one that won first."""
+    compared_sealed: int = 0
+    """Snapshots of the run when they were."""
+    compared_quiet_s: float = 0.0
+    """Quiet iteration then."""
+    hurried_from: tuple[int, int] | None = None
+    """Intervals before the burst, while it lasts."""
+    trial: CodecTrial | None = None
+    """Bytes as they are were tried."""

@@ -1,0 +1,230 @@
+"""What a run has shown about itself: telemetry events in, `Costs` and failure rates out."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from autockpt.policies.cost_model.costs import ASSUMED_SLOWDOWN, Costs
+from autockpt.tuner.online.estimates import BLOCKS, Contrast, Window
+from autockpt.tuner.online.schedules import KEPT
+from autockpt.values.profile import FailureRates, RecoveryTimes
+from autockpt.values.telemetry import (
+    Event,
+    Iterated,
+    PersistCommitted,
+    PersistFailed,
+    ScheduleTried,
+    SnapshotBegan,
+    SnapshotDiscarded,
+    SnapshotSealed,
+)
+
+OUTDATED_SAVES = 4
+"""So many saves without a quiet iteration between them, and older quiet ones tell nothing."""
+STUCK_S = 600.0
+"""A save without an end after this long no longer holds back a change of the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A save that began and has not ended."""
+
+    began_s: float
+    disk: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Observed:
+    """Running estimates of one job, fed with the events of rank 0."""
+
+    failures: FailureRates
+    """As known before the run."""
+    recovery: RecoveryTimes
+    prior: Costs | None = None
+    """Costs from the profile, used for what has not been observed yet."""
+
+    stall: Window = field(default_factory=Window)
+    copy: Window = field(default_factory=Window)
+    persist: Window = field(default_factory=Window)
+    quiet: Window = field(default_factory=lambda: Window(size=BLOCKS))
+    busy: Window = field(default_factory=lambda: Window(size=BLOCKS))
+    pace: Window = field(default_factory=Window)
+    """Quiet iterations between one snapshot and the next, one mean each."""
+    quiet_sum_s: float = 0.0
+    """Of the quiet blocks since the newest snapshot,"""
+    quiet_blocks: int = 0
+    """and their number."""
+    busy_saves: int = 0
+    """Saves that became durable since the newest quiet iteration."""
+    slower: Contrast = field(default_factory=Contrast)
+    """Of iterations with background work."""
+    sealed: int = 0
+    persisted: int = 0
+    first_s: float | None = None
+    last_s: float = 0.0
+    """Time of the newest event."""
+    seals_s: tuple[float, ...] = ()
+    """Times of the newest snapshots."""
+    saving: dict[str, UnderWay] = field(default_factory=dict)
+    """By generation."""
+    tried: tuple[ScheduleTried, ...] = ()
+    """The newest snapshots of the comparison of schedules under way, or of the last one."""
+
+    def observe(self, event: Event) -> None:
+        """Take in one event; kinds that say nothing about costs are ignored."""
+        if self.first_s is None:
+            self.first_s = event.at_s
+        self.last_s = max(self.last_s, event.at_s)
+        if isinstance(event, SnapshotBegan):
+            self._began(event)
+        elif isinstance(event, SnapshotSealed):
+            self._sealed(event)
+        elif isinstance(event, PersistCommitted):
+            self.persist.observe(event.latency_s)
+            self.persisted += 1
+            self.busy_saves += 1
+            self._ended(event.generation)
+        elif isinstance(event, PersistFailed | SnapshotDiscarded):
+            self.saving.pop(event.generation, None)
+        elif isinstance(event, Iterated):
+            self._iterated(event)
+        elif isinstance(event, ScheduleTried):
+            self.tried = (*self.tried, event)[-KEPT:]
+
+    def _began(self, event: SnapshotBegan) -> None:
+        """Saves that nobody ended are forgotten once they hold nothing back any more."""
+        recent = {k: v for k, v in self.saving.items() if event.at_s - v.began_s < STUCK_S}
+        new = UnderWay(began_s=event.at_s, disk="disk" in event.tiers)
+        self.saving = {**recent, event.generation: new}
+
+    def _ended(self, generation: str) -> None:
+        """A durable save ends those before it: of one whose keeper died, nobody tells the end."""
+        ended = self.saving.pop(generation, None)
+        if ended is not None:
+            self.saving = {k: v for k, v in self.saving.items() if v.began_s > ended.began_s}
+
+    def _sealed(self, event: SnapshotSealed) -> None:
+        self.stall.observe(event.boundary_stall_s + event.fence_stall_s)
+        self.copy.observe(event.copy_s)
+        under_way = self.saving.get(event.generation)
+        if under_way is not None and not under_way.disk:
+            del self.saving[event.generation]
+        if self.quiet_blocks:
+            self.pace.observe(self.quiet_sum_s / self.quiet_blocks)
+            self.quiet_sum_s, self.quiet_blocks = 0.0, 0
+        self.sealed += 1
+        self.seals_s = (*self.seals_s, event.at_s)[-2:]
+
+    def _iterated(self, event: Iterated) -> None:
+        if event.quiet_s > 0:
+            self.busy_saves = 0
+            self.quiet.observe(event.quiet_s)
+            self.quiet_sum_s += event.quiet_s
+            self.quiet_blocks += 1
+        if event.busy_s > 0:
+            self.busy.observe(event.busy_s)
+        self.slower.observe(event.quiet_s, event.busy_s)
+
+    def busy_saving(self, now_s: float) -> bool:
+        """Whether a save is under way."""
+        return any(now_s - save.began_s < STUCK_S for save in self.saving.values())
+
+    @property
+    def jumped(self) -> bool:
+        """Whether a cost changed its level since `settle`."""
+        return any(window.jumped for window in self._watched)
+
+    def known(self, samples: int) -> bool:
+        """Whether every level is clear, and one that jumped has been seen this often."""
+        return all(
+            not window.doubtful and (window.n >= samples or not window.jumped)
+            for window in self._watched
+        )
+
+    def settle(self) -> None:
+        """The plan was changed: jumps seen so far are dealt with."""
+        for window in self._watched:
+            window.jumped = False
+
+    @property
+    def _watched(self) -> tuple[Window, ...]:
+        return self.stall, self.persist, self.quiet
+
+    @property
+    def iteration_s(self) -> float:
+        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy.
+
+        Where a save is in every iteration quiet ones are long ago, and busy ones tell it.
+        """
+        if self.quiet.n and self.busy.n and self.busy_saves >= OUTDATED_SAVES:
+            return self.busy.mean / (1.0 + self.slower.mean)
+        if self.quiet.n:
+            return self.quiet.mean
+        return self.prior.iteration_s if self.prior is not None else self.busy.mean
+
+    def costs(self, *, sync: bool) -> Costs:
+        """Current costs of one checkpoint; call only once something was observed."""
+        stall = self.stall.mean
+        copy = self.copy.mean
+        persist = self.persist.mean if self.persist.n or self.prior is None else 0.0
+        if not self.persist.n and self.prior is not None:
+            persist = self.prior.persist_s
+        copying, writing = self._slowdowns(copy, persist)
+        recovery = self.recovery
+        return Costs(
+            iteration_s=self.iteration_s,
+            stall_s=stall,
+            stall_high_s=max(stall, self.stall.high),
+            copy_s=copy,
+            copy_high_s=max(copy, self.copy.high),
+            persist_s=persist,
+            persist_high_s=max(persist, self.persist.high),
+            copy_slowdown_s=copying,
+            persist_slowdown_s=0.0 if sync else writing,
+            blocked_s=max(0.0, persist - stall) if sync else 0.0,
+            restart_s=recovery.detect.value_s + recovery.restart.value_s,
+            restore_memory_s=recovery.restore_memory.value_s,
+            restore_disk_s=recovery.restore_disk.value_s,
+            # No event tells of an exchange: what it costs stays as the profile has it.
+            peers=self.prior.peers if self.prior is not None else None,
+        )
+
+    def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
+        """Training time lost per snapshot, and per persist beyond it.
+
+        Background work of P seconds spreads over P / busy iterations, rounded up, each of which is
+        longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
+        """
+        span_s = max(copy_s, persist_s)
+        if not self.slower.n:
+            if self.prior is not None:
+                return self.prior.copy_slowdown_s, self.prior.persist_slowdown_s
+            return ASSUMED_SLOWDOWN * copy_s, ASSUMED_SLOWDOWN * (span_s - copy_s)
+        total_s = self.slower.mean * self._stretched_s(span_s)
+        copying_s = total_s * (copy_s / span_s if span_s > 0 else 0.0)
+        return copying_s, total_s - copying_s
+
+    def _stretched_s(self, span_s: float) -> float:
+        """Quiet time of the iterations that background work of `span_s` meets; the last counts as a
+        whole, as it does in `slower`."""
+        busy_s = self.iteration_s * (1.0 + self.slower.mean)
+        return self.iteration_s * max(1, math.ceil(span_s / busy_s))
+
+    def cost_errors_s(self, *, sync: bool) -> tuple[float, float]:
+        """Standard errors of what a snapshot and a persist cost in training time."""
+        persist_s = self.persist.error if self.persist.n >= 2 else 0.0
+        if sync or self.slower.n < 2:
+            return self.stall.error, persist_s if sync else 0.0
+        span_s = max(self.copy.mean, self.persist.mean)
+        longer = self.slower.mean / (1.0 + self.slower.mean)
+        spread_s = self.slower.error * self._stretched_s(span_s)
+        return self.stall.error, math.hypot(spread_s, longer * persist_s)
+
+    def rates(self) -> FailureRates:
+        """Failure rates with this process's own exposure added; a failure would have ended it."""
+        days = (self.last_s - self.first_s) / 86400.0 if self.first_s is not None else 0.0
+        known = self.failures
+        return replace(
+            known,
+            per_node=known.per_node.updated(events=0, exposure_days=days * known.nodes),
+            per_job=known.per_job.updated(events=0, exposure_days=days),
+        )

@@ -1,0 +1,1 @@
+"""Whole jobs: real processes that train, are disturbed, and resume."""

@@ -1,0 +1,52 @@
+"""A node of three is lost with its memory, and its state is rebuilt from parity at the others."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.nodes.nodes_job import ROOT, TRAINING, NodesJob, environment
+from tests.jobs.nodes.test_replicas import protected
+
+NODES = 3
+XOR = ("redundancy.scheme=xor", "redundancy.set_size=3", "disk.chunk=64 KiB")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[NodesJob]:
+    """Three nodes, each with the parity of what the two others save."""
+    nodes = NodesJob(tmp_path, NODES, settings=XOR)
+    yield nodes
+    nodes.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    """Digest of three ranks on one node, without autockpt."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NODES),
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *TRAINING,
+               "--no-checkpoint"]  # fmt: skip
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    found = re.search(r"^digest: (\w+)$", ended.stdout, re.M)
+    assert found, ended.stderr[-3000:]
+    return found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lost_node_comes_back_from_parity(job: NodesJob, undisturbed: str) -> None:
+    """Everything of node 1 is killed; its replacement adds up what the two others have."""
+    job.wait(lambda: protected(job, 0) > 30, "protection")
+    job.lose_node(1)
+    promised = protected(job, 0)
+    job.replace_node(1)
+    assert job.finish() == undisturbed, job.tale()
+    restored = [job.events(f"keeper-{node:03d}", "Restored")[0] for node in range(NODES)]
+    assert [event["source"] for event in restored] == ["memory", "parity", "memory"], job.tale()
+    assert all(event["step"] >= promised for event in restored), job.tale()

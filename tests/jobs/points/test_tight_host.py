@@ -1,0 +1,120 @@
+"""A real run on a host without room for its slots: it asks again, and gives back what it held."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autockpt.session import saving
+from autockpt.values.telemetry import Degraded
+from tests.conftest import keeper_pids
+from tests.jobs.kill.loops import Loop, prepared
+from tests.jobs.kill.test_keeper_death import durable_steps
+from tests.jobs.points.tight_host.sitecustomize import held_bytes
+from tests.support import trainings
+from tests.support.live import PATIENCE_S, SPEC, Live, granted
+
+HOST = Path(__file__).parent / "tight_host"
+PLAN = trainings.plan(memory=2, disk=2)
+AMPLE = 2**40
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the bytes of slots that the host has room for."""
+    file = tmp_path / "room"
+    monkeypatch.setenv("TIGHT_HOST", str(file))
+    monkeypatch.setenv("TIGHT_HOST_TRAINER", str(os.getpid()))
+    monkeypatch.setenv("PYTHONPATH", str(HOST))
+    return lambda nbytes: file.write_text(str(nbytes)) and None
+
+
+def test_slots_are_asked_for_again_when_there_may_be_room(
+    live: Live, room: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shortage that passes costs the checkpoints that fell into it, and no other."""
+    monkeypatch.setattr(saving, "FIRST_PAUSE_S", 0.01)
+    room(0)
+    job, ckpt = live.attach(SPEC, PLAN)
+    link = ckpt._link
+    for step, batch in ckpt.batches(SPEC.steps):
+        if step == 5:
+            assert link.wait_until(lambda: bool(link.slots_refused), PATIENCE_S)
+            assert not link.slots
+            room(AMPLE)
+            saving.time.sleep(0.2)  # the pause
+        trainings.train_step(job, step, batch)
+        if step > 5:
+            assert link.wait_until(lambda: bool(link.slots), PATIENCE_S)
+            granted(ckpt)
+    assert {8, SPEC.steps} <= set(live.durable_steps())
+    assert not {2, 4} & set(live.durable_steps())
+    assert {event.what for event in live.events(Degraded)} == {"memory tier"}
+
+
+def test_pauses_between_refusals_grow(
+    live: Live, room: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that stays without room is not asked at every step."""
+    room(0)
+    monkeypatch.setattr(saving, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(saving, "LONGEST_PAUSE_S", 5000.0)
+    job, ckpt = live.attach(SPEC, PLAN)
+    link = ckpt._link
+    pauses: list[float] = []
+    batches = ckpt.batches(SPEC.steps)
+    for _ in range(5):
+        trainings.train_step(job, *next(batches))
+        if ckpt._asked_slots is None:
+            continue
+        assert link.wait_until(lambda: link.no_room_s is not None, PATIENCE_S)
+        pause = min(5000.0, 1000.0 * 2 ** len(pauses))
+        assert link.no_room_s is not None
+        for early, asks in ((1.0, False), (-1.0, True)):
+            link.no_room_s = saving.time.monotonic() - pause + early
+            assert ckpt._asks_again(False) is asks
+        pauses.append(pause)
+    assert pauses[-2:] == [4000.0, 5000.0]
+    room(AMPLE)
+    ckpt._final_checkpoint()
+    assert ckpt._link.durable is not None, "the last one asks whatever the pause"
+
+
+@pytest.mark.parametrize("fit", [3, 0])
+def test_slots_that_are_outgrown_make_room_for_larger_ones(
+    attach: Callable[..., Any], new_run: Callable[..., str], room: Callable[[int], None], fit: int
+) -> None:
+    """The host has room for either, and not for both; nothing of the old ones stays, also where
+    there is none for the larger ones."""
+    room(AMPLE)
+    others = held_bytes(os.getpid())
+    loop = Loop(attach, prepared(new_run), 8 * 2**20)
+    link = loop.ckpt._link
+    loop.warm_up()
+    for _ in range(3):
+        loop.train()
+        loop.ckpt.step()
+        loop.durable()
+    small, changed = sum(arena.nbytes for arena in link.slots), link.slots_changed
+    late = torch.nn.Parameter(torch.zeros(2**18))
+    loop.model.register_parameter("late", late)
+    loop.optimizer.add_param_group({"params": [late]})
+    room(others + {3: small + small // 2, 0: 4096}[fit])
+    for _ in range(4):
+        loop.train()
+        late.grad = torch.ones_like(late)
+        loop.ckpt.step()
+        if loop.ckpt.step_count == 6:
+            assert link.wait_until(
+                lambda: link.slots_changed > changed or bool(link.slots_refused), PATIENCE_S
+            )
+        loop.durable()
+    assert bool(link.slots_refused) is not bool(fit)
+    assert len(link.slots) == fit
+    large = sum(arena.nbytes for arena in link.slots)
+    (keeper,) = keeper_pids(str(loop.run_dir))
+    assert held_bytes(os.getpid(), keeper) == others + large
+    assert (8 in durable_steps(str(loop.run_dir))) is bool(fit)

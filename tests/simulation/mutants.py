@@ -1,0 +1,685 @@
+"""Each rule of the protocol taken away, one at a time: the simulator must notice.
+
+A mutant overrides one small method of the real machines (or of the storage habits they rely on).
+`budget` is the number of seeds, from 0, within which it must be found; docs/protocol.md names the
+mutant beside the rule it proves.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.admission import Admission
+from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
+from autockpt.executors.protocol.coordinator.state import Proposal, Round, Save
+from autockpt.executors.protocol.node.machine import NodeProtocol
+from autockpt.executors.protocol.node.slots import Slot, Slots
+from autockpt.executors.protocol.node.state import Key, LocalRank
+from autockpt.executors.protocol.retention import bases_of
+from autockpt.executors.protocol.selection import Choice, Question, choose
+from autockpt.values.generation import Generation
+from tests.simulation.actors import Disk, Rules, Runtime
+
+# --------------------------------------------------------------------------- slots
+
+
+class OverwriteAnySlot(NodeProtocol):
+    """Double buffering per rank: take the oldest slot, whatever the others hold."""
+
+    def may_overwrite(self, local: LocalRank, slot: Slot) -> bool:
+        return slot.state != "writing" and not self.is_busy(local, slot)
+
+
+class OverwriteWhenSealedHere(NodeProtocol):
+    """Free a slot when this rank, not all ranks, holds something newer."""
+
+    def may_overwrite(self, local: LocalRank, slot: Slot) -> bool:
+        if slot.state != "sealed" or slot.generation is None or self.is_busy(local, slot):
+            return slot.state == "empty"
+        held = [s.generation for s in local.slots.slots if s.state == "sealed" and s.generation]
+        return any(generation > slot.generation for generation in held)
+
+
+class OverwriteWhilePersisted(NodeProtocol):
+    """A slot under way to storage is not protected, and its file is written on."""
+
+    def is_busy(self, local: LocalRank, slot: Slot) -> bool:
+        return False
+
+    def overwritten(self, local: LocalRank, slot: Slot) -> None:
+        if slot.generation is not None:
+            self.unsettled.pop((local.rank, slot.generation), None)
+
+
+class OverwriteRestored(NodeProtocol):
+    """What was restored from is free at once."""
+
+    def is_superseded(self, local: LocalRank, held: Generation) -> bool:
+        parent = self.chain[0].parent if self.chain else None
+        return parent is not None and held <= parent
+
+
+class KeepUndurable(NodeProtocol):
+    """A single slot waits for the disk to take what the disk has refused."""
+
+    def is_on_its_way(self, key: Key) -> bool:
+        return self.durable is None or key[1] > self.durable
+
+
+class GiveUpUnsealed(NodeProtocol):
+    """A single slot is free when nobody writes it, although others may still seal what it holds."""
+
+    def is_on_its_way(self, key: Key) -> bool:
+        return key in self.persists
+
+
+class KeepDiscarded(NodeProtocol):
+    """A torn snapshot counts as sealed."""
+
+    def shard_discarded(self, event: m.ShardDiscarded) -> None:
+        self.shard_sealed(m.ShardSealed(rank=event.rank, generation=event.generation, root="torn"))
+
+
+class ReuseNames(NodeProtocol):
+    """A second attempt writes the file of the first one."""
+
+    def next_attempt(self, key: Key) -> int:
+        return 1
+
+
+# --------------------------------------------------------------------------- commits
+
+
+class MemoryCommitWithOneMissing(CoordinatorProtocol):
+    """All ranks but one are enough in memory."""
+
+    def memory_complete(self, save: Save) -> bool:
+        return len(save.sealed) >= max(1, self.world_size - 1)
+
+
+class CommitBeforeAllVotes(CoordinatorProtocol):
+    """All votes but one are enough on disk."""
+
+    def disk_complete(self, save: Save) -> bool:
+        return len(save.votes) >= max(1, self.world_size - 1) and self.memory_complete(save)
+
+
+class NoEpochCheck(Runtime):
+    """COMMIT is written without looking at the epochs."""
+
+    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+
+class MissingIsNewer(Runtime):
+    """A claim that is gone counts as fenced."""
+
+    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+        return disk.claim != epoch
+
+
+class ForgetEpochs(CoordinatorProtocol):
+    """A directory without claims is taken for a new one."""
+
+    def rank_attached(self, from_node: int, message: m.RankAttached) -> None:
+        super().rank_attached(from_node, replace(message, epoch=0))
+
+    def reset(self) -> None:
+        super().reset()
+        self.admission.epoch = 0
+
+
+class NoSecondEpochCheck(Runtime):
+    """The epoch is checked before COMMIT only."""
+
+    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+        return False
+
+
+class RetentionKeepsTooFew(CoordinatorProtocol):
+    """Whatever is in the catalogue counts, abandoned, unread or suspect."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        keep = max(1, self.retention.keep_last)
+        return tuple(sorted(self.catalogue))[:-keep]
+
+
+class RetentionCountsUnread(CoordinatorProtocol):
+    """A commit that was never read back pushes older ones out."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        unread = self.catalogue
+        self.catalogue = {g: replace(entry, verified=True) for g, entry in unread.items()}
+        doomed = super().to_delete()
+        self.catalogue = unread
+        return doomed
+
+
+class RetentionForgetsBases(CoordinatorProtocol):
+    """What stays may be a difference to what goes."""
+
+    def to_delete(self) -> tuple[Generation, ...]:
+        known = self.catalogue
+        self.catalogue = {g: replace(entry, records=()) for g, entry in known.items()}
+        doomed = super().to_delete()
+        self.catalogue = known
+        return doomed
+
+
+class CommitOnLostBase(CoordinatorProtocol):
+    """Nobody looks whether what a commit is a difference to is still there."""
+
+    def _complete_disk(self, save: Save) -> None:
+        known = dict(self.catalogue)
+        lost = bases_of(save.votes.values()) - set(known)
+        some = next(iter(known.values()), None)
+        if some is not None:
+            self.catalogue |= dict.fromkeys(lost, some)
+        super()._complete_disk(save)
+        self.catalogue = known
+
+
+# --------------------------------------------------------------------------- numbers
+
+
+class RestoreSuspect(CoordinatorProtocol):
+    """The numbers in a state do not matter to the choice."""
+
+    def question(self) -> Question:
+        question = super().question()
+        return replace(
+            question,
+            suspect=frozenset(),
+            memory=tuple(replace(shard, health="good") for shard in question.memory),
+            committed=tuple(replace(entry, health="good") for entry in question.committed),
+        )
+
+
+class CommitAsGood(CoordinatorProtocol):
+    """COMMIT does not say what the seals said."""
+
+    def emit(self, *instructions: m.CoordinatorInstruction) -> None:
+        told = (replace(i, health="good") if isinstance(i, m.WriteCommit) else i
+                for i in instructions)  # fmt: skip
+        super().emit(*told)
+
+
+class SuspectFreesSlots(NodeProtocol):
+    """A suspect generation supersedes older ones in memory."""
+
+    def memory_committed_heard(self, message: m.MemoryCommitted) -> None:
+        super().memory_committed_heard(replace(message, health="good"))
+
+
+class SuspectPushesOut(CoordinatorProtocol):
+    """Read back whole counts in retention, whatever the numbers."""
+
+    def generation_verified(self, event: m.GenerationVerified) -> None:
+        super().generation_verified(replace(event, health="good"))
+
+
+class ForgetVerdict(CoordinatorProtocol):
+    """What was found when it was read back is known for as long as the incarnation lasts."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.suspect = set()
+
+
+class VerdictOnlyWhileRunning(CoordinatorProtocol):
+    """What is found while nobody trains is of no interest."""
+
+    def generation_verified(self, event: m.GenerationVerified) -> None:
+        if self.phase == "running":
+            super().generation_verified(event)
+
+
+# --------------------------------------------------------------------------- restore
+
+
+class IdentityByStep(CoordinatorProtocol):
+    """Two shards of the same step are taken for the same generation."""
+
+    def question(self) -> Question:
+        question = super().question()
+        newest: dict[int, Generation] = {}
+        for shard in question.memory:
+            newest[shard.step] = max(newest.get(shard.step, shard.generation), shard.generation)
+        memory = tuple(replace(s, generation=newest[s.step]) for s in question.memory)
+        return replace(question, memory=memory)
+
+
+class IgnoreLineage(CoordinatorProtocol):
+    """The greatest generation wins, even if it was left behind."""
+
+    def question(self) -> Question:
+        question = super().question()
+        epochs = {s.generation.epoch for s in question.memory}
+        epochs |= {e.generation.epoch for e in question.committed}
+        chain = tuple(m.EpochParent(epoch=e, parent=_last(e)) for e in sorted(epochs))
+        return replace(question, chain=chain)
+
+
+def _last(epoch: int) -> Generation:
+    return Generation(epoch=epoch, seq=10**9)
+
+
+class RestoreMixed(CoordinatorProtocol):
+    """Every rank restores the newest it has itself."""
+
+    def select(self) -> Choice | None:
+        choice = choose(self.question())
+        if choice is None:
+            return None
+        sources = list(choice.sources)
+        for shard in sorted(self.recoverable_memory(), key=lambda s: s.generation):
+            if shard.generation >= choice.generation:
+                sources[shard.rank] = m.ShardSource(kind="memory", slot=shard.slot, root=shard.root)
+        return replace(choice, sources=tuple(sources))
+
+
+class StrikeOneRankOnly(CoordinatorProtocol):
+    """Only the rank with the bad source restores something else."""
+
+    def strike(self, ranks: tuple[int, ...], detail: str) -> None:
+        before, verified, attempt = self.choice, set(self.verified), self.attempt
+        assert before is not None
+        for rank in ranks:
+            self.struck.add((rank, before.generation, before.sources[rank].kind))
+        after = self.select()
+        if after is None or after.generation == before.generation:
+            super().strike(ranks, detail)
+            return
+        self.choice, self.verified, self.attempt = before, verified, attempt + 1
+        self.choice = replace(before, generation=before.generation)
+        for rank in ranks:
+            self._order(rank, after)
+        self.verified |= set(range(self.world_size)) - set(ranks)
+
+
+class ResumeBeforeAllVerified(CoordinatorProtocol):
+    """Training goes on when the first rank is ready."""
+
+    def all_verified(self) -> bool:
+        return True
+
+
+class AssumeFresh(CoordinatorProtocol):
+    """Nothing found means start from scratch."""
+
+    def _something_was_durable(self) -> bool:
+        return False
+
+
+class NoIncarnationFence(NodeProtocol):
+    """An old incarnation may come back and take over."""
+
+    def attach_refusal(self, event: m.TrainerAttached) -> str | None:
+        return None
+
+
+class GrantWhileWritten(NodeProtocol):
+    """A takeover frees the slots that trainers of the old incarnation still write."""
+
+    def _forget_incarnation(self) -> None:
+        super()._forget_incarnation()
+        for local in self.ranks.values():
+            for slot in local.slots.slots:
+                if slot.state == "writing":
+                    slot.clear()
+
+
+class InventoryTooEarly(NodeProtocol):
+    """A new keeper answers before its trainers are back with what they know."""
+
+    def _report_inventory(self) -> None:
+        for rank, node in enumerate(self.nodes):
+            if node == self.node and rank not in self.ranks:
+                self.ranks[rank] = LocalRank(rank=rank)
+        waiting = [local for local in self.ranks.values() if local.attach is None]
+        some = next((r.attach for r in self.ranks.values() if r.attach is not None), None)
+        for local in waiting:
+            local.attach = some
+        super()._report_inventory()
+        for local in waiting:
+            local.attach = None
+
+
+class ActBeforeDecision(CoordinatorProtocol):
+    """Ranks restore while the decision is still being written."""
+
+    def decide(self) -> None:
+        super().decide()
+        if self.phase == "deciding":
+            self.decision_written(m.DecisionWritten(epoch=self.epoch, attempt=self.attempt))
+
+
+class ForgetStrikes(CoordinatorProtocol):
+    """A source that turned out bad is offered again."""
+
+    def decide(self) -> None:
+        self.struck = set()
+        super().decide()
+
+
+class ReadBeforeClaim(Runtime):
+    """The directory is read, then claimed: what was committed in between is not seen."""
+
+    reads_before_claim = True
+
+
+class MixWorlds(CoordinatorProtocol):
+    """Shards of another number of ranks are taken for today's."""
+
+    def question(self) -> Question:
+        question = super().question()
+        world = self.world_size
+        at_home = (c.shard for c in question.copies if c.node in self.nodes[c.shard.rank :][:1])
+        memory = (*question.memory, *(replace(shard, world_size=world) for shard in at_home))
+        return replace(question, memory=memory)
+
+
+class OpenAdmission(Admission):
+    """Whoever is alive does not stand in the way of another launch."""
+
+    def refusal(self, attach: m.TrainerAttached, alive: Sequence[int]) -> str | None:
+        return super().refusal(attach, [])
+
+
+class AdmitOverLiving(NodeProtocol):
+    """A keeper lets another launch in while trainers of the holder live."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.admission = OpenAdmission()
+
+
+class ForgetfulAdmission(Admission):
+    """The epoch of a running trainer says nothing about who is the real one."""
+
+    def _running_refusal(self, epoch: int) -> str | None:
+        return None
+
+
+class AdmitOlderEpoch(NodeProtocol):
+    """At a new keeper trainers of an older epoch replace those of a newer one."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.admission = ForgetfulAdmission()
+
+
+# --------------------------------------------------------------------------- copies
+
+
+class ProtectWithOneMissing(CoordinatorProtocol):
+    """All copies but one are enough."""
+
+    def all_copied(self, copies: Round) -> bool:
+        wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
+        return len(copies.sealed) >= len(wanted) + self.world_size - 1
+
+
+class OverwriteWhileCopied(NodeProtocol):
+    """A slot that others are still copying is as free as anything older."""
+
+    def is_kept(self, generation: Generation) -> bool:
+        return generation == self.protected
+
+
+class HideCopies(NodeProtocol):
+    """A keeper does not say what it holds of other nodes' ranks."""
+
+    def _shard_slots(self) -> Iterator[Slots]:
+        yield from (local.slots for local in self.ranks.values())
+
+
+class HideParities(CoordinatorProtocol):
+    """What parities could give back is not asked."""
+
+    def parities_held(self) -> tuple[m.ShardCopy, ...]:
+        return ()
+
+
+class KeepCountsAfterRestart(CoordinatorProtocol):
+    """Copies that died with a keeper count on."""
+
+    def copies_lost(self, reason: str) -> None:
+        pass
+
+
+class OverwriteProtected(NodeProtocol):
+    """What is protected is as free as anything older than the newest memory commit."""
+
+    def is_kept(self, generation: Generation) -> bool:
+        return False
+
+
+class OverwriteGuests(NodeProtocol):
+    """A newer copy takes the oldest guest slot, before it is complete elsewhere."""
+
+    def may_overwrite_guest(self, slot: Slot) -> bool:
+        return slot.state != "writing" and slot.index == 0
+
+
+class TrustAnyCopy(NodeProtocol):
+    """A copy that somebody has under way counts as made."""
+
+    def copies_wanted(self, message: m.CopiesWanted) -> None:
+        super().copies_wanted(message)
+        for (rank, parity), fetch in list(self.fetches.items()):
+            if not parity:
+                shard = m.HeldShard(
+                    rank=rank,
+                    slot=fetch.slot,
+                    generation=fetch.generation,
+                    step=0,
+                    world_size=len(self.nodes),
+                    root="",
+                    copied=True,
+                )
+                self.tell(m.CopySealed(shard=shard))
+
+
+class CopyOfAnotherRound(CoordinatorProtocol):
+    """A copy counts whatever generation it is of."""
+
+    def copy_sealed(self, from_node: int, message: m.CopySealed) -> None:
+        if self.round is not None:
+            shard = replace(message.shard, generation=self.round.generation)
+            message = replace(message, shard=shard)
+        super().copy_sealed(from_node, message)
+
+    def _is_original(self, copies: Round, shard: m.HeldShard) -> bool:
+        return True
+
+
+# --------------------------------------------------------------------------- parity
+
+
+class ProtectWithoutParity(CoordinatorProtocol):
+    """Originals at home are enough, whoever has made parity of them."""
+
+    def all_copied(self, copies: Round) -> bool:
+        holders = {rank for each in self.sets for rank in each.ranks}
+        return super().all_copied(replace(copies, encoded=holders))
+
+
+class OverwriteParity(NodeProtocol):
+    """The next parity takes the slot of the protected one."""
+
+    def may_overwrite_guest(self, slot: Slot) -> bool:
+        if slot.shard is None or slot.shard.parity is None:
+            return super().may_overwrite_guest(slot)
+        return slot.index == 0
+
+
+class MixParity(Runtime):
+    """What is sealed of a rank is added to a parity, of whatever generation it is."""
+
+    mixes = True
+
+
+class DropOutgrown(NodeProtocol):
+    """What ranks of another number were restored from goes with its slots."""
+
+    def outgrown(self, event: m.SlotsOutgrown) -> None:
+        return
+
+
+class GatherMixed(CoordinatorProtocol):
+    """The newest shard of a rank will do, whichever generation the others are of."""
+
+    def select(self) -> Choice | None:
+        choice = super().select()
+        if choice is None or not choice.places:
+            return choice
+        newest = {}
+        for copy in (*self.copies_elsewhere(), *choice.places):
+            known = newest.setdefault(copy.shard.rank, copy)
+            if copy.shard.generation > known.shard.generation:
+                newest[copy.shard.rank] = copy
+        return replace(choice, places=tuple(newest.values()))
+
+
+class RebuildFromFewer(Runtime):
+    """What did not come counts as zeros, and nobody compares with the digests of the lost."""
+
+    rebuilds_from_fewer = True
+
+
+# --------------------------------------------------------------------------- plans
+
+
+class PlanOnFirstAnswer(CoordinatorProtocol):
+    """The first rank that prepared decides for all."""
+
+    def all_prepared(self, proposal: Proposal) -> bool:
+        return len(proposal.prepared) >= 1
+
+
+class PlanWithoutMargin(CoordinatorProtocol):
+    """The switch is set to the step of the slowest rank."""
+
+    def _decide_plan(self, proposal: Proposal) -> None:
+        self._set_plan(proposal.version, min(proposal.prepared.values()))
+
+
+class WaitForOverwritten(NodeProtocol):
+    """The verdict on a generation is waited for although its slot holds another one."""
+
+    def overwritten(self, local: LocalRank, slot: Slot) -> None:
+        return
+
+
+class WaitForReplaced(CoordinatorProtocol):
+    """A coordinator of ranks that have gone to another one keeps its keeper waiting for theirs."""
+
+    def settled_for(self, incarnation: m.Incarnation | None) -> bool:
+        return all(save.finished for save in self.saves.values())
+
+
+class WriteAlone(CoordinatorProtocol):
+    """Ranks that began a generation for memory alone are not asked to write it, too."""
+
+    def join_writers(self, save: Save) -> None:
+        return
+
+    def want_persisted(self, save: Save) -> None:
+        if self.breakpoint or self.unreachable:
+            super().want_persisted(save)
+
+
+# --------------------------------------------------------------------------- catalogue of mutants
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule taken away."""
+
+    kind: type[Any]
+    rule: str
+    budget: int
+    """Seeds within which it must be found."""
+
+    def rules(self) -> Rules:
+        """The machines with this one swapped."""
+        if issubclass(self.kind, NodeProtocol):
+            return Rules(node=self.kind)
+        if issubclass(self.kind, CoordinatorProtocol):
+            return Rules(coordinator=self.kind)
+        return Rules(runtime=self.kind)
+
+
+MUTANTS: dict[str, Mutant] = {
+    "write-alone": Mutant(WriteAlone, "18", 1000),
+    "wait-for-overwritten": Mutant(WaitForOverwritten, "19", 2000),
+    "wait-for-replaced": Mutant(WaitForReplaced, "19", 2000),
+    "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
+    "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
+    "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
+    "overwrite-restored": Mutant(OverwriteRestored, "2", 4000),
+    "keep-undurable": Mutant(KeepUndurable, "2", 1000),
+    "give-up-unsealed": Mutant(GiveUpUnsealed, "2", 1000),
+    "drop-outgrown": Mutant(DropOutgrown, "2", 10_000),
+    "keep-discarded": Mutant(KeepDiscarded, "3", 100),
+    "reuse-names": Mutant(ReuseNames, "12", 100),
+    "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),
+    "commit-before-all-votes": Mutant(CommitBeforeAllVotes, "4", 20),
+    "no-epoch-check": Mutant(NoEpochCheck, "4", 4000),
+    "missing-is-newer": Mutant(MissingIsNewer, "20", 500),
+    "forget-epochs": Mutant(ForgetEpochs, "20", 1000),
+    "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 4000),
+    "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
+    "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),
+    "retention-forgets-bases": Mutant(RetentionForgetsBases, "17", 1000),
+    "commit-on-lost-base": Mutant(CommitOnLostBase, "17", 4000),
+    "restore-suspect": Mutant(RestoreSuspect, "16", 500),
+    "commit-as-good": Mutant(CommitAsGood, "16", 500),
+    "suspect-frees-slots": Mutant(SuspectFreesSlots, "16", 2000),
+    "suspect-pushes-out": Mutant(SuspectPushesOut, "16", 1000),
+    "forget-verdict": Mutant(ForgetVerdict, "16", 2000),
+    "verdict-only-while-running": Mutant(VerdictOnlyWhileRunning, "16", 4000),
+    "identity-by-step": Mutant(IdentityByStep, "5", 1000),
+    "ignore-lineage": Mutant(IgnoreLineage, "5", 2000),
+    "restore-mixed": Mutant(RestoreMixed, "6", 100),
+    "gather-mixed": Mutant(GatherMixed, "6", 4000),
+    "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 600),
+    "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 200),
+    "assume-fresh": Mutant(AssumeFresh, "8", 1000),
+    "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),
+    "grant-while-written": Mutant(GrantWhileWritten, "9", 8000),
+    "inventory-too-early": Mutant(InventoryTooEarly, "11", 500),
+    "act-before-decision": Mutant(ActBeforeDecision, "6", 500),
+    "forget-strikes": Mutant(ForgetStrikes, "6", 2000),
+    "read-before-claim": Mutant(ReadBeforeClaim, "4", 4000),
+    "mix-worlds": Mutant(MixWorlds, "6", 1000),
+    "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
+    "admit-older-epoch": Mutant(AdmitOlderEpoch, "9", 4000),
+    "overwrite-while-copied": Mutant(OverwriteWhileCopied, "14", 2000),
+    "hide-copies": Mutant(HideCopies, "14", 4000),
+    "hide-parities": Mutant(HideParities, "15", 2000),
+    "keep-counts-after-restart": Mutant(KeepCountsAfterRestart, "14", 4000),
+    "protect-one-missing": Mutant(ProtectWithOneMissing, "14", 100),
+    "overwrite-protected": Mutant(OverwriteProtected, "14", 2000),
+    "overwrite-guests": Mutant(OverwriteGuests, "14", 5000),
+    "trust-any-copy": Mutant(TrustAnyCopy, "14", 2000),
+    "copy-of-another-round": Mutant(CopyOfAnotherRound, "14", 2000),
+    "protect-without-parity": Mutant(ProtectWithoutParity, "15", 100),
+    "overwrite-parity": Mutant(OverwriteParity, "15", 8000),
+    "mix-parity": Mutant(MixParity, "15", 2000),
+    "rebuild-from-fewer": Mutant(RebuildFromFewer, "15", 4000),
+    "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
+    "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
+}
+
+
+def first_seed(name: str, run: Callable[[int, Rules], str | None]) -> int | None:
+    """The first seed within the budget that finds the mutant."""
+    mutant = MUTANTS[name]
+    rules = mutant.rules()
+    return next((seed for seed in range(mutant.budget) if run(seed, rules) is not None), None)

@@ -1,0 +1,302 @@
+"""What must hold in every run, checked against what really happened.
+
+The oracle knows the truth the machines cannot know: which training history every generation had,
+which promises (memory-committed, durable) were given and which of them a loss beyond tolerance has
+lifted.  It computes the lineage by itself.
+"""
+
+from dataclasses import dataclass
+
+from autockpt.executors.protocol import messages as m
+from autockpt.values.generation import Generation
+from tests.simulation.actors import Content, Disk, Node, Trainer
+
+
+class Violation(AssertionError):
+    """An oracle was broken."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Promise:
+    """A protected generation: what of it is still there."""
+
+    world: int
+    copies: set[tuple[int, int]]
+    """(rank, node) that have the shard."""
+    parities: set[tuple[int, int]]
+    """(rank, node) that have the parity which the rank holds."""
+    sets: tuple[tuple[frozenset[int], int], ...]
+    """Ranks of every parity set, and how many it may lose."""
+
+    def recoverable(self) -> set[int]:
+        """Ranks with a copy, or with a set of which enough members have shard and parity."""
+        shards = {rank for rank, _ in self.copies}
+        left = shards & {rank for rank, _ in self.parities}
+        enough = (ranks for ranks, losses in self.sets if len(ranks - left) <= losses)
+        return shards.union(*enough)
+
+
+class Oracle:
+    """What must hold; the world tells it what really happened."""
+
+    def __init__(self) -> None:
+        self.history: dict[Generation, int] = {}
+        self.durable: set[Generation] = set()
+        self.memory: set[Generation] = set()
+        self.announced: set[Generation] = set()
+        """Called memory-committed at least once."""
+        self.protected: dict[Generation, Promise] = {}
+        """Of the newest one called protected."""
+        self.wanted: dict[Generation, int] = {}
+        """Losses of memory so far, when copies were first asked for."""
+        self.protections: set[Generation] = set()
+        """Called protected at least once."""
+        self.ever = False
+        self.nan: set[Generation] = set()
+        """Numbers in some shard of it are not sound."""
+        self.seen_nan: set[Generation] = set()
+        """Some seal has seen it."""
+        self.decayed: set[Generation] = set()
+        """A bit of it flipped in a slot after the seal; nobody sees that before it is read."""
+        self.decided: dict[int, Generation | None] = {}
+        self.basis: dict[int, dict[int, int | None]] = {}
+        """What each claimed epoch could continue when it read the directory."""
+        self.emptied: dict[int, bool] = {}
+        """Whether it had lost decision records by then."""
+        self.known: dict[int, bool] = {}
+        """Whether something had ever been durable by then; later ones are of the replaced."""
+        self.marked: dict[int, set[Generation]] = {}
+        """What the directory called suspect when each claimed epoch read it, or looked again."""
+        self.applied: dict[tuple[m.Incarnation, int], int] = {}
+        self.resumed = 0
+        self.commits = 0
+
+    def fail(self, text: str) -> None:
+        """An oracle is broken."""
+        raise Violation(text)
+
+    def begin_anew(self, epoch: int, running: list[int | None], nodes: list[Node]) -> None:
+        """Nobody who was asked knows that these epochs were: then nothing of them may be left."""
+        contents = [c for node in nodes for c in (*node.slots.values(), *node.guests.values())]
+        # What nobody completes any more is nothing.
+        left = {c.generation.epoch for c in contents if c is not None and (c.sealed or c.writer)}
+        if any(old >= epoch for old in (*left, *(e for e in running if e is not None))):
+            self.fail(f"epoch {epoch} is claimed again, and something of it is left")
+        for table in (self.decided, self.basis, self.known, self.marked, self.emptied):
+            for old in [old for old in table if old >= epoch]:
+                del table[old]
+        for told in (self.history, self.wanted):
+            for generation in [g for g in told if g.epoch >= epoch]:
+                del told[generation]
+        sets = (
+            self.durable, self.memory, self.announced, self.protections, self.nan, self.seen_nan,
+            self.decayed,
+        )  # fmt: skip
+        for promised in sets:
+            promised -= {g for g in promised if g.epoch >= epoch}
+        self.protected = {g: p for g, p in self.protected.items() if g.epoch < epoch}
+
+    def lineage(
+        self, tip: int, decided: dict[int, Generation | None] | None = None
+    ) -> dict[int, int | None]:
+        """Newest eligible seq by epoch, from the decisions as they were really written."""
+        decided = self.decided if decided is None else decided
+        limits: dict[int, int | None] = {tip: None}
+        while decided.get(tip) is not None:
+            parent = decided[tip]
+            assert parent is not None
+            limits[parent.epoch], tip = parent.seq, parent.epoch
+        return limits
+
+    def eligible(self, before: int) -> dict[int, int | None]:
+        """The lineage that epoch `before` may continue."""
+        tips = [epoch for epoch in self.decided if epoch < before]
+        return self.lineage(max(tips)) if tips else {}
+
+    @staticmethod
+    def on(generation: Generation, limits: dict[int, int | None]) -> bool:
+        """`generation` lies on that lineage."""
+        if generation.epoch not in limits:
+            return False
+        limit = limits[generation.epoch]
+        return limit is None or generation.seq <= limit
+
+    def trained(self, generation: Generation, history: int) -> None:
+        """A trainer reached this boundary: all must get there with the same past."""
+        if self.history.setdefault(generation, history) != history:
+            self.fail(f"{generation} has two histories: timelines were mixed")
+
+    def sealed(self, generation: Generation, *, nan: bool, seen: bool) -> None:
+        """A shard is complete: what is wrong with it, and whether its seal says so."""
+        if nan:
+            self.nan.add(generation)
+        if seen:
+            self.seen_nan.add(generation)
+
+    def found_suspect(self, generation: Generation) -> None:
+        """It was promised as sound: what it superseded in memory may be gone."""
+        self.durable.discard(generation)
+        self.protected.pop(generation, None)
+        self.memory = {promised for promised in self.memory if promised > generation}
+
+    def overwritten(self, generation: Generation, epoch: int, held: set[Generation]) -> None:
+        """A rank that has those `held` sealed saves over its shard: not of the newest promised.
+
+        One of them may be newer and decayed: it is no promise, but looks like one until it is read.
+        """
+        limits, parent = self.lineage(epoch), self.decided[epoch]
+        newest = max((g for g in self.memory if self.on(g, limits)), default=None)
+        if generation == newest and (parent is None or generation >= parent):
+            seeming = (held & self.announced & self.decayed) - self.seen_nan
+            if any(g > generation and self.on(g, limits) for g in seeming):
+                self.forget_up_to(generation)
+                return
+            self.fail(f"{generation} is the newest in memory, and is overwritten")
+
+    def promise_protected(self, generation: Generation, promise: Promise) -> None:
+        """From now on it may be lost only if a shard loses all copies, and its set too many."""
+        if not self.protected or generation > max(self.protected):
+            self.protected = {generation: promise}
+
+    def lost(self, node: int, ranks: set[int] | None = None) -> None:
+        """Copies on a node are gone: those of some ranks, or all, then its parities as well."""
+        for promise in self.protected.values():
+            promise.copies -= {
+                c for c in promise.copies if c[1] == node and (ranks is None or c[0] in ranks)
+            }
+        if ranks is None:
+            self.lost_parity(node)
+        self._let_go()
+
+    def lost_guests(self, node: int, kept: set[tuple[int, Generation]]) -> None:
+        """A node lost what it had but these (rank, generation), which are in slots."""
+        for generation, promise in self.protected.items():
+            promise.copies -= {
+                (r, n) for r, n in promise.copies if n == node and (r, generation) not in kept
+            }
+        self.lost_parity(node)
+
+    def lost_parity(self, node: int, rank: int | None = None) -> None:
+        """Parities on a node are gone: that of one rank, or all."""
+        for promise in self.protected.values():
+            promise.parities -= {
+                p for p in promise.parities if p[1] == node and rank in (None, p[0])
+            }
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.protected = {
+            g: promise
+            for g, promise in self.protected.items()
+            if len(promise.recoverable()) == promise.world
+        }
+
+    def forget_memory(self) -> None:
+        """What the memory of nodes promised lapses."""
+        self.memory.clear()
+        self.protected.clear()
+
+    def forget_up_to(self, generation: Generation) -> None:
+        """What `generation` took the place of may be gone, whatever becomes of that."""
+        self.memory = {other for other in self.memory if other > generation}
+
+    def decision(
+        self,
+        epoch: int,
+        parent: Generation | None,
+        *,
+        asked: bool,
+        told: dict[int, Generation | None],
+    ) -> None:
+        """The decision of `epoch` stands on disk; `told`: the older ones somebody remembers."""
+        if not asked:
+            self._check_parent(epoch, parent)
+        left = parent is not None and not self.on(parent, self.basis[epoch])
+        if left and (not self.emptied[epoch] or self._was_left(parent, told)):
+            self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
+        self.decided[epoch] = parent
+        if parent is not None:
+            self.protected = {g: c for g, c in self.protected.items() if g >= parent}
+
+    def _was_left(self, generation: Generation | None, told: dict[int, Generation | None]) -> bool:
+        """As far as anybody can know where the directory was emptied.
+
+        A decision that went with the directory, and of which no keeper was told, binds nobody: what
+        it left behind is whole, and what came after it is gone.
+        """
+        tip = max(told, default=0)
+        assert generation is not None
+        return generation.epoch <= tip and not self.on(generation, self.lineage(tip, told))
+
+    def _check_parent(self, epoch: int, parent: Generation | None) -> None:
+        limits = self.basis[epoch]
+        promises = (
+            ("durable", self.durable),
+            ("memory-committed", self.memory),
+            ("protected", set(self.protected)),
+        )
+        for name, promised in promises:
+            due = max((g for g in promised if self.on(g, limits)), default=None)
+            if due is not None and (parent is None or parent < due):
+                self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")
+        if parent is None and self.known[epoch]:
+            self.fail(f"epoch {epoch} starts from scratch although something was durable")
+
+    def loaded(self, epoch: int, generation: Generation, content: Content | None) -> None:
+        """A rank was told to train on with this content."""
+        if self.decided.get(epoch) != generation:
+            self.fail(f"rank resumed {generation}, decided was {self.decided.get(epoch)}")
+        if content is None or content.generation != generation:
+            self.fail(f"rank resumed {generation} but holds {content}")
+        assert content is not None
+        if content.history != self.history[generation]:
+            self.fail(f"{generation} was restored with another past")
+        if generation in self.marked[epoch]:
+            self.fail(f"epoch {epoch} resumes {generation}, which is suspect")
+        self.resumed += 1
+
+    def plan(self, trainer: Trainer, version: int) -> None:
+        """A trainer switched plan at its present step."""
+        key = (trainer.incarnation, version)
+        if self.applied.setdefault(key, trainer.step) != trainer.step:
+            self.fail(f"plan {version} applied at {self.applied[key]} and {trainer.step}")
+
+    def passed(self, trainer: Trainer) -> None:
+        """A trainer passes its present step: it must have made every switch others made here."""
+        for (incarnation, version), step in self.applied.items():
+            mine = incarnation == trainer.incarnation and step <= trainer.step
+            if mine and version not in trainer.plans:
+                self.fail(f"rank {trainer.rank} passed step {step} without plan {version}")
+
+    def let_go(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
+        """Retention decides: each sound one has enough above it that were read back."""
+        limits = self.lineage(max(self.decided)) if self.decided else {}
+        sound = {
+            g: commit.entry
+            for g, commit in disk.commits.items()
+            if g not in self.nan and not commit.entry.corrupt and self.on(g, limits)
+        }
+        for generation in sound.keys() & set(doomed):
+            above = [g for g, e in sound.items() if g > generation and e.verified]
+            if len(set(above) - set(doomed)) < keep:
+                self.fail(f"retention lets {generation} go, read back above it are {above}")
+        self.durable -= set(doomed)
+
+    def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
+        """Commits are about to be deleted."""
+        limits = self.lineage(max(self.decided)) if self.decided else {}
+        sound = [
+            g
+            for g, commit in disk.commits.items()
+            if commit.synced and g not in self.nan and self.on(g, limits)
+        ]
+        left = [g for g in sound if g not in doomed]
+        if sound and max(sound) in doomed:
+            self.fail(f"retention deletes the last durable {max(sound)}")
+        newest = max(self.decided, default=0)
+        parent = self.decided.get(newest)
+        if parent in doomed and not any(g.epoch == newest for g in left):
+            self.fail(f"retention deletes {parent}, which epoch {newest} began from")
+        if len(left) < min(keep, len(sound)):
+            self.fail(f"retention leaves {len(left)} of {len(sound)}, keep_last is {keep}")
+        self.durable -= set(doomed)

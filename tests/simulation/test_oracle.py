@@ -1,0 +1,97 @@
+"""What the simulator's oracle asks for, where protection is promised: no less and no more."""
+
+import pytest
+
+from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator.replicating import ParityRanks
+from tests.simulation.actors import Content, Keeper
+from tests.simulation.cluster import gen
+from tests.simulation.oracle import Promise, Violation
+from tests.simulation.simulation import Simulation
+
+SAVED = gen(1, 1)
+
+
+def two_nodes() -> tuple[Simulation, Keeper]:
+    """A rank on each, which copies the other's shard; node 1 lost its keeper, and it came back."""
+    world = Simulation(next(s for s in range(100) if len(Simulation(s).nodes) == 2), slots=2)
+    world.world, world.nodes_of, world.disk.epoch = 2, (0, 1), 1
+    for rank, node in enumerate(world.nodes):
+        for owner, contents in ((rank, node.slots), (1 - rank, node.guests)):
+            content = Content(generation=SAVED, history=7, rank=owner, world=2, sealed=True)
+            contents[owner, 0] = content  # type: ignore[index]
+    keeper = world.start_keeper(world.nodes[0])
+    keeper.coordinator.epoch, keeper.coordinator.nodes = 1, (0, 1)
+    keeper.coordinator.wards = {0: (1,), 1: (0,)}
+    world.oracle.wanted[SAVED], world.guest_losses = 0, 1
+    keeper.back[1] = 1
+    return world, keeper
+
+
+def test_a_copy_that_a_keeper_came_back_without_is_missed() -> None:
+    """It said so: a round that counts the copy all the same is wrong."""
+    world, keeper = two_nodes()
+    world.nodes[1].guests.clear()
+    with pytest.raises(Violation, match=r"without: \[\(0, 1\)\]"):
+        world.promise_protected(keeper, m.CopiesEnded(generation=SAVED, protected=True))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_nobody_knows_of_a_flipped_bit_that_nobody_read(copied: bool) -> None:
+    """A keeper that came back says that it has the shard; a copy that it lacks is still missed."""
+    world, keeper = two_nodes()
+    rotten = world.nodes[1].slots[1, 0]
+    assert rotten is not None
+    rotten.corrupt = True
+    ended = m.CopiesEnded(generation=SAVED, protected=True)
+    if copied:
+        world.promise_protected(keeper, ended)
+        assert not world.oracle.protected
+    else:
+        world.nodes[1].guests.clear()
+        with pytest.raises(Violation, match=r"without: \[\(0, 1\), \(1, 1\)\]"):
+            world.promise_protected(keeper, ended)
+
+
+@pytest.mark.parametrize("protects", [True, False])
+def test_what_was_protected_goes_with_memory_where_nothing_newer_will_be(protects: bool) -> None:
+    """Ranks that cannot be protected, as by parity on unequal nodes, commit something newer."""
+    world, keeper = two_nodes()
+    own = {(0, 0), (1, 1)}
+    promise = Promise(world=2, copies=own, parities=own, sets=((frozenset({0, 1}), 1),))
+    world.oracle.promise_protected(SAVED, promise)
+    keeper.coordinator.wards = {}
+    keeper.coordinator.sets = (ParityRanks(ranks=(0, 1), losses=1),) if protects else ()
+    world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
+    assert bool(world.oracle.protected) is protects
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_job_commits_while_another_one_knocks_takes_the_place_of_the_older(
+    whole: bool,
+) -> None:
+    """The one that knocks has another number of ranks, and is promised nothing of it."""
+    world, keeper = two_nodes()
+    newer = gen(1, 2)
+    for rank, node in enumerate(world.nodes):
+        content = Content(generation=newer, history=8, rank=rank, world=2, sealed=True)
+        node.slots[rank, 1] = content
+    if not whole:
+        world.nodes[1].slots[1, 1] = None
+    world.oracle.memory, world.oracle.announced = {SAVED}, {SAVED}
+    world.oracle.decided[1] = None
+    world.world, world.nodes_of, world.losses = 3, (0, 0, 1), int(not whole)
+    world.promise_memory(keeper, m.MemoryCommitted(generation=newer, health="good"))
+    assert world.oracle.memory == (set() if whole else {SAVED})
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_what_a_new_keeper_says_of_an_older_one_is_no_promise(sound: bool) -> None:
+    """It is free since the newer one was committed, though the loss of a node lifted that promise;
+    one with NaN has freed nothing."""
+    world, keeper = two_nodes()
+    newer = gen(1, 2)
+    world.oracle.announced = {newer}
+    world.oracle.nan = set() if sound else {newer}
+    world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
+    assert world.oracle.memory == (set() if sound else {SAVED})

@@ -1,0 +1,363 @@
+"""How trainers behave: synchronous training, snapshots, restore, plans; and what they are told."""
+
+from dataclasses import replace
+
+from autockpt.executors.protocol import messages as m
+from autockpt.values.generation import Generation
+from tests.simulation.actors import Content, Keeper, Trainer
+from tests.simulation.world import World
+
+
+class Trainers(World):
+    """The trainer processes of a run."""
+
+    def train(self) -> None:
+        """Some trainer does something."""
+        if self.trainers:
+            self.step_trainer(self.trainers[int(self.rng.random() * len(self.trainers))])
+
+    def step_trainer(self, trainer: Trainer) -> None:
+        """Restore, write a snapshot, or take the next training step."""
+        if not trainer.running:
+            if trainer.order is not None and not trainer.refused:
+                self.restore(trainer, trainer.order)
+            return
+        if not trainer.fitted:
+            self.fit(trainer)
+        if trainer.writing and self.rng.random() < 0.6:
+            self.finish_snapshot(trainer)
+            return
+        if self.may_advance(trainer):
+            self.advance(trainer)
+
+    def fit(self, trainer: Trainer) -> None:
+        """Shards of another number of ranks have another size: new slots, before the first save.
+
+        Keepers put it off until the epoch is open, and hear nobody who was replaced.
+        """
+        keeper = self.nodes[trainer.node].keeper
+        if keeper is None:
+            return
+        self.flush(keeper)
+        replaced = keeper.machine.incarnation != trainer.incarnation
+        if keeper.machine.phase != "open" or replaced:
+            return
+        trainer.fitted = True
+        self.to_node(keeper, m.SlotsOutgrown(rank=trainer.rank))
+        slots = self.nodes[trainer.node].slots
+        for key in [key for key in slots if key[0] == trainer.rank]:
+            del slots[key]
+        for other in self.trainers:
+            if other is not trainer and (other.node, other.rank) == (trainer.node, trainer.rank):
+                other.writing.clear()  # a fenced one writes on in memory that nobody else has
+        self.to_node(keeper, m.SlotsReplaced(rank=trainer.rank, slots=self.slots))
+
+    def do_KeepOutgrown(self, keeper: Keeper, do: m.KeepOutgrown) -> None:
+        node = self.nodes[keeper.node]
+        content = node.slots[do.rank, do.slot]
+        assert content is not None
+        node.guests[do.rank, do.guest_slot] = content
+
+    def do_FreeSlots(self, keeper: Keeper, do: m.FreeSlots) -> None:
+        slots = self.nodes[keeper.node].slots
+        for key in [key for key in slots if key[0] == do.rank]:
+            if (content := slots.pop(key)) is not None and content.writer is not None:
+                self.oracle.fail(f"slot {key[1]} of rank {do.rank} given back while written")
+
+    def do_LendPlaced(self, keeper: Keeper, do: m.LendPlaced) -> None:
+        keeper.placed = do
+
+    def may_advance(self, trainer: Trainer) -> bool:
+        """Training is synchronous: nobody is more than a step ahead, nobody goes on alone."""
+        if trainer.held and trainer.step >= trainer.hold_step:
+            return False
+        peers = 0
+        for other in self.trainers:
+            if other.incarnation is trainer.incarnation:
+                if not other.running or other.seq < trainer.seq:
+                    return False
+                peers += 1
+        return peers == len(trainer.nodes)
+
+    def advance(self, trainer: Trainer) -> None:
+        """One iteration, then the boundary."""
+        assert trainer.epoch is not None
+        self.oracle.passed(trainer)
+        trainer.seq += 1
+        trainer.step += 1
+        trainer.history = hash((trainer.history, trainer.epoch, trainer.seq))
+        generation = Generation(epoch=trainer.epoch, seq=trainer.seq)
+        self.oracle.trained(generation, trainer.history)
+        self.switch_plan(trainer)
+        keeper = self.nodes[trainer.node].keeper
+        if trainer.seq % self.interval or keeper is None:
+            return
+        disk = (trainer.seq // self.interval) % self.disk_every == 0
+        if self.in_flight and len(trainer.persisting - {generation}) >= self.in_flight:
+            disk = False
+        request = m.SaveRequested(
+            rank=trainer.rank, generation=generation, step=trainer.step, disk=disk
+        )
+        if disk and self.rng.random() < 0.2:  # asked for memory ahead, for disk at the boundary
+            keeper.inbox.append(replace(request, disk=False))
+        keeper.inbox.append(request)
+        self.flush(keeper)
+
+    def switch_plan(self, trainer: Trainer) -> None:
+        """At the boundary of its apply step the new plan is in force."""
+        for version, step in trainer.decided.items():
+            if trainer.step == step and version not in trainer.plans:
+                trainer.plans[version] = trainer.step
+                self.oracle.plan(trainer, version)
+
+    def finish_snapshot(self, trainer: Trainer) -> None:
+        """A copy ends: sealed, or torn.  In any order, although trainers copy in turn."""
+        generation, slot = trainer.writing.pop(self.rng.randrange(len(trainer.writing)))
+        content = self.nodes[trainer.node].slots.get((trainer.rank, slot))
+        if content is None or content.writer is not trainer or content.generation != generation:
+            self.oracle.fail(f"rank {trainer.rank}: slot {slot} was given away while written")
+        assert content is not None
+        content.writer = None
+        torn = generation in trainer.told_discard or (
+            not self.peace and self.rng.random() < self.torn
+        )
+        if torn:
+            content.history = 0
+            self.local(
+                trainer,
+                m.ShardDiscarded(rank=trainer.rank, generation=generation, reason="torn"),
+            )
+            return
+        sick = not self.peace and self.rng.random() < self.sick
+        content.nan = sick or (bool(self.late) and self.rng.random() < self.late)
+        self.oracle.sealed(generation, nan=content.nan, seen=sick)
+        health: m.Health = "suspect" if sick else "good"
+        root = f"{content.history}:{trainer.rank}"
+        content.sealed = True
+        content.shard = m.HeldShard(
+            rank=trainer.rank,
+            slot=slot,
+            generation=generation,
+            step=content.step,
+            world_size=len(trainer.nodes),
+            root=root,
+            health=health,
+        )
+        sealed = m.ShardSealed(rank=trainer.rank, generation=generation, root=root, health=health)
+        self.local(trainer, sealed)
+
+    def restore(self, trainer: Trainer, order: m.RestoreShard) -> None:
+        """Load and verify one shard."""
+        if order.source.kind == "gather":
+            pieces = self.gathered(trainer, order)
+            if pieces is None:
+                return  # something is still being rebuilt
+            whole = [piece for piece in pieces if piece is not None]
+            world = len(trainer.nodes)
+            content = replace(whole[0], world=world) if len(whole) == len(pieces) else None
+        else:
+            content = self.source(trainer, order)
+        trainer.order = None
+        flaky = not self.peace and self.rng.random() < self.flaky
+        if content is None or content.corrupt or not content.sealed or flaky:
+            self.oracle.forget_memory()
+            bad = m.ShardBad(
+                rank=trainer.rank, epoch=order.epoch, attempt=order.attempt, detail="bad"
+            )
+            self.local(trainer, bad)
+            return
+        trainer.loaded, trainer.step = content, order.step
+        self.local(
+            trainer,
+            m.ShardVerified(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt),
+        )
+
+    def gathered(self, trainer: Trainer, order: m.RestoreShard) -> list[Content | None] | None:
+        """Every shard, wherever it is; None for one that is nowhere, or as a whole: not yet."""
+        keeper = self.nodes[trainer.node].keeper
+        if keeper is None:
+            return None
+        placed = keeper.placed
+        if placed is None:
+            self.oracle.fail(f"rank {trainer.rank} is to gather, nobody knows from where")
+        assert placed is not None
+        found: list[Content | None] = []
+        for rank in range(len(self.homes(order.generation))):
+            here = [self.at_place(trainer.node, p) for p in placed.places if p.shard.rank == rank]
+            here.append(self.in_files(rank, order.generation))
+            whole = [c for c in here if c is not None and not c.corrupt]
+            if not whole and rank in placed.rebuilt and self.rng.random() < 0.9:
+                return None
+            found.append(whole[0] if whole else None)
+        if len({c.history for c in found if c is not None}) > 1:
+            self.oracle.fail(f"rank {trainer.rank} gathers shards of several pasts: {found}")
+        return found
+
+    def at_place(self, asking: int, place: m.ShardCopy) -> Content | None:
+        """A shard that another node was said to have, if it can be asked."""
+        there = self.nodes[place.node]
+        if there.keeper is None or (asking, place.node) in self.blocked:
+            return None
+        for content in (*there.slots.values(), *there.guests.values()):
+            if content is not None and content.sealed and content.shard is not None:
+                said = content.shard
+                if (said.rank, said.root) == (place.shard.rank, place.shard.root):
+                    return content
+        return None
+
+    def in_files(self, rank: int, generation: Generation) -> Content | None:
+        """The shard of a rank as its files have it."""
+        commit = self.disk.commits.get(generation)
+        if commit is None or commit.entry.corrupt:
+            return None
+        files = self.files_for(rank, (commit.entry.records[rank],))
+        whole = [file for file in files if file is not None]
+        if len(whole) < len(files):
+            return None
+        return replace(whole[0], corrupt=any(file.corrupt for file in whole))
+
+    def source(self, trainer: Trainer, order: m.RestoreShard) -> Content | None:
+        """The bytes the order points at."""
+        if order.source.kind == "memory":
+            key = (trainer.rank, order.source.slot or 0)
+            node = self.nodes[trainer.node]
+            content = node.guests.get(key) if order.source.copied else node.slots.get(key)
+        else:
+            content = self.on_disk(trainer, order)
+            if content is None and order.generation in self.oracle.durable:
+                self.oracle.fail(f"a file of durable {order.generation} is gone")
+        if content is not None and content.generation != order.generation:
+            self.oracle.fail(f"asked for {order.generation}, found {content.generation}")
+        return content
+
+    def on_disk(self, trainer: Trainer, order: m.RestoreShard) -> Content | None:
+        """What the files of one shard hold, or for another number of ranks those of all."""
+        files = self.files_for(trainer.rank, order.source.records)
+        if order.source.kind == "reshard":
+            commit = self.disk.commits.get(order.generation)
+            files = [None] if commit is None else self.files_of(commit.entry.records)
+        if not files or any(file is None for file in files):
+            return None
+        whole = [file for file in files if file is not None]
+        corrupt = any(file.corrupt for file in whole)
+        world = len(trainer.nodes) if order.source.kind == "reshard" else whole[0].world
+        return replace(whole[0], corrupt=corrupt, world=world)
+
+    def files_of(self, records: tuple[m.Record, ...]) -> list[Content | None]:
+        """Everything that reading all shards of a commit needs."""
+        found: list[Content | None] = []
+        for rank, record in enumerate(records):
+            found += self.files_for(rank, (record,))
+        return found
+
+    def files_for(self, rank: int, records: tuple[m.Record, ...]) -> list[Content | None]:
+        """Shard files of one rank, each with those that it is a difference to; None: gone."""
+        found: list[Content | None] = []
+        for record in records:
+            found.append(self.disk.files.get(record["file"]))
+            if "base" in record:
+                base = self.disk.commits.get(Generation.from_name(record["base"]))
+                earlier = () if base is None else (base.entry.records[rank],)
+                found += self.files_for(rank, earlier) if earlier else [None]
+        return found
+
+    def do_GrantSlot(self, keeper: Keeper, do: m.GrantSlot) -> None:
+        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        if trainer is None:
+            return
+        slots = self.nodes[keeper.node].slots
+        old = slots.get((do.rank, do.slot))
+        if old is not None and old.writer is not None:
+            self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
+        if old is not None and self.slots > 1 and trainer.epoch == self.disk.epoch:
+            own = (slots.get((do.rank, slot)) for slot in range(self.slots))
+            held = {content.generation for content in own if content is not None and content.sealed}
+            self.oracle.overwritten(old.generation, trainer.epoch, held)
+        elif old is not None and self.slots == 1:  # which promises nothing beyond what it holds
+            self.oracle.forget_up_to(old.generation)
+        slots[do.rank, do.slot] = Content(
+            generation=do.generation,
+            history=trainer.history,
+            rank=do.rank,
+            world=len(trainer.nodes),
+            step=trainer.step,
+            writer=trainer,
+        )
+        trainer.writing.append((do.generation, do.slot))
+
+    def do_DiscardSnapshot(self, keeper: Keeper, do: m.DiscardSnapshot) -> None:
+        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        if trainer is not None:
+            trainer.told_discard.add(do.generation)
+
+    def do_AttachRefused(self, keeper: Keeper, do: m.AttachRefused) -> None:
+        self._refuse(do.rank, do.incarnation)
+
+    def do_FenceTrainer(self, keeper: Keeper, do: m.FenceTrainer) -> None:
+        now = keeper.machine.incarnation
+        for trainer in self.trainers:
+            if (trainer.rank, trainer.incarnation) == (do.rank, do.incarnation):
+                same = now is not None and now.launch_id == do.incarnation.launch_id
+                older = now is not None and now.restart_round < do.incarnation.restart_round
+                early = older if same else now is not None and not trainer.refused
+                if early and trainer.running and trainer.epoch == self.disk.epoch:
+                    self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
+
+    def do_RestoreRefused(self, keeper: Keeper, do: m.RestoreRefused) -> None:
+        final = not do.retryable and do.reason != "newer epoch"  # the next launch is the newest
+        self._refuse(do.rank, do.incarnation, final=final)
+
+    def _refuse(self, rank: int, incarnation: m.Incarnation, *, final: bool = False) -> None:
+        for trainer in self.trainers:
+            if (trainer.rank, trainer.incarnation) == (rank, incarnation):
+                trainer.refused, trainer.final = True, final
+
+    def do_RestoreShard(self, keeper: Keeper, do: m.RestoreShard) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is not None:
+            trainer.order = do
+
+    def do_StartFresh(self, keeper: Keeper, do: m.StartFresh) -> None:
+        trainer = self.find(keeper, do.rank)
+        if self.oracle.decided.get(do.epoch, do) is not None:
+            self.oracle.fail(f"epoch {do.epoch} started from scratch without a decision")
+        if trainer is not None:
+            trainer.running, trainer.epoch = True, do.epoch
+            trainer.history = hash((0, do.epoch))
+
+    def do_Resume(self, keeper: Keeper, do: m.Resume) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is None:
+            return
+        self.oracle.loaded(do.epoch, do.generation, trainer.loaded)
+        assert trainer.loaded is not None
+        if trainer.loaded.world != len(trainer.nodes):
+            self.oracle.fail(f"rank {do.rank} holds a shard of another number of ranks")
+        trainer.running, trainer.epoch = True, do.epoch
+        trainer.history, trainer.step = trainer.loaded.history, do.step
+
+    def do_PreparePlan(self, keeper: Keeper, do: m.PreparePlan) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is not None:
+            trainer.held, trainer.hold_step = do.version, trainer.step + do.margin_steps
+            prepared = m.PlanPrepared(rank=do.rank, version=do.version, step=trainer.step)
+            self.local(trainer, prepared)
+
+    def do_ApplyPlan(self, keeper: Keeper, do: m.ApplyPlan) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is None:
+            return
+        if trainer.held == do.version:
+            trainer.held = 0
+        if do.version in trainer.plans:
+            return
+        if trainer.step > do.apply_step:
+            self.local(trainer, m.PlanLate(rank=do.rank, version=do.version, step=trainer.step))
+            return
+        trainer.decided[do.version] = do.apply_step
+        self.switch_plan(trainer)
+
+    def do_AbortPlan(self, keeper: Keeper, do: m.AbortPlan) -> None:
+        trainer = self.find(keeper, do.rank)
+        if trainer is not None and trainer.held == do.version:
+            trainer.held = 0

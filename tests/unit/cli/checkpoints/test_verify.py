@@ -1,0 +1,149 @@
+"""`autockpt verify`: what is damaged, what could not be read, and what is not there any more."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autockpt.cli.app import run
+from autockpt.executors.storage import catalogue
+from autockpt.executors.storage.catalogue import VerifyResult
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.values.errors import StorageError
+from autockpt.values.generation import Generation
+from tests.unit.integrations.trained import saved, trained_job
+
+FIRST, SECOND = (Generation(epoch=1, seq=seq) for seq in (7, 8))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> str:
+    """A checkpoint directory with two generations."""
+    for generation in (FIRST, SECOND):
+        saved(tmp_path / "c", trained_job(), generation)
+    return str(tmp_path / "c")
+
+
+def deleting(
+    directory: str, victim: Generation, monkeypatch: pytest.MonkeyPatch, *, during: bool
+) -> None:
+    """Retention deletes `victim` before it is opened, or while its chunks are read."""
+    gate = catalogue._NOW
+    real: Callable[..., VerifyResult] = catalogue.verify_generation
+
+    class Deletes:
+        def wait(self, nbytes: int) -> None:
+            CheckpointDirectory(directory).delete(victim)
+
+    def verify(where: str, name: str, **how: object) -> VerifyResult:
+        if name != victim.name:
+            return real(where, name)
+        if during:
+            return real(where, name, gate=Deletes())
+        CheckpointDirectory(directory).delete(victim)
+        return real(where, name, gate=gate)
+
+    monkeypatch.setattr(catalogue, "verify_generation", verify)
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_what_retention_deletes_meanwhile_is_no_damage(
+    two: str, during: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Listed, and deleted before or while it is read: said as gone; the others are judged."""
+    deleting(two, FIRST, monkeypatch, during=during)
+    assert run(["verify", "--all", two]) == 0
+    out = capsys.readouterr().out
+    assert f"gone     {FIRST.name}: deleted meanwhile" in out
+    assert f"ok       {SECOND.name}" in out
+    assert "DAMAGED" not in out
+
+
+def test_shards_that_are_written_over_before_they_go_are_no_damage(
+    two: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deleted generation's files are used again: an open one reads another checkpoint's bytes."""
+    shard = next(p for p in Path(two, FIRST.name).iterdir() if p.name.endswith(".safetensors"))
+
+    class Overwrites:
+        def wait(self, nbytes: int) -> None:
+            if Path(two, FIRST.name, "COMMIT").exists():
+                Path(two, FIRST.name, "COMMIT").unlink()
+                shard.write_bytes(b"\xff" * shard.stat().st_size)
+
+    real = catalogue.verify_generation
+    monkeypatch.setattr(
+        catalogue,
+        "verify_generation",
+        lambda where, name: real(where, name, gate=Overwrites()) if name == FIRST.name
+        else real(where, name),
+    )  # fmt: skip
+    assert run(["verify", "--all", two]) == 0
+    assert "DAMAGED" not in capsys.readouterr().out
+
+
+def test_the_next_newest_is_read_where_the_newest_goes(
+    two: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a name the newest is meant, whichever that is now."""
+    deleting(two, SECOND, monkeypatch, during=True)
+    assert run(["verify", two]) == 0
+    assert f"ok       {FIRST.name}" in capsys.readouterr().out
+
+
+def test_nothing_left_is_not_called_right(
+    two: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All deleted meanwhile, or the disk unmounted: exit code 66."""
+    CheckpointDirectory(two).delete(SECOND)
+    deleting(two, FIRST, monkeypatch, during=False)
+    assert run(["verify", "--all", two]) == 66
+    assert "deleted while they were read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["link", "socket", "pipe", "directory"])
+@pytest.mark.parametrize("record", ["RUN", "epochs/e-000001", "decisions/e-000001"])
+def test_a_record_that_is_no_file_is_damage(
+    two: str, record: str, kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Named, exit code 65; nothing is followed and nothing waits."""
+    path = Path(two, record)
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to("/etc/passwd")
+    elif kind == "socket":
+        here = os.open(path.parent, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(f"/proc/self/fd/{here}/{path.name}")
+        os.close(here)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert run(["verify", "--deep", two]) == 65
+    assert f"DAMAGED  {path}: " in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_now_is_no_damage(
+    two: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Storage that does not answer is said as such, with exit code 74."""
+
+    def open_shard(*_: object) -> None:
+        raise StorageError("shard: cannot read: Input/output error")
+
+    monkeypatch.setattr(catalogue, "open_shard", open_shard)
+    assert run(["verify", two]) == 74
+    out = capsys.readouterr().out
+    assert f"UNREAD   {SECOND.name}:" in out
+    assert "DAMAGED" not in out
+
+
+def test_a_named_one_without_a_commit_is_said(two: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no checkpoint: exit code 78."""
+    Path(two, FIRST.name, "COMMIT").unlink()
+    assert run(["verify", two, FIRST.name]) == 78
+    assert "has no COMMIT" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""What a training is worth of which nothing is durable."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autockpt.cli.jobs import outcome
+from autockpt.cli.shared.options import Script
+from autockpt.console import Console
+from autockpt.launch.elastic.torchelastic import Ending
+from autockpt.run_directory import RunDirectory
+from autockpt.values.exit_codes import NOTHING_DURABLE
+
+ENDED = Ending(state="finished", exit_code=0, restarts=0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run whose trainer has attached and trained 40 steps."""
+    made = RunDirectory.create(tmp_path / "run")
+    event = {"event": "Iterated", "at_s": 2.0, "rank": 0, "step": 40, "count": 40, "total_s": 1.0}
+    idle = {"checkpoint_s": 0.0, "quiet_s": 0.0, "busy_s": 0.0}
+    made.rank_telemetry(0).write_text(json.dumps(event | idle) + "\n")
+    return made
+
+
+def commit(run: RunDirectory, *, failures: int = 0) -> None:
+    """One durable checkpoint, and then so many that failed."""
+    durable = {
+        "event": "PersistCommitted", "at_s": 1.0, "rank": -1, "generation": "e1s5", "step": 5,
+        "bytes": 1, "stored_bytes": 1, "latency_s": 0.1, "write_s": 0.1,
+    }  # fmt: skip
+    failed = {
+        "event": "PersistFailed", "at_s": 1.5, "rank": -1, "generation": "e1s9", "step": 9,
+        "reason": "disk full",
+    }  # fmt: skip
+    with open(run.telemetry / "keeper-000.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(durable) + "\n" + failures * (json.dumps(failed) + "\n"))
+
+
+def finish(run: RunDirectory, began: outcome.Before, ending: Ending = ENDED) -> int:
+    """The exit code of the command."""
+    script = Script(target="train.py", args=(), module=False, shown="train.py")
+    return outcome.finish(run, ending, script, Console(), began)
+
+
+def test_a_training_of_which_nothing_is_durable_has_a_code_of_its_own(run: RunDirectory) -> None:
+    """Schedulers see no difference otherwise."""
+    assert finish(run, outcome.Before(step=None, commits=0)) == NOTHING_DURABLE
+    status = run.read_status()
+    assert status is not None
+    assert (status.exit_code, status.protected) == (NOTHING_DURABLE, False)
+    assert "nothing that it trained is durable" in status.reason
+
+
+def test_something_durable_is_enough_however_many_failed_since(run: RunDirectory) -> None:
+    """Failures fill the end of the telemetry."""
+    commit(run, failures=2000)
+    assert finish(run, outcome.Before(step=None, commits=0)) == 0
+    status = run.read_status()
+    assert status is not None
+    assert (status.protected, status.last_durable) == (True, "gen-e000001-s000000005")
+
+
+def test_what_an_earlier_launch_made_durable_does_not_count(run: RunDirectory) -> None:
+    """The 30 steps of this one are nowhere."""
+    commit(run)
+    assert finish(run, outcome.Before(step=10, commits=1)) == NOTHING_DURABLE
+
+
+def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> None:
+    """Nothing was trained, so nothing is missing."""
+    commit(run)
+    assert finish(run, outcome.Before(step=40, commits=1)) == 0
+
+
+def test_a_failed_script_keeps_its_code(run: RunDirectory) -> None:
+    """It says more."""
+    ending = Ending(state="failed", exit_code=3, restarts=0)
+    assert finish(run, outcome.Before(step=None, commits=0), ending) == 3

@@ -1,0 +1,179 @@
+"""What a keeper lends for a restore stays with the order that it was lent for."""
+
+import os
+import socket
+from pathlib import Path
+
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.client.client import GATHER_S, UNANSWERED, KeeperLink
+from autockpt.executors.keeper.replication.shard_fetch import (
+    DEADLINE_S,
+    LEAST_BYTES_PER_S,
+    time_for,
+)
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.values.generation import Generation
+
+
+def link(folder: Path) -> KeeperLink:
+    """The trainer's end, of a keeper that was never started."""
+    incarnation = p.Incarnation(launch_id="launch", restart_round=0)
+    attach = p.TrainerAttached(
+        rank=0, incarnation=incarnation, world_size=2, nodes=(0, 0), slots=0
+    )  # fmt: skip
+    return KeeperLink(
+        str(folder), 0, checkpoints=str(folder), attach=attach, launcher_pid=0,
+        on_lost=lambda reason: None,
+    )  # fmt: skip
+
+
+def order(attempt: int) -> p.RestoreShard:
+    """To restore from storage, with a neighbour."""
+    return p.RestoreShard(
+        rank=0, epoch=1, attempt=attempt, generation=Generation(epoch=1, seq=1), step=1,
+        source=p.ShardSource(kind="disk"), readers=(0, 1),
+    )  # fmt: skip
+
+
+def lend(to: KeeperLink, attempt: int, mark: bytes) -> None:
+    """Memory, and the order that it is for."""
+    arena = Arena.create_shared(4096, name="autockpt-test-lent")
+    arena.view[: len(mark)] = mark
+    assert arena.fd is not None
+    to._received(wire.ReadingMemory(rank=0, epoch=1, attempt=attempt), [os.dup(arena.fd)])
+    to._received(order(attempt), [])
+    arena.close()
+
+
+def test_a_newer_order_keeps_its_memory_when_an_older_one_ends(tmp_path: Path) -> None:
+    """Another rank's source was bad: the next order arrives while this rank still restores."""
+    one = link(tmp_path)
+    lend(one, 1, b"first")
+    first = one.take_lent(order(1))
+    lend(one, 2, b"second")
+    assert first.reading is not None
+    assert bytes(first.reading.view[:5]) == b"first"
+    first.close()
+    second = one.take_lent(order(2))
+    assert second.reading is not None
+    assert bytes(second.reading.view[:6]) == b"second"
+    second.close()
+
+
+def test_an_order_without_memory_gets_nothing_of_another_one(tmp_path: Path) -> None:
+    """There was no room for it, or the source is a slot: this rank reads by itself."""
+    one = link(tmp_path)
+    lend(one, 1, b"first")
+    one._received(order(2), [])
+    assert one.take_lent(order(2)).reading is None
+    assert one.take_lent(order(1)).reading is not None
+    assert one.take_lent(order(1)).reading is None, "once"
+
+
+def test_memory_that_no_order_followed_is_given_back(tmp_path: Path) -> None:
+    """A keeper died between the two."""
+    one = link(tmp_path)
+    arena = Arena.create_shared(4096, name="autockpt-test-lent")
+    assert arena.fd is not None
+    fds = len(os.listdir("/proc/self/fd"))
+    for attempt in range(3):
+        message = wire.ReadingMemory(rank=0, epoch=1, attempt=attempt)
+        one._received(message, [os.dup(arena.fd)])
+    assert len(os.listdir("/proc/self/fd")) <= fds + 2  # the descriptor, and mmap's own
+
+
+def test_what_is_written_counts_whoever_began_it(tmp_path: Path) -> None:
+    """The limit of checkpoints in flight holds for those that other ranks had written, too."""
+    one = link(tmp_path)
+    first, second, third = (Generation(epoch=1, seq=seq) for seq in (1, 2, 3))
+    one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
+    assert one.take_grant(first, disk=True) == 0
+    one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
+    for generation in (second, third):
+        one._received(p.StartPersist(rank=0, generation=generation, slot=1, attempt=1), [])
+    assert one.writing() == {first, second, third}
+    one._received(p.AnnounceDropped(generation=third, reason="torn"), [])
+    one._received(p.AnnounceDurable(generation=first), [])
+    assert one.writing() == {second}
+    one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=2), [])
+    assert one.writing() == {second}, "it is durable"
+
+
+def test_what_was_asked_for_ahead_is_not_written_yet(tmp_path: Path) -> None:
+    """The keeper gets ready for it at once; the iteration until it begins is a quiet one."""
+    one = link(tmp_path)
+    first = Generation(epoch=1, seq=1)
+    one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
+    one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
+    assert one.writing() == frozenset()
+    assert one.take_grant(first, disk=False) == 0
+    assert one.writing() == {first}
+
+
+def page_table_bytes(link: KeeperLink) -> int:
+    """Of the mapping of its slot what this process has in its page table, from the kernel."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(" ", 1)[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(number, 16) for number in first.split("-"))
+            inside = low <= link.slots[0].address < high
+        elif inside and line.startswith("Rss:"):
+            found = 1024 * int(line.split()[1])
+    return found
+
+
+def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) -> None:
+    """Slots of the run before are mapped at once and filled in when it is over; later ones are
+    for saves, which must not fault."""
+    one, size = link(tmp_path), 2**23
+    given = wire.SlotsGiven(rank=0, image_bytes=size - 4096, slots=1, chunk_bytes=4096)
+    arena = Arena.create_shared(size, name="autockpt-test-slot")
+    assert arena.fd is not None
+    one._received(given, [os.dup(arena.fd)])
+    assert page_table_bytes(one) == 0
+    generation = Generation(epoch=1, seq=1)
+    one._received(p.Resume(rank=0, epoch=2, generation=generation, step=1), [])
+    assert page_table_bytes(one) == size
+    another = Arena.create_shared(size, name="autockpt-test-slot")
+    assert another.fd is not None
+    one._received(given, [os.dup(another.fd)])
+    assert page_table_bytes(one) == size
+    assert one.slots_changed == 2
+
+
+def test_chunks_are_waited_for_while_the_attempt_lasts() -> None:
+    """The keeper ends the wait, by its time for a shard of that size or with the attempt."""
+    large = int(2 * DEADLINE_S * LEAST_BYTES_PER_S)
+    assert min(Deadlines().restore_s, time_for(large)) <= GATHER_S
+    assert time_for(large) > DEADLINE_S
+
+
+def request(seq: int) -> p.SaveRequested:
+    """For a slot."""
+    return p.SaveRequested(rank=0, generation=Generation(epoch=1, seq=seq), step=seq, disk=False)
+
+
+def test_a_keeper_that_answers_nothing_is_silent_until_it_answers(tmp_path: Path) -> None:
+    """Requests are counted while somebody is connected; an answer is one to all before it."""
+    one = link(tmp_path)
+    for seq in range(UNANSWERED):
+        one.ask(request(seq))
+    assert not one.silent, "nobody was there to hear them"
+    here, there = socket.socketpair()
+    one._connection = wire.Connection(here)
+    for seq in range(UNANSWERED):
+        assert not one.silent
+        one.ask(request(seq))
+    assert one.silent
+    one._received(p.SkipSave(rank=0, generation=Generation(epoch=1, seq=3), reason="busy"), [])
+    assert not one.silent
+    for seq in range(UNANSWERED, UNANSWERED + 4):
+        one.ask(request(seq))
+    assert one.silent
+    one._closing = True  # no other keeper is started
+    one._lost(one._connection, "it died")
+    assert not one.silent
+    there.close()

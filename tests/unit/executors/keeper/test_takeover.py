@@ -1,0 +1,199 @@
+"""Which trainer a keeper listens to, whose pages it reads, and what a refused one leaves behind."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autockpt.executors.keeper.launch import keeper_status
+from tests.conftest import keeper_pids
+from tests.unit.cli.scripts import ROOT, write
+from tests.unit.executors.bare_trainer import PATIENCE_S, BareTrainer
+
+Start = Callable[..., BareTrainer]
+OLD_SYSTEM = """
+import fcntl, os
+del os.memfd_create, os.pidfd_open, os.O_TMPFILE
+for module in (os, fcntl):
+    for name in [n for n in vars(module) if n.startswith(("MFD_", "F_ADD_SEALS", "F_SEAL_"))]:
+        delattr(module, name)
+"""
+
+
+@pytest.fixture
+def run_dir(new_run: Callable[..., str]) -> str:
+    """A run whose keeper ends with the test."""
+    return new_run()
+
+
+@pytest.fixture
+def start(run_dir: str) -> Iterator[Start]:
+    """Starts trainers of it, which end with the test."""
+    made: list[BareTrainer] = []
+
+    def one(
+        launch: str = "launch", restart_round: int = 0, launcher: int | None = None
+    ) -> BareTrainer:
+        made.append(BareTrainer(run_dir, launch, restart_round, launcher or os.getpid()))
+        return made[-1]
+
+    yield one
+    for trainer in made:
+        trainer.end()
+
+
+def first(start: Start) -> BareTrainer:
+    """A trainer with two checkpoints, one in each slot, and the boards' cells full."""
+    trainer = start()
+    assert trainer.attach() == {"refusal": "", "restored": ""}
+    for seq in (1, 2):
+        assert trainer.save(seq, fill=seq)["stored"] == [seq]
+    return trainer
+
+
+def saved(trainer: BareTrainer) -> list[object]:
+    """What the files of its next checkpoints hold, of which each has its own number."""
+    return [trainer.save(seq, fill=100 + seq).get("stored") for seq in (1, 2, 3)]
+
+
+def shared(run_dir: str) -> list[str]:
+    """Connections, memory and processes that the keeper holds; files of the disk come and go."""
+    folder, found = f"/proc/{keeper_pids(run_dir)[0]}/fd", []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"{folder}/{name}")
+            found += [target.split(":[")[0]] * (not target.startswith("/") or "memfd" in target)
+    return sorted(found)
+
+
+def test_what_is_saved_after_a_kill_is_the_new_trainers(start: Start) -> None:
+    """A worker that the dead one forked still holds its connection."""
+    former = first(start)
+    former.fork()
+    former.kill()
+    trainer = start(restart_round=1)
+    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
+    assert saved(trainer) == [[101], [102], [103]]
+
+
+def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -> None:
+    """The trainer of the round before lives: the keeper follows the board of the newer one."""
+    former = first(start)
+    former.stop()
+    trainer = start(restart_round=1)
+    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
+    assert saved(trainer) == [[101], [102], [103]]
+
+
+def test_a_death_is_seen_while_a_child_holds_the_connection(start: Start, run_dir: str) -> None:
+    """At once, and another launch is let in."""
+    former = first(start)
+    former.fork()
+    former.kill()
+    deadline = time.monotonic() + PATIENCE_S / 2
+    while (status := keeper_status(run_dir, 0)) is not None and status.trainers:
+        assert time.monotonic() < deadline, "the keeper believes that it lives"
+        time.sleep(0.01)
+    assert start("another").attach()["refusal"] == ""
+
+
+def test_a_slot_that_a_replaced_trainer_writes_is_nobodys_until_it_is_gone(start: Start) -> None:
+    """Rule 9: it may write into it as long as it lives."""
+    former = first(start)
+    assert former.tell("begin", 3) == {"skipped": ""}
+    former.stop()
+    trainer = start(restart_round=1)
+    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
+    assert trainer.save(1, fill=101)["skipped"]
+    former.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    seq = 2
+    while (answer := trainer.save(seq, fill=102))["skipped"]:
+        assert time.monotonic() < deadline, answer
+        seq += 1
+    assert answer["stored"] == [102]
+
+
+@pytest.mark.parametrize(
+    ("launch", "restart_round", "why"),
+    [("another", 0, "is live: pid"), ("launch", 1, "is live: pid"), ("launch", 0, "was replaced")],
+)
+def test_a_refused_trainer_changes_nothing(
+    start: Start, run_dir: str, launch: str, restart_round: int, why: str
+) -> None:
+    """Of another launch, of the same round, of an older one: not the board, nor a descriptor."""
+    former = first(start)
+    former.kill()
+    trainer = start(restart_round=1)
+    assert trainer.attach()["refusal"] == ""
+    assert trainer.tell("begin", 1) == {"skipped": ""}
+    before = shared(run_dir)
+    second = start(launch, restart_round)
+    refusal = second.attach()["refusal"]
+    assert why in refusal
+    assert "launcher is dead" not in refusal
+    second.end()
+    deadline = time.monotonic() + PATIENCE_S
+    while (after := shared(run_dir)) != before:
+        assert time.monotonic() < deadline, (before, after)
+        time.sleep(0.01)
+    assert trainer.tell("copy", 1, 101) == {"skipped": "", "stored": [101]}
+    status = keeper_status(run_dir, 0)
+    assert status is not None
+    assert status.trainers == (0,)
+
+
+def test_the_refusal_says_when_the_launcher_of_the_living_one_is_dead(start: Start) -> None:
+    """Its trainers train on; whose end it is to wait for is not the launcher's."""
+    launcher = subprocess.Popen(["true"])
+    launcher.wait(PATIENCE_S)
+    orphan = start(launcher=launcher.pid)
+    assert orphan.attach()["refusal"] == ""
+    told = f"pid {orphan.pid}, launch launch#0, whose launcher is dead; stop that run first"
+    assert told in start("another").attach()["refusal"]
+
+
+def test_a_refused_trainer_does_not_stand_in_the_way(start: Start) -> None:
+    """While it still lives nobody holds its rank, and another launch is let in."""
+    former = first(start)
+    former.kill()
+    newer = start(restart_round=1)
+    assert newer.attach()["refusal"] == ""
+    newer.kill()
+    assert "was replaced by round 1" in start(restart_round=0).attach()["refusal"]
+    assert start("another").attach()["refusal"] == ""
+
+
+def test_restarts_leave_no_descriptors_in_the_keeper(start: Start, run_dir: str) -> None:
+    """Its keeper lives as long as the run."""
+    former = first(start)
+    former.kill()
+    held = []
+    for restart_round in (1, 2, 3):
+        trainer = start(restart_round=restart_round)
+        assert trainer.attach()["refusal"] == ""
+        assert trainer.save(1, fill=restart_round)["stored"] == [restart_round]
+        held.append(shared(run_dir))
+        trainer.kill()
+    assert held[0] == held[1] == held[2]
+
+
+def test_a_python_built_for_an_old_system_does_without_its_calls(
+    start: Start, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conda's and uv's may lack what the kernel has; a closed connection tells a death as well."""
+    write(tmp_path, "old/sitecustomize.py", OLD_SYSTEM)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'old'}:{ROOT}")
+    trainer = first(start)
+    trainer.kill()
+    log = Path(run_dir) / "logs/keeper-000.log"
+    deadline = time.monotonic() + PATIENCE_S / 2
+    while f"trainer of rank 0 (pid {trainer.pid}) is gone" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.01)
+    again = start(restart_round=1)
+    assert again.attach() == {"refusal": "", "restored": "e1s2"}

@@ -1,0 +1,470 @@
+"""Resuming in the middle of an epoch gives exactly the batches that would have come."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.values.errors import ConfigError
+from tests.unit.executors.sharding.jobs import stored
+
+ITEMS = 23
+DATA = TensorDataset(torch.arange(ITEMS))
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Items that draw from the global generator, as augmentation does."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+class Wrapping(DataLoader[Any]):
+    """Iterates in a generator, as those do that move batches to a device."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+
+class Shuffling(Sampler[int]):
+    """Shuffles as scripts do that bucket by length: by a function, or a generator of its own."""
+
+    def __init__(self, shuffled: Callable[[list[int]], Any], generator: Any = None) -> None:
+        self.shuffled, self.drawing = shuffled, generator
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __iter__(self) -> Iterator[int]:
+        items = list(range(ITEMS))
+        given = [] if self.drawing is None else [self.drawing]
+        return iter([int(item) for item in self.shuffled(*given, items)])
+
+
+def by_python(*args: Any) -> list[int]:
+    """By the module's generator or the given one."""
+    *own, items = args
+    (own[0] if own else random).shuffle(items)
+    return list(items)
+
+
+def by_torch(generator: torch.Generator, items: list[int]) -> Any:
+    """By a generator in an attribute with a name of its own."""
+    return torch.randperm(len(items), generator=generator).tolist()
+
+
+SHUFFLES: dict[str, Callable[[], Sampler[int]]] = {
+    "Python": lambda: Shuffling(by_python),
+    "numpy": lambda: Shuffling(np.random.permutation),
+    "own Python": lambda: Shuffling(by_python, random.Random(3)),
+    "own numpy": lambda: Shuffling(np.random.Generator.permutation, np.random.default_rng(3)),
+    "own old numpy": lambda: Shuffling(np.random.RandomState.permutation, np.random.RandomState(3)),
+    "own torch": lambda: Shuffling(by_torch, seeded()),
+    "inner torch": lambda: RandomSampler(DATA, generator=seeded()),
+}
+
+
+def seeded() -> torch.Generator:
+    """A loader's own generator."""
+    return torch.Generator().manual_seed(11)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": lambda: DataLoader(DATA, batch_size=4),
+    "shuffled": lambda: DataLoader(DATA, batch_size=4, shuffle=True),
+    "short last batch dropped": lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True),
+    "own generator": lambda: DataLoader(DATA, 4, shuffle=True, generator=seeded()),
+    "sampler with generator": lambda: DataLoader(
+        DATA, 4, sampler=RandomSampler(DATA, generator=seeded())
+    ),
+    "with replacement": lambda: DataLoader(
+        DATA, 4, sampler=RandomSampler(DATA, replacement=True, num_samples=40)
+    ),
+    "weighted": lambda: DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * ITEMS, 20)),
+    "subset": lambda: DataLoader(DATA, 4, sampler=SubsetRandomSampler(range(5, 20))),
+    "distributed": lambda: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=1, seed=3)
+    ),
+    "batch sampler": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 5, drop_last=False)
+    ),
+    "no batches": lambda: DataLoader(DATA, batch_size=None, shuffle=True),
+    "augmented": lambda: DataLoader(Augmented(), 4, shuffle=True),
+    "iterates in a generator": lambda: Wrapping(Augmented(), 4, shuffle=True),
+    "batch sampler of a distributed one": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 1, seed=3), 2, False)
+    ),
+}
+
+
+class AtOnce(Sampler[list[int]]):
+    """Batches in an order that is drawn as soon as somebody iterates; loaders do it twice."""
+
+    def __init__(self, generator: np.random.Generator | None = None) -> None:
+        self.drawing = generator
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.drawing is None:
+            order = torch.randperm(20).tolist()
+        else:
+            order = self.drawing.permutation(20).tolist()
+        return iter([order[at : at + 4] for at in range(0, 20, 4)])
+
+
+def drawn_at_once(generator: np.random.Generator | None, persistent: bool) -> DataLoader[Any]:
+    """With a worker."""
+    return DataLoader(
+        DATA, batch_sampler=AtOnce(generator), num_workers=1, persistent_workers=persistent
+    )
+
+
+WORKERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "workers": lambda: DataLoader(DATA, 4, shuffle=True, num_workers=1),
+    "persistent workers": lambda: DataLoader(
+        DATA, 4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "drawn at once": lambda: drawn_at_once(None, False),
+    "drawn at once by its own": lambda: drawn_at_once(np.random.default_rng(3), False),
+    "drawn at once, persistent": lambda: drawn_at_once(None, True),
+    "drawn at once by its own, persistent": lambda: drawn_at_once(np.random.default_rng(3), True),
+}
+
+
+def flat(batch: Any) -> list[float]:
+    """The items of a batch."""
+    tensor = batch[0] if isinstance(batch, list | tuple) else batch
+    return [float(x) for x in tensor.reshape(-1)]
+
+
+def take(batches: Iterator[Any], count: int) -> list[list[float]]:
+    """Some batches, with a draw of the training between any two of them."""
+    taken = []
+    for batch in itertools.islice(batches, count):
+        drawn = [torch.rand(()).item(), random.random(), np.random.random()]
+        taken.append([*flat(batch), *drawn])
+    return taken
+
+
+def seed_all(seed: int) -> None:
+    """Every global generator."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def run_and_resume(make: Callable[[], Any], before: int, after: int) -> None:
+    """A run of before + after batches, and one that is cut and goes on in a new process."""
+    seed_all(5)
+    whole = DataPosition(make())
+    batches = whole.batches()
+    take(batches, before)
+    saved, rng = stored(whole.state()), rng_state()
+    expected = take(batches, after)
+
+    seed_all(999)  # the new process: other generators, a new loader
+    resumed = DataPosition(make())
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    assert take(resumed.batches(), after) == expected
+    assert (resumed.epoch, resumed.index) == (whole.epoch, whole.index)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("before", [0, 1, 3, 5, 6, 8])
+def test_the_same_batches_come_after_a_resume(name: str, before: int) -> None:
+    """Anywhere in the epoch, at its end and in the next one; and in the epochs that follow."""
+    run_and_resume(LOADERS[name], before, 14)
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+@pytest.mark.parametrize("before", [2, 6, 8])
+def test_the_same_batches_come_whoever_shuffles(name: str, before: int) -> None:
+    """A sampler of one's own, alone and within a batch sampler: in the first epoch, at its end,
+    and in a later one, where a new sampler's generator is not what it was."""
+    run_and_resume(lambda: DataLoader(DATA, 4, sampler=SHUFFLES[name]()), before, 14)
+
+    def batches() -> DataLoader[Any]:
+        return DataLoader(DATA, batch_sampler=BatchSampler(SHUFFLES[name](), 4, False))
+
+    run_and_resume(batches, before, 14)
+
+
+def test_what_samplers_of_torch_never_draw_from_is_not_stored() -> None:
+    """Each snapshot would pay for it."""
+    for make in LOADERS.values():
+        position = DataPosition(make())
+        next(position.batches())
+        assert "others" not in position.state()
+
+
+@pytest.mark.parametrize("name", ["Python", "own numpy"])
+def test_a_position_from_before_it_had_other_generators_is_read(name: str) -> None:
+    """The first epoch's order, as it was then: what the script seeded gives it."""
+    seed_all(5)
+    whole = DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES[name]()))
+    batches = whole.batches()
+    take(batches, 2)
+    saved, rng = whole.state(), rng_state()
+    del saved["others"]
+    expected = take(batches, 3)
+    seed_all(5)
+    resumed = DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES[name]()))
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    assert take(resumed.batches(), 3) == expected
+    assert "others" in resumed.state()
+
+
+@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize("before", [2, 6])
+def test_workers_give_the_same_batches_after_a_resume(name: str, before: int) -> None:
+    """Prefetching and seeds of workers are repeated as well."""
+    run_and_resume(WORKERS[name], before, 6)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "own generator", "weighted", "subset", "no batches"])
+def test_a_first_batch_that_was_given_back_comes_again(name: str) -> None:
+    """The epoch had begun and its order was drawn, though nothing of it counts."""
+    seed_all(5)
+    whole = DataPosition(LOADERS[name]())
+    batches = whole.batches()
+    while whole.epoch == 0:
+        next(batches)
+    assert whole.index == 1
+    assert whole.give_back()
+    saved, rng = stored(whole.state()), rng_state()
+    expected = take(batches, 3)
+    seed_all(999)
+    resumed = DataPosition(LOADERS[name]())
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    again = resumed.batches()
+    next(again)
+    assert take(again, 3) == expected
+
+
+def test_augmentation_in_workers_draws_anew_until_the_epoch_ends() -> None:
+    """Skipping by index does not repeat what workers drew for skipped items: the items are right,
+    their augmentation is another one, and from the next epoch on everything is equal again."""
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Augmented(), 4, shuffle=True, num_workers=2)
+
+    torch.manual_seed(5)
+    whole = DataPosition(make())
+    batches = whole.batches()
+    take(batches, 2)
+    saved, rng = whole.state(), rng_state()
+    expected = take(batches, 7)
+    resumed = DataPosition(make())
+    resumed.load(saved)
+    resumed.prepare()
+    set_rng_state(rng)
+    got = take(resumed.batches(), 7)
+    assert [batch[:-3:2] for batch in got] == [batch[:-3:2] for batch in expected]
+    assert got[4:] == expected[4:]
+
+
+def test_nothing_is_loaded_to_be_skipped() -> None:
+    """Skipping is by index."""
+
+    class Counting(Dataset[torch.Tensor]):
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        def __len__(self) -> int:
+            return ITEMS
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            self.read.append(index)
+            return torch.tensor(index)
+
+    first = DataPosition(DataLoader(Counting(), 4))
+    take(first.batches(), 4)
+    data = Counting()
+    second = DataPosition(DataLoader(data, 4))
+    second.load(first.state())
+    second.prepare()
+    take(second.batches(), 1)
+    assert data.read == [16, 17, 18, 19]
+
+
+def test_the_sampler_is_told_the_epoch_by_nobody_else() -> None:
+    """DistributedSampler repeats its order unless somebody calls set_epoch: each epoch differs."""
+    position = DataPosition(LOADERS["distributed"]())
+    batches = position.batches()
+    first, second = take(batches, 6), take(batches, 6)
+    assert [b[:-3] for b in first] != [b[:-3] for b in second]
+    assert position.loader.sampler.epoch == position.epoch == 1
+
+
+class Stateful:
+    """A loader that says itself where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.at < 7:
+            self.at += 1
+            yield torch.tensor([float(self.at)])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("before", [0, 3, 7, 9])
+def test_a_stateful_loader_is_asked(before: int) -> None:
+    """Its own position is what counts."""
+    run_and_resume(Stateful, before, 10)
+
+
+def test_another_kind_of_loader_is_refused() -> None:
+    """Both ways; nothing is guessed."""
+    plain, stateful = DataPosition(DataLoader(DATA)), DataPosition(Stateful())
+    with pytest.raises(ConfigError, match="made with another kind of loader"):
+        plain.load(stateful.state())
+    with pytest.raises(ConfigError, match="made with another kind of loader"):
+        stateful.load(plain.state())
+
+
+@pytest.mark.parametrize("name", ["in order", "shuffled", "weighted", "subset", "distributed"])
+def test_another_batch_size_goes_on_after_the_same_samples(name: str) -> None:
+    """Samples are counted, in the order in which they were drawn."""
+
+    def make(batch_size: int) -> DataLoader[Any]:
+        return DataLoader(DATA, batch_size, sampler=LOADERS[name]().sampler)
+
+    torch.manual_seed(5)
+    whole = DataPosition(make(3))
+    batches = whole.batches()
+    take(batches, 2)
+    saved = whole.state()
+    first_epoch = itertools.takewhile(lambda _: whole.epoch == 0, batches)
+    rest = [item for batch in first_epoch for item in flat(batch)]
+    torch.manual_seed(999)
+    resumed = DataPosition(make(4))
+    resumed.load(saved)
+    resumed.prepare()
+    got = []
+    for batch in resumed.batches():
+        if resumed.epoch:
+            break
+        assert len(flat(batch)) <= 4
+        got += flat(batch)
+    assert got == rest
+
+
+def test_a_data_set_of_another_length_is_refused() -> None:
+    """Nobody knows which of its samples were taken."""
+    position = DataPosition(LOADERS["shuffled"]())
+    next(position.batches())
+    shorter = DataPosition(DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True))
+    with pytest.raises(ConfigError, match="the epoch had 23 samples, this loader's has 20"):
+        shorter.load(position.state())
+
+
+def test_another_number_of_generators_is_refused() -> None:
+    """Their states would go to the wrong ones."""
+    position = DataPosition(DataLoader(DATA, 4))
+    next(position.batches())
+    with pytest.raises(ConfigError, match="had 0 generators of its own, this one has 1"):
+        DataPosition(DataLoader(DATA, 4, generator=seeded())).load(position.state())
+
+
+def test_a_sampler_without_the_generator_that_shuffled_is_refused() -> None:
+    """Its order would be another one."""
+    position = DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES["own numpy"]()))
+    next(position.batches())
+    with pytest.raises(ConfigError, match=r"from the generator sampler\.drawing, .* \(it has none"):
+        DataPosition(DataLoader(DATA, 4, sampler=SHUFFLES["numpy"]())).load(position.state())
+
+
+@pytest.mark.parametrize("name", ["shuffled", "distributed"])
+def test_a_position_from_before_it_said_how_samples_are_shared_is_read(name: str) -> None:
+    """Older checkpoints resume on as many ranks, and from then on they say it."""
+    torch.manual_seed(5)
+    whole = DataPosition(LOADERS[name]())
+    batches = whole.batches()
+    take(batches, 2)
+    saved = {k: v for k, v in whole.state().items() if k not in ("start", "order", "share")}
+    rng = rng_state()
+    expected = take(batches, 9)
+    resumed = DataPosition(LOADERS[name]())
+    resumed.load(saved)
+    resumed.prepare()
+    assert {"start", "order", "share"} <= set(resumed.state())
+    set_rng_state(rng)
+    assert take(resumed.batches(), 9) == expected
+
+
+def test_a_loader_that_iterates_in_its_own_way_is_refused_at_attach() -> None:
+    """It would start the epoch over after a resume."""
+
+    class Own(DataLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([torch.zeros(1)] * 3)
+
+    with pytest.raises(ConfigError, match=r"a .*Own does not iterate as DataLoader does"):
+        DataPosition(Own(DATA))
+
+
+class Endless(IterableDataset[int]):
+    """A stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([1, 2, 3], "a list can neither say where it is"),
+        (iter([1]), "a list_iterator can neither"),
+        (DataLoader(Endless()), "over an IterableDataset cannot be skipped by index"),
+        (DataLoader(DATA, num_workers=1, in_order=False), "gives batches as they come"),
+    ],
+    ids=["list", "iterator", "stream", "out of order"],
+)
+def test_what_cannot_be_resumed_is_refused_at_attach(loader: Any, message: str) -> None:
+    """With what to do instead."""
+    with pytest.raises(ConfigError, match=message):
+        DataPosition(loader)
+
+
+def test_an_empty_loader_is_an_error_and_no_endless_loop() -> None:
+    """An epoch without a batch."""
+    with pytest.raises(ConfigError, match="gave no batch in a whole epoch"):
+        next(DataPosition(DataLoader(TensorDataset(torch.zeros(0)))).batches())

@@ -1,0 +1,188 @@
+"""Looking deep, setting aside, cleaning up: nothing with a COMMIT is deleted, ever."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autockpt.cli import app
+from autockpt.executors.storage import maintenance
+from autockpt.executors.storage.catalogue import verify_generation
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.values.errors import CorruptCheckpointError
+from autockpt.values.generation import Generation
+from tests.campaigns.job import SHAPES, Job, Scene
+
+NEWEST = Generation(epoch=1, seq=3)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Three generations, foreign files among them."""
+    job = Scene(tmp_path, SHAPES[1]).fresh()
+    job.directory.release(1)
+    return job
+
+
+def results(job: Job) -> list[object]:
+    return [verify_generation(job.path, f"gen-e000001-s00000000{seq}") for seq in (1, 2, 3)]
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def newest(job: Job) -> Path:
+    return Path(job.directory.generation_path(NEWEST))
+
+
+def test_a_damaged_generation_is_set_aside_with_its_reason(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `verify --repair`; the one before it is what a restart finds, and every file is kept."""
+    flip(newest(job) / "shard-00000-a1.safetensors")
+    files = {path.name: path.read_bytes() for path in newest(job).iterdir()}
+    assert app.run(["verify", job.path, "--repair"]) == CorruptCheckpointError.exit_code
+    assert f"{NEWEST.name}: set aside as quarantine/{NEWEST.name}-" in capsys.readouterr().out
+    (aside,) = (p for p in Path(job.path, "quarantine").iterdir() if p.is_dir())
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == files
+    assert "rank 0" in aside.with_name(aside.name + ".why").read_text()
+    assert job.restore() == Generation(epoch=1, seq=2)
+    assert app.run(["verify", job.path, "--deep"]) == 0
+
+
+def test_what_reads_back_whole_is_no_longer_called_corrupt(job: Job) -> None:
+    """A storage that was ill for a while must not condemn it for ever."""
+    job.directory.mark(NEWEST, "CORRUPT")
+    assert job.restore() == Generation(epoch=1, seq=2)
+    assert any("reads back whole" in one for one in maintenance.repair(job.path, results(job)))
+    assert job.restore() == NEWEST
+
+
+def test_a_damaged_run_file_is_rebuilt_from_the_commits(job: Job) -> None:
+    """They all name the run."""
+    Path(job.path, "RUN").write_bytes(b"\0" * 90)
+    assert "RUN" in maintenance.damaged_records(job.path)[0].path
+    assert "RUN: rebuilt from the COMMITs" in maintenance.repair(job.path, results(job))
+    assert CheckpointDirectory(job.path).open() == job.run_id
+
+
+def test_a_run_file_that_nobody_can_vouch_for_stays_away(job: Job) -> None:
+    """Two runs in one directory: not guessed."""
+    other = Scene(Path(job.path).parent, SHAPES[0]).fresh()
+    os.rename(other.directory.generation_path(NEWEST), f"{job.path}/gen-e000009-s000000001")
+    Path(job.path, "RUN").write_bytes(b"")
+    with pytest.raises(CorruptCheckpointError, match="name 2 runs; it cannot be rebuilt"):
+        maintenance.repair(job.path, [])
+
+
+def test_damaged_claims_are_told_and_keep_their_number(job: Job) -> None:
+    """A number that was given out twice would make two owners of one epoch."""
+    flip(Path(job.path, "epochs", "e-000001"))
+    Path(job.path, "epochs", "e-000001").write_bytes(b"?")
+    assert len(maintenance.damaged_records(job.path)) == 1
+    assert maintenance.repair(job.path, []) == []
+    after = CheckpointDirectory(job.path)
+    assert after.claim(after.open(), "another", 0, force=True) == 2
+
+
+def test_a_damaged_decision_is_set_aside(job: Job) -> None:
+    """A flipped bit would name another parent: its digest tells."""
+    flip(Path(job.path, "decisions", "e-000001"))
+    assert job.directory.parents() == ()
+    (done,) = maintenance.repair(job.path, [])
+    assert done.startswith("decisions/e-000001: set aside as quarantine/decisions-e-000001-")
+
+
+def test_deep_looks_at_the_records_too(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints alone are whole; a claim and a decision are not, and each is named."""
+    Path(job.path, "epochs", "e-000001").write_bytes(b"?")
+    flip(Path(job.path, "decisions", "e-000001"))
+    assert app.run(["verify", job.path, "--all"]) == 0
+    assert "DAMAGED" not in capsys.readouterr().out
+    assert app.run(["verify", job.path, "--deep"]) == CorruptCheckpointError.exit_code
+    told = capsys.readouterr()
+    named = [line for line in told.out.splitlines() if line.startswith("DAMAGED")]
+    assert ["epochs" in named[0], "decisions" in named[1]] == [True, True], named
+    assert "0 of 3 checkpoints and 2 records damaged" in told.err
+
+
+def test_gc_removes_leftovers_and_nothing_else(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unfinished, temporary, trash and spare; not what somebody else put there."""
+    unfinished = Path(job.directory.create_generation(Generation(epoch=1, seq=9)))
+    (unfinished / "shard-00000-a1.safetensors").write_bytes(b"torn")
+    mixed = Path(job.directory.create_generation(Generation(epoch=1, seq=8)))
+    (mixed / "idx-00000-a1.json").write_bytes(b"torn")
+    (mixed / "mine").write_bytes(b"mine")
+    (Path(job.path) / "epochs" / "e-000002.abc.tmp").write_bytes(b"")
+    (Path(job.path) / "trash").mkdir(exist_ok=True)
+    (Path(job.path) / "trash" / "old").mkdir()
+    before = [path.read_bytes() for path in sorted(newest(job).iterdir())]
+    assert app.run(["gc", job.path, "--dry-run"]) == 0
+    assert (unfinished / "shard-00000-a1.safetensors").exists()
+    assert app.run(["gc", job.path]) == 0
+    out = capsys.readouterr().out
+    for kind in ("unfinished", "temporary", "trash", "spare"):
+        assert kind in out
+    assert not unfinished.exists()
+    assert [path.name for path in mixed.iterdir()] == ["mine"]
+    assert [path.read_bytes() for path in sorted(newest(job).iterdir())] == before
+    assert maintenance.leftovers(job.path) == []
+    assert (Path(job.path) / "notes.txt").exists()
+    assert job.restore() == NEWEST
+
+
+def test_a_directory_that_a_live_run_holds_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither cleaned nor repaired: exit code 73, and the holder is named."""
+    job = Scene(tmp_path, SHAPES[0]).fresh()
+    holder = os.getppid()
+    job.directory.claim(job.run_id, "launch", 1, force=True)
+    path = Path(job.path, "epochs", "e-000002")
+    start = upkeep_pid_start(holder)
+    text = path.read_text().replace(f'"pid":{os.getpid()}', f'"pid":{holder}')
+    path.write_text(
+        text.replace(f'"pid_start":{upkeep_pid_start(os.getpid())}', f'"pid_start":{start}')
+    )
+    for command in (["gc", job.path], ["verify", job.path, "--repair"]):
+        assert app.run(command) == 73
+        assert f"keeper pid {holder}" in capsys.readouterr().err
+    assert Path(job.path, "spare").exists()
+
+
+def upkeep_pid_start(pid: int) -> int | None:
+    from autockpt.executors.storage.directory import pid_start
+
+    return pid_start(pid)
+
+
+def test_only_folders_of_keepers_whose_lock_is_free_are_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held lock, or a young folder, is a keeper's."""
+    import fcntl
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    parent = tmp_path / f"autockpt-{os.getuid()}"
+    parent.mkdir(0o700)
+    for name in ("dead", "live", "young"):
+        (parent / name).mkdir()
+        (parent / name / "keeper.lock").write_text("1\n")
+    for name in ("dead", "live"):
+        os.utime(parent / name, (1, 1))
+    with (parent / "live" / "keeper.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = maintenance.dead_keepers()
+        assert [Path(one.path).name for one in found] == ["dead"]
+        maintenance.remove(found[0])
+        maintenance.remove(maintenance.Leftover(path=str(parent / "live"), kind="keeper", bytes=0))
+    assert sorted(os.listdir(parent)) == ["live", "young"]
+    os.utime(parent / "live", (1, 1))
+    parent.chmod(0o777)  # as a stranger's: what stands there is none of our keepers
+    assert maintenance.dead_keepers() == []

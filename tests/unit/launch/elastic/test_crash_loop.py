@@ -1,0 +1,106 @@
+"""When a failed job is started again, and when not."""
+
+from dataclasses import replace
+
+import pytest
+
+from autockpt.launch.elastic.crash_loop import (
+    EXITS_WITHOUT_PROGRESS,
+    KILLS_WITHOUT_PROGRESS,
+    STARTUP_S,
+    Attempt,
+    CrashLoop,
+)
+from autockpt.values.generation import Generation
+
+EXIT = Attempt(signal=0, final=False, attached=True, lasted_s=10.0, step=None, generation=None)
+KILL = replace(EXIT, signal=9)
+
+
+def verdicts(loop: CrashLoop, *attempts: Attempt) -> list[bool]:
+    """Whether each attempt is followed by another one."""
+    return [loop.verdict(attempt) is None for attempt in attempts]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "limit"), [(EXIT, EXITS_WITHOUT_PROGRESS), (KILL, KILLS_WITHOUT_PROGRESS)]
+)
+def test_failures_without_progress_end(attempt: Attempt, limit: int) -> None:
+    """Three exceptions in a row at the same place, or ten kills."""
+    assert verdicts(CrashLoop(), *[attempt] * limit) == [True] * (limit - 1) + [False]
+
+
+def test_a_newer_step_is_progress() -> None:
+    """A job that gets further each time goes on for ever."""
+    loop = CrashLoop()
+    assert all(verdicts(loop, *(replace(EXIT, step=step) for step in range(1, 50))))
+
+
+def test_the_same_step_again_is_none() -> None:
+    """A poisoned batch: it always comes to step 150 and dies."""
+    stuck = replace(EXIT, step=150)
+    assert verdicts(CrashLoop(), *[stuck] * 4) == [True, True, True, False]
+
+
+def test_an_older_step_after_a_rollback_is_none() -> None:
+    """Progress is measured against the furthest attempt."""
+    loop = CrashLoop(step=150)
+    assert verdicts(loop, *[replace(EXIT, step=step) for step in (140, 149, 150)])[-1] is False
+
+
+def test_a_newer_checkpoint_is_progress_for_kills() -> None:
+    """Killed before it gets as far as last time, but a checkpoint further each time."""
+    loop = CrashLoop(step=1000)
+    generations = [Generation(epoch=epoch, seq=1) for epoch in range(1, 30)]
+    assert all(verdicts(loop, *(replace(KILL, generation=g) for g in generations)))
+
+
+def test_progress_forgives_what_was_before() -> None:
+    """Two failures, progress, two failures: the count began anew."""
+    loop = CrashLoop()
+    further = replace(EXIT, step=5)
+    assert all(verdicts(loop, EXIT, EXIT, further, further, further))
+
+
+def test_an_exit_that_would_repeat_itself_is_not_retried() -> None:
+    """argparse, a missing import: once is enough."""
+    assert "would do so again" in (CrashLoop().verdict(replace(EXIT, final=True)) or "")
+
+
+def test_a_mistake_ends_the_run_also_after_progress() -> None:
+    """Resumed training meets it at the same step; --max-restarts asks for another start."""
+    mistake = replace(EXIT, final=True, step=500)
+    assert "would do so again" in (CrashLoop().verdict(mistake) or "")
+    insisting = CrashLoop(insist=True)
+    assert verdicts(insisting, mistake, mistake) == [True, False]
+
+
+def test_the_same_exception_at_the_same_step_is_met_once_more_only() -> None:
+    """Another text or another step is another failure; what gave no text has three tries."""
+    failed = replace(EXIT, step=9, error="RuntimeError: poisoned", error_step=9)
+    elsewhere = replace(failed, error_step=8)
+    other = replace(failed, error="RuntimeError: other")
+    assert verdicts(CrashLoop(), failed, failed) == [True, False]
+    assert verdicts(CrashLoop(), failed, elsewhere, other) == [True, True, True]
+
+
+def test_a_script_that_never_attached_is_not_trained_from_scratch_again() -> None:
+    """Hours of training would be repeated without anybody having asked; --max-restarts asks."""
+    late = replace(KILL, attached=False, lasted_s=STARTUP_S + 1)
+    early = replace(late, lasted_s=3.0)
+    assert "--max-restarts" in (CrashLoop().verdict(late) or "")
+    assert CrashLoop().verdict(early) is None
+    assert CrashLoop(insist=True).verdict(late) is None
+
+
+def test_a_run_that_was_taken_over_ends() -> None:
+    """Two launchers of one run must not take turns."""
+    assert "taken over" in (CrashLoop().verdict(replace(EXIT, replaced=True, step=9)) or "")
+
+
+@pytest.mark.parametrize("insist", [False, True])
+def test_a_start_that_was_refused_is_not_tried_again(insist: bool) -> None:
+    """The newer steps are those of the ranks that own the directory."""
+    loop = CrashLoop(step=5, insist=insist)
+    refused = replace(EXIT, refused=True, final=True, step=50)
+    assert "another live run" in (loop.verdict(refused) or "")

@@ -1,0 +1,1 @@
+"""Tests of `autockpt/policies/cost_model`."""

@@ -1,0 +1,230 @@
+"""A report of a run that did not finish opens with how it ended, what was lost, and why."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from autockpt.reports.analysis.accounting import account
+from autockpt.reports.analysis.clock import align
+from autockpt.reports.analysis.ending import ending
+from autockpt.reports.analysis.saves import ages
+from autockpt.reports.data import RunData
+from autockpt.reports.formats import text
+from autockpt.reports.formats.json_out import read, render
+from autockpt.reports.html import html
+from autockpt.reports.model import build
+from autockpt.values.telemetry import (
+    Event,
+    FailureObserved,
+    Iterated,
+    MemoryCommitted,
+    PersistCommitted,
+    Restored,
+    RunEnded,
+    RunStarted,
+    TrainerFailed,
+)
+
+
+def started(at_s: float, *, rank: int = 0, restart: int = 0) -> RunStarted:
+    """A rank attached."""
+    return RunStarted(
+        at_s=at_s, rank=rank, wall="", run_id="r", epoch=restart + 1, world_size=1, pid=1,
+        plan_id="p", plan_version=1, state_bytes=1, restart_count=restart,
+    )  # fmt: skip
+
+
+def block(at_s: float, step: int, count: int) -> Iterated:
+    """Iterations of half a second each."""
+    return Iterated(
+        at_s=at_s, rank=0, step=step, count=count, total_s=count / 2, checkpoint_s=0.0,
+        quiet_s=0.5, busy_s=0.0,
+    )  # fmt: skip
+
+
+def ended(at_s: float, step: int, reason: str) -> RunEnded:
+    """The trainer's own last word."""
+    return RunEnded(at_s=at_s, rank=0, step=step, reason=reason)
+
+
+def durable(at_s: float, step: int) -> PersistCommitted:
+    """A checkpoint on disk."""
+    return PersistCommitted(
+        at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, bytes=1, stored_bytes=1,
+        latency_s=0.1, write_s=0.1,
+    )  # fmt: skip
+
+
+def raised(at_s: float, step: int, error: str, *, rank: int = 0, origin: str = "mistake") -> Event:
+    """The script's exception."""
+    return TrainerFailed(at_s=at_s, rank=rank, step=step, error=error, origin=origin)
+
+
+def lost(at_s: float, step: int) -> FailureObserved:
+    """What the keeper sees of a death."""
+    return FailureObserved(
+        at_s=at_s, rank=-1, what="trainer", failed_rank=0, pid=1, step=step, detail=""
+    )
+
+
+def restored(at_s: float, step: int, *, lost_steps: int = 0) -> Restored:
+    """The keeper's word of a resume; it knows of no loss where nobody died before it."""
+    return Restored(
+        at_s=at_s, rank=0, generation="e1", step=step, source="disk", bytes=1, restore_s=0.1,
+        lost_steps=lost_steps, lost_s=lost_steps / 2, down_s=0.0,
+    )  # fmt: skip
+
+
+def data(*events: Event, **status: Any) -> RunData:
+    """A run with these events, and a launcher's status where one is given."""
+    return RunData(title="train", command="autockpt run t.py", events=events, status=status)
+
+
+FAILED = {
+    "state": "failed", "exit_code": 1, "restarts": 2,
+    "reason": "rank 0 ended (ValueError: typo): no more",
+}  # fmt: skip
+
+
+def test_a_failed_run_opens_with_the_exception_and_what_was_lost() -> None:
+    """On the page, on the terminal and in the JSON; the rest comes after it."""
+    run = data(started(0), block(26, 52, 52), raised(26.1, 52, "ValueError: typo"), **FAILED)
+    model = build(run)
+    assert model.verdict.headline == (
+        "Failed at step 52: ValueError: typo. "
+        "No checkpoint is durable: all 52 steps are lost (26 s of training)."
+    )
+    assert model.verdict.detail.startswith("Exit code 1; 2 restarts; rank 0 ended: no more. ")
+    assert model.verdict.tone == "bad"
+    assert "No failure" not in model.verdict.headline + model.verdict.detail
+    assert model.accounting is not None
+    assert (model.accounting.productive_s, model.accounting.lost_s) == (0.0, pytest.approx(26.0))
+    assert "0 % of 26.1 s went into training that counts." in model.verdict.detail
+    assert (model.facts[0].label, model.facts[0].value) == ("Ended", "failed, exit code 1")
+    tile = next(tile for tile in model.tiles if tile.label == "Worst loss")
+    assert (tile.value, tile.note) == ("26 s", "52 steps, failed at the end")
+    assert read(render(model)).ending == model.ending
+    assert "=> Failed at step 52: ValueError: typo." in text.render(model)
+    assert model.timeline is not None
+    assert "rank 0 failed at step 52: ValueError: typo" in {m.text for m in model.timeline.marks}
+    page = html.render(model)
+    assert page.index("ValueError: typo") < page.index("went into training")
+
+
+def test_only_what_is_in_no_durable_checkpoint_is_lost() -> None:
+    """Of the last stretch of training."""
+    run = data(started(0), block(24, 48, 48), durable(24.5, 48), block(79, 159, 111),
+               ended(80, 159, "signal"), state="interrupted", exit_code=143)  # fmt: skip
+    said = build(run).verdict
+    assert said.headline == (
+        "Interrupted at step 159. "
+        "111 steps are lost (55.5 s of training): the newest durable checkpoint is of step 48."
+    )
+    assert said.tone == "bad"
+    saved = data(*run.events[:-1], durable(79.9, 159), run.events[-1], **run.status)
+    said = build(saved).verdict
+    assert "Nothing was lost: the checkpoint of step 159 is durable." in said.headline
+    assert said.tone == "warn"
+
+
+def test_a_run_that_never_trained_says_so() -> None:
+    """A script with a NameError in its first line leaves no telemetry at all."""
+    run = dataclasses.replace(
+        data(state="failed", exit_code=1, restarts=0, reason="rank 0 ended with exit code 1",
+             error="NameError: name 'x' is not defined"),
+        protected=False,
+    )  # fmt: skip
+    model = build(run)
+    assert model.verdict.headline == (
+        "Failed before the first step was reported: NameError: name 'x' is not defined. "
+        "Nothing had been trained."
+    )
+    assert model.verdict.tone == "bad"
+
+
+def test_a_finished_run_is_reported_as_before() -> None:
+    """Its end is one fact of the head."""
+    run = data(started(0), block(5, 10, 10), durable(5.1, 10), ended(5.2, 10, "finished"),
+               state="finished", exit_code=0, restarts=0)  # fmt: skip
+    model = build(run)
+    assert "went into training that counts. No failure." in model.verdict.headline
+    assert model.facts[0].value == "finished, exit code 0"
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([block(5, 10, 10)], None),
+        ([block(5, 10, 10), ended(6, 10, "finished")], "finished"),
+        ([block(5, 10, 10), ended(6, 10, "signal")], "interrupted"),
+        ([block(5, 10, 10), raised(6, 10, "ValueError")], "failed"),
+        ([block(5, 10, 10), lost(6, 10)], "failed"),
+        ([block(5, 10, 10), lost(6, 10), started(7), block(9, 12, 2)], None),
+    ],
+)
+def test_without_a_launcher_of_ours_the_last_words_count(
+    events: list[Event], state: str | None
+) -> None:
+    """Under torchrun or a plain python nobody writes a status."""
+    found = ending(align([started(0), *events]), {})
+    assert (found and found.state) == state
+
+
+def test_the_first_exception_of_the_script_is_named() -> None:
+    """The other ranks only saw their peer vanish, and may say so earlier."""
+    events = [
+        started(0), raised(1, 1, "ValueError: old"), started(2),
+        raised(8, 9, "RuntimeError: Connection closed by peer", rank=1, origin="machine"),
+        raised(8.1, 9, "KeyError: 'batch'", rank=2),
+    ]  # fmt: skip
+    found = ending(align(events), FAILED)
+    assert found is not None
+    assert found.error == "KeyError: 'batch'"
+
+
+def test_steps_that_a_signal_threw_away_are_lost_steps() -> None:
+    """52 steps, told to leave, nothing kept, 70 from scratch: no failure was seen, all the same
+    52 of 122 iterations do not count."""
+    events = [
+        started(0), block(26, 52, 52), ended(26.1, 52, "signal"),
+        started(40, restart=0), block(75, 70, 70), durable(75.1, 70), ended(75.2, 70, "finished"),
+    ]  # fmt: skip
+    accounting, restores = account(align(events))
+    assert accounting.steps == 122
+    assert accounting.lost_s == pytest.approx(26.0)
+    assert accounting.productive_s == pytest.approx(35.0)
+    assert [(r.lost_steps, r.source, r.failed_at_s) for r in restores] == [(52, "", None)]
+    model = build(data(*events, state="finished", exit_code=0, restarts=0))
+    assert "No failure" not in model.verdict.headline
+    assert "52 steps (26 s) were trained before an end and not kept" in model.verdict.headline
+    assert next(t for t in model.tiles if t.label == "Worst loss").value == "26 s"
+
+
+def test_a_resume_behind_the_end_has_lost_what_lies_between() -> None:
+    """Told to leave at 159, resumed at 48: the keeper saw no death and reports no loss."""
+    events = [
+        started(0), block(79.5, 159, 159), ended(80, 159, "signal"),
+        started(90), restored(90.1, 48), block(116, 100, 52),
+    ]  # fmt: skip
+    accounting, restores = account(align(events))
+    assert [r.lost_steps for r in restores] == [111]
+    assert accounting.lost_s == pytest.approx(55.5)
+
+
+def test_each_restart_that_failed_again_is_one_failure() -> None:
+    """Killed, back, killed before a block of iterations ended, back."""
+    events = [
+        started(0), block(5, 10, 10), lost(6, 10), started(10), restored(10.1, 8, lost_steps=2),
+        lost(12, 9), started(16), restored(16.1, 8, lost_steps=1), block(22, 20, 12),
+    ]  # fmt: skip
+    _, restores = account(align(events))
+    assert [r.lost_steps for r in restores] == [2, 1]
+
+
+def test_work_before_the_first_checkpoint_is_at_stake() -> None:
+    """20 s until a first checkpoint of memory are the largest age, not the 9 ms after it."""
+    first = MemoryCommitted(at_s=20.009, rank=-1, generation="e1s40", step=40, latency_s=0.009)
+    events = align([started(0), block(20, 40, 40), first, block(20.01, 41, 1)])
+    (memory,) = ages(events)
+    assert memory.worst_s == pytest.approx(20.009)

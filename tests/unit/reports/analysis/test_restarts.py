@@ -1,0 +1,86 @@
+"""Parts of a restart add up to its length; what nobody told apart stays inside another part."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autockpt.reports.analysis.restarts import LABELS, restarts
+from autockpt.reports.formats.renderers import report
+from autockpt.reports.model import build
+from autockpt.values.telemetry import Event, FailureObserved, FirstIterated, RunStarted
+from tests.unit.reports.examples import run_data
+
+KNOWN = {
+    "launch_s": 0.25, "interpreter_s": 0.125, "torch_import_s": 2.0, "process_group_s": 0.5,
+    "script_s": 1.0, "wait_s": 0.25, "read_s": 0.5, "apply_s": 0.125,
+}  # fmt: skip
+
+
+def failed(at_s: float) -> FailureObserved:
+    return FailureObserved(at_s=at_s, rank=-1, what="trainer", failed_rank=0, pid=1, step=9,
+                           detail="")  # fmt: skip
+
+
+def started(at_s: float, *, rank: int = 0, **parts: float | None) -> RunStarted:
+    return RunStarted(at_s=at_s, rank=rank, wall="", run_id="r", epoch=2, world_size=2, pid=1,
+                      plan_id="p", plan_version=1, state_bytes=1, restart_count=1,
+                      **parts)  # fmt: skip
+
+
+def first(at_s: float, *, rank: int = 0) -> FirstIterated:
+    return FirstIterated(at_s=at_s, rank=rank, step=10)
+
+
+def test_a_restart_is_told_part_by_part() -> None:
+    """What is left of the time to the first part is the detection."""
+    events: list[Event] = [
+        failed(100.0), failed(100.5), started(104.5, rank=1, **KNOWN), started(105.0, **KNOWN),
+        first(105.25, rank=1), first(106.0),
+    ]  # fmt: skip
+    (restart,) = restarts(events, 0, 40.0)
+    assert (restart.failed_at_s, restart.rank, restart.total_s) == (60.0, 0, 6.0)
+    assert set(restart.parts) == set(LABELS) - {"fetch"}, "nothing came from another node"
+    assert list(restart.parts.values()) == [0.25, *KNOWN.values(), 1.0]
+
+
+PART = st.none() | st.floats(0.0, 10.0)
+
+
+@given(parts=st.fixed_dictionaries(dict.fromkeys(KNOWN, PART)), noticed=st.floats(0.0, 100.0))
+def test_known_parts_and_the_rest_add_up(parts: dict[str, float | None], noticed: float) -> None:
+    """Whichever of them are known."""
+    began = 50.0 + noticed + sum(seconds or 0.0 for seconds in parts.values())
+    (restart,) = restarts([failed(50.0), started(began, **parts), first(began + 1.0)], 0, 0.0)
+    told = sum(seconds or 0.0 for seconds in restart.parts.values())
+    assert abs(told - restart.total_s) < 1e-9 * restart.total_s + 1e-9
+
+
+def test_a_start_without_a_failure_is_no_restart() -> None:
+    """The first one, and the one after a clean end."""
+    assert restarts([started(1.0, **KNOWN), first(2.0)], 0, 0.0) == ()
+
+
+def test_a_process_that_died_on_its_way_is_counted_apart() -> None:
+    """It was there, but never iterated; the next failure begins another restart."""
+    events: list[Event] = [
+        failed(10.0), started(15.0, **KNOWN), failed(16.0), started(21.0, **KNOWN), first(22.0),
+    ]  # fmt: skip
+    one, two = restarts(events, 0, 0.0)
+    assert (one.total_s, one.parts["first"]) == (5.0, None)
+    assert (two.total_s, two.parts["first"]) == (6.0, 1.0)
+
+
+def test_page_and_text_show_the_parts() -> None:
+    """A bar and a table; with plain python the dash is explained."""
+    model = build(run_data(ranks=2, total=3600))
+    assert len(model.restarts) == 1
+    page, text = (
+        report(run_data(ranks=2, total=3600), format_="html"),
+        report(run_data(ranks=2, total=3600), format_="text"),
+    )
+    assert "Restarts by what they spent their time on" in page
+    for name, label in LABELS.items():
+        if name == "fetch":
+            continue  # nothing came from another node
+        assert label in page
+        assert (label in text) == (model.restarts[-1].parts[name] is not None)
+    assert "was not told apart" in page

@@ -1,0 +1,206 @@
+"""What the report says: verdicts, promises, findings, timeline."""
+
+import dataclasses
+
+import pytest
+
+from autockpt.reports.analysis.promises import FACTOR
+from autockpt.reports.analysis.timeline import ROWS, SPANS
+from autockpt.reports.findings import CHECKS, Finding
+from autockpt.reports.formats.json_out import read, render
+from autockpt.reports.model import ReportModel, build
+from autockpt.values.errors import ConfigError
+from autockpt.values.plan import Decision
+from autockpt.values.telemetry import (
+    Event,
+    PersistFailed,
+    RunStarted,
+    SaveSkipped,
+    SnapshotDiscarded,
+)
+from tests.unit.reports.examples import profile_data, run_data, unprotected_data
+
+
+def finding(model: ReportModel, name: str) -> Finding:
+    return next(f for f in model.findings if f.id == name)
+
+
+def test_a_profile_says_what_to_do_and_what_it_is_worth() -> None:
+    """Interval, loss before and after, saving in the user's unit, confidence with its reason."""
+    verdict = build(profile_data()).verdict
+
+    assert verdict.headline == (
+        "Checkpoint to memory every 29.7 s and to disk every 2 min 28 s. "
+        "Lost time falls from 3.12 % to 0.389 %."
+    )
+    assert "GPU-hours a day on 8 GPUs" in verdict.detail
+    assert (verdict.confidence, verdict.confidence_reason) == (
+        "medium",
+        "the failure rate is assumed",
+    )
+
+
+def test_a_run_says_how_much_training_counted() -> None:
+    """Goodput and the cost of failures in the first sentence."""
+    verdict = build(run_data()).verdict
+
+    assert verdict.headline.startswith("93.6 % of 66 min 3 s went into training that counts.")
+    assert "2 failures cost" in verdict.headline
+
+
+def test_a_run_says_when_its_copies_pass_the_caches() -> None:
+    """As its trainers found it in their environment; nothing where glibc's own rule holds."""
+    data = run_data()
+    bound = tuple(
+        dataclasses.replace(event, non_temporal_bytes=2**20)
+        if isinstance(event, RunStarted)
+        else event
+        for event in data.events
+    )
+    facts = [
+        {fact.label: fact.value for fact in build(dataclasses.replace(data, events=events)).facts}
+        for events in (data.events, bound)
+    ]
+    assert "Copies" not in facts[0]
+    assert facts[1]["Copies"] == "past the caches from 1.05 MB on"
+
+
+def test_an_unprotected_run_is_the_worst_finding() -> None:
+    """Nothing else matters before that."""
+    model = build(unprotected_data())
+
+    assert model.verdict.tone == "bad"
+    assert model.findings[0].id == "unprotected"
+
+
+def test_an_unprotected_run_without_telemetry_is_still_called_unprotected() -> None:
+    """An untouched script may leave no event at all."""
+    data = dataclasses.replace(profile_data(), protected=False)
+
+    model = build(data)
+
+    assert (model.kind, model.verdict.tone) == ("run", "bad")
+
+
+def test_the_model_survives_json() -> None:
+    """Every field comes back equal, so reports can be compared."""
+    for data in (profile_data(), run_data(), unprotected_data()):
+        model = build(data)
+        assert read(render(model)) == model
+
+
+def test_a_report_of_another_version_is_refused() -> None:
+    """A reader that guesses is worse than one that says which version it needs."""
+    text = render(build(profile_data())).replace('"schema_version": 1', '"schema_version": 99', 1)
+
+    with pytest.raises(ConfigError, match="schema_version 99"):
+        read(text)
+
+
+def test_kept_promises_are_kept_and_luck_is_called_luck() -> None:
+    """Two failures where 0.09 were expected: the waste promise is broken, and the reason told."""
+    model = build(run_data())
+
+    verdicts = {promise.name: promise.verdict for promise in model.promises}
+    assert verdicts.pop("waste") == "broken"
+    assert set(verdicts.values()) == {"kept"}
+    assert "failures were to be expected" in finding(model, "promises").evidence
+    assert "nothing to tune" in finding(model, "promises").fix
+
+
+def test_a_run_without_failures_does_not_judge_the_loss_to_failures() -> None:
+    """0.02 failures were due: a good result proves nothing."""
+    model = build(run_data(total=1440))
+
+    (waste,) = [promise for promise in model.promises if promise.name == "waste"]
+    assert waste.verdict == "not yet"
+    assert waste.observed is not None
+
+
+def test_a_slower_disk_than_promised_is_reported() -> None:
+    """The promise of the plan is compared with the run, figure by figure."""
+    data = run_data(total=2880)
+    assert data.decision is not None
+    expected = dataclasses.replace(data.decision.expected, persist_s=9.7 / FACTOR / 1.01)
+    decision = dataclasses.replace(data.decision, expected=expected)
+
+    model = build(dataclasses.replace(data, decision=decision))
+
+    assert finding(model, "promises").fix.startswith("profile again")
+    assert "time to durable 9.7 s for" in finding(model, "promises").evidence
+
+
+def test_trouble_of_each_kind_is_found() -> None:
+    """Skipped, discarded and failed checkpoints each have a finding with its reason."""
+    data = run_data(total=1440)
+    more: list[Event] = [
+        SaveSkipped(at_s=5100.0 + i, rank=0, step=i, reason="storage is slow") for i in range(9)
+    ]
+    more.append(SnapshotDiscarded(at_s=5200.0, rank=0, generation="a", step=1, reason="bn.mean"))
+    more.append(PersistFailed(at_s=5300.0, rank=-1, generation="b", step=2, reason="disk full"))
+
+    model = build(dataclasses.replace(data, events=(*data.events, *more)))
+
+    found = {f.id for f in model.findings if not f.passed}
+    assert {"saves-skipped", "snapshots-discarded", "persist-failed"} <= found
+    assert "storage is slow" in finding(model, "saves-skipped").evidence
+
+
+def test_what_was_under_way_when_a_rank_was_lost_is_no_trouble_of_the_disk() -> None:
+    """It is in the table of reasons, and nobody is told to look for free space."""
+    data = run_data(total=1440)
+    lost = PersistFailed(at_s=5300.0, rank=-1, generation="b", step=-1, reason="rank 0 was lost")
+
+    model = build(dataclasses.replace(data, events=(*data.events, lost)))
+
+    assert finding(model, "persist-failed").passed
+    assert model.saves is not None
+    assert (model.saves.failed, model.saves.reasons["rank 0 was lost"]) == (0, 1)
+
+
+def test_findings_have_unique_ids_and_problems_have_a_fix() -> None:
+    """Ids are anchors; a problem without a next step is a complaint."""
+    for data in (profile_data(), run_data(), unprotected_data()):
+        found = build(data).findings
+        assert len({f.id for f in found}) == len(found) <= len(CHECKS)
+        assert all(f.fix for f in found if not f.passed)
+        assert [f.passed for f in found] == sorted(f.passed for f in found)
+
+
+def test_a_decision_that_disagrees_with_the_formula_is_reported() -> None:
+    """The reader learns which number to trust."""
+    data = profile_data()
+    assert data.decision is not None
+    expected = dataclasses.replace(data.decision.expected, waste=0.01)
+    decision: Decision = dataclasses.replace(data.decision, expected=expected)
+
+    model = build(dataclasses.replace(data, decision=decision))
+
+    assert any("the decision promised 1 %" in warning for warning in model.warnings)
+
+
+def test_many_ranks_are_grouped_and_spans_bounded() -> None:
+    """The chart of 512 ranks has at most 64 rows and the disk."""
+    timeline = build(run_data(ranks=512, total=2880)).timeline
+
+    assert timeline is not None
+    assert (timeline.ranks, timeline.ranks_per_row) == (512, 8)
+    assert len(timeline.rows) == ROWS + 1
+    assert timeline.every == 1
+    long = build(run_data(ranks=64, total=9000)).timeline
+    assert long is not None
+    assert long.every > 1
+    assert sum(len(f) // 2 for row in long.rows for f in row.spans.values()) <= SPANS * 1.1
+
+
+def test_tiers_of_one_interval_are_named_once() -> None:
+    """A plan that writes every snapshot to disk reads as one sentence."""
+    data = profile_data()
+    assert data.decision is not None
+    tiers = tuple(dataclasses.replace(t, interval_steps=72) for t in data.decision.plan.tiers)
+    plan = dataclasses.replace(data.decision.plan, tiers=tiers)
+    decision = dataclasses.replace(data.decision, plan=plan)
+
+    headline = build(dataclasses.replace(data, decision=decision)).verdict.headline
+
+    assert headline.startswith("Checkpoint to memory and disk every 29.7 s.")

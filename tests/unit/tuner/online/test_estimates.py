@@ -1,0 +1,166 @@
+"""Winsorised means and jump detection."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autockpt.tuner.online.estimates import WINDOW, Contrast, Window, winsorised
+from autockpt.tuner.online.observed import OUTDATED_SAVES, Observed
+from autockpt.values.telemetry import Iterated, PersistCommitted, SnapshotBegan
+from tests.support.profiles import example_failures, example_recovery
+
+
+def test_one_wild_sample_does_not_move_the_mean():
+    """A cold first save of 100 times the usual."""
+    mean, error = winsorised([1.0, 1.1, 0.9, 100.0, 1.0, 1.0, 1.05, 0.95])
+    assert mean == pytest.approx(1.01, abs=0.03)
+    assert error < 0.1
+
+
+@given(st.lists(st.floats(min_value=0.0, max_value=1e6), min_size=1, max_size=20))
+def test_the_mean_lies_among_the_samples(samples):
+    """Whatever the count."""
+    mean, error = winsorised(samples)
+    assert min(samples) - 1e-6 <= mean <= max(samples) * (1 + 1e-9) + 1e-6
+    assert error >= 0
+
+
+def test_a_factor_of_four_is_found_at_once_and_drops_the_past():
+    """Within three samples, and the mean is then of the new level only."""
+    window = Window()
+    for value in [1.0] * 10 + [4.0] * 3:
+        window.observe(value)
+    assert window.jumped
+    assert window.mean == pytest.approx(4.0)
+    assert window.n <= 3
+
+
+def test_noise_of_forty_percent_rarely_looks_like_a_jump():
+    """Fewer than one alarm in 200 samples on average."""
+    alarms = 0
+    for seed in range(20):
+        chance, window = random.Random(seed), Window()
+        for _ in range(500):
+            window.observe(max(0.05, chance.gauss(1.0, 0.4)))
+            alarms += window.jumped
+            window.jumped = False
+    assert alarms <= 50
+
+
+def test_a_window_forgets_what_is_older_than_itself():
+    """The newest eight."""
+    window = Window()
+    for value in range(1, 30):
+        window.observe(1.0 + value * 1e-3)
+    assert window.n == WINDOW
+    assert window.mean == pytest.approx(1.0255, abs=1e-3)
+
+
+def stretches(contrast: Contrast, *, iteration_s: float, slower: float, count: int) -> None:
+    """Twenty quiet blocks and ten with work, so often."""
+    for _ in range(count):
+        for _ in range(20):
+            contrast.observe(iteration_s, 0.0)
+        for _ in range(10):
+            contrast.observe(0.0, iteration_s * (1.0 + slower))
+
+
+def test_a_slow_down_is_told_from_a_machine_that_becomes_slower():
+    """Another job doubles every iteration and goes again: the work still costs its 10 %.
+
+    The stretch of work that the change falls next to is one wild sample of eight.
+    """
+    contrast = Contrast()
+    for iteration_s in (1.0, 2.0, 1.0):
+        stretches(contrast, iteration_s=iteration_s, slower=0.1, count=5)
+        assert contrast.mean == pytest.approx(0.1, abs=0.02)
+
+
+def test_blocks_with_both_kinds_are_compared_with_the_quiet_ones_around_them():
+    """Work shorter than a block: its block is quiet before it."""
+    contrast = Contrast()
+    for _ in range(6):
+        contrast.observe(1.0, 1.2)
+        contrast.observe(1.0, 0.0)
+    assert contrast.mean == pytest.approx(0.2)
+    assert contrast.n >= 4
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), max_size=200))
+def test_a_slow_down_is_never_negative(blocks):
+    """Whatever the blocks; and what is kept of them is bounded."""
+    contrast = Contrast()
+    for quiet_s, busy_s in blocks:
+        contrast.observe(quiet_s, busy_s)
+        assert contrast.mean >= 0.0
+        assert len(contrast.before) + len(contrast.during) + len(contrast.after) <= 80
+
+
+def observed() -> Observed:
+    """Nothing yet."""
+    return Observed(failures=example_failures(), recovery=example_recovery())
+
+
+def block(number: int, *, quiet_s: float = 0.0, busy_s: float = 0.0) -> Iterated:
+    """One long iteration, quiet or not."""
+    return Iterated(
+        at_s=float(number), rank=0, step=number, count=1, total_s=quiet_s + busy_s,
+        checkpoint_s=0.0, quiet_s=quiet_s, busy_s=busy_s,
+    )  # fmt: skip
+
+
+def durable(number: int) -> PersistCommitted:
+    """The end of a save."""
+    return PersistCommitted(
+        at_s=float(number), rank=-1, generation=f"e1s{number}", step=number, bytes=1,
+        stored_bytes=1, latency_s=9.0, write_s=9.0,
+    )  # fmt: skip
+
+
+def began(number: int) -> SnapshotBegan:
+    """The beginning of a save to both tiers."""
+    return SnapshotBegan(
+        at_s=float(number), rank=0, step=number, generation=f"e1s{number}", tiers="memory+disk"
+    )
+
+
+def test_a_save_whose_keeper_died_holds_back_no_longer_than_until_the_next_is_durable() -> None:
+    """Of it nobody tells the end; one that began later is still under way."""
+    seen = observed()
+    for event in (began(1), began(2), began(3), durable(2)):
+        seen.observe(event)
+    assert list(seen.saving) == ["e1s3"]
+    seen.observe(durable(3))
+    assert not seen.busy_saving(4.0)
+
+
+@pytest.mark.parametrize(("persist_s", "met"), [(5.0, 1), (13.0, 2)])
+def test_a_save_inside_long_iterations_costs_what_these_lost(persist_s: float, met: int):
+    """2 s each time, in one iteration of 10 s or over two of them."""
+    seen = observed()
+    for number in range(40):
+        busy = number % 4 < met
+        seen.observe(
+            block(number, busy_s=10.0 + 2.0 / met) if busy else block(number, quiet_s=10.0)
+        )
+        if number % 4 == met:
+            seen.persist.observe(persist_s)
+    costs = seen.costs(sync=False)
+    assert costs.copy_slowdown_s + costs.persist_slowdown_s == pytest.approx(2.0)
+
+
+def test_where_every_iteration_is_busy_they_tell_the_quiet_one():
+    """The quiet ones of the beginning are outdated when iterations become longer."""
+    seen = observed()
+    for number in range(40):
+        seen.observe(block(number, busy_s=11.0) if number % 4 == 0 else block(number, quiet_s=10.0))
+    assert seen.iteration_s == pytest.approx(10.0)
+    for number in range(40, 80):
+        seen.observe(block(number, busy_s=22.0))
+    assert seen.iteration_s == pytest.approx(10.0), "one long save says nothing"
+    for number in range(80, 80 + OUTDATED_SAVES):
+        seen.observe(durable(number))
+        seen.observe(block(number, busy_s=22.0))
+    assert seen.iteration_s == pytest.approx(20.0)
