@@ -225,8 +225,9 @@ BANNED_EXCEPT = {
     "torch.load": ("integrations.files.torch_file",),
     "torch.save": ("integrations.files.torch_file",),
 }
-"""Where a banned construct is the purpose: `cli/boot.py` runs the user's script; torch's files are
-read with weights_only=True, and DCP's metadata by an unpickler for which no name is a real one."""
+"""Where a banned construct is the purpose: `cli/script_runner.py` runs the user's script; torch's
+files are read with weights_only=True, and DCP's metadata by an unpickler for which no name is a
+real one."""
 
 STANDARD_LIBRARY = sys.stdlib_module_names | {"compression"}  # `compression` is new in 3.14
 

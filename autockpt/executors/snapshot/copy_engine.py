@@ -5,8 +5,8 @@ released, Python is re-entered 180 times for 0.7 GB), one batched call for the m
 Measured beside training: more threads, pacing or a lower priority all cost the training more, or
 the fence (a nice'd thread stays on a busy core: 50 ms became 400); long slices keep it out of the
 way of what wakes for a moment (`timeslice.py`), and stores past the caches halve what a copy takes
-on some machines (`non_temporal.py`).  With a gate the pieces move in the windows of the iteration
-in which the training idles (`window_gate.py`).
+on some machines (`memcpy_threshold.py`).  With a gate the pieces move in the windows of the
+iteration in which the training idles (`window_gate.py`).
 """
 
 import ctypes

@@ -21,7 +21,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 """
 ASKS = """
 import os
-from autockpt.cli import worker
+from autockpt.cli.jobs import worker
 from autockpt.cli.shared.plan_choice import Scale
 from autockpt.launch.rank_env import agent_of
 scale, parent = Scale(world_size=2, nodes=1), os.getppid()

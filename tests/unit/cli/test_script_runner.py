@@ -202,9 +202,9 @@ profiling.StopTraining = StopTraining
 profiling.install = lambda run_dir: print("install", run_dir)
 import autockpt
 sys.modules["autockpt.profiling"] = autockpt.profiling = profiling
-sys.argv = ["boot", "s.py"]
-from autockpt.cli import boot
-boot.main()
+sys.argv = ["script_runner", "s.py"]
+from autockpt.cli import script_runner
+script_runner.main()
 """
 
 

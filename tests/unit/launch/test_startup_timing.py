@@ -25,18 +25,18 @@ TORCH = {
 }
 SCRIPT = """
 import dataclasses, json, sys
-from autockpt.executors import birth
-birth.script_begins()
+from autockpt.launch import startup_timing
+startup_timing.script_begins()
 import torch
 import torch.distributed as dist
 assert dist.init_process_group("gloo", seconds=0.03) == "gloo"
 assert dist.init_process_group.__doc__ == "Meets."
 assert "exec_module" not in vars(torch.__spec__.loader)
-birth.attach_begins()
+startup_timing.attach_begins()
 dist.init_process_group("gloo", seconds=0.5)
-attach_at, startup = birth.startup()
-birth.attach_begins()
-print(json.dumps([dataclasses.asdict(startup), dataclasses.asdict(birth.startup()[1])]))
+attach_at, startup = startup_timing.startup()
+startup_timing.attach_begins()
+print(json.dumps([dataclasses.asdict(startup), dataclasses.asdict(startup_timing.startup()[1])]))
 """
 
 
@@ -69,7 +69,7 @@ def test_the_parts_of_a_launched_process_are_told_apart(tmp_path: Path) -> None:
 
 def test_without_a_boot_module_only_the_sum_is_known(tmp_path: Path) -> None:
     """A plain `python train.py`: the kernel knows when it was born."""
-    first, _ = told(tmp_path, SCRIPT.replace("birth.script_begins()\n", ""))
+    first, _ = told(tmp_path, SCRIPT.replace("startup_timing.script_begins()\n", ""))
     known = {name for name, value in first.items() if value is not None}
     assert known == {"script_s"}
     assert first["script_s"] >= 0.07

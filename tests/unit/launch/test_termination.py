@@ -10,7 +10,7 @@ from tests.unit.cli.scripts import python, write
 
 HEAD = """
 import multiprocessing, os, signal, sys, threading, time
-from autockpt.executors import signals
+from autockpt.launch import termination
 
 def first(number):
     print("told", number, flush=True)
@@ -19,7 +19,7 @@ def again(number):
     print("again", number, flush=True)
     os._exit(128 + number)
 ENDS = True
-watch = signals.TerminationWatch(first, again)
+watch = termination.TerminationWatch(first, again)
 watch.start()
 """
 
@@ -56,7 +56,7 @@ def work():
     def mine(number):
         print("child told", number, flush=True)
         os._exit(128 + number)
-    signals.TerminationWatch(mine, again).start()
+    termination.TerminationWatch(mine, again).start()
     ready.set()
     time.sleep(9)
 context = multiprocessing.get_context("fork")
@@ -144,7 +144,7 @@ def test_a_signal_that_a_library_handles_is_its_own(tmp_path: Path) -> None:
 import faulthandler
 watch.close()
 faulthandler.register(signal.SIGUSR1)
-signals.TerminationWatch(first, again).start()
+termination.TerminationWatch(first, again).start()
 os.kill(os.getpid(), signal.SIGUSR1)
 time.sleep(0.5)
 print("goes on", flush=True)
@@ -161,7 +161,7 @@ def test_after_the_session_signals_do_what_they_did_before(tmp_path: Path) -> No
     source = """
 assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
 watch.close()
-for number in signals.WATCHED:
+for number in termination.WATCHED:
     before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     assert signal.getsignal(number) is before
 try:
@@ -198,7 +198,7 @@ def test_the_end_of_the_launcher_is_told(tmp_path: Path) -> None:
 import subprocess
 launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 told = threading.Event()
-other = signals.TerminationWatch(
+other = termination.TerminationWatch(
     first, again, launcher=launcher.pid, launcher_ended=told.set
 )
 other.start()

@@ -21,7 +21,10 @@ from autockpt.executors.linux.memcpy_threshold import (
 )
 
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="a tunable of x86 only")
-ASKS = "from autockpt.executors import non_temporal; print(non_temporal.threshold_bytes())"
+ASKS = (
+    "from autockpt.executors.linux import memcpy_threshold; "
+    "print(memcpy_threshold.threshold_bytes())"
+)
 
 
 def bound_in_a_process(environ: dict[str, str]) -> str:
