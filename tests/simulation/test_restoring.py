@@ -411,6 +411,60 @@ def test_the_directory_is_held_by_somebody_else() -> None:
     assert [r.reason for r in refused] == ["held by host b, pid 7"] * 2
 
 
+RESTART = m.Incarnation(launch_id="launch", restart_round=1)
+
+
+def restarted_on_bad_storage() -> Cluster:
+    """Two saves, one of them durable; a restart whose claim the storage does not take."""
+    cluster = Cluster()
+    cluster.start()
+    cluster.save(gen(1, 1), disk=True)
+    cluster.save(gen(1, 2))
+    cluster.take(m.ClaimEpoch)
+    cluster.attach_all(RESTART)
+    assert len(cluster.take(m.ClaimEpoch)) == 1
+    return cluster
+
+
+def test_a_restart_from_memory_does_not_wait_for_the_claim() -> None:
+    """It knows what was durable, and what each epoch began from; the claim comes later."""
+    cluster = restarted_on_bad_storage()
+    cluster.tell(m.EpochAssumed(incarnation=RESTART, epoch=2, reason="hangs"))
+    (decision,) = cluster.take(m.WriteDecision)
+    assert (decision.epoch, decision.generation) == (2, gen(1, 2))
+    cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+    orders = cluster.take(m.RestoreShard)
+    assert [order.source.kind for order in orders] == ["memory"] * 2
+    cluster.verify_all(2)
+    assert [(r.generation, r.durable) for r in cluster.take(m.Resume)] == [(gen(1, 2), True)] * 2
+    cluster.claim(2, RESTART, committed=())
+    assert cluster.coordinator.phase == "running"
+    assert cluster.coordinator.bare, "the directory was found empty: memory is all there is"
+
+
+def test_an_assumed_epoch_that_another_launch_has_claimed_is_fenced() -> None:
+    """By its number, or because that launch lives."""
+    for answer in (
+        m.EpochClaimed(incarnation=RESTART, epoch=3, committed=()),
+        m.EpochRefused(incarnation=RESTART, reason="held by host b"),
+    ):
+        cluster = restarted_on_bad_storage()
+        cluster.tell(m.EpochAssumed(incarnation=RESTART, epoch=2, reason="hangs"))
+        cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+        cluster.verify_all(2)
+        cluster.take(m.Resume)
+        cluster.tell(answer)
+        assert cluster.coordinator.phase == "fenced"
+        assert len(cluster.take(m.FenceTrainer)) == 2
+
+
+def test_another_start_may_find_the_storage_well_again() -> None:
+    """Nobody holds the directory, so the refusal is not final."""
+    cluster = restarted_on_bad_storage()
+    cluster.tell(m.EpochRefused(incarnation=RESTART, reason="no space", storage=True))
+    assert [r.retryable for r in cluster.take(m.RestoreRefused)] == [True] * 2
+
+
 def test_a_silent_source_is_struck_out_at_the_deadline() -> None:
     """A hung mount is a bad source; here it was the only one."""
     cluster = Cluster()

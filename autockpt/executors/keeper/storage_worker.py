@@ -62,6 +62,8 @@ class DiskWorker:
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._asked = False
         """This keeper is the one that reads back."""
+        self._unclaimed: p.ClaimEpoch | None = None
+        """Its epoch was assumed, and the claim does not stand yet."""
         self._tried_s: dict[Generation, float] = {}
         """When a generation was last taken to be read again, seconds since 1970."""
         threading.Thread(
@@ -101,12 +103,35 @@ class DiskWorker:
         if self.idle:
             self._jobs.put(lambda: self._beat(epoch))
 
+    def stand_in(self, order: p.ClaimEpoch) -> int | None:
+        """The epoch of a claim that the storage does not take now, which is made behind it as soon
+        as it does; None where this process made none before, and knows too little."""
+        held = self._directory.claimed_epoch
+        if held is None or order.epoch is not None:
+            return None
+        epoch = max(held, order.after) + 1
+        self._jobs.put(lambda: self._assume(order, epoch))
+        return epoch
+
+    def _assume(self, order: p.ClaimEpoch, epoch: int) -> None:
+        """Behind the claim: where that did not succeed."""
+        if self._directory.claimed_epoch != epoch:
+            who = order.incarnation
+            self._directory.assume(epoch, self._run_id, who.launch_id, who.restart_round)
+            self._unclaimed = order
+
     def _beat(self, epoch: int) -> None:
+        order = self._unclaimed
         try:
             if self._directory.renew(epoch):
-                self._tell(p.DirectoryRenewed(epoch=epoch))
+                renewed = p.DirectoryRenewed(epoch=epoch)
+                self._tell(renewed if order is None else self._claimed(order, epoch))
+            self._unclaimed = None
             self._directory.heartbeat(epoch)
-        except GuardError:
+        except GuardError as error:
+            if order is not None:
+                self._unclaimed = None
+                self._tell(p.EpochRefused(incarnation=order.incarnation, reason=str(error)))
             return  # the next commit finds out, too, and says so
         except AutockptError as error:
             self._tell(p.DirectoryGone(epoch=epoch, reason=str(error)))
@@ -126,16 +151,21 @@ class DiskWorker:
             else:
                 epoch = order.epoch
                 self._directory.go_on(epoch, self._run_id, who.launch_id, who.restart_round)
-            event: object = p.EpochClaimed(
-                incarnation=who,
-                epoch=epoch,
-                committed=self._directory.catalogue(self._run_id),
-                parents=self._directory.parents(),
-                ever_committed=self._directory.ever_committed(),
-            )
+            event: object = self._claimed(order, epoch)
         except (AutockptError, OSError) as error:
-            event = p.EpochRefused(incarnation=who, reason=str(error))
+            storage = isinstance(error, StorageError | OSError) and order.epoch is None
+            event = p.EpochRefused(incarnation=who, reason=str(error), storage=storage)
         self._tell(event)
+
+    def _claimed(self, order: p.ClaimEpoch, epoch: int) -> p.EpochClaimed:
+        """With what the directory has.  Raises AutockptError or OSError."""
+        return p.EpochClaimed(
+            incarnation=order.incarnation,
+            epoch=epoch,
+            committed=self._directory.catalogue(self._run_id),
+            parents=self._directory.parents(),
+            ever_committed=self._directory.ever_committed(),
+        )
 
     def _decide(self, order: p.WriteDecision) -> None:
         try:

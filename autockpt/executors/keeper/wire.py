@@ -343,6 +343,8 @@ class Status:
     """Newest generation that survives the loss of a node."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
+    claimed_by: protocol.Incarnation | None = None
+    """Start of the job for which this keeper holds the directory; None: it does not."""
 
 
 _OWN = (

@@ -489,6 +489,20 @@ class EpochClaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochAssumed:
+    """The storage takes no claim now: go on as `epoch` with what is known and in memory.
+
+    Only where this keeper made the claim before.  `EpochClaimed` follows when the claim stands, or
+    `EpochRefused` when somebody else was faster.
+    """
+
+    incarnation: Incarnation
+    epoch: int
+    reason: str
+    """What is wrong with the storage, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryRenewed:
     """The directory was empty and was made again under the claim of `epoch`: what was durable is
     gone."""
@@ -511,6 +525,8 @@ class EpochRefused:
     incarnation: Incarnation
     reason: str
     """Names the holder, for people."""
+    storage: bool = False
+    """Nobody holds it: the storage failed, and another start may find it well again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1341,6 +1357,7 @@ NodeEvent = (
 )
 CoordinatorEvent = (
     EpochClaimed
+    | EpochAssumed
     | EpochRefused
     | DirectoryRenewed
     | DirectoryGone

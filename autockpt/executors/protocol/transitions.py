@@ -52,7 +52,13 @@ TRANSITIONS: tuple[Transition, ...] = (
         "all ranks attached, or a running one came back",
         "ClaimEpoch",
     ),
-    _row("coordinator", "claiming", "inventory", "EpochClaimed", "InventoryWanted to every node"),
+    _row(
+        "coordinator",
+        "claiming",
+        "inventory",
+        "EpochClaimed, or EpochAssumed where memory has all",
+        "InventoryWanted to every node",
+    ),
     _row(
         "coordinator",
         "inventory, restoring",

@@ -214,6 +214,19 @@ class CheckpointDirectory:
                     return epoch
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
+    def assume(self, epoch: int, run_id: str, launch_id: str, restart_round: int) -> None:
+        """Goes on as if `epoch` were claimed, which it is not: `renew` claims it as soon as the
+        storage takes that, unless another launch was faster."""
+        mine = self._claim
+        if mine is None or mine.epoch != epoch:
+            self._claim = _own_claim(epoch, run_id, launch_id, restart_round)
+            self._decision = b""
+
+    @property
+    def claimed_epoch(self) -> int | None:
+        """Of the claim that this process made, or went on with."""
+        return None if self._claim is None else self._claim.epoch
+
     def holds(self, epoch: int) -> bool:
         """True while `epoch` is the newest claim, and that of the launch that made it."""
         newest = self.highest_epoch()
@@ -432,10 +445,12 @@ class CheckpointDirectory:
         self, epoch: int, attempt: int, generation: Generation | None, reason: str
     ) -> None:
         """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
+        text = decision_text(epoch, attempt, generation, reason)
+        if self.claimed_epoch == epoch:
+            self._decision = text  # for `renew`, where the claim itself is missing
         self._require_epoch(epoch)
         path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
         with _storage("write", path):
-            text = decision_text(epoch, attempt, generation, reason)
             publish(path, text, replace=True)
             self._decision = text
 

@@ -28,6 +28,7 @@ class CoordinatorProtocol(Planning):
         super().__init__(retention=retention, deadlines=deadlines)
         self._events: dict[type, Callable[[Any], None]] = {
             m.EpochClaimed: self.epoch_claimed,
+            m.EpochAssumed: self.epoch_assumed,
             m.EpochRefused: self.epoch_refused,
             m.DirectoryRenewed: self.directory_renewed,
             m.DirectoryGone: self.directory_gone,

@@ -16,6 +16,7 @@ from autockpt.executors.protocol.messages import (
     ClaimEpoch,
     DecisionFailed,
     DecisionWritten,
+    EpochAssumed,
     EpochClaimed,
     EpochOpened,
     EpochRefused,
@@ -145,14 +146,49 @@ class Restoring(Saving):
 
     def epoch_claimed(self, event: EpochClaimed) -> None:
         """Older epochs are fenced: ask every keeper what it holds."""
+        late = self.assumed and self.phase != "claiming"
+        if event.incarnation != self.incarnation or not (late or self.phase == "claiming"):
+            self.stale(event)
+        elif late and event.epoch != self.epoch:
+            self._lose(f"another launch claimed epoch {self.epoch} while the storage stood still")
+        else:
+            parents = parents_of(event.parents, event.committed)
+            self.parents = {**parents, **self.parents} if late else parents
+            self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
+            self.ever_durable = event.ever_committed or bool(event.committed)
+            self.assumed = False
+            if late:
+                self._claimed_at_last()
+            else:
+                self._begin_inventory(event.epoch)
+
+    def epoch_assumed(self, event: EpochAssumed) -> None:
+        """The claim before was made here, so nobody else can have committed since, and what is in
+        memory needs no disk.  No COMMIT is written before the claim stands."""
         if event.incarnation != self.incarnation or self.phase != "claiming":
             self.stale(event)
             return
-        self.epoch = event.epoch
-        self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
-        self.parents = parents_of(event.parents, event.committed)
-        self.ever_durable = event.ever_committed or bool(event.committed)
-        self.admission.hold(event.epoch)
+        self.assumed = True
+        self.emit(Report(kind="warning", detail=f"epoch {event.epoch} unclaimed: {event.reason}"))
+        self._begin_inventory(event.epoch)
+
+    def _claimed_at_last(self) -> None:
+        """What is in memory goes to disk where there is nothing else."""
+        self.bare = not self.catalogue
+        if self.bare and self.phase == "running":
+            self.persist_newest()
+
+    def _lose(self, reason: str) -> None:
+        """An epoch that was assumed is somebody else's."""
+        self.assumed = False
+        if self.phase == "running":
+            self.fence(reason)
+        elif self.phase in ("inventory", "deciding", "restoring"):
+            self.refuse(reason, retryable=False, restoring=False)
+
+    def _begin_inventory(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.admission.hold(epoch)
         self.go("inventory")
         for node in sorted(set(self.nodes)):
             self._want_inventory(node)
@@ -172,14 +208,17 @@ class Restoring(Saving):
 
     def epoch_refused(self, event: EpochRefused) -> None:
         """Somebody alive holds the directory, or we were replaced while our keeper was away."""
-        if event.incarnation != self.incarnation or self.phase != "claiming":
+        late = self.assumed and self.phase != "claiming"
+        if event.incarnation != self.incarnation or not (late or self.phase == "claiming"):
             self.stale(event)
+        elif late:
+            self._lose(event.reason)
         elif self.rejoining is not None:
             self.epoch = self.rejoining
             self.refusal = (event.reason, False, False)
             self.fence(event.reason)
         else:
-            self.refuse(event.reason, retryable=False, restoring=False)
+            self.refuse(event.reason, retryable=event.storage, restoring=event.storage)
 
     # ------------------------------------------------------------------ inventory and decision
 

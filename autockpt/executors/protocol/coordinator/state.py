@@ -122,11 +122,17 @@ class CoordinatorState:
         """Not good for numbers in them, whatever the directory says: its mark may be lost."""
         self.failed: Counter[Generation] = Counter()
         """By generation in memory the starts that ended because it was bad, and all there was."""
+        self.catalogue: dict[Generation, CatalogueEntry] = {}
+        """As the last claim found the directory, and as it changed since; so are the next two."""
+        self.parents: dict[int, Generation | None] = {}
+        self.ever_durable = False
+        """Something of this run was durable once, even if it is gone now."""
         self._out: list[CoordinatorInstruction] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything about the incarnation, keep who held the run."""
+        """Forget everything about the incarnation; keep who held the run, and what the directory
+        has, until the next claim."""
         self.nodes: tuple[int, ...] = ()
         self.attaches: dict[int, TrainerAttached] = {}
         self.alive: set[int] = set()
@@ -138,11 +144,9 @@ class CoordinatorState:
         self.epoch = 0
         self.rejoining: int | None = None
         """The running epoch a new coordinator keeper continues."""
-        self.catalogue: dict[Generation, CatalogueEntry] = {}
-        self.parents: dict[int, Generation | None] = {}
+        self.assumed = False
+        """The claim of this epoch does not stand yet."""
         self.chain: tuple[EpochParent, ...] = ()
-        self.ever_durable = False
-        """Something of this run was durable once, even if it is gone now."""
         self.inventory: dict[int, InventoryReported] = {}
         """By node."""
         self.struck: set[Strike] = set()
