@@ -230,15 +230,33 @@ class OptimizerHooks:
     def _guard(self, owner: torch.nn.Module | torch.optim.Optimizer) -> None:
         self._handles.append(own_hooks.before_load(owner, lambda *_: self._before(None)))
 
-    def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _pre(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         known = self._known.get(id(optimizer))
         if known is None:
-            return
+            return None
         within = self._stepping.setdefault(id(known), [])
         if id(optimizer) in within and not _is_again(optimizer):
             del within[within.index(id(optimizer)) :]  # its last step ended with an exception
         within.append(id(optimizer))
-        self._before(known)
+        by_name = "closure" in kwargs
+        closure = kwargs["closure"] if by_name else next(iter(args[1:]), None)
+        if not callable(closure) or not type(optimizer).__module__.startswith("torch.optim"):
+            self._before(known)
+            return None
+
+        def fenced() -> Any:
+            # torch's optimizers change nothing before they have called it, and it holds forward
+            # and backward, under which a snapshot may still be copied.
+            result = closure()
+            with torch.no_grad():
+                self._before(known)
+            return result
+
+        if by_name:
+            return args, {**kwargs, "closure": fenced}
+        return (args[0], fenced, *args[2:]), kwargs
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         known = self._known.get(id(optimizer))

@@ -318,6 +318,35 @@ def test_hooks_fire_once_around_every_step(kind: Any, options: dict[str, Any]) -
     assert order == ["before", "after"] * 2
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS])
+def test_the_fence_stands_behind_a_closure_that_trains(kind: Any, by_name: bool) -> None:
+    """Its forward and backward change no parameter; what they overlap is a copy under way."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = kind(model.parameters(), lr=0.1)
+    began = model.weight.detach().clone()
+    order: list[Any] = []
+    hooks = OptimizerHooks(
+        [optimizer],
+        lambda _: order.append(bool(torch.equal(model.weight, began))),
+        lambda _: order.append("after"),
+    )
+
+    def closure() -> torch.Tensor:
+        order.append("closure")
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    given: Any = {"closure": closure} if by_name else {}
+    loss = optimizer.step(*(() if by_name else (closure,)), **given)
+    hooks.remove()
+    assert order[:2] == ["closure", True]
+    assert order[-1] == "after"
+    assert loss is not None
+
+
 def test_only_attached_optimizers_are_fenced() -> None:
     """A discriminator that nobody attached is nobody's business."""
     mine, other = trained(), trained()
