@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         attach,
         decide,
         load,
+        peek,
         profile_of,
         telemetry,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "attach",
     "decide",
     "load",
+    "peek",
     "profile_of",
     "telemetry",
 ]

@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from autockpt.executors.sharding.rules.rules import Rule as Rule
 from autockpt.executors.sharding.rules.rules import Rules as Rules
 from autockpt.executors.sharding.rules.rules import Sharded as Sharded
 from autockpt.launch import startup_timing
+from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
@@ -36,6 +38,8 @@ def attach(
     fresh: bool = False,
     rules: "Rules | Mapping[str, Any] | str | os.PathLike[str] | None" = None,
     axes: "Mapping[str, int] | DeviceMesh | None" = None,
+    extra: Callable[[], Mapping[str, Any]] | None = None,
+    restore: str = "all",
     **others: Any,
 ) -> "Session | PassThroughSession":
     """Protects a training job: restores what there is to restore, then checkpoints it.
@@ -46,6 +50,10 @@ def attach(
     (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make the whole
     model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest); DTensors,
     DDP, FSDP and DeepSpeed need none.
+
+    For adapters of frameworks (docs/adapters.md): `extra()` gives counters as JSON can hold them,
+    which a restart finds in `ckpt.restored.extra`; with `restore="tensors"` the random state is put
+    back by `ckpt.finish_restore()`, and the adapter sees to the place of loop and data.
 
     `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
     started.  The run that is there is resumed if it is of the same job (docs/jobs.md); another job
@@ -65,6 +73,8 @@ def attach(
     from autockpt.session.sharding_rules import rank_rules
 
     _require_goal(goal, others.get("policy"))
+    if restore not in ("all", "tensors"):
+        raise ConfigError(f'attach(restore=...): got {restore!r}; expected "all" or "tensors"')
     if is_helper():
         from autockpt.profiling.pass_through import PassThroughSession
 
@@ -85,18 +95,40 @@ def attach(
         job.run_directory, job.incarnation.launch_id, named=run_dir is not None,
         objects=[*state.models.values(), *state.optimizers.values()],
     )  # fmt: skip
-    return Session(job, state, data)
+    return Session(job, state, data, extra=extra, deferred=restore == "tensors")
 
 
 def _require_goal(goal: Any, policy: Any) -> None:
     """Raises ConfigError for a policy file, or a goal by another name.  A net may be a policy."""
-    from autockpt.values.errors import ConfigError
-
     said = "; attach(goal=...) takes a Goal (autockpt.values.goal), `autockpt run --policy` a file"
     if isinstance(policy, str | os.PathLike | Goal):
         raise ConfigError(f"attach(policy=...): {policy!s:.80} is no object to be saved{said}")
     if not isinstance(goal, Goal | None):
         raise ConfigError(f"attach(goal=...): got {type(goal).__qualname__}{said}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peeked:
+    """The newest good checkpoint on disk, as far as it is known without a model."""
+
+    generation: str
+    """Name of the checkpoint."""
+    step: int
+    """Iterations trained."""
+    extra: Mapping[str, Any]
+    """What `attach(extra=...)` gave at that step; empty where it gave nothing."""
+
+
+def peek(run_dir: str) -> Peeked | None:
+    """Where a restart of this run goes on at the earliest; None: there is no checkpoint on disk.
+
+    Needs neither model nor optimizer.  A restart may find a newer checkpoint in memory: after
+    `attach`, `ckpt.restored` says which one it was.  Raises CorruptCheckpointError for damage.
+    """
+    from autockpt.integrations.peeking import newest_progress
+
+    found = newest_progress(run_dir)
+    return None if found is None else Peeked(generation=found[0], step=found[1], extra=found[2])
 
 
 def profile_of(run_dir: str) -> Profile | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.profiles.probes.iteration import PhaseTimer
 from autockpt.values.errors import AutockptError
 
@@ -50,6 +51,27 @@ class PassThroughSession:
         for step in range(self._step, total if until is None else min(total, until)):
             yield step
             self._step = step + 1
+
+    def own_boundary(self, total: int | None = None) -> None:
+        """The profile finds iterations by itself."""
+        self._total = total
+
+    @property
+    def restored(self) -> None:
+        """Nothing is restored."""
+        return None
+
+    @property
+    def due(self) -> bool:
+        """No checkpoint is."""
+        return False
+
+    def finish_restore(self) -> None:
+        """Nothing is restored."""
+
+    def loader(self, dataloader: Any, *, ahead: int = 0, name: str = "data") -> EpochLoader:
+        """The loader, from its first epoch on."""
+        return EpochLoader(dataloader, ahead=ahead, begin=lambda: None)
 
     def step(self) -> int:
         """Marks the end of an iteration; the profile takes it from the optimizer."""

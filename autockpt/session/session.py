@@ -34,16 +34,16 @@ from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
-from autockpt.executors.state.rng import rng_mark, set_rng_state
+from autockpt.executors.state.rng import rng_mark
 from autockpt.executors.storage.directory import lossy_notice
 from autockpt.launch import startup_timing
 from autockpt.session import position
 from autockpt.session.attaches import of_this_process
 from autockpt.session.boundaries.forward_hooks import Forwards
+from autockpt.session.framework_loop import Extra, FrameworkLoop
 from autockpt.session.job import Job
 from autockpt.session.loop_ahead import is_loop_ahead
 from autockpt.session.position import framework_of
-from autockpt.session.stopping import Stopping
 from autockpt.session.tuning.autotuner import Mind
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError
@@ -62,11 +62,19 @@ def attached() -> bool:
     return of_this_process.any
 
 
-class Session(Stopping):
+class Session(FrameworkLoop):
     """The checkpointing of one rank, from attach to the end of the loop."""
 
-    def __init__(self, job: Job, state: LiveState, data: Any) -> None:
-        super().__init__(job, state, data)
+    def __init__(
+        self,
+        job: Job,
+        state: LiveState,
+        data: Any,
+        *,
+        extra: Extra | None = None,
+        deferred: bool = False,
+    ) -> None:
+        super().__init__(job, state, data, extra=extra, deferred=deferred)
         try:
             self._begin()
         except BaseException:
@@ -183,6 +191,20 @@ class Session(Stopping):
         for step in self._left(total, until):
             self._drawn_mark = rng_mark()
             yield step
+
+    def own_boundary(self, total: int | None = None) -> None:
+        """From now on `step()` alone ends iterations, the first one too.
+
+        For adapters: steps of optimizers and training forwards between two calls of `step()` belong
+        to one iteration, whatever they are.  `total`: the last step, which is made durable.
+        """
+        if total is not None:
+            self._owns(total)
+            return
+        self._require_in_force()
+        if not self._owns_boundary:
+            self._begin_loop()
+            self._stepped = self._forward_seen = False
 
     def step(self) -> int:
         """Marks the end of an iteration in a loop of one's own; the new step count.
@@ -318,8 +340,9 @@ class Session(Stopping):
         if self._data is not None and resumed.progress.get("data") is not None:
             self._data.load(resumed.progress["data"])
             self._data.prepare()
+        self._take_extra(resumed)
         if resumed.rng is not None:  # a checkpoint of another system has none
-            set_rng_state(resumed.rng)
+            self._take_rng(resumed.rng)
         if resumed.lossy:
             self._say(lossy_notice(f"generation {resumed.generation}", resumed.lossy))
             self._emit(
@@ -512,6 +535,8 @@ class Session(Stopping):
         """Loop and data go on where the state is, as far as the script has said until now."""
         if self._data is not None:
             return not self._data.by_index
+        if self._loaders:
+            return self._asked_step or any(each.asked for each in self._loaders.values())
         others = self._state.others.items()
         return self._total is not None or self._asked_step or position.may_hold_place(others)
 

@@ -88,7 +88,12 @@ def merge_positions(
     given = [state for state in states if state is not None]
     if not given:
         return None
+    if "loaders" in given[0]:
+        names = given[0]["loaders"]
+        parts = {n: [s and s["loaders"].get(n) for s in states] for n in names}
+        return {"loaders": {n: merge_positions(part, rank, world) for n, part in parts.items()}}
     merged = dict(given[0])
+    merged.pop("fetches", None)  # under the random numbers of one rank
     place = place_in(merged)
     if any((s["epoch"], place_in(s)) != (merged["epoch"], place) for s in map(dict, given)):
         raise ConfigError(
@@ -123,7 +128,7 @@ def _own_generators(state: Mapping[str, Any]) -> Any:
 def _position_notice(
     states: Sequence[Mapping[str, Any] | None], merged: Mapping[str, Any]
 ) -> list[str]:
-    place, epoch = place_in(dict(merged)), merged["epoch"]
+    place, epoch = place_in(dict(merged)), merged.get("epoch")
     if place is None:
         return []
     if place.share.replicas > 1:

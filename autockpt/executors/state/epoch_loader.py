@@ -1,0 +1,241 @@
+"""A loader that knows its place and its shuffle, while the loop is another's.
+
+One pass is one epoch.  A framework may fetch batches ahead of the training (accelerate does: one):
+at a boundary those belong to the iterations that come.  The generators' states before each such
+fetch are kept, so that a resumed pass fetches the same batches under the same random numbers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.loader_rng import forget
+from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.executors.state.sampler_state import sampler_of
+from autockpt.values.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """What there was before a batch was fetched."""
+
+    rng: Any
+    own: Any
+    """State of a loader that has one; None for others."""
+
+
+class EpochLoader:
+    """Iterates a loader one epoch a pass; looks like that loader in every other way."""
+
+    def __init__(self, loader: Any, *, ahead: int = 0, begin: Callable[[], None]) -> None:
+        """`ahead`: batches that the framework fetches before it trains the one that it has; with
+        more than one it says `trained` at each boundary.
+
+        `begin()` is called once, before the first batch of a resumed training is fetched.
+        Raises ConfigError for a loader that cannot be resumed at a batch.
+        """
+        if ahead < 0:
+            raise ConfigError(f"ckpt.loader(ahead=...): got {ahead}; expected 0 or more batches")
+        place = _Epochs(loader)
+        self.__dict__.update(
+            _place=place, _ahead=ahead, _begin=begin, _before=deque(maxlen=ahead + 1),
+            _under_way=False, _resumed=None, _asked=False,
+            _trained=None, _ended=False,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ the public face
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next pass is, or goes on with; where a loop over epochs begins."""
+        self.__dict__["_asked"] = True
+        return int(self._place.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the epoch that a checkpoint was made in, else a whole one."""
+        if self._resumed is not None:
+            # Lazily: frameworks make iterators while they are set up, before the state is final.
+            return self._resumed_pass()
+        if self._under_way:
+            self._next_epoch()
+        self.__dict__["_under_way"] = True
+        return self._pass(self._place.begin())
+
+    def trained(self, count: int) -> None:
+        """So many batches of this epoch are trained, at a boundary.
+
+        Needed with more than one batch ahead: how many are left at an epoch's end is not known.
+        """
+        self.__dict__["_trained"] = count
+        if self._ended and count >= self._place.index:
+            self._next_epoch()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self._place.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_place"].loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._place.loader, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Frameworks ask with isinstance whether it is a DataLoader."""
+        return type(self.__dict__["_place"].loader)
+
+    # ------------------------------------------------------------------ for the session
+
+    def state(self) -> dict[str, Any]:
+        """The place as of now: behind the batch that the training has had."""
+        place = self._place
+        if self._ahead > 1 and self._trained is None:
+            raise ConfigError(
+                f"ckpt.loader(ahead={self._ahead}): call loader.trained(count) before ckpt.step(), "
+                "else it is not known which batches are trained"
+            )
+        count = self._ahead if self._trained is None else place.index - self._trained
+        count = min(count, place.index, len(self._before))
+        pending = list(self._before)[len(self._before) - count :]
+        state: dict[str, Any] = place.state()
+        state["index"] -= len(pending)
+        if pending and "loader" in state:
+            state["loader"] = pending[0].own
+        if pending:
+            state["fetches"] = [fetch.rng for fetch in pending]
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave; the next pass goes on from there."""
+        self._place.load(state)
+        self.__dict__["_resumed"] = list(state.get("fetches", ()))
+
+    @property
+    def asked(self) -> bool:
+        """The script has read where its loop begins."""
+        return bool(self._asked)
+
+    @property
+    def by_index(self) -> bool:
+        """The epoch under way is resumed by skipping."""
+        return bool(self._place.by_index)
+
+    # ------------------------------------------------------------------ a pass
+
+    def _resumed_pass(self) -> Iterator[Any]:
+        fetches, self.__dict__["_resumed"] = self._resumed or [], None
+        self._begin()
+        place, now = self._place, rng_state()
+        self.__dict__["_under_way"] = True
+        within = place.under_way
+        iterator = place.begin()
+        if within:
+            set_rng_state(now)
+        for rng in fetches:
+            self._note(_Fetch(rng, self._own_state()))
+            set_rng_state(rng)
+            batch = next(iterator, _NOTHING)
+            set_rng_state(now)
+            if batch is _NOTHING:
+                raise ConfigError(
+                    f"data: the epoch ends after {place.index} batches, and the checkpoint was "
+                    "made with more; give the loader the data set of the checkpoint"
+                )
+            place.index += 1
+            yield place.moved(batch)
+        yield from self._pass(iterator)
+
+    def _pass(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        place = self._place
+        number = place.epoch
+        while True:
+            if self._ahead:
+                self._note(_Fetch(rng_state(), self._own_state()))
+            batch = next(iterator, _NOTHING)
+            if place.epoch != number:
+                return  # another pass has begun meanwhile
+            if batch is _NOTHING:
+                left = 0 if self._trained is None else place.index - self._trained
+                if self._ahead:
+                    self._before.pop()  # no batch came
+                self.__dict__["_ended"] = True
+                if left <= 0:
+                    self._next_epoch()
+                return
+            place.index += 1
+            yield place.moved(batch)
+
+    def _note(self, fetch: _Fetch) -> None:
+        if self._ahead:
+            self._before.append(fetch)
+
+    def _own_state(self) -> Any:
+        return self._place.own_state() if self._ahead and not self._place.by_index else None
+
+    def _next_epoch(self) -> None:
+        self._before.clear()
+        self.__dict__.update(_under_way=False, _ended=False)
+        if self._trained is not None:
+            self.__dict__["_trained"] = 0
+        self._place.end_epoch()
+
+
+_NOTHING = object()
+
+
+class _Epochs(DataPosition):
+    """A position whose epochs begin and end when the loop of another says so."""
+
+    _sampler_epoch: int | None = None
+    """What the framework had told the sampler when the epoch began."""
+
+    @property
+    def under_way(self) -> bool:
+        """A resumed epoch goes on."""
+        return self._resuming or self._going_on
+
+    def moved(self, batch: Any) -> Any:
+        """Where the framework's loader would have put it."""
+        return self._moved(batch)
+
+    def own_state(self) -> Any:
+        """Of a loader that has one."""
+        return self._own_state()
+
+    def begin(self) -> Iterator[Any]:
+        """The iterator of the epoch, or of its rest."""
+        return self._begin()
+
+    def end_epoch(self) -> None:
+        """The next pass is another epoch."""
+        forget(self.loader)
+        self.epoch, self.index, self._start = self.epoch + 1, 0, 0
+        self._shuffle = self._others = None
+        self._stand(None)
+        self.by_index = not self._stateful
+
+    def state(self) -> dict[str, Any]:
+        """As of DataPosition."""
+        state = super().state()
+        if self._sampler_epoch is not None:
+            state["sampler_epoch"] = self._sampler_epoch
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As of DataPosition."""
+        self._sampler_epoch = state.get("sampler_epoch")
+        super().load(state)
+
+    def _tell_sampler(self) -> None:
+        """The framework tells it, or does not, as it would without us."""
+        sampler: Any = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
+        if not hasattr(sampler, "set_epoch") or not hasattr(sampler, "epoch"):
+            return
+        if self.under_way and self._sampler_epoch is not None:
+            sampler.set_epoch(self._sampler_epoch)
+        self._sampler_epoch = int(sampler.epoch)

@@ -1,0 +1,170 @@
+"""A loader whose loop is another's resumes with the batches and draws that would have come."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.values.errors import ConfigError
+from tests.unit.executors.sharding.jobs import stored
+
+ITEMS, EPOCHS = 11, 3
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Items that draw from the global generator, as augmentation does."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+def plain(**options: Any) -> "DataLoader[Any]":
+    """Shuffled, and every sample draws."""
+    return DataLoader(Drawing(), batch_size=2, shuffle=True, **options)
+
+
+def looking_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    """Hands a batch out when `ahead` more have been fetched, as accelerate does with one."""
+    held: list[Any] = []
+    for batch in batches:
+        held.append(batch)
+        if len(held) > ahead:
+            yield held.pop(0)
+    yield from held
+
+
+class Training:
+    """Trains by drawing: what it has seen is a list of batches and of random numbers."""
+
+    def __init__(self, loader: Any, ahead: int = 0) -> None:
+        self.loader, self.ahead = loader, ahead
+        self.seen: list[Any] = []
+        self.before = 0
+        """Iterations of the process before."""
+
+    def epochs(self, first: int, until: int | None = None, told: Any = None) -> bool:
+        """False when it stops behind `until` iterations."""
+        for epoch in range(first, EPOCHS):
+            if told is not None:
+                told(epoch)
+            for batch in looking_ahead(iter(self.loader), self.ahead):
+                self.seen.append((batch.tolist(), torch.rand(()).item()))
+                if self.ahead > 1 and type(self.loader) is EpochLoader:
+                    self.loader.trained((self.before + len(self.seen) - 1) % 6 + 1)
+                if len(self.seen) == until:
+                    return False
+        return True
+
+
+def undisturbed(make: Callable[[], Any], ahead: int = 0, told: Any = None) -> list[Any]:
+    """Of the bare loader."""
+    torch.manual_seed(3)
+    training = Training(make(), ahead)
+    training.epochs(0, told=told and (lambda epoch, loader=training.loader: told(loader, epoch)))
+    return training.seen
+
+
+def killed_and_resumed(
+    make: Callable[[], Any], until: int, ahead: int = 0, told: Any = None
+) -> list[Any]:
+    """Stopped behind `until` iterations, and gone on by another process's loader."""
+    torch.manual_seed(3)
+    own = EpochLoader(make(), ahead=ahead, begin=lambda: None)
+    first = Training(own, ahead)
+    first.epochs(0, until, told and (lambda epoch: told(own, epoch)))
+    state, rng = stored(own.state()), rng_state()
+    torch.manual_seed(99)
+    begun: list[int] = []
+
+    def begin() -> None:
+        begun.append(1)
+        set_rng_state(rng)
+
+    again = EpochLoader(make(), ahead=ahead, begin=begin)
+    again.load(state)
+    second = Training(again, ahead)
+    second.before = until
+    second.epochs(again.epoch, told=told and (lambda epoch: told(again, epoch)))
+    assert begun == [1]
+    return first.seen + second.seen
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("until", [1, 4, 5, 6, 7, 11, 12, 17])
+def test_each_stop_goes_on_as_undisturbed(until: int, ahead: int) -> None:
+    """Mid-epoch, at the last batches of an epoch, and where the next one begins."""
+    assert killed_and_resumed(plain, until, ahead) == undisturbed(plain, ahead)
+
+
+def test_workers_that_persist_go_on() -> None:
+    """Worker processes fetch ahead by themselves; sample ids must go on all the same."""
+
+    def make() -> Any:
+        data = TensorDataset(torch.arange(ITEMS))
+        options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+        return DataLoader(data, 2, shuffle=True, collate_fn=_first, **options)
+
+    assert killed_and_resumed(make, 8, 1) == undisturbed(make, 1)
+
+
+def _first(rows: list[Any]) -> torch.Tensor:
+    return torch.stack([row[0] for row in rows])
+
+
+def test_a_sampler_is_told_no_epoch_but_the_frameworks() -> None:
+    """The framework's numbers shuffle, and an epoch that it never told stays the first."""
+
+    def make() -> Any:
+        data = Drawing()
+        sampler: Any = DistributedSampler(data, num_replicas=2, rank=1, seed=5)
+        return DataLoader(data, batch_size=2, sampler=sampler)
+
+    def told(loader: Any, epoch: int) -> None:
+        loader.sampler.set_epoch(7 * epoch)
+
+    assert killed_and_resumed(make, 5, 0, told) == undisturbed(make, 0, told)
+    assert killed_and_resumed(make, 5) == undisturbed(make)
+
+
+def test_more_than_one_ahead_needs_to_be_told() -> None:
+    """How many batches are left when the loader has ended is the framework's knowledge."""
+    loader = EpochLoader(plain(), ahead=2, begin=lambda: None)
+    with pytest.raises(ConfigError, match=r"loader\.trained"):
+        loader.state()
+
+
+def test_a_pass_left_early_is_an_epoch() -> None:
+    """Frameworks that limit an epoch leave the loader by break."""
+    loader = EpochLoader(plain(), begin=lambda: None)
+    next(iter(loader))
+    assert loader.epoch == 0
+    next(iter(loader))
+    assert loader.epoch == 1
+
+
+def test_it_looks_like_its_loader() -> None:
+    """Frameworks ask for its kind, its length and its attributes."""
+    loader = EpochLoader(plain(), begin=lambda: None)
+    assert isinstance(loader, DataLoader)
+    assert (len(loader), loader.batch_size) == (6, 2)
+
+
+def test_a_shorter_data_set_is_refused_in_words() -> None:
+    """The fetches of the checkpoint must exist."""
+    own = EpochLoader(plain(), ahead=1, begin=lambda: None)
+    for number, _ in enumerate(looking_ahead(iter(own), 1)):
+        if number == 4:
+            break
+    state = own.state()
+    state["index"] = 6
+    again = EpochLoader(plain(), ahead=1, begin=lambda: None)
+    again.load(state)
+    with pytest.raises(ConfigError, match="the epoch ends after 6 batches"):
+        next(iter(again))
