@@ -195,14 +195,24 @@ def repaired(
     return Placement(cells=(*intact, *anew.cells))
 
 
-def rank_sets(cell: Cell, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Every rank of a parity cell in one set, with at most one rank of a node; `nodes`: by rank.
+def ranks_by_node(nodes: Sequence[int]) -> dict[int, list[int]]:
+    """The ranks of every node; `nodes`: by rank."""
+    found: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        found.setdefault(node, []).append(rank)
+    return found
+
+
+def rank_sets(cell: Cell, here: Mapping[int, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Every rank of a parity cell in one set, with at most one rank of a node.
+
+    `here`: the ranks of every node.
 
     Ranks are dealt node by node to as many sets as the fullest node has ranks, so that sets differ
     by one member at most: where these are too small, no other sets are large enough, because each
     rank of that node needs one of its own.  Raises ConfigError there.
     """
-    ranks = {node: [r for r, on in enumerate(nodes) if on == node] for node in cell.members}
+    ranks = {node: here.get(node, ()) for node in cell.members}
     fullest = max(cell.members, key=lambda node: len(ranks[node]))
     sets: list[list[int]] = [[] for _ in ranks[fullest]]
     dealt = itertools.chain.from_iterable(ranks[node] for node in cell.members)
@@ -210,11 +220,11 @@ def rank_sets(cell: Cell, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         sets[turn % len(sets)].append(rank)
     least = cell.tolerates + 1
     if any(len(each) < least for each in sets):
-        here, all_ranks = len(ranks[fullest]), sum(map(len, ranks.values()))
+        most, all_ranks = len(ranks[fullest]), sum(map(len, ranks.values()))
         raise ConfigError(
-            f"node {fullest} has {here} of the {all_ranks} ranks on nodes {list(cell.members)}; "
+            f"node {fullest} has {most} of the {all_ranks} ranks on nodes {list(cell.members)}; "
             f"each needs {cell.tolerates} partners of its own on other nodes, so at least "
-            f"{here * least} ranks; give nodes like numbers of ranks, or use copies"
+            f"{most * least} ranks; give nodes like numbers of ranks, or use copies"
         )
     return tuple(tuple(each) for each in sets)
 

@@ -11,7 +11,7 @@ from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.coordinator.replicating import parities_of, parity_sets
 from autockpt.executors.protocol.coordinator.state import ParityRanks
 from autockpt.executors.protocol.node.machine import NodeProtocol
-from autockpt.executors.protocol.parity_recovery import rebuilt
+from autockpt.executors.protocol.parity_recovery import ParitySets, rebuilt
 from autockpt.executors.protocol.selection import Choice, Question, choose
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -140,7 +140,8 @@ def test_a_shard_comes_back_exactly_while_enough_members_have_both(
     rank = data.draw(st.integers(0, world - 1))
     held -= {rank}
     made = parities(losses, world=world)
-    found = list(rebuilt(rank, copies(*held, world=world), [made[r] for r in sorted(parity)]))
+    sets = ParitySets(made[r] for r in sorted(parity))
+    found = list(rebuilt(rank, copies(*held, world=world), sets))
     assert bool(found) == (world - len(held & parity) <= losses)
     for source in found:
         assert source.shard == shard(rank, world=world)

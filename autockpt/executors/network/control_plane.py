@@ -26,7 +26,14 @@ from autockpt.executors.network.discovery import (
     read_address,
     write_address,
 )
-from autockpt.executors.network.handshake import Channel, Identity, Standing, StandingChanged, frame
+from autockpt.executors.network.handshake import (
+    Channel,
+    Framer,
+    Identity,
+    Standing,
+    StandingChanged,
+    frame,
+)
 from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import AutockptError, ProtocolError
 
@@ -131,6 +138,8 @@ class Peers:
         """Host, incarnation and port of the transfers as last opened."""
         self._grace_s = grace_s
         self._nonce = secrets.token_hex(8)
+        self._framer = Framer()
+        """Of `send`, on the thread that calls it."""
         self._secret = b""
         self._incarnation: p.Incarnation | None = None
         self._nodes: frozenset[int] = frozenset()
@@ -164,7 +173,7 @@ class Peers:
     def send(self, node: int, message: p.WireMessage) -> None:
         """Brings `message` to the keeper of `node`, now or when it is there."""
         try:
-            data = frame(message)
+            data = self._framer.frame(message)
         except ProtocolError as error:
             self._log(f"not sent to node {node}: {error}")
             return

@@ -90,6 +90,21 @@ def frame(message: p.WireMessage | StandingChanged) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
+class Framer:
+    """Frames messages; one that goes to many nodes in a row is encoded once."""
+
+    def __init__(self) -> None:
+        self._message: object = None
+        self._bytes = b""
+
+    def frame(self, message: p.WireMessage | StandingChanged) -> bytes:
+        """As `frame`: a frozen message that is the last one again has the same bytes."""
+        if message is not self._message:
+            self._bytes = frame(message)
+            self._message = message
+        return self._bytes
+
+
 class Channel:
     """One end of a connection: bytes in, messages out, and `outbox` of what is to be sent."""
 

@@ -13,7 +13,9 @@ machines repeat what is unanswered (on `TimePassed`) and ignore what they have s
 reads a clock; the only time is `TimePassed.now_s`.  Only types live here, no rules.
 """
 
-from dataclasses import dataclass
+import functools
+import itertools
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autockpt.values import record as record_io
@@ -169,6 +171,14 @@ class ShardSource:
         if self.node is None or self.shard is None:
             return self.pieces
         return (ShardCopy(node=self.node, shard=self.shard),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuild:
+    """A lost shard that one node rebuilds from parity for all that gather it."""
+
+    node: int
+    source: ShardSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1145,7 +1155,7 @@ class RestoreOrdered:
 class ShardsPlaced:
     """Where the shards of `generation` are; ahead of orders to gather, and repeated with those.
 
-    One message for all ranks of a node: they may be thousands, and so may the shards.
+    One message for all nodes: they may be thousands, and so may the shards.
     """
 
     incarnation: Incarnation
@@ -1156,8 +1166,12 @@ class ShardsPlaced:
     """Every memory that has one, or will have when it is rebuilt; the files have the others."""
     rebuilt: tuple[int, ...] = ()
     """Ranks whose shards are not there yet: a node rebuilds them from parity."""
-    rebuild: tuple[ShardSource, ...] = ()
-    """Those among them that the node does that this is sent to."""
+    rebuilds: tuple[Rebuild, ...] = ()
+    """By which node, and out of what."""
+
+    def rebuilds_at(self, node: int) -> tuple[ShardSource, ...]:
+        """The shards that one node rebuilds."""
+        return tuple(each.source for each in self.rebuilds if each.node == node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1415,9 +1429,62 @@ Instruction = NodeInstruction | CoordinatorInstruction
 _BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*TO_COORDINATOR, *TO_NODE)}
 
 
+MOST_RANKS = 2**20
+"""Of a job, as a wire message may name them: far beyond any, and no list that fills the memory."""
+
+
 def message_to_data(message: WireMessage) -> dict[str, Any]:
     """JSON data of a wire message: {"type": class name, "body": its fields}."""
+    if isinstance(message, RankAttached):
+        return {"type": "RankAttached", "body": _attached_to_data(message)}
     return {"type": type(message).__name__, "body": record_io.to_data(message)}
+
+
+def _attached_to_data(message: RankAttached) -> dict[str, Any]:
+    """The nodes of all ranks as runs: every rank sends them, so plain they would be N * N."""
+    body: dict[str, Any] = record_io.to_data(
+        replace(message, attach=replace(message.attach, nodes=()))
+    )
+    body["attach"]["nodes"] = [list(run) for run in _node_runs(message.attach.nodes)]
+    return body
+
+
+@functools.lru_cache(maxsize=4)
+def _node_runs(nodes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """(first node, nodes, ranks of each): nodes that follow one another with as many ranks each."""
+    runs: list[tuple[int, int, int]] = []
+    for node, here in itertools.groupby(nodes):
+        ranks = len(list(here))
+        first, count, each = runs[-1] if runs else (0, 0, 0)
+        if (first + count, each) == (node, ranks):
+            runs[-1] = (first, count + 1, each)
+        else:
+            runs.append((node, 1, ranks))
+    return tuple(runs)
+
+
+@functools.lru_cache(maxsize=4)
+def _nodes_of(runs: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+    """Node by rank, the same object for the same runs: then they are equal at a glance."""
+    found: list[int] = []
+    for first, nodes, ranks in runs:
+        for node in range(first, first + nodes):
+            found += [node] * ranks
+    return tuple(found)
+
+
+def _read_runs(data: Any) -> tuple[int, ...]:
+    """Raises ProtocolError for what no sender writes."""
+    runs: list[tuple[int, int, int]] = []
+    for run in data if isinstance(data, list) else [data]:
+        whole = isinstance(run, list) and len(run) == 3 and all(type(n) is int for n in run)
+        if not whole or run[0] < 0 or min(run[1:]) < 1:
+            raise ProtocolError(f"no run of nodes [first, nodes, ranks of each]: {str(run)[:80]}")
+        runs.append((run[0], run[1], run[2]))
+    ranks = sum(nodes * each for _, nodes, each in runs)
+    if ranks > MOST_RANKS:
+        raise ProtocolError(f"a job of {ranks} ranks; at most {MOST_RANKS} are expected")
+    return _nodes_of(tuple(runs))
 
 
 def message_from_data(data: Any) -> WireMessage:
@@ -1425,7 +1492,13 @@ def message_from_data(data: Any) -> WireMessage:
     kind = _BY_NAME.get(str(data.get("type"))) if isinstance(data, dict) else None
     if kind is None or set(data) != {"type", "body"}:
         raise ProtocolError(f"no wire message of this version: {str(data)[:80]!r}")
-    message: WireMessage = record_io.from_data(kind, data["body"], where=kind.__name__)
+    body = data["body"]
+    if kind is RankAttached and isinstance(body, dict) and isinstance(body.get("attach"), dict):
+        nodes = _read_runs(body["attach"].get("nodes"))
+        body = {**body, "attach": {**body["attach"], "nodes": []}}
+        read = record_io.from_data(RankAttached, body, where="RankAttached")
+        return replace(read, attach=replace(read.attach, nodes=nodes))
+    message: WireMessage = record_io.from_data(kind, body, where=kind.__name__)
     return message
 
 

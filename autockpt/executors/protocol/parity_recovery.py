@@ -5,22 +5,40 @@ as many lost as the set stands, what is left gives back the shard of every lost 
 of one generation and have the roots that the parities were made of, or they add up to nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from autockpt.executors.protocol.messages import ParityOf, ShardCopy, ShardSource
 
 
+class ParitySets:
+    """The parities of one generation, by the set that they are of."""
+
+    def __init__(self, parities: Iterable[ShardCopy]) -> None:
+        self._held: dict[ParityOf, dict[int, ShardCopy]] = {}
+        self._of_rank: dict[int, list[ParityOf]] = {}
+        for parity in parities:
+            made_of = parity.shard.parity
+            if made_of is None:
+                continue
+            if made_of not in self._held:
+                self._held[made_of] = {}
+                for member in made_of.members:
+                    self._of_rank.setdefault(member.rank, []).append(made_of)
+            self._held[made_of][parity.shard.rank] = parity
+
+    def of(self, rank: int) -> Iterator[tuple[ParityOf, dict[int, ShardCopy]]]:
+        """Every set that has the shard of `rank`, with its parities by the rank that holds them."""
+        yield from ((made_of, self._held[made_of]) for made_of in self._of_rank.get(rank, ()))
+
+
 def rebuilt(
-    rank: int, shards: Mapping[int, ShardCopy], parities: Sequence[ShardCopy]
+    rank: int, shards: Mapping[int, ShardCopy], parities: ParitySets
 ) -> Iterator[ShardSource]:
     """Sources that rebuild the shard of `rank`, one for every set of it that can.
 
-    `shards`: by rank, `parities`: in any order; all of one generation.
+    `shards`: by rank; all of one generation.
     """
-    for made_of in dict.fromkeys(parity.shard.parity for parity in parities):
-        if made_of is None or made_of.member(rank) is None:
-            continue
-        held = {p.shard.rank: p for p in parities if p.shard.parity == made_of}
+    for made_of, held in parities.of(rank):
         left = [r for r in _left(made_of, shards) if r in held and r != rank]
         if left and is_enough(made_of, len(left)):
             shard = held[left[0]].shard.of_member(rank)

@@ -48,9 +48,9 @@ def deletions(
 def bases_of(records: Iterable[Record]) -> frozenset[Generation]:
     """Generations that the shards of a commit are stored as differences to."""
     found: set[Generation] = set()
-    for record in records:
+    for name in {str(record["base"]) for record in records if "base" in record}:
         with contextlib.suppress(ConfigError):  # a name that nobody wrote needs nothing
-            found.add(Generation.from_name(str(record.get("base", ""))))
+            found.add(Generation.from_name(name))
     return frozenset(found)
 
 

@@ -22,7 +22,7 @@ from autockpt.executors.protocol.messages import (
     ShardCopy,
     ShardSource,
 )
-from autockpt.executors.protocol.parity_recovery import rebuilt
+from autockpt.executors.protocol.parity_recovery import ParitySets, rebuilt
 from autockpt.values.generation import Generation
 
 Strike = tuple[int, Generation, str]
@@ -178,7 +178,7 @@ def _as_it_was(
     )
     if not _selectable(question, generation, entry, memory.health()):
         return None
-    sources = tuple(_sources(question, generation, entry, memory))
+    sources = tuple(_sources(question, generation, entry, memory, _Rebuilding(question, memory)))
     if len(sources) < question.world_size:
         return None
     step = entry.step if entry is not None else memory.step()
@@ -253,7 +253,11 @@ def _selectable(
 
 
 def _sources(
-    question: Question, generation: Generation, entry: CatalogueEntry | None, memory: _Memory
+    question: Question,
+    generation: Generation,
+    entry: CatalogueEntry | None,
+    memory: _Memory,
+    rebuilding: "_Rebuilding",
 ) -> Iterator[ShardSource]:
     """A source per rank: own memory, a peer's, parity, disk; ends at the first that has none."""
     for rank in range(question.world_size):
@@ -264,7 +268,7 @@ def _sources(
             yield ShardSource(kind="memory", slot=shard.slot, copied=shard.copied, root=shard.root)
         elif copy is not None and expected in ("", copy.shard.root):
             yield ShardSource(kind="peer", node=copy.node, shard=copy.shard, root=copy.shard.root)
-        elif (source := _rebuilt(question, generation, rank, expected, memory)) is not None:
+        elif (source := _rebuilt(question, generation, rank, expected, rebuilding)) is not None:
             yield source
         elif disk is not None:
             yield ShardSource(kind="disk", root=expected, records=(disk,))
@@ -272,12 +276,18 @@ def _sources(
             return
 
 
+class _Rebuilding:
+    """What lost shards are rebuilt from: looked up for many, so it is put in order once."""
+
+    def __init__(self, question: Question, memory: _Memory) -> None:
+        self.sets = ParitySets(memory.parities)
+        self.pieces = memory.pieces(question) if memory.parities else {}
+
+
 def _rebuilt(
-    question: Question, generation: Generation, rank: int, expected: str, memory: _Memory
+    question: Question, generation: Generation, rank: int, expected: str, rebuilding: _Rebuilding
 ) -> ShardSource | None:
-    if not memory.parities:
-        return None
-    for source in rebuilt(rank, memory.pieces(question), memory.parities):
+    for source in rebuilt(rank, rebuilding.pieces, rebuilding.sets):
         shard = source.shard
         sound = shard is not None and _fits(question, shard, generation, source)
         if sound and expected in ("", source.root):
@@ -350,15 +360,20 @@ def _gathered(
         return None
     places: list[ShardCopy] = []
     lost: list[int] = []
+    by_rank: dict[int, list[ShardCopy]] = {}
+    for copy in found:
+        by_rank.setdefault(copy.shard.rank, []).append(copy)
     for rank in range(wrote):
-        root = _root(entry, rank) or next((c.shard.root for c in found if c.shard.rank == rank), "")
-        here = [c for c in found if (c.shard.rank, c.shard.root) == (rank, root)]
+        known = by_rank.get(rank, [])
+        root = _root(entry, rank) or next((copy.shard.root for copy in known), "")
+        here = [copy for copy in known if copy.shard.root == root]
         places += sorted(here, key=lambda copy: copy.node)
         lost += [] if here else [rank]
     pieces = {copy.shard.rank: copy for copy in places}
     rebuilds: dict[int, tuple[ShardSource, ...]] = {}
+    sets = ParitySets(parities)
     for rank in lost:
-        source = next(rebuilt(rank, pieces, parities), None)
+        source = next(rebuilt(rank, pieces, sets), None)
         if source is not None and source.shard is not None and _agrees(entry, rank, source.root):
             nodes = sorted({piece.node for piece in source.pieces})
             node = nodes[rank % len(nodes)]

@@ -16,6 +16,7 @@ from autockpt.values.placement import (
     Placement,
     place,
     rank_sets,
+    ranks_by_node,
     repaired,
 )
 from autockpt.values.record import from_json, to_json
@@ -264,9 +265,9 @@ def test_every_rank_is_in_one_set_with_partners_on_other_nodes() -> None:
         fullest = max(nodes.count(node) for node in cell.members)
         if len(nodes) < fullest * least:
             with pytest.raises(ConfigError, match="partners of its own"):
-                rank_sets(cell, nodes)
+                rank_sets(cell, ranks_by_node(nodes))
             continue
-        sets = rank_sets(cell, nodes)
+        sets = rank_sets(cell, ranks_by_node(nodes))
         assert sorted(rank for each in sets for rank in each) == list(range(len(nodes)))
         for each in sets:
             assert len(each) >= least, (cell, nodes, sets)
@@ -276,4 +277,4 @@ def test_every_rank_is_in_one_set_with_partners_on_other_nodes() -> None:
 def test_equal_nodes_have_their_nth_ranks_in_one_set() -> None:
     """As few sets as there are ranks on a node, each across all nodes."""
     cell = Cell(kind="parity", members=(2, 0, 1), tolerates=1)
-    assert rank_sets(cell, (0, 0, 1, 1, 2, 2)) == ((4, 0, 2), (5, 1, 3))
+    assert rank_sets(cell, ranks_by_node((0, 0, 1, 1, 2, 2))) == ((4, 0, 2), (5, 1, 3))

@@ -24,7 +24,7 @@ from autockpt.executors.protocol.messages import (
 from autockpt.executors.protocol.transitions import moved
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
-from autockpt.values.placement import Cell, place, rank_sets
+from autockpt.values.placement import Cell, place, rank_sets, ranks_by_node
 
 
 def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityRanks]:
@@ -32,8 +32,9 @@ def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityR
 
     Raises ConfigError where a node has so many more ranks than the others that some lack partners.
     """
+    here = ranks_by_node(nodes)
     for cell in cells:
-        for ranks in rank_sets(cell, nodes):
+        for ranks in rank_sets(cell, here):
             yield ParityRanks(ranks=ranks, losses=cell.tolerates)
 
 
@@ -65,21 +66,22 @@ class Protecting(CoordinatorState):
     def all_copied(self, copies: Round) -> bool:
         """Rule 14: protected means that every shard is sealed here and everywhere it is copied.
 
-        Or that every member of its set has made its parity.
+        Or that every member of its set has made its parity.  Only what was asked for is counted
+        (`_is_asked`), so numbers say it.
         """
-        wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
-        encoded = copies.encoded >= {rank for ranks in self.holders.values() for rank in ranks}
-        return encoded and copies.sealed >= wanted | set(enumerate(self.nodes))
+        encoded = len(copies.encoded) >= self.parities_wanted
+        return encoded and len(copies.sealed) >= self.copies_wanted
 
     # ------------------------------------------------------------------ who copies what
 
     def place_copies(self) -> None:
         """Wards of every node, or parity sets, as all trainers of this incarnation want it."""
         self.wards, self.sets, self.holders = {}, (), {}
+        self.copies_wanted, self.parities_wanted = self.world_size, 0
         first = self.attaches[min(self.attaches)]
         if first.redundancy.scheme == "none":
             return
-        nodes = sorted(set(self.nodes))
+        nodes = self.every_node
         try:
             cells = place(first.redundancy, nodes, first.domains).cells
             self.sets = tuple(parity_sets([c for c in cells if c.kind == "parity"], self.nodes))
@@ -87,10 +89,14 @@ class Protecting(CoordinatorState):
             self.emit(Report(kind="warning", detail=f"no copies on other nodes: {error}"))
             return
         self.holders = self._holders()
+        here = ranks_by_node(self.nodes)
         for cell in cells:
             for node in cell.members:
-                kept = cell.kept_by(node)
-                self.wards[node] = tuple(r for r, on in enumerate(self.nodes) if on in kept)
+                kept = sorted(r for other in cell.kept_by(node) for r in here.get(other, ()))
+                self.wards[node] = tuple(kept)
+        wards = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
+        self.copies_wanted = len(wards | set(enumerate(self.nodes)))
+        self.parities_wanted = len({rank for ranks in self.holders.values() for rank in ranks})
 
     @property
     def protects(self) -> bool:
@@ -221,7 +227,7 @@ class Protecting(CoordinatorState):
         if self.round is None:
             return
         copies = self.round
-        for node in sorted(set(self.nodes)):
+        for node in self.every_node:
             wards, holders = self.wards.get(node, ()), self.holders.get(node, ())
             wanted = CopiesWanted(
                 generation=copies.generation,

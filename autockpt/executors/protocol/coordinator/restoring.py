@@ -27,6 +27,7 @@ from autockpt.executors.protocol.messages import (
     RankBad,
     RankSealed,
     RankVerified,
+    Rebuild,
     Report,
     RestoreOrdered,
     ShardCopy,
@@ -59,11 +60,12 @@ class Restoring(Saving):
     def rank_attached(self, from_node: int, message: RankAttached) -> None:
         """Admit, refuse, or tell again what a repeated question wants to know."""
         attach = message.attach
-        if attach.epoch is not None and self.phase == "running" and from_node in self.nodes:
+        back = attach.epoch is not None and self.phase == "running"
+        if back and from_node in self.every_node:
             # Whoever comes back comes to a new keeper, also one that is denied here.
             self.copies_lost(f"the keeper of node {from_node} restarted")
         self._vacate(from_node, attach)
-        refusal = self.admission.refusal(attach, self.reachable())
+        refusal = self.admission.refusal(attach, self._in_the_way(attach))
         if refusal is not None:
             if not self._may_knock(attach):
                 self._deny(from_node, attach, refusal)
@@ -72,7 +74,8 @@ class Restoring(Saving):
         if attach.incarnation != self.incarnation:
             self._take_over(attach)
         self.known_epoch = max(self.known_epoch, message.epoch, self.admission.epoch)
-        if attach.nodes != self.nodes or attach.nodes[attach.rank] != from_node:
+        same = attach.nodes is self.nodes or attach.nodes == self.nodes
+        if not same or attach.nodes[attach.rank] != from_node:
             self._deny(from_node, attach, f"nodes differ: {self.nodes} and {attach.nodes}")
         elif self.phase == "gathering":
             self._gather(attach)
@@ -97,6 +100,12 @@ class Restoring(Saving):
         since = self.knocking.setdefault(attach.incarnation, self.now_s)
         return self.now_s - since < self.deadlines.knock_s
 
+    def _in_the_way(self, attach: TrainerAttached) -> list[int]:
+        """Ranks of another launch that hold the run; those of its own stand in nobody's way."""
+        known = self.incarnation
+        same = known is None or known.launch_id == attach.incarnation.launch_id
+        return [] if same else self.reachable()
+
     def reachable(self) -> list[int]:
         """Ranks that hold the run, as far as anybody here knows."""
         return sorted(r for r in self.alive if self.nodes[r] not in self.unreachable)
@@ -109,14 +118,14 @@ class Restoring(Saving):
         self.reset()
         self.admission.admit(attach)
         self.nodes = attach.nodes
+        self.every_node = tuple(sorted(set(attach.nodes)))
         self.go("gathering")
 
     def _gather(self, attach: TrainerAttached) -> None:
         self.attaches[attach.rank] = attach
         self.alive.add(attach.rank)
-        running = {a.epoch for a in self.attaches.values() if a.epoch is not None}
-        if running:
-            self.rejoining = max(running)
+        if attach.epoch is not None:
+            self.rejoining = attach.epoch
         elif len(self.attaches) < self.world_size:
             return
         self.go("claiming")
@@ -190,7 +199,7 @@ class Restoring(Saving):
         self.epoch = epoch
         self.admission.hold(epoch)
         self.go("inventory")
-        for node in sorted(set(self.nodes)):
+        for node in self.every_node:
             self._want_inventory(node)
 
     def _judged(self, entry: CatalogueEntry) -> CatalogueEntry:
@@ -231,7 +240,8 @@ class Restoring(Saving):
         self.inventory[from_node] = message
         for link in message.lineage:
             self.parents.setdefault(link.epoch, link.parent)
-        if set(self.inventory) >= set(self.nodes):
+        everybody = len(self.inventory) >= len(self.every_node)
+        if everybody and self.inventory.keys() >= set(self.every_node):
             self._inventory_complete()
 
     def _inventory_complete(self) -> None:
@@ -354,7 +364,7 @@ class Restoring(Saving):
 
     def _silent(self) -> list[int]:
         """Nodes that have not said what is in their memory."""
-        return sorted(set(self.nodes) - set(self.inventory))
+        return sorted(set(self.every_node) - set(self.inventory))
 
     def _why(self, *, fresh: bool) -> str:
         if self.choice is None:
@@ -446,32 +456,38 @@ class Restoring(Saving):
     # ------------------------------------------------------------------ restore and open
 
     def _order(self, ranks: Sequence[int], choice: Choice) -> None:
-        readers: dict[int, list[int]] = {node: [] for node in self.nodes}
-        fetching: dict[int, list[int]] = {node: [] for node in self.nodes}
-        for rank, source in enumerate(choice.sources):
-            if source.brought:
-                fetching[self.nodes[rank]].append(rank)
-            elif source.kind in ("disk", "reshard"):
-                readers[self.nodes[rank]].append(rank)
+        named = [(rank, bool(source.brought)) for rank, source in enumerate(choice.sources)]
+        fetching = self.by_node(rank for rank, brought in named if brought)
+        readers = self.by_node(
+            rank
+            for rank, brought in named
+            if not brought and choice.sources[rank].kind in ("disk", "reshard")
+        )
         if choice.places:
-            for node in sorted({self.nodes[rank] for rank in ranks}):
-                self._place(node, choice)
+            placed = self._placed(choice)
+            for node in sorted(self.by_node(ranks)):
+                self.send(node, placed)
         for rank in ranks:
             node = self.nodes[rank]
-            self._order_one(rank, choice, tuple(readers[node]), tuple(fetching[node]))
+            reading, waiting = readers.get(node, ()), fetching.get(node, ())
+            self._order_one(rank, choice, tuple(reading), tuple(waiting))
 
-    def _place(self, node: int, choice: Choice) -> None:
+    def _placed(self, choice: Choice) -> ShardsPlaced:
+        """One for all nodes: it is as long as there are ranks, and so are the nodes many."""
         assert self.incarnation is not None
-        placed = ShardsPlaced(
+        return ShardsPlaced(
             incarnation=self.incarnation,
             epoch=self.epoch,
             attempt=self.attempt,
             generation=choice.generation,
             places=choice.places,
             rebuilt=choice.rebuilt,
-            rebuild=choice.rebuilds.get(node, ()),
+            rebuilds=tuple(
+                Rebuild(node=node, source=source)
+                for node, sources in sorted(choice.rebuilds.items())
+                for source in sources
+            ),
         )
-        self.send(node, placed)
 
     def _order_one(
         self, rank: int, choice: Choice, readers: tuple[int, ...], fetching: tuple[int, ...]
@@ -543,7 +559,7 @@ class Restoring(Saving):
                 self.emit(VerifyGeneration(generation=generation))
 
     def _tell_opened(self) -> None:
-        for node in sorted(set(self.nodes)):
+        for node in self.every_node:
             self.send(node, self._opened(node))
 
     def _opened(self, node: int) -> EpochOpened:
@@ -668,7 +684,7 @@ class Restoring(Saving):
     def repeat_restore(self) -> None:
         """Ask again whoever has not answered."""
         if self.phase == "inventory":
-            for node in sorted(set(self.nodes) - set(self.inventory)):
+            for node in sorted(set(self.every_node) - set(self.inventory)):
                 self._want_inventory(node)
         elif self.phase == "restoring" and self.choice is not None:
             self._order(sorted(set(range(self.world_size)) - self.verified), self.choice)

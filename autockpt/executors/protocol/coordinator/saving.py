@@ -96,25 +96,30 @@ class Saving(Protecting):
             if message.disk:
                 save.memory_only.discard(message.rank)
                 self._open_disk(save)
-            elif message.rank not in save.votes:
+            elif message.rank not in save.votes and message.rank not in save.joining:
                 save.memory_only.add(message.rank)
             self.join_writers(save)
         if self.accepts(message.generation):
             newest = self.begun.get(message.rank)
             if newest is None or message.generation > newest.generation:
                 self.begun[message.rank] = message
-            for older in list(self.saves.values()):
-                self._give_up_if_passed(older)
+            for older in [save for save in self.saves.values() if save.memory == "open"]:
+                self._give_up_if_passed(older, message.rank)
 
-    def _give_up_if_passed(self, save: Save) -> None:
+    def _give_up_if_passed(self, save: Save, rank: int) -> None:
         """A rank whose keeper was away skipped saves without a word; the others hold theirs.
 
-        In either order of the news: of the save, and of the rank that went on.
+        In either order of the news: of the save, and of the rank that went on.  A save that was
+        not looked at before is compared with all ranks, later with the one that has just begun:
+        comparing with all each time would cost the square of their number.
         """
-        for rank, newest in self.begun.items():
+        ranks = (rank,) if save.compared else tuple(self.begun)
+        save.compared = True
+        for one in ranks:
+            newest = self.begun[one]
             passed = newest.generation > save.generation and save.generation not in newest.coming
-            if save.memory == "open" and passed and rank not in save.sealed:
-                self.drop_memory(save, f"rank {rank} went on to {newest.generation}")
+            if passed and one not in save.sealed:
+                self.drop_memory(save, f"rank {one} went on to {newest.generation}")
 
     def rank_sealed(self, from_node: int, message: RankSealed) -> None:
         """One more rank holds it; the last one makes it memory-committed."""
@@ -209,6 +214,7 @@ class Saving(Protecting):
         if differing:
             self.drop_memory(save, f"{REPLICAS_DIFFER}: {differing}")
             return
+        save.worst = worst([shard.health for shard in save.sealed.values()])
         save.go_memory("committed")
         health = self._health(save)
         newer = self.memory_committed is None or save.generation > self.memory_committed
@@ -237,8 +243,9 @@ class Saving(Protecting):
         self._drop_files(save, reason)
 
     def _health(self, save: Save) -> Health:
+        """Of a save that is memory-committed, with what was found since."""
         read: Health = "suspect" if save.generation in self.suspect else "good"
-        return worst([read, *(shard.health for shard in save.sealed.values())])
+        return worst([read, save.worst or "good"])
 
     # ------------------------------------------------------------------ disk
 
@@ -254,8 +261,9 @@ class Saving(Protecting):
         are under way they would begin different ones for ever.
         """
         if save.disk == "open" and save.memory_only:
-            ranks = tuple(sorted(save.memory_only))
-            self.broadcast(PersistWanted(generation=save.generation, ranks=ranks))
+            asked, save.memory_only = sorted(save.memory_only), set()
+            save.joining.update(asked)
+            self._ask_to_persist(save, asked)
 
     def _complete_disk(self, save: Save) -> None:
         if save.disk != "open" or not self.disk_complete(save):
@@ -421,8 +429,12 @@ class Saving(Protecting):
 
     def want_persisted(self, save: Save) -> None:
         """Ask all ranks without a vote; who writes already has nothing to do."""
-        missing = tuple(rank for rank in range(self.world_size) if rank not in save.votes)
-        self.broadcast(PersistWanted(generation=save.generation, ranks=missing))
+        self._ask_to_persist(save, [r for r in range(self.world_size) if r not in save.votes])
+
+    def _ask_to_persist(self, save: Save, ranks: Iterable[int]) -> None:
+        """Every node hears of its own ranks alone."""
+        for node, here in sorted(self.by_node(ranks).items()):
+            self.send(node, PersistWanted(generation=save.generation, ranks=tuple(here)))
 
     def directory_renewed(self, event: DirectoryRenewed) -> None:
         """What was durable is gone with the directory; what is in memory is not."""

@@ -1,6 +1,7 @@
 """What a CoordinatorProtocol remembers, and the small helpers its parts share.  No rules here."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autockpt.executors.protocol.admission import Admission
@@ -9,6 +10,7 @@ from autockpt.executors.protocol.messages import (
     CatalogueEntry,
     CoordinatorInstruction,
     EpochParent,
+    Health,
     HeldShard,
     Incarnation,
     InventoryReported,
@@ -46,7 +48,13 @@ class Save:
     votes: dict[int, Record] = field(default_factory=dict)
     """By rank: sealed and persisted."""
     memory_only: set[int] = field(default_factory=set)
-    """Ranks that began it for memory alone, and have not written it since."""
+    """Ranks that began it for memory alone, and were not asked to write it since."""
+    joining: set[int] = field(default_factory=set)
+    """Ranks that were asked to write it as well: nobody is asked at every news of others."""
+    compared: bool = False
+    """Every rank's newest was compared with it: from now on only news can have passed it."""
+    worst: Health | None = None
+    """Of its shards, once it is memory-committed: they change no more."""
 
     def go_memory(self, state: MemoryState) -> None:
         """Change the state in memory, if the table has it."""
@@ -134,6 +142,9 @@ class CoordinatorState:
         """Forget everything about the incarnation; keep who held the run, and what the directory
         has, until the next claim."""
         self.nodes: tuple[int, ...] = ()
+        """By rank."""
+        self.every_node: tuple[int, ...] = ()
+        """Each of them once, ascending."""
         self.attaches: dict[int, TrainerAttached] = {}
         self.alive: set[int] = set()
         """Ranks that attached and were not reported lost."""
@@ -164,6 +175,9 @@ class CoordinatorState:
         """Every rank in one of them, where memory is protected by parity."""
         self.holders: dict[int, tuple[int, ...]] = {}
         """By node its ranks that hold a parity."""
+        self.copies_wanted = 0
+        """Shards that a round counts: every original, and every copy."""
+        self.parities_wanted = 0
         self.round: Round | None = None
         self.protected: Generation | None = None
         """Newest one of which every copy was sealed."""
@@ -213,8 +227,15 @@ class CoordinatorState:
 
     def broadcast(self, message: ToNode) -> None:
         """To every node of the incarnation."""
-        for node in sorted(set(self.nodes)):
+        for node in self.every_node:
             self.send(node, message)
+
+    def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """The nodes of `ranks`, each with those of them that live there."""
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self.nodes[rank], []).append(rank)
+        return found
 
     def accepts(self, generation: Generation) -> bool:
         """Rule 9: news about another epoch than the open one is from a zombie or late."""

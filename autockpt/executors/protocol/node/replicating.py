@@ -243,7 +243,7 @@ class NodeProtecting(NodeState):
             places=message.places, rebuilt=message.rebuilt,
         )  # fmt: skip
         self.emit(lent)
-        for source in message.rebuild:
+        for source in message.rebuilds_at(self.node):
             self._bring(source, message.generation)
 
     def release_orders(self) -> None:
@@ -283,7 +283,8 @@ class NodeProtecting(NodeState):
         placed = self.placed
         if placed is None or (placed.epoch, placed.attempt) != (order.epoch, order.attempt):
             return None
-        return [source.shard.rank for source in placed.rebuild if source.shard is not None]
+        mine = placed.rebuilds_at(self.node)
+        return [source.shard.rank for source in mine if source.shard is not None]
 
     def _copy_of(self, rank: int, generation: Generation) -> HeldShard | None:
         slot = self.guests_of((rank, False)).sealed(generation)
