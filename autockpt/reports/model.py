@@ -14,7 +14,7 @@ from autockpt.reports.analysis.ending import RunEnding, ending
 from autockpt.reports.analysis.idle_windows import Windows, windows
 from autockpt.reports.analysis.promises import Promise, in_force, promises
 from autockpt.reports.analysis.replication import Protection, protection
-from autockpt.reports.analysis.restarts import Restart, restarts
+from autockpt.reports.analysis.restarts import Restart, restarts, with_unseen_deaths
 from autockpt.reports.analysis.risk import Risk
 from autockpt.reports.analysis.saves import Age, Change, Saves, ages, changes, saves, waits
 from autockpt.reports.analysis.search import SearchHistory
@@ -129,7 +129,7 @@ def _profile_report(data: RunData) -> ReportModel:
 
 
 def _run_report(data: RunData) -> ReportModel:
-    events = align(data.events)
+    events = with_unseen_deaths(align(data.events))
     profile, decision = data.profile, data.decision
     ended = ending(events, data.status)
     accounting, restores = account(

@@ -161,7 +161,8 @@ def _achieved(
     unkept = [r for r in restores if r.failed_at_s is None and r.lost_steps]
     if failures:
         cost_s = sum(restore.lost_s + restore.down_s for restore in failures)
-        times = "One failure" if len(failures) == 1 else f"{len(failures)} failures"
+        deaths = sum(restore.deaths for restore in failures)
+        times = "One failure" if deaths == 1 else f"{deaths} failures"
         headline += f" {times} cost {format_duration(cost_s)} in all."
     if unkept:
         steps, lost_s = sum(r.lost_steps for r in unkept), sum(r.lost_s for r in unkept)

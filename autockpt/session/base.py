@@ -21,6 +21,7 @@ from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.executors.storage.event_log import TelemetryWriter
+from autockpt.launch import environment
 from autockpt.session.boundaries.gradient_accumulation import accumulation
 from autockpt.session.boundaries.iteration_clock import IterationClock
 from autockpt.session.boundaries.optimizer_rounds import Rounds
@@ -133,6 +134,7 @@ class RankState:
             checkpoints=job.checkpoints,
             attach=job.attach_event(),
             launcher_pid=job.launcher_pid,
+            launched=environment.LAUNCHER_PID in os.environ,
             control_host=job.control_host,
             on_lost=lambda reason: self._degraded("keeper", reason),
         )

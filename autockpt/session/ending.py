@@ -1,6 +1,7 @@
 """How a session ends: the last checkpoint, and letting go."""
 
 import atexit
+import os
 import sys
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from autockpt.executors.keeper import wire
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rng import rng_mark
+from autockpt.launch import environment
 from autockpt.launch.termination import is_interactive
 from autockpt.session.attaches import Attached, of_this_process
 from autockpt.session.boundaries.forward_hooks import Forwards
@@ -29,6 +31,9 @@ but this may as well be the only one that ends, and then all wait for it to be g
 FINAL_FAILURES = 5
 """Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
 full disk needs none."""
+
+
+UNDURABLE = "nothing that it trained is durable"
 
 
 class Ending(Saving):
@@ -92,7 +97,19 @@ class Ending(Saving):
                 self._keep_newest()
         except Exception as error:
             self._degraded("final checkpoint", repr(error))
-        self._end(reason)
+        self._end(reason, self._undurable() if reason == "finished" else "")
+
+    def _undurable(self) -> str:
+        """Said of a training to its end of which no checkpoint is durable, "" of another.
+
+        `autockpt run` says it itself, and has an exit code for it; a script's own stays as it is.
+        """
+        wanted = self._plan.tier("disk").interval_steps and self._step > self._start_step
+        if not wanted or self._link.durable is not None:
+            return ""
+        if self._job.rank == 0 and environment.LAUNCHER_PID not in os.environ:
+            self._say(f"{UNDURABLE}, of {self._step} steps; look at the disk", always=True)
+        return UNDURABLE
 
     # ------------------------------------------------------------------ among others
 
@@ -240,7 +257,8 @@ class Ending(Saving):
             return False
         return int(number) // ATTACHES == own.restart_round // ATTACHES
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, note: str = "") -> None:
+        """`note`: what status.json says beside the reason, where no launcher of ours writes it."""
         if self._closed:
             return
         self._closed = True
@@ -248,7 +266,9 @@ class Ending(Saving):
         self._emit(
             t.RunEnded(at_s=time.monotonic(), rank=self._job.rank, step=self._step, reason=reason)
         )
-        self._link.send(wire.TrainerLeaving(rank=self._job.rank, step=self._step, reason=reason))
+        self._link.send(
+            wire.TrainerLeaving(rank=self._job.rank, step=self._step, reason=reason, note=note)
+        )
         if self._mind is not None:
             self._mind.close()
         if self._hooks is not None:

@@ -222,8 +222,8 @@ class Stopping(Ending):
         self._at_last.set()
         super()._close(final_checkpoint=final_checkpoint, reason=reason)
 
-    def _end(self, reason: str) -> None:
-        super()._end(reason)
+    def _end(self, reason: str, note: str = "") -> None:
+        super()._end(reason, note)
         self._gone.set()
         if self._announced is None:
             self._watch.close()

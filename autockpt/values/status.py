@@ -14,8 +14,9 @@ class RunStatus:
     schema_version: int = 1
     state: Literal["running", "finished", "failed", "interrupted"]
     exit_code: int | None
-    """None: it has not ended."""
+    """None: it has not ended, or was not started by `autockpt run`, which alone knows."""
     restarts: int
+    """By `autockpt run`; 0 under another launcher."""
     last_step: int | None
     """Newest step that telemetry knows of; None: the job never reported one."""
     last_durable: str | None

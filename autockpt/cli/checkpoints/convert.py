@@ -101,8 +101,8 @@ def convert(
     if target == TARGET:
         with opened(source, generation=generation, rank=rank) as found:
             done = import_tree(
-                found.tree, destination, lossy=found.lossy, models=found.models, force=force,
-                progress=told(console),
+                found.tree, destination, lossy=found.lossy, models=found.models,
+                known_nan=found.known_nan, force=force, progress=told(console),
             )  # fmt: skip
     else:
         done = export(

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.event_recorder import Journal
@@ -69,6 +69,12 @@ class Trainer:
     attach: p.TrainerAttached
     connection: wire.Connection
     leaving: str = ""
+    note: str = ""
+    """What its end is worth, beside the reason."""
+    step: int = 0
+    """Of its end."""
+    launched: bool = False
+    """`autockpt run` writes itself how it ended."""
     wanted: wire.SlotsWanted | None = None
     """Put off until it is known what the slots that it has are needed for."""
     process: int | None = None
@@ -92,6 +98,8 @@ class _State:
     """For it this keeper holds the directory, or has assumed an epoch."""
     claiming: tuple[p.ClaimEpoch, float] | None = None
     """What the storage has not answered, and since when, CLOCK_MONOTONIC."""
+    ended: Trainer | None = None
+    """The one that was there last."""
     unclaimed: int | None = None
     """Epoch that was assumed: the storage has not taken its claim."""
 
@@ -201,6 +209,9 @@ class Keeper:
             elif now >= next_heartbeat and self._disk.idle:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(self._look_for_run)
+        self._next_status_s = 0.0
+        self._write_status(time.monotonic())
+        self._status.close()
         self._end_gathering()
         self._reading.close()
         self._kept.close()
@@ -361,7 +372,7 @@ class Keeper:
             self._adopted(hello.rank)
         trainer = Trainer(
             rank=hello.rank, pid=hello.pid, launcher_pid=hello.launcher_pid, attach=hello.attach,
-            connection=connection,
+            connection=connection, launched=hello.launched,
         )  # fmt: skip
         self._s.trainers[hello.rank] = trainer
         self._had_trainers = True
@@ -473,7 +484,8 @@ class Keeper:
             self._journal.trainer_failing(message.rank)
             self._log(f"the script is failing on rank {message.rank}: {message.error}")
         elif isinstance(message, wire.TrainerLeaving):
-            trainer.leaving = message.reason
+            trainer.leaving, trainer.note = message.reason, message.note
+            trainer.step = message.step
         else:
             self._node_event(message)
 
@@ -488,6 +500,8 @@ class Keeper:
     def _bury(self, trainer: Trainer) -> None:
         """It is the trainer of its rank no more: it is gone, or a later start has come."""
         del self._s.trainers[trainer.rank]
+        trainer.step = trainer.step or self._memory.of(trainer.rank).cell(CELL_STEP)
+        self._s.ended, self._next_status_s = trainer, 0.0
         if trainer.leaving != "finished":
             self._kept.keep(trainer.rank, self._memory.of(trainer.rank).image_capacity)
         self._all_finished = trainer.leaving == "finished"
@@ -913,18 +927,28 @@ class Keeper:
         self._next_status_s = 0.0
 
     def _write_status(self, now_s: float) -> None:
-        """While it trains; the launcher writes how it ended."""
+        """How it stands, and how it ended where no launcher of ours says so."""
         coordinates = self._node == min(self._protocol.nodes, default=-1)
-        if not (coordinates and self._s.trainers and self._s.epoch) or now_s < self._next_status_s:
+        if not (coordinates and self._s.epoch) or now_s < self._next_status_s:
             return
         self._next_status_s = now_s + STATUS_S
+        ended = self._s.ended
+        state: Literal["running", "finished", "failed", "interrupted"] = "running"
+        if not self._s.trainers:
+            if ended is None or ended.launched:
+                return
+            state = _ENDS.get(ended.leaving, "failed")
         steps = [self._memory.of(rank).cell(CELL_STEP) for rank in self._s.trainers]
+        names = [generation.name for generation in sorted(self._coordinator.catalogue)]
+        held = bool(self._s.durable or (self._s.memory_committed and state != "finished"))
         self._status.write(
             RunStatus(
-                state="running", exit_code=None, restarts=0, last_step=max(steps),
-                last_durable=self._s.durable_name, last_protected=self._s.protected_name,
+                state=state, exit_code=None, restarts=0,
+                last_step=max(steps, default=ended.step if ended else None),
+                last_durable=self._s.durable_name or (names[-1] if names else None),
+                last_protected=self._s.protected_name,
                 unprotected_because=self._s.unprotected, degraded=self._standing.degraded,
-                protected=bool(self._s.durable or self._s.memory_committed), report=None,
+                protected=held, report=None, reason="" if not ended or steps else ended.note,
             )
         )  # fmt: skip
 
@@ -937,6 +961,12 @@ class Keeper:
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         print(f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True)
+
+
+_ENDS: dict[str, Literal["finished", "interrupted"]] = {
+    "finished": "finished", "signal": "interrupted",
+}  # fmt: skip
+"""By the last word of a trainer; without one it died."""
 
 
 def _may_replace(new: p.TrainerAttached, old: p.TrainerAttached) -> bool:

@@ -49,6 +49,8 @@ class Hello:
     """Image capacity of the slots held."""
     control_host: str = ""
     """Where the keeper listens for those of other nodes; empty: there are none."""
+    launched: bool = False
+    """By `autockpt run`, which writes itself how the run ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +245,8 @@ class TrainerLeaving:
     rank: int
     step: int
     reason: str
+    note: str = ""
+    """What status.json says of it beside the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def write_image(
     ticket: Ticket,
     specs: list[TensorSpec],
     aliases: dict[str, str],
-    skeleton: Any,
+    skeleton: dict[str, Any],
     read: Callable[[str], Iterable[torch.Tensor]],
     *,
     owner: int | None = None,
@@ -71,11 +71,14 @@ def write_image(
     """Writes one image and its index, durable.
 
     `read`: the elements of a tensor, by name, in pieces that follow one another; each is asked for
-    once.  `owner`: as `plan_layout` has it.  Raises ConfigError for names that cannot stand,
-    StorageError.
+    once.  `owner`: as `plan_layout` has it.  What the skeleton's progress lists under `nan` may
+    hold NaN.  Raises ConfigError for names that cannot stand, StorageError.
     """
     text = json.dumps(skeleton, separators=(",", ":")).encode()
-    layout = plan_layout(specs, aliases=aliases, extra_bytes=len(text), owner=owner)
+    known_nan = map(str, (skeleton.get("progress") or {}).get("nan") or ())
+    layout = plan_layout(
+        specs, aliases=aliases, extra_bytes=len(text), owner=owner, known_nan=frozenset(known_nan)
+    )
     folder = os.path.join(ticket.directory, ticket.generation.name)
     shard = f"shard-{ticket.rank:05d}-a1.safetensors"
     stream = _Stream(os.path.join(folder, shard), layout, ticket.chunk_bytes)

@@ -36,6 +36,7 @@ def import_tree(
     *,
     lossy: str = "",
     models: Collection[str] = (),
+    known_nan: Collection[str] | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
@@ -43,11 +44,15 @@ def import_tree(
 
     `lossy`: what the tree has lost, in words, which every restore says.  `models`: first parts of
     names in its model that are those of a model of its own, as `GenerationTree` has them.
+    `known_nan`: stored tensors that held NaN before the training; None: not known.
     `progress` gets the bytes written and their total.  Raises ConfigError for a tree without a
     model, CorruptCheckpointError or StorageError.
     """
     state = _State(tree, models)
     names, aliases = state.untied()
+    if known_nan is not None:
+        known = sorted(name for name in names if state.tensors[name].name in known_nan)
+        state.skeleton["progress"]["nan"] = known
     total, done = sum(tensor.nbytes for tensor in tensors_of(list(state.tensors.values()))), 0
 
     def read(name: str) -> Iterable[torch.Tensor]:

@@ -52,6 +52,9 @@ class GenerationTree:
             state = _StateTree(self._images, apart=rank is not None)
             self.tree = state.tree(self.step)
             self.models = state.models
+            headers = self._images.headers.values()
+            self.known_nan = frozenset(name for header in headers for name in header.known_nan)
+            """Stored tensors that held NaN before the training."""
         except BaseException:
             self.close()
             raise

@@ -29,6 +29,8 @@ class Source:
     """What was lost before it was written, in words; "": nothing that we know of."""
     models: frozenset[str] = frozenset()
     """As `GenerationTree.models` says, of a generation of ours."""
+    known_nan: frozenset[str] | None = None
+    """As `GenerationTree.known_nan` says; None: not known."""
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ def opened(
     if os.path.isdir(path) and is_ours(path):
         source = GenerationTree(generation_folder(path, generation), rank=rank)
         try:
-            yield Source(source.tree, source.lossy, source.models)
+            yield Source(source.tree, source.lossy, source.models, source.known_nan)
         finally:
             source.close()
         return

@@ -11,6 +11,7 @@ the telemetry contradicts itself, and the report says so.
 Category names follow Google's ml-goodput-measurement.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -46,6 +47,8 @@ class Restore:
     down_s: float
     restore_s: float
     """Part of `down_s` that moved bytes back."""
+    deaths: int = 1
+    """Times that a rank died until it was back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class Accounting:
     slowdown_s: float
     """Iterations made longer by background copies and writes."""
     lost_s: float
-    """Iterations trained again after a failure."""
+    """Iterations that were lost: trained again after a failure, or gone with the end."""
     detect_s: float
     restart_s: float
     restore_s: float
@@ -115,6 +118,8 @@ class _Interruption:
     """What is known of a failure until training goes on."""
 
     failed: FailureObserved | None = None
+    deaths: Counter[int] = field(default_factory=Counter)
+    """By rank; -1: nobody saw which."""
     started_s: float | None = None
     restored: list[Restored] = field(default_factory=list)
 
@@ -213,6 +218,7 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
                 _settle(pending, ledger, start_s)
                 pending = _Interruption()
             pending.failed = pending.failed or event
+            pending.deaths[event.failed_rank] += 1
         elif isinstance(event, Restored):
             pending.restored.append(event)
         elif isinstance(event, RunStarted):
@@ -276,9 +282,16 @@ def _settle(
             lost_s=lost_s,
             down_s=down_s,
             restore_s=restore_s,
+            deaths=_deaths(pending.deaths),
         )
     )
     ledger.step = 0 if worst is None else worst.step
+
+
+def _deaths(by_rank: Counter[int]) -> int:
+    """Ranks that die together are one death."""
+    seen = max((count for rank, count in by_rank.items() if rank >= 0), default=0)
+    return max(1, seen + sum(count for rank, count in by_rank.items() if rank < 0))
 
 
 def _book_cut_block(failed: FailureObserved, ledger: _Ledger) -> None:

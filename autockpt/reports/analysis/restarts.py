@@ -9,6 +9,7 @@ apart (no launcher of ours, no boot module) is None and contained in another par
 `detect`, which is the difference, so that the parts add up by construction, all else in `script`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from autockpt.values.telemetry import (
     Event,
     FailureObserved,
     FirstIterated,
+    RunEnded,
     RunStarted,
     ShardCopied,
 )
@@ -105,3 +107,56 @@ def _restart(
         total_s=total_s,
         parts={"detect": detect_s, **known},
     )
+
+
+UNSEEN = "before it attached, or as it ended: known by the restart that followed"
+
+
+def with_unseen_deaths(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Aligned `events`, and a failure for every death that a launcher answered with a restart, and
+    that no keeper saw: before the rank had attached, or behind the last word of its training.
+
+    A launcher counts its restarts.  Slurm counts requeues, and one behind an announced end is none.
+    """
+    known: Counter[str] = Counter()
+    seen: Counter[int] = Counter()
+    """By rank, since the last start."""
+    told_s, ended = float("-inf"), False
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, FailureObserved):
+            seen[event.failed_rank] += 1
+        elif isinstance(event, RunEnded):
+            ended = True
+        elif isinstance(event, RunStarted) and event.restart_count >= known[event.run_id]:
+            new = event.run_id not in known or event.restart_count > known[event.run_id]
+            deaths = event.restart_count - known[event.run_id] - max(seen.values(), default=0)
+            requeued = ended and event.run_id.startswith("slurm-")
+            at_s = max(told_s, event.at_s - _startup_s(event))
+            found += [_unseen(at_s)] * (0 if requeued else min(deaths, MOST_DEATHS))
+            known[event.run_id] = event.restart_count
+            if new:
+                seen.clear()
+                ended = False
+        if event.rank >= 0:
+            told_s = event.at_s
+    return tuple(sorted([*events, *found], key=lambda event: event.at_s))
+
+
+MOST_DEATHS = 1000
+"""Of a start, as far as it is believed."""
+
+
+def _unseen(at_s: float) -> FailureObserved:
+    return FailureObserved(
+        at_s=at_s, rank=-1, what="trainer", failed_rank=-1, pid=0, step=0, detail=UNSEEN
+    )
+
+
+def _startup_s(event: RunStarted) -> float:
+    """From the launcher's decision to `event`, as far as it is known."""
+    parts = (
+        event.launch_s, event.interpreter_s, event.torch_import_s, event.process_group_s,
+        event.script_s, event.wait_s, event.read_s, event.apply_s,
+    )  # fmt: skip
+    return sum(part for part in parts if part is not None and part > 0)

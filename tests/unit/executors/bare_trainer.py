@@ -172,6 +172,13 @@ class _Trainer:
             stored = file.read()[HEAD_BYTES:]
         return {"skipped": "", "stored": sorted(set(stored))}
 
+    def leave(self, step: int, interrupted: int) -> dict[str, Any]:
+        """The end of its training, with a word about it."""
+        reason = "signal" if interrupted else "finished"
+        self._link.send(wire.TrainerLeaving(rank=0, step=step, reason=reason, note="a word"))
+        self._link.close()
+        return {}
+
     def fork(self) -> dict[str, Any]:
         """A child that holds what we hold, for a while."""
         pid = os.fork()

@@ -70,6 +70,7 @@ class KeeperLink:
         attach: p.TrainerAttached,
         launcher_pid: int,
         control_host: str = "",
+        launched: bool = False,
         on_lost: Callable[[str], None],
     ) -> None:
         self._run_directory = run_directory
@@ -78,6 +79,8 @@ class KeeperLink:
         self._attach = attach
         self._launcher_pid = launcher_pid
         self._control_host = control_host
+        self._launched = launched
+        """By `autockpt run`, which says itself how the run ended."""
         self._on_lost = on_lost
         self._connection: wire.Connection | None = None
         self._lock = threading.Lock()
@@ -190,6 +193,7 @@ class KeeperLink:
             slot_chunk_bytes=self.chunk_bytes,
             slot_image_bytes=self.image_bytes,
             control_host=self._control_host,
+            launched=self._launched,
         )
         assert self.board.fd is not None
         return hello, (self.board.fd, *held)

@@ -10,7 +10,7 @@ LABELS = {
     "productive": "training that counts",
     "stall": "checkpoint stall",
     "slowdown": "slow-down while writing",
-    "lost": "lost work, trained again",
+    "lost": "lost work",
     "down": "down: detect, restart, restore",
     "other": "other: start-up, unexplained",
 }

@@ -75,6 +75,22 @@ def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> No
     assert finish(run, outcome.Before(step=40, commits=1)) == 0
 
 
+@pytest.mark.parametrize(
+    ("code", "then"),
+    [(1, "(resumes)"), (91, "(is refused again, until the script"), (78, "(is refused again, "),
+     (66, "(is refused again; autockpt verify"), (73, "(when the other run has ended)")],
+)  # fmt: skip
+def test_a_command_that_would_be_refused_again_is_not_said_to_resume(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], code: int, then: str
+) -> None:
+    """Though a checkpoint is durable."""
+    commit(run)
+    ending = Ending(state="failed", exit_code=code, restarts=0)
+    finish(run, outcome.Before(step=None, commits=0), ending)
+    said = capsys.readouterr()
+    assert then in said.err + said.out
+
+
 def test_a_failed_script_keeps_its_code(run: RunDirectory) -> None:
     """It says more."""
     ending = Ending(state="failed", exit_code=3, restarts=0)

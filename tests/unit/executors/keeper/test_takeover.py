@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors.keeper.launch import keeper_status
+from autockpt.run_directory import RunDirectory
 from tests.conftest import keeper_pids
 from tests.unit.cli.scripts import ROOT, write
 from tests.unit.executors.bare_trainer import PATIENCE_S, BareTrainer
@@ -109,6 +110,28 @@ def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -
     trainer = start(restart_round=1)
     assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
     assert saved(trainer) == [[101], [102], [103]]
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "state", "note"),
+    [(0, "finished", "a word"), (1, "interrupted", "a word"), (None, "failed", "")],
+)
+def test_without_a_launcher_of_ours_the_keeper_says_how_it_ended(
+    start: Start, run_dir: str, interrupted: int | None, state: str, note: str
+) -> None:
+    """Its own exit code nobody here knows."""
+    trainer = first(start)
+    if interrupted is None:
+        trainer.kill()
+    else:
+        trainer.tell("leave", 9, interrupted)
+    deadline, run = time.monotonic() + PATIENCE_S, RunDirectory(run_dir)
+    while (status := run.read_status()) is None or status.state in ("running", None):
+        assert time.monotonic() < deadline, status
+        time.sleep(0.01)
+    assert (status.state, status.reason, status.exit_code) == (state, note, None)
+    assert status.last_durable is not None
+    assert status.last_step == 9 or interrupted is None
 
 
 def test_a_death_is_seen_while_a_child_holds_the_connection(start: Start, run_dir: str) -> None:

@@ -1,5 +1,6 @@
 """Other people's checkpoints become a generation that a job goes on from."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from autockpt.executors.restore.apply_state import apply_state, left_as_built
 from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import DiskShards
 from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.integrations.convert.import_checkpoint import import_tree
 from autockpt.integrations.dcp.storage_reader import GenerationWriter
 from autockpt.integrations.places import generation_folder
@@ -31,6 +33,7 @@ from tests.unit.integrations.trained import (
     new_job,
     opened_directory,
     saved,
+    saved_states,
     state_of,
     trained_job,
 )
@@ -112,6 +115,23 @@ def test_several_models_and_optimizers_go_on(tmp_path: Path, names: tuple[str, s
     for name, optimizer in trained.optimizers.items():
         assert optimizer.state_dict()["state"]
         assert same(fresh.optimizers[name].state_dict(), optimizer.state_dict())
+
+
+def test_what_held_nan_before_the_training_may_hold_it_in_the_copy(tmp_path: Path) -> None:
+    """Else the copy would be suspect when it is read back, and not be restored by itself."""
+    job = trained_job()
+    job[0].frozen.data[2] = float("nan")
+    state = state_of(job)
+    state.known_nan = frozenset({"model.frozen"})
+    folder = saved_states(tmp_path / "ours", [state])
+    out = tmp_path / "run"
+    assert run(["convert", folder, str(out), "--to", "autockpt"]) == 0
+    made = generation_folder(str(out))
+    result = verify_generation(os.path.dirname(made), os.path.basename(made))
+    assert (result.ok, result.sick) == (True, "")
+    with opened(made) as found:
+        assert found.known_nan == {"model.frozen"}
+    assert restored(made, state_of(new_job(1)))["progress"]["nan"] == ["model.frozen"]
 
 
 def test_what_an_import_lacks_is_named(tmp_path: Path) -> None:

@@ -228,3 +228,44 @@ def test_work_before_the_first_checkpoint_is_at_stake() -> None:
     events = align([started(0), block(20, 40, 40), first, block(20.01, 41, 1)])
     (memory,) = ages(events)
     assert memory.worst_s == pytest.approx(20.009)
+
+
+def launched(at_s: float, restart: int, run_id: str = "r") -> RunStarted:
+    """A rank attached ten seconds after its launcher had decided to start it."""
+    return dataclasses.replace(
+        started(at_s, restart=restart), launch_s=4.0, script_s=6.0, run_id=run_id
+    )
+
+
+END = (block(105, 10, 10), durable(105.1, 10), ended(105.2, 10, "finished"))
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([launched(100, 0)], "No failure."),
+        ([launched(100, 1)], "One failure cost 10 s in all."),
+        ([launched(100, 3)], "3 failures cost 10 s in all."),
+        ([lost(89, 0), launched(100, 1)], "One failure cost 11 s in all."),
+        ([lost(80, 0), lost(85, 0), launched(100, 3)], "3 failures cost 20 s in all."),
+        ([launched(50, 0), block(55, 9, 9), ended(55.2, 9, "finished"), launched(100, 1)],
+         "One failure"),
+        ([launched(50, 0), block(55, 9, 9), ended(55.2, 9, "signal"), launched(100, 1)],
+         "One failure"),
+    ],
+)  # fmt: skip
+def test_a_death_that_no_keeper_saw_is_told_by_the_restart(events: list[Event], said: str) -> None:
+    """Before it attached, or as it ended well: the launcher started something anew."""
+    model = build(data(*events, *END, state="finished", exit_code=0, restarts=1))
+    assert said in model.verdict.headline
+    assert model.accounting is not None
+    assert all(seconds >= -1e-9 for seconds in model.accounting.parts().values())
+
+
+def test_a_job_that_slurm_queued_again_after_its_end_has_not_died() -> None:
+    """It was told to leave, and said so; without that word it died."""
+    first, again = launched(50, 0, "slurm-7.0"), launched(100, 1, "slurm-7.0")
+    left = [first, block(55, 9, 9), ended(55.2, 9, "signal"), again]
+    assert "failure cost" not in build(data(*left, *END)).verdict.headline
+    died = [first, block(55, 9, 9), again]
+    assert "One failure" in build(data(*died, *END)).verdict.headline

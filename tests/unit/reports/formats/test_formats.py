@@ -45,7 +45,7 @@ Where time went
   training that counts            ############################  99.7 %   59 min 50 s
   checkpoint stall                ............................  0 %      0 us
   slow-down while writing         ............................  0 %      0 us
-  lost work, trained again        ............................  0 %      0 us
+  lost work                       ............................  0 %      0 us
   down: detect, restart, restore  ............................  0 %      0 us
   other: start-up, unexplained    ............................  0.305 %  11 s
 
