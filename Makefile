@@ -18,7 +18,7 @@ MINUTES     ?= 135
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test endings cases check test-all clean
+.PHONY: help demo demo-nodes test test-frameworks endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,19 @@ endef
 test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,-n 2 --dist loadfile $(JOBS:%=--ignore=%))
 	$(call tested,$(JOBS))
+
+# Each framework has an environment of its own, made once: .venv-NAME with the extra NAME.
+FRAMEWORKS ?= lightning ignite
+.venv-%/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv .venv-$*
+	@echo "installing into .venv-$* (once, a few minutes) ..."
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt $(TORCH_ARGS) torch
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[$*]" pytest pytest-timeout hypothesis
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS:%=.venv-%/.ready)  ## adapters against the real frameworks, killed and resumed
+	@for name in $(FRAMEWORKS); do \
+	  .venv-$$name/bin/python -m pytest tests/frameworks/test_$$name.py $(PYTEST_ARGS) || exit 1; done
 
 endings: $(VENV)/.ready  ## signal x when x launcher x tier x grace, with real processes
 	$(PY) -m pytest tests/jobs/endings $(PYTEST_ARGS)

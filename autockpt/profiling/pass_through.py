@@ -69,7 +69,9 @@ class PassThroughSession:
     def finish_restore(self) -> None:
         """Nothing is restored."""
 
-    def loader(self, dataloader: Any, *, ahead: int = 0, name: str = "data") -> EpochLoader:
+    def loader(
+        self, dataloader: Any, *, ahead: int = 0, name: str = "data", replace: bool = False
+    ) -> EpochLoader:
         """The loader, from its first epoch on."""
         return EpochLoader(dataloader, ahead=ahead, begin=lambda: None)
 

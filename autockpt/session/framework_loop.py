@@ -80,14 +80,17 @@ class FrameworkLoop(Stopping):
         if rng is not None:
             set_rng_state(rng)
 
-    def loader(self, dataloader: Any, *, ahead: int = 0, name: str = ONLY) -> EpochLoader:
+    def loader(
+        self, dataloader: Any, *, ahead: int = 0, name: str = ONLY, replace: bool = False
+    ) -> EpochLoader:
         """The loader, iterated by a loop of one's own: one pass is one epoch.
 
         After a restart its first pass is the rest of the epoch under way, in the order of then;
         `loader.epoch` is that epoch's number.  A checkpoint made behind an epoch's last batch goes
         on with the next one where the loop had asked for one batch more, as a `for` does; else
         the first pass gives no batch.  `ahead`: batches that a framework fetches before it trains
-        the one that it has.  `name`: of each loader, where there are several.
+        the one that it has.  `name`: of each loader, where there are several.  `replace`: it takes
+        the place of one of that name, which is iterated no more.
 
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
@@ -95,7 +98,7 @@ class FrameworkLoop(Stopping):
             raise ConfigError(
                 "ckpt.loader(): attach(data=...) has a loader already; leave `data` out of attach"
             )
-        if name in self._loaders:
+        if name in self._loaders and not replace:
             raise ConfigError(f"ckpt.loader(name={name!r}): there is one of that name already")
         loader = EpochLoader(dataloader, ahead=ahead, begin=self.finish_restore)
         saved = self._saved_places.pop(name, None)

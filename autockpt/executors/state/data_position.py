@@ -282,10 +282,14 @@ class DataPosition:
         made: Any = clone._get_iterator()
         # Samplers draw with their first index, which a loader without workers asks for only when
         # the training goes on: by then the generators are those of the boundary again.
+        self._before_order()
         indices.start()
         if not self._stateful and _keeps_workers(clone):
             self._plain = clone
         return _handing_over(clone, made)
+
+    def _before_order(self) -> None:
+        """Generators as they were when the order was drawn, if others drew since `iter`."""
 
     def _indices_left(self) -> Callable[[], Iterator[Any]]:
         """What the index sampler has left in this epoch; skipped without loading anything.

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.loader_rng import forget
-from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.executors.state.rng import rng_mark, rng_state, set_rng_state
 from autockpt.executors.state.sampler_state import sampler_of
+from autockpt.executors.state.shuffle_rng import others_of, put_back, shuffle_of
 from autockpt.values.errors import ConfigError
 
 
@@ -133,12 +134,14 @@ class EpochLoader:
         place, now = self._place, rng_state()
         self.__dict__["_under_way"] = True
         within = place.under_way
-        iterator = place.begin()
+        iterator = place.begin_again() if place.is_undrawn else place.begin()
         if within:
             set_rng_state(now)
         for rng in fetches:
             self._note(_Fetch(rng, self._own_state()))
             set_rng_state(rng)
+            if not place.index:
+                place.draw()
             batch = next(iterator, _NOTHING)
             set_rng_state(now)
             if batch is _NOTHING:
@@ -156,6 +159,8 @@ class EpochLoader:
         while True:
             if self._ahead:
                 self._note(_Fetch(rng_state(), self._own_state()))
+            if not place.index:
+                place.draw()
             batch = next(iterator, _NOTHING)
             if place.epoch != number:
                 return  # another pass has begun meanwhile
@@ -207,9 +212,46 @@ class _Epochs(DataPosition):
         """Of a loader that has one."""
         return self._own_state()
 
+    _made: list[Any] | None = None
+    """Random numbers when the iterator of an epoch had been made, until its first batch."""
+    _late: list[Any] | None = None
+    """State of generators before the first batch, if somebody drew since the iterator was made."""
+
     def begin(self) -> Iterator[Any]:
         """The iterator of the epoch, or of its rest."""
-        return self._begin()
+        if not self.under_way:
+            self._late = None
+        iterator = self._begin()
+        self._made = rng_mark()
+        return iterator
+
+    def draw(self) -> None:
+        """The order is about to be drawn, where no worker has asked for it."""
+        made, self._made = self._made, None
+        if made is not None and made != rng_mark() and self.by_index and not self._has_workers:
+            self._late = [shuffle_of(self.loader), others_of(self.loader)]
+
+    def _before_order(self) -> None:
+        if self._late is not None:
+            put_back(self.loader, *self._late)
+
+    @property
+    def _has_workers(self) -> bool:
+        return bool(getattr(self.loader, "num_workers", 0))
+
+    @property
+    def is_undrawn(self) -> bool:
+        """A resumed epoch has an iterator, and its order will be drawn with its first batch."""
+        within = self._resuming and not self.index and not self._start
+        return within and self.by_index and not self._has_workers
+
+    def begin_again(self) -> Iterator[Any]:
+        """The iterator of an undrawn epoch: it has drawn what it drew when it was made."""
+        self._tell_sampler()
+        self._resuming = False
+        iterator: Iterator[Any] = iter(self.loader)
+        self._made = []  # whatever it drew: the order comes from the generators of the boundary
+        return iterator
 
     def end_epoch(self) -> None:
         """The next pass is another epoch."""
@@ -224,11 +266,13 @@ class _Epochs(DataPosition):
         state = super().state()
         if self._sampler_epoch is not None:
             state["sampler_epoch"] = self._sampler_epoch
+        if self._late is not None:
+            state["late"] = self._late
         return state
 
     def load(self, state: dict[str, Any]) -> None:
         """As of DataPosition."""
-        self._sampler_epoch = state.get("sampler_epoch")
+        self._sampler_epoch, self._late = state.get("sampler_epoch"), state.get("late")
         super().load(state)
 
     def _tell_sampler(self) -> None:

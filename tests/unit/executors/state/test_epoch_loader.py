@@ -168,3 +168,44 @@ def test_a_shorter_data_set_is_refused_in_words() -> None:
     again.load(state)
     with pytest.raises(ConfigError, match="the epoch ends after 6 batches"):
         next(iter(again))
+
+
+def made_early(loader: Any, first: int, *, saved_at: int | None = None, again: bool = False) -> Any:
+    """A framework that makes the iterator, draws, and has its boundary in front of each fetch."""
+    seen: list[Any] = []
+    for epoch in range(first, EPOCHS):
+        iterator = iter(loader)
+        if not again:
+            torch.rand(3)  # hooks of the epoch's begin, which a resumed epoch does not call
+        while True:
+            if again:
+                set_rng_state(BOUNDARY["rng"])
+                again = False
+            if len(seen) == saved_at:
+                BOUNDARY.update(rng=rng_state(), state=stored(loader.state()), epoch=epoch)
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            seen.append((batch.tolist(), torch.rand(()).item()))
+    return seen
+
+
+BOUNDARY: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("again", [6, 7, 9])
+@pytest.mark.parametrize("until", [0, 1, 5, 6, 8, 12])
+def test_draws_between_iterator_and_first_batch_are_known(until: int, again: int) -> None:
+    """Also where the checkpoint is made between the two: the order is not drawn yet."""
+    torch.manual_seed(3)
+    undisturbed = made_early(plain(), 0)
+    torch.manual_seed(3)
+    made_early(EpochLoader(plain(), begin=lambda: None), 0, saved_at=until)
+    for number in range(2):  # the second checkpoint is made by a process that was resumed
+        torch.manual_seed(99)
+        loader = EpochLoader(plain(), begin=lambda: None)
+        loader.load(BOUNDARY["state"])
+        saved_at = again - until if again > until and not number else None
+        seen = made_early(loader, BOUNDARY["epoch"], saved_at=saved_at, again=True)
+        assert seen == undisturbed[len(undisturbed) - len(seen) :]
+        assert len(seen) >= len(undisturbed) - max(until, again)

@@ -1,0 +1,195 @@
+"""A fit under protection: its loops, loaders and signals.
+
+An iteration ends when the loop of batches goes on to the next one: validation, schedulers, loggers
+and the end of an epoch are over by then.  A resumed fit must not restart as Lightning's do (they
+skip a validation, take a batch that trains nothing for one, or leave out a scheduler): the loops
+get their counters back and go on as if nothing had happened.
+"""
+
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import autockpt
+from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.integrations.lightning.fit_state import FitState
+
+
+class ProtectedFit:
+    """One call of `Trainer.fit`."""
+
+    def __init__(self, trainer: Any, callback: Any, attach: dict[str, Any]) -> None:
+        self._trainer, self._attach = trainer, attach
+        self._state = FitState(trainer, callback)
+        self._loaders = 0
+        """Loaders of the training that this setup of data has had so far."""
+        self._seen = 0
+        """Batches that the last boundary had."""
+        self._rng: Any = None
+        """Of the checkpoint, until the training goes on."""
+        self._undo: list[Callable[[], None]] = []
+        self._handlers: dict[int, Any] = {}
+        self.session: Any = None
+
+    # ------------------------------------------------------------------ begin
+
+    def begin(self) -> None:
+        """Restores what there is to restore.  Raises ConfigError for what cannot be saved."""
+        trainer = self._trainer
+        self.session = autockpt.attach(
+            model=trainer.strategy.model,
+            optimizer=_numbered("optimizer", trainer.optimizers),
+            restore="tensors",
+            extra=self._state.counters,
+            lightning=self._state,
+            **_numbered("scheduler", [c.scheduler for c in trainer.lr_scheduler_configs]),
+            **self._attach,
+        )
+        watched = (signal.SIGTERM, signal.SIGUSR1)
+        self._handlers = {number: signal.getsignal(number) for number in watched}
+        if not hasattr(self.session, "fence"):
+            return  # a profile is taken: nothing is saved
+        self.session.own_boundary()
+        if self.session.restored is not None:
+            self._resume()
+        self._seen = self._batches_trained()
+        self._wrap()
+
+    def _resume(self) -> None:
+        """The state of the checkpoint is in force; a file that the script names is not."""
+        trainer, connector = self._trainer, self._trainer._checkpoint_connector
+        self.session.finish_restore()
+        self._rng = rng_state()
+        self._state.resume()
+        if trainer.ckpt_path:
+            print(
+                f"autockpt: goes on from its own checkpoint of step {self.session.step_count}, "
+                f"not from ckpt_path={trainer.ckpt_path}; attach(fresh=True) begins with that file"
+            )
+        self._replace(connector, "_restore_modules_and_callbacks", lambda *_, **__: None)
+        self._replace(connector, "restore_training_state", lambda *_, **__: None)
+
+    def _wrap(self) -> None:
+        loop = self._trainer.fit_loop.epoch_loop
+        self._replace(self._trainer.fit_loop, "setup_data", self._setup_data)
+        self._replace(self._trainer.strategy, "process_dataloader", self._loader)
+        self._replace(loop, "advance", self._advance)
+        self._replace(loop, "reset", self._reset)
+        self._replace(loop, "on_run_start", self._on_run_start)
+
+    def _replace(self, owner: Any, name: str, by: Callable[..., Any]) -> None:
+        """Until the fit is over; `by` finds what was there as `owner.<name>` of its class."""
+        owner.__dict__[name] = by
+        self._undo.append(lambda: owner.__dict__.pop(name, None))
+
+    def _loader(self, loader: Any) -> Any:
+        """What Lightning is to iterate in place of a loader of the training."""
+        trainer = self._trainer
+        loader = type(trainer.strategy).process_dataloader(trainer.strategy, loader)
+        if trainer.sanity_checking or trainer.validating or not trainer.training:
+            return loader
+        name, self._loaders = f"train{self._loaders}", self._loaders + 1
+        ahead = int(_length(loader) is None)  # then Lightning asks for one more to see the end
+        return self.session.loader(loader, ahead=ahead, name=name, replace=True)
+
+    def _setup_data(self) -> None:
+        """Of the training; Lightning may do it again every few epochs."""
+        self._loaders = 0
+        type(self._trainer.fit_loop).setup_data(self._trainer.fit_loop)
+
+    # ------------------------------------------------------------------ the loops
+
+    def start(self) -> None:
+        """In front of the first epoch, or of its rest."""
+        for number, handler in self._handlers.items():
+            if getattr(handler, "__module__", "").startswith("autockpt."):
+                # Lightning would leave in the middle; ours makes a checkpoint first.
+                signal.signal(number, handler)
+        if self._rng is not None and not self._state.within_epoch:
+            self._trainer.fit_loop.restarting = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Everything is built: from here on random numbers are those of the training."""
+        self._state.put_results_back()
+        set_rng_state(self._rng)
+        self._rng = None
+
+    def _reset(self) -> None:
+        loop = self._trainer.fit_loop.epoch_loop
+        with warnings.catch_warnings():  # our loaders resume, by another interface than it asks for
+            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that end")
+            type(loop).reset(loop)
+
+    def _on_run_start(self, fetcher: Any) -> None:
+        loops = self._trainer.fit_loop
+        type(loops.epoch_loop).on_run_start(loops.epoch_loop, fetcher)
+        if self._rng is not None:
+            # Not as a restart: that would take validation, or a whole batch, for done.
+            loops.restarting = False
+            self._go_on()
+
+    def _advance(self, fetcher: Any) -> None:
+        loop = self._trainer.fit_loop.epoch_loop
+        self.boundary()
+        type(loop).advance(loop, fetcher)
+
+    def _batches_trained(self) -> int:
+        return int(self._trainer.fit_loop.epoch_loop.batch_progress.total.completed)
+
+    def boundary(self) -> None:
+        """An iteration may have ended.  Raises StopIteration where the training is to stop."""
+        loop = self._trainer.fit_loop.epoch_loop
+        automatic = self._trainer.lightning_module.automatic_optimization
+        if self._seen == self._batches_trained() or (automatic and loop._should_accumulate()):
+            return
+        self._seen = self._batches_trained()
+        self.session.step()
+        if self.session.stopped:
+            self._trainer.should_stop = True
+            self._trainer.fit_loop.min_epochs = self._trainer.fit_loop.epoch_loop.min_steps = None
+            raise StopIteration
+
+    # ------------------------------------------------------------------ end
+
+    def finish(self) -> None:
+        """The training is over: the last checkpoint is made durable."""
+        self._state.within_epoch = False
+        if hasattr(self.session, "fence") and not self.session.stopped:
+            try:
+                self.boundary()
+            except StopIteration:
+                return
+        self.session.close()
+
+    def fail(self) -> None:
+        """Called while the exception is handled."""
+        if self.session is not None:
+            self.session.close()
+        self._rng = None
+        self.release()
+
+    def release(self) -> None:
+        """Lightning's own methods again; a fit that had nothing left to train ends here."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        if self._rng is not None:
+            set_rng_state(self._rng)
+            self._rng = None
+        if self.session is not None:
+            self.session.close()
+
+
+def _numbered(name: str, things: list[Any]) -> dict[str, Any]:
+    """By name: name, name1, name2, ..."""
+    return {f"{name}{number or ''}": thing for number, thing in enumerate(things)}
+
+
+def _length(loader: Any) -> int | None:
+    """Batches of an epoch; None where the loader does not know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
