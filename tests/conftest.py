@@ -63,9 +63,25 @@ def _signals() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def _nursery() -> Iterator[Any]:
+    from tests.jobs.kill.forked_keepers import nursery
+
+    with nursery() as forking:
+        yield forking
+
+
+@pytest.fixture
+def forked_keepers(_nursery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepers that this process asks for are there in milliseconds: their imports are done."""
+    from autockpt.executors.keeper import launch
+
+    monkeypatch.setattr(launch, "subprocess", _nursery)
+
+
 @pytest.fixture
 def attach(
-    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, forked_keepers: None
 ) -> Iterator[Callable[..., Any]]:
     """`autockpt.attach` in this process, as a launch of its own; ended before its keeper is."""
     import autockpt

@@ -1,15 +1,23 @@
 """Keepers forked from a process that has imported everything: a start in milliseconds.
 
 What a trainer calls is the product's own `ensure_keeper`; only the `subprocess.run` in it asks the
-zygote instead of the system, with the same command, environment and log.
+zygote instead of the system, with the same command, environment and log.  Tests that attach in
+their own process ask one that has imported the keeper and nothing else (`nursery`).
 """
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
+import select
+import signal
 import socket
+import subprocess
+import sys
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from autockpt.executors.keeper import launch
@@ -18,6 +26,7 @@ FORKED_KEEPERS = {"TEST_FORKED_KEEPERS": "1"}
 """In the environment of a trainer that is to have them."""
 ROOM = 2048
 """Bytes that the command line of a zygote leaves for that of a keeper."""
+ROOT = Path(__file__).resolve().parents[3]
 _MOST = 2**16
 
 
@@ -97,13 +106,53 @@ def _call_it(command: list[str]) -> None:
 class Forking:
     """In a trainer, what `launch` sees as the module `subprocess`."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, path: str | None = None) -> None:
+        """`path`: a keeper with another PYTHONPATH is started, for it may import something else."""
+        self._name, self._path = name, path
 
-    def run(self, command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> None:
+    def run(self, command: list[str], *, stdout: Any, env: dict[str, str], **started: Any) -> None:
         """The keeper of this command; returns when it has left its parent."""
+        if self._path not in (None, env.get("PYTHONPATH")):
+            subprocess.run(command, stdout=stdout, env=env, **started)
+            return
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
             asking.connect("\0" + self._name)
             text = json.dumps({"command": command, "environment": env}).encode()
             socket.send_fds(asking, [text], [stdout.fileno()])
             asking.recv(16)
+
+
+# --- a process of its own ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def nursery() -> Iterator[Forking]:
+    """A process that forks keepers for this one, until the block ends."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "tests.jobs.kill.forked_keepers", " " * ROOM]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield Forking(process.stdout.readline().strip(), path)
+        process.stdin.close()
+        process.wait(timeout=60)
+
+
+def main() -> None:
+    """Import, tell the name, then fork on demand; ends when stdin does."""
+    import autockpt.executors.keeper.__main__  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serving = Nursery()
+    print(serving.name, flush=True)
+    gc.collect()
+    gc.freeze()
+    while 0 not in select.select([0, serving], [], [])[0]:
+        serving.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,9 @@ __all__ = ["live", "zygote"]
 
 
 @pytest.fixture
-def live(new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+def live(
+    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, forked_keepers: None
+) -> Iterator[Live]:
     """A run directory, and trainings in this process on it."""
     run = Live(new_run(), monkeypatch)
     yield run
