@@ -37,6 +37,14 @@ class Startup:
     script_s: float | None
     """The rest until attach: other imports, the model, the data."""
 
+    @property
+    def since_decided_s(self) -> float | None:
+        """From the launcher's decision until attach; None where there was no such launcher."""
+        if self.launch_s is None or self.script_s is None:
+            return None
+        parts = (self.launch_s, self.interpreter_s, self.torch_import_s, self.process_group_s)
+        return sum(part or 0.0 for part in parts) + self.script_s
+
 
 _UNKNOWN = Startup(
     launch_s=None, interpreter_s=None, torch_import_s=None, process_group_s=None, script_s=None

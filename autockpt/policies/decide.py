@@ -11,8 +11,14 @@ from functools import partial
 
 from autockpt.policies.codec import CodecChoice, choose_codec, choose_writing
 from autockpt.policies.cost_model.costs import Costs, profile_costs
-from autockpt.policies.cost_model.expectation import expected_of, rates_of, todays_habit
-from autockpt.policies.cost_model.waste import ENVELOPE
+from autockpt.policies.cost_model.expectation import (
+    expected_of,
+    habit_promise,
+    rate_band,
+    rates_of,
+    todays_habit,
+)
+from autockpt.policies.cost_model.inputs import doubts, inputs_of
 from autockpt.policies.explained import staging_choice
 from autockpt.policies.interval.choose import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.interval.preemption import preemption_choice
@@ -35,7 +41,7 @@ from autockpt.values.plan import (
 )
 from autockpt.values.profile import Profile
 from autockpt.values.record import to_json
-from autockpt.values.units import format_duration, format_fraction
+from autockpt.values.units import format_duration
 
 
 def decide(profile: Profile, goal: Goal) -> Decision:
@@ -100,11 +106,20 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         *((shared.choice,) if shared.choice is not None else ()),
         *_declared_choices(costs, rates, goal, slots, sync=sync, taken=intervals),
     )
+    habit = todays_habit(profile, goal)
     return Decision(
         plan=plan,
         choices=choices,
         expected=expected_of(costs, profile, goal, intervals, memory_on=slots.memory_on),
-        current=todays_habit(profile, goal),
+        inputs=inputs_of(
+            costs,
+            profile.failures,
+            profile.recovery,
+            goal,
+            memory_on=slots.memory_on,
+            habit=habit,
+        ),
+        current=habit_promise(habit, costs.iteration_s, rate_band(profile.failures, goal)),
         warnings=_warnings(profile, goal, costs, intervals),
     )
 
@@ -326,19 +341,7 @@ def _declared_choices(
 
 def _warnings(profile: Profile, goal: Goal, costs: Costs, intervals: Intervals) -> tuple[str, ...]:
     warnings = [*costs.notes]
-    recovery = profile.recovery
-    assumed = [
-        f"{name} {format_duration(part.value_s)}"
-        for name, part in (("detection", recovery.detect), ("restart", recovery.restart))
-        if part.source == "assumed"
-    ]
-    if assumed:
-        warnings.append(f"assumed, not measured: {', '.join(assumed)}")
-    if goal.failures.mtbf_s is None and _events(profile) == 0:
-        warnings.append(
-            "no failure of this job or machine is on record; the rate is a prior, and the band of "
-            "the expected waste says how little that is"
-        )
+    warnings += doubts(profile.failures, profile.recovery, goal, intervals.waste.total)
     least_s = costs.persist_high_s / (goal.pins.in_flight or 1)
     if goal.pins.persist != "sync" and intervals.disk_period_s < least_s:
         several = f" / {goal.pins.in_flight} in flight" if (goal.pins.in_flight or 1) > 1 else ""
@@ -347,14 +350,4 @@ def _warnings(profile: Profile, goal: Goal, costs: Costs, intervals: Intervals) 
             f"{format_duration(costs.persist_high_s)} until durable{several}; saves will be "
             "skipped"
         )
-    if intervals.waste.total > ENVELOPE:
-        warnings.append(
-            f"the expected waste of {format_fraction(intervals.waste.total)} is beyond the "
-            f"{format_fraction(ENVELOPE)} up to which the model is good to 1 % of time; the "
-            "simulator is not bound by that"
-        )
     return tuple(warnings)
-
-
-def _events(profile: Profile) -> int:
-    return profile.failures.per_node.events + profile.failures.per_job.events

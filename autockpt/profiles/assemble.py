@@ -41,7 +41,7 @@ from autockpt.values.profile import (
     StateInventory,
     StorageMeasure,
 )
-from autockpt.values.units import format_duration, format_fraction
+from autockpt.values.units import format_fraction
 
 RERUN = "rerun `autockpt profile` when the machine is quiet"
 
@@ -255,17 +255,6 @@ def missing(profile: Profile) -> list[str]:
         said.append("no codec was measured on this state: none is chosen")
     if profile.state.total_bytes == 0:
         said.append("no state was found: the script has nothing to checkpoint, or hides it")
-    for name, estimate in (
-        ("detection", profile.recovery.detect),
-        ("restart", profile.recovery.restart),
-        ("restore from memory", profile.recovery.restore_memory),
-        ("restore from disk", profile.recovery.restore_disk),
-    ):
-        if estimate.source == "assumed":
-            said.append(
-                f"{name} was not observed in earlier runs: assumed "
-                f"{format_duration(estimate.value_s)}"
-            )
     return said
 
 

@@ -11,9 +11,18 @@ from autockpt.reports.analysis.search import SearchHistory
 from autockpt.reports.analysis.what_if import WhatIfCurve
 from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import Decision
-from autockpt.values.profile import Profile
+from autockpt.values.profile import FailureRates, Profile, RecoveryTimes
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from autockpt.values.telemetry import Event
+
+
+def reckoned_with(
+    profile: Profile | None, decision: Decision | None
+) -> tuple[FailureRates, RecoveryTimes] | None:
+    """Failure rates and recovery times behind the plan in force; a profile's where none is."""
+    if decision is not None and decision.inputs is not None:
+        return decision.inputs.failures, decision.inputs.recovery
+    return None if profile is None else (profile.failures, profile.recovery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,4 +70,5 @@ class RunData:
         """As the plan reckons with: declared by the policy, else estimated; 0 when neither is."""
         if self.what_if is not None:
             return 1.0 / self.what_if.point["mtbf_s"]
-        return self.profile.failures.interruptions_per_s if self.profile is not None else 0.0
+        known = reckoned_with(self.profile, self.decision)
+        return 0.0 if known is None else known[0].interruptions_per_s

@@ -14,7 +14,7 @@ from autockpt.reports.analysis.degradation import degraded_tiers
 from autockpt.reports.analysis.promises import FACTOR, Promise
 from autockpt.reports.analysis.replication import Protection
 from autockpt.reports.analysis.saves import Saves, waits
-from autockpt.reports.data import RunData
+from autockpt.reports.data import RunData, reckoned_with
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import GENERATIONS
@@ -392,10 +392,10 @@ def unstable(facts: Facts) -> Finding | None:
 
 def assumed(facts: Facts) -> Finding | None:
     """The failure rate or the restart time is an assumption."""
-    profile = facts.data.profile
-    if profile is None:
+    known = reckoned_with(facts.data.profile, facts.data.decision)
+    if known is None:
         return None
-    rates, recovery = profile.failures, profile.recovery
+    rates, recovery = known
     times = {
         "detection": recovery.detect,
         "restart": recovery.restart,
@@ -407,9 +407,9 @@ def assumed(facts: Facts) -> Finding | None:
     curve = facts.data.what_if
     unknown = curve.mtbf_assumed if curve is not None else not events
     if not unknown and not guesses:
-        known = f"{events} interruptions on record" if events else "the rate is declared"
+        said = f"{events} interruptions on record" if events else "the rate is declared"
         return Finding(id="assumed", severity="low", title="Failure rate and recovery are known",
-                       evidence=known, passed=True)  # fmt: skip
+                       evidence=said, passed=True)  # fmt: skip
     parts = []
     if unknown:
         rate = facts.data.interruptions_per_s

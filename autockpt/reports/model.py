@@ -145,7 +145,7 @@ def _run_report(data: RunData) -> ReportModel:
     start_s, _ = span(events)
     copies = protection(events, data.redundancy)
     failing = failing_disk(data.events)
-    verdict = run_verdict(data, accounting, restores, aged, ended)
+    verdict = run_verdict(data, accounting, restores, aged, ended, compared)
     if failing is not None:
         well = ended is None or ended.state == "finished"
         verdict = without_disk(verdict, failing, opens=well)

@@ -10,9 +10,10 @@ from typing import Literal
 
 from autockpt.reports.analysis.accounting import Accounting, Restore
 from autockpt.reports.analysis.ending import RunEnding
+from autockpt.reports.analysis.promises import Promise
 from autockpt.reports.analysis.saves import Age, Saves
 from autockpt.reports.analysis.what_if import terms
-from autockpt.reports.data import RunData
+from autockpt.reports.data import RunData, reckoned_with
 from autockpt.reports.findings import SPREAD
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.plan import CheckpointPlan, Decision
@@ -70,7 +71,7 @@ def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
     if ended is not None and ended.state != "finished":
         return _unfinished(ended, None)
     decision, profile = data.decision, data.profile
-    level, reason = confidence(profile)
+    level, reason = confidence(profile, decision=decision)
     if not data.protected:
         return Verdict(
             headline="This run was not protected.",
@@ -117,10 +118,11 @@ def run_verdict(
     restores: Sequence[Restore],
     ages: Sequence[Age],
     ended: RunEnding | None = None,
+    promises: Sequence[Promise] = (),
 ) -> Verdict:
     """What a run achieved; one that did not finish opens with how it ended and what was lost."""
     ended = None if ended is None or ended.state == "finished" else ended
-    said = _achieved(data, accounting, restores, ages, ended)
+    said = _achieved(data, accounting, restores, ages, ended, promises)
     return said if ended is None else _unfinished(ended, said)
 
 
@@ -144,6 +146,7 @@ def _achieved(
     restores: Sequence[Restore],
     ages: Sequence[Age],
     ended: RunEnding | None,
+    promises: Sequence[Promise],
 ) -> Verdict:
     level, reason = confidence(data.profile, accounting)
     failures = [restore for restore in restores if restore.failed_at_s is not None]
@@ -177,8 +180,12 @@ def _achieved(
         f"down time {format_fraction(_share(accounting, 'down'))}."
     ]
     if data.decision is not None:
-        waste = format_fraction(data.decision.expected.waste)
-        parts.append(f"The plan expected the three to take {waste}.")
+        expects = (
+            f"The plan in force expects to lose {format_fraction(data.decision.expected.waste)}"
+        )
+        seen = next((p.observed for p in promises if p.name == "waste"), None)
+        since = f"; since it applies {format_fraction(seen)} was lost" if seen is not None else ""
+        parts.append(f"{expects}{since}.")
     if ages:
         *others, last = (
             f"{format_duration(a.worst_s)} from {'the ' * (a.tier == 'object store')}{a.tier}"
@@ -249,7 +256,10 @@ def run_tiles(
 
 
 def confidence(
-    profile: Profile | None, accounting: Accounting | None = None
+    profile: Profile | None,
+    accounting: Accounting | None = None,
+    *,
+    decision: Decision | None = None,
 ) -> tuple[Literal["high", "medium", "low"], str]:
     """How far to trust the figures, and why not further."""
     if accounting is not None and accounting.other_s < -1e-6 * max(1.0, accounting.wall_s):
@@ -263,9 +273,10 @@ def confidence(
         doubts.append(f"only {profile.iteration_s.n} iterations measured")
     if profile.iteration_s.p10 > 0 and profile.iteration_s.p90 > SPREAD * profile.iteration_s.p10:
         doubts.append("iteration times vary")
-    if not profile.failures.per_node.events + profile.failures.per_job.events:
+    rates, recovery = reckoned_with(profile, decision) or (profile.failures, profile.recovery)
+    if not rates.per_node.events + rates.per_job.events:
         doubts.append("the failure rate is assumed")
-    if profile.recovery.restart.source == "assumed":
+    if recovery.restart.source == "assumed":
         doubts.append("the restart time is assumed")
     if not doubts:
         return "high", f"{profile.iteration_s.n} iterations and past failures measured"

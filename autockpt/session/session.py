@@ -384,11 +384,13 @@ class Session(FrameworkLoop):
                 non_temporal_bytes=memcpy_threshold.given_bytes(os.environ),
             )
         )  # fmt: skip
+        decided_s = startup.since_decided_s
         self._link.send(
             wire.TrainerResumed(
                 rank=self._job.rank, epoch=self._epoch, generation=resumed.generation,
                 step=resumed.step, source=resumed.source, bytes=resumed.bytes,
                 restore_s=time.monotonic() - began,
+                came_s=None if decided_s is None else decided_s + time.monotonic() - attach_at,
             )
         )  # fmt: skip
         if resumed.generation is None and self._job.number > 1:

@@ -30,7 +30,9 @@ class FailureRecord:
     exposure_s: float
     """Training time since the previous interruption or the start; the posterior's exposure."""
     detect_s: float | None = None
+    """Until the launcher decided to restart; 0 where nobody told that apart from the restart."""
     restart_s: float | None = None
+    """From then on, without the restore."""
     restore_s: float | None = None
     source: str = ""
     """Where the state came back from: memory, disk, "" when unknown."""

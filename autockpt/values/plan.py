@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Retention, Retune
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
@@ -210,6 +211,8 @@ class Decision:
     plan: CheckpointPlan
     choices: tuple[Choice, ...]
     expected: Expected
+    inputs: DecisionInputs | None = None
+    """What it was made from; every figure about the plan follows from it.  None: not known."""
     current: Expected | None = None
     """What people do without us: a blocking save every 30 minutes."""
     warnings: tuple[str, ...] = ()

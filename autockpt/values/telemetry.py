@@ -317,6 +317,8 @@ class Restored(Event):
     """Their time."""
     down_s: float
     """Failure to resumed, 0 when unknown."""
+    detect_s: float | None = None
+    """Part of it until the launcher decided to restart; None: not told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

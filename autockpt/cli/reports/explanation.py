@@ -137,7 +137,7 @@ def _explained(
     except ConfigError:
         return tuple(ExplainedChoice(choice=choice) for choice in decision.choices)
     turned = flips(profile, goal, first, decide)
-    even = _even(profile, goal, first)
+    even = _even(decision)
     explained = []
     for choice in decision.choices:
         same = first.choice(choice.name)
@@ -155,16 +155,16 @@ def _explained(
     return tuple(explained)
 
 
-def _even(profile: Profile, goal: Goal, decision: Decision) -> float | None:
+def _even(decision: Decision) -> float | None:
     """Times as many failures at which the next best intervals are as good."""
-    from autockpt.policies.cost_model.cost_curve import tiers_of_plan
+    from autockpt.policies.cost_model.inputs import tiers_from
     from autockpt.policies.cost_model.sensitivity import even_failures
 
     pairs = tuple(decision.plan.tier(name).interval_steps for name in ("memory", "disk"))
     others = tuple(_runner_up_steps(decision.choice(name)) for name in INTERVALS)
-    if not others[1] or bool(pairs[0]) != bool(others[0]):
+    if decision.inputs is None or not others[1] or bool(pairs[0]) != bool(others[0]):
         return None
-    tiers = tiers_of_plan(profile, goal, decision.plan)
+    tiers = tiers_from(decision.inputs)
     return even_failures(tiers, (pairs[0], pairs[1]), (others[0], others[1]))
 
 

@@ -9,7 +9,6 @@ from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.errors import AutockptError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
-from autockpt.values.profile import Profile
 from autockpt.values.record import to_data
 
 if TYPE_CHECKING:
@@ -43,9 +42,9 @@ def run_data(run: RunDirectory) -> "RunData":
         redundancy=plan_of(run, goal).redundancy,
         plan_yaml=run.plan_text(),
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
-        what_if=what_if_of(profile, goal, decision),
+        what_if=what_if_of(decision),
         status=to_data(status) if status else {},
-        risk=risk_of(profile, goal, decision),
+        risk=risk_of(decision),
         search=search_of(run),
     )
 
@@ -70,31 +69,26 @@ def tiers_of(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier,
     return copies, degraded_tiers(events)
 
 
-def what_if_of(
-    profile: Profile | None, goal: Goal | None, decision: Decision | None
-) -> "WhatIfCurve | None":
-    """The waste function at the plan, from the same functions that decided it."""
-    if profile is None or decision is None:
+def what_if_of(decision: Decision | None) -> "WhatIfCurve | None":
+    """The waste function at the plan, from the inputs that decided it; None: they are not known."""
+    if decision is None or decision.inputs is None:
         return None
-    from autockpt.policies.cost_model.cost_curve import tiers_of_plan
+    from autockpt.policies.cost_model.inputs import tiers_from
     from autockpt.reports.analysis.what_if import what_if
 
-    goal = goal or Goal()
     memory_steps = decision.plan.tier("memory").interval_steps
     disk_steps = decision.plan.tier("disk").interval_steps
     if not disk_steps:
         return None
-    tiers = tiers_of_plan(profile, goal, decision.plan)
+    tiers = tiers_from(decision.inputs)
     memory_s, disk_s = tiers.periods_s(memory_steps, disk_steps)
-    declared = goal.failures.mtbf_s is not None
-    observed = profile.failures.per_node.events + profile.failures.per_job.events
     return what_if(
         memory=tiers.memory,
         disk=tiers.disk,
         memory_period_s=memory_s,
         disk_period_s=disk_s,
         waste=tiers.waste(memory_steps, disk_steps).total,
-        mtbf_assumed=not declared and not observed,
+        mtbf_assumed=decision.inputs.rate_assumed,
     )
 
 

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError
-from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
-from autockpt.values.profile import Profile
 
 if TYPE_CHECKING:
     from autockpt.reports.analysis.risk import Risk
@@ -19,33 +17,37 @@ SEED = 0
 """Of the worlds: the same profile and plan give the same band."""
 
 
-def risk_of(profile: Profile | None, goal: Goal | None, decision: Decision | None) -> "Risk | None":
-    """The plan and a blocking save every 30 minutes in the same simulated worlds."""
-    if profile is None or decision is None or not decision.plan.tier("disk").interval_steps:
+def risk_of(decision: Decision | None) -> "Risk | None":
+    """The plan and a blocking save every 30 minutes in the same simulated worlds.
+
+    Both by the inputs that are stored with the decision; None: they are not known.
+    """
+    if decision is None or decision.inputs is None or not decision.inputs.failures_per_s:
         return None
-    from autockpt.policies.cost_model.cost_curve import tiers_of_plan
-    from autockpt.policies.cost_model.expectation import habit, rate_shape
+    plan, inputs = decision.plan, decision.inputs
+    memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
+    if not disk:
+        return None
+    from autockpt.policies.cost_model.expectation import habit_tiers
+    from autockpt.policies.cost_model.inputs import tiers_from
     from autockpt.reports.analysis.risk import Luck, Risk
     from autockpt.tuner.simulation import risk
-    from autockpt.tuner.simulation.rules import as_reckoned, two_tiers
+    from autockpt.tuner.simulation.rules import reckoned, two_tiers
 
-    goal, plan = goal or Goal(), decision.plan
-    tiers, (today, steps) = tiers_of_plan(profile, goal, plan), habit(profile, goal)
+    tiers, habit = tiers_from(inputs), inputs.habit
+    ways = [reckoned("this plan", tiers, plan)]
+    promised = [tiers.waste(memory, disk).total]
+    if habit is not None:
+        usual, steps = habit_tiers(habit, inputs.iteration_s), habit.interval_steps
+        ways.append(two_tiers("a save every 30 min", usual, 0, steps))
+        promised.append(usual.waste(0, steps).total)
     found = risk.risk(
-        [
-            as_reckoned("this plan", profile, goal, plan),
-            two_tiers("a save every 30 min", today, 0, steps),
-        ],
+        ways,
         memory_per_s=tiers.memory.failures_per_s if tiers.memory else 0.0,
         disk_per_s=tiers.disk.failures_per_s,
-        shape=rate_shape(profile.failures, goal),
-        nodes=profile.failures.nodes,
+        shape=inputs.rate_shape,
+        nodes=inputs.failures.nodes,
         seed=SEED,
-    )
-    memory = plan.tier("memory").interval_steps
-    promised = (
-        tiers.waste(memory, plan.tier("disk").interval_steps).total,
-        today.waste(0, steps).total,
     )
     return Risk(
         length_s=found.length_s,

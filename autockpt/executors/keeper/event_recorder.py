@@ -244,20 +244,29 @@ class Journal:
         lost_steps = max(0, outage.step - message.step) if outage else 0
         pace = outage.exposure_s / outage.steps if outage and outage.steps else 0.0
         down_s = _now() - outage.began_s if outage else 0.0
+        detect_s = None
+        if outage is not None and message.came_s is not None:
+            detect_s = max(0.0, down_s - message.came_s)
         self._writer.emit(
             t.Restored(
                 at_s=_now(), rank=message.rank,
                 generation="" if message.generation is None else str(message.generation),
                 step=message.step, source=message.source, bytes=message.bytes,
                 restore_s=message.restore_s, lost_steps=lost_steps, lost_s=lost_steps * pace,
-                down_s=down_s,
+                down_s=down_s, detect_s=detect_s,
             )
         )  # fmt: skip
         if outage is not None and message.rank == min(outage.ranks, default=message.rank):
-            self._close(outage, message, lost_steps, lost_steps * pace, down_s)
+            self._close(outage, message, lost_steps, lost_steps * pace, down_s, detect_s or 0.0)
 
     def _close(
-        self, outage: Outage, message: TrainerResumed, lost_steps: int, lost_s: float, down_s: float
+        self,
+        outage: Outage,
+        message: TrainerResumed,
+        lost_steps: int,
+        lost_s: float,
+        down_s: float,
+        detect_s: float,
     ) -> None:
         # A keeper that saw it end lost no memory, though there was no checkpoint in it yet.
         survived = message.source == "memory" or message.generation is None
@@ -269,7 +278,8 @@ class Journal:
             node=self._node,
             step=outage.step,
             exposure_s=outage.exposure_s,
-            restart_s=max(0.0, down_s - message.restore_s),
+            detect_s=detect_s,
+            restart_s=max(0.0, down_s - detect_s - message.restore_s),
             restore_s=message.restore_s,
             source=message.source,
             lost_steps=lost_steps,

@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -228,6 +228,8 @@ class TrainerResumed:
     source: str
     bytes: int
     restore_s: float
+    came_s: float | None = None
+    """From the launcher's decision to restart until the state was in place; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

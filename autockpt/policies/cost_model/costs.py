@@ -4,10 +4,10 @@ The online controller builds the same `Costs` from what it observes, so that bot
 Whatever is predicted or assumed instead of measured is said in `notes`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from autockpt.policies.cost_model.waste import TierCost
 from autockpt.policies.staging.idle_windows import fit_windows
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.plan import Schedule, Staging
 from autockpt.values.profile import (
     Distribution,
@@ -74,6 +74,8 @@ class Costs:
     """None: snapshots stay in this node's memory."""
     notes: tuple[str, ...] = ()
     """What was predicted or assumed, in sentences."""
+    samples: dict[str, int] = field(default_factory=dict)
+    """By field, how often it was measured; one that is missing was predicted or assumed."""
 
     def memory_tier(self, failures_per_s: float, *, from_peers_per_s: float = 0.0) -> TierCost:
         """A snapshot, serving the failures that leave this node's memory alive.
@@ -183,6 +185,12 @@ def profile_costs(
         restore_memory_s=recovery.restore_memory.value_s,
         restore_disk_s=recovery.restore_disk.value_s + encoding.decode_s,
         notes=tuple(notes),
+        samples={
+            "iteration_s": profile.iteration_s.n,
+            "stall_s": stall.n,
+            "copy_s": copy.n,
+            "persist_s": persist.n,
+        },
     )
 
 

@@ -13,6 +13,7 @@ from autockpt.policies.cost_model.gamma import gamma_quantile
 from autockpt.policies.interval.choose import Intervals, Rates, tiers_of
 from autockpt.policies.interval.nesting import Tiers
 from autockpt.policies.interval.silent_errors import silent_share
+from autockpt.values.decision_inputs import Habit
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Expected, Staging
 from autockpt.values.profile import FailureRates, Profile, StorageMeasure
@@ -101,14 +102,35 @@ def promise(
     )
 
 
-def todays_habit(profile: Profile, goal: Goal) -> Expected:
-    """What a blocking save every 30 minutes promises: the usual habit."""
-    tiers, steps = habit(profile, goal)
+def todays_habit(profile: Profile, goal: Goal) -> Habit:
+    """A blocking save every 30 minutes, one buffered writer, disk only: the usual habit."""
+    costs = _habit_costs(profile)
+    tiers = tiers_of(costs, rates_of(profile, goal), memory_on=False)
+    return Habit(
+        disk=tiers.disk,
+        interval_steps=habit_steps(costs.iteration_s),
+        persist_s=costs.persist_s,
+    )
+
+
+def habit_steps(iteration_s: float) -> int:
+    """Iterations in 30 minutes, at least one."""
+    return max(1, round(BASELINE_INTERVAL_S / iteration_s))
+
+
+def habit_tiers(habit: Habit, iteration_s: float) -> Tiers:
+    """The waste function of the habit."""
+    return Tiers(iteration_s=iteration_s, memory=None, disk=habit.disk)
+
+
+def habit_promise(habit: Habit, iteration_s: float, band: tuple[float, float]) -> Expected:
+    """What the habit promises; `band`: the rate of failures as multiples of its mean."""
+    tiers, steps = habit_tiers(habit, iteration_s), habit.interval_steps
     parts, period_s = tiers.waste(0, steps), tiers.periods_s(0, steps)[1]
-    rates, costs = rates_of(profile, goal), _habit_costs(profile)
+    rate = tiers.disk.failures_per_s
     low, high = (
-        tiers_of(costs, rates.scaled(factor), memory_on=False).waste(0, steps).total
-        for factor in rate_band(profile.failures, goal)
+        replace(tiers, disk=replace(tiers.disk, failures_per_s=rate * factor)).waste(0, steps).total
+        for factor in band
     )
     recovery_s = period_s / 2 + tiers.disk.latency_s + tiers.disk.recover_s
     return Expected(
@@ -117,17 +139,10 @@ def todays_habit(profile: Profile, goal: Goal) -> Expected:
         waste_low=low,
         waste_high=high,
         checkpoint_waste=parts.checkpoint,
-        persist_s=costs.persist_s,
+        persist_s=habit.persist_s,
         recovery_memory_s=recovery_s,
         recovery_disk_s=recovery_s,
     )
-
-
-def habit(profile: Profile, goal: Goal) -> tuple[Tiers, int]:
-    """A blocking save every 30 minutes, one buffered writer, disk only; (costs, iterations)."""
-    costs = _habit_costs(profile)
-    tiers = tiers_of(costs, rates_of(profile, goal), memory_on=False)
-    return tiers, max(1, round(BASELINE_INTERVAL_S / costs.iteration_s))
 
 
 def _habit_costs(profile: Profile) -> Costs:

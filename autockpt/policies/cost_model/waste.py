@@ -16,38 +16,10 @@ Source: docs/policy.md, "The waste rate"; the exact form of one level is in `ren
 import math
 from dataclasses import dataclass
 
+from autockpt.values.decision_inputs import TierCost
+
 ENVELOPE = 0.4
 """Waste up to which the form is within 1 % of time of the simulator (a test)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierCost:
-    """What one checkpoint of a tier costs, and the failures it serves."""
-
-    stall_s: float
-    """s: training blocked, beyond the stall of the tier below whose snapshot it shares."""
-    slowdown_s: float
-    """sigma P: training time lost to interference, beyond that of the tier below."""
-    latency_s: float
-    """P + s: boundary until recoverable from this tier; work of that time is lost as well."""
-    restart_s: float
-    """D: failure until the process runs again, detection included."""
-    restore_s: float
-    """R: reading the state back."""
-    failures_per_s: float
-    """Lambda: rate of the failures whose cheapest surviving tier is this one."""
-    unnoticed_s: float = 0.0
-    """Work trained on a state that was wrong already, mean of those failures."""
-
-    @property
-    def exposed_s(self) -> float:
-        """c: training time one checkpoint of this tier costs."""
-        return self.stall_s + self.slowdown_s
-
-    @property
-    def recover_s(self) -> float:
-        """D + R."""
-        return self.restart_s + self.restore_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

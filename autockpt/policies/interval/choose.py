@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass, replace
 
 from autockpt.policies.cost_model.costs import Costs
-from autockpt.policies.cost_model.waste import TierCost, WasteParts
+from autockpt.policies.cost_model.waste import WasteParts
 from autockpt.policies.interval.closed_forms import checkfreq_steps
 from autockpt.policies.interval.nesting import Bounds, Tiers, free_pairs, multiples, optimum_s
 from autockpt.policies.interval.preemption import answered_per_s, with_answered
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.units import format_duration, format_fraction

@@ -12,8 +12,9 @@ not on how often they strike, so that a changed failure rate moves both interval
 import math
 from dataclasses import dataclass
 
-from autockpt.policies.cost_model.waste import TierCost, WasteParts, step_periods_s, waste
+from autockpt.policies.cost_model.waste import WasteParts, step_periods_s, waste
 from autockpt.policies.interval.closed_forms import best_period_s, ordered_periods_s
+from autockpt.values.decision_inputs import TierCost
 
 REFINE = 1e-2
 """Another multiple than the best real-valued one must save this part of the tunable waste."""

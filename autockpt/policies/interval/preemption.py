@@ -12,7 +12,7 @@ Vivien, Zaidouni 2014, with the newest checkpoint in memory in place of a proact
 from dataclasses import replace
 
 from autockpt.policies.cost_model.costs import Costs
-from autockpt.policies.cost_model.waste import TierCost
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.plan import Choice
 from autockpt.values.units import format_duration
 

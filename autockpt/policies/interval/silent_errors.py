@@ -16,7 +16,7 @@ from when on it would pay to find out.
 
 import math
 
-from autockpt.policies.cost_model.waste import TierCost
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import Choice
 from autockpt.values.profile import FailureRates

@@ -139,6 +139,8 @@ class _Ledger:
     lost_s: float = 0.0
     down_s: float = 0.0
     restore_s: float = 0.0
+    detect_s: float | None = None
+    """None: no way back told it apart."""
     steps: int = 0
     restores: list[Restore] = field(default_factory=list)
 
@@ -269,6 +271,9 @@ def _settle(
     ledger.lost_s += max(0.0, min(lost_s, unlost_s))
     ledger.down_s += down_s
     ledger.restore_s += restore_s
+    told_s = [e.detect_s for e in restored if e.detect_s is not None]
+    if told_s:
+        ledger.detect_s = (ledger.detect_s or 0.0) + min(down_s - restore_s, max(told_s))
     ledger.mark_s = max(ledger.mark_s, resumed_s)
     ledger.restores.append(
         Restore(
@@ -327,8 +332,10 @@ def _slowdown_s(blocks: Sequence[Iterated], profiled_s: float | None, trained_s:
 
 
 def _split_down(ledger: _Ledger, failures: Sequence[FailureRecord]) -> tuple[float, float, float]:
-    """Down time as (detect, restart, restore); what the failure log does not know is restart."""
+    """Down time as (detect, restart, restore); what nobody told apart is restart."""
     rest_s = ledger.down_s - ledger.restore_s
+    if ledger.detect_s is not None:
+        return ledger.detect_s, rest_s - ledger.detect_s, ledger.restore_s
     detect_s = min(rest_s, sum(record.detect_s or 0.0 for record in failures))
     return detect_s, rest_s - detect_s, ledger.restore_s
 

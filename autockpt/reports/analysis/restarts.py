@@ -17,6 +17,7 @@ from autockpt.values.telemetry import (
     Event,
     FailureObserved,
     FirstIterated,
+    Restored,
     RunEnded,
     RunStarted,
     ShardCopied,
@@ -57,12 +58,16 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
     failed: FailureObserved | None = None
     started: RunStarted | None = None
     fetch_s: float | None = None
+    detect_s: float | None = None
     for event in events:
         if isinstance(event, FailureObserved):
             if failed is not None and started is not None:
-                found.append(_restart(failed, started, None, fetch_s, start_s))
+                found.append(_restart(failed, started, None, fetch_s, detect_s, start_s))
             if failed is None or started is not None:
-                failed, started, fetch_s = event, None, None
+                failed, started, fetch_s, detect_s = event, None, None, None
+        elif isinstance(event, Restored):
+            if event.rank == witness:
+                detect_s = event.detect_s
         elif isinstance(event, ShardCopied):
             if event.purpose == "restore" and event.shard_rank == witness:
                 fetch_s = event.copy_s
@@ -71,7 +76,7 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
         elif isinstance(event, RunStarted):
             started = event
         elif isinstance(event, FirstIterated) and started is not None:
-            found.append(_restart(failed, started, event, fetch_s, start_s))
+            found.append(_restart(failed, started, event, fetch_s, detect_s, start_s))
             failed = started = None
     return tuple(found)
 
@@ -81,6 +86,7 @@ def _restart(
     started: RunStarted,
     first: FirstIterated | None,
     fetch_s: float | None,
+    told_s: float | None,
     start_s: float,
 ) -> Restart:
     wait_s = started.wait_s
@@ -101,6 +107,11 @@ def _restart(
     }
     total_s = (started if first is None else first).at_s - failed.at_s
     detect_s = max(0.0, total_s - sum(seconds or 0.0 for seconds in known.values()))
+    if told_s is not None:
+        # The failure log's figure; the news of it may come a moment before or after the start.
+        told_s = min(told_s, total_s)
+        known["script"] = max(0.0, (known["script"] or 0.0) + detect_s - told_s)
+        detect_s = told_s
     return Restart(
         failed_at_s=failed.at_s - start_s,
         rank=started.rank,

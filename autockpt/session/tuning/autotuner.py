@@ -15,6 +15,7 @@ from dataclasses import replace
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.state.live_state import LiveState
 from autockpt.policies.cost_model.costs import Costs, profile_costs
+from autockpt.policies.cost_model.inputs import decided_again
 from autockpt.policies.decide import decide
 from autockpt.policies.redundancy.peer_costs import peer_costs
 from autockpt.policies.staging.write_path import choose_write
@@ -241,8 +242,11 @@ class Mind:
         decision, offer = replace(self._decision, plan=plan), self._offers.get(plan.version)
         if offer is not None:
             choices = tuple(_renewed(choice, offer) for choice in decision.choices)
-            expected = offer.expected or decision.expected
-            decision = replace(decision, choices=choices, expected=expected)
+            decision = replace(decision, choices=choices)
+            if offer.expected is not None and offer.inputs is not None:
+                decision = decided_again(
+                    decision, plan, choices, offer.expected, offer.inputs, self._job.goal
+                )
         self._decide(decision)
 
     def _decide(self, decision: Decision) -> None:

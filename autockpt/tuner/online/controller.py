@@ -410,7 +410,10 @@ class Controller:
     ) -> PlanProposal:
         """Another schedule or codec; the intervals stay."""
         expected = self.outlook.promised(intervals_of(plan))
-        return PlanProposal(plan=plan, kind=kind, reason=why, numbers=numbers, expected=expected)
+        inputs = self.outlook.inputs()
+        return PlanProposal(
+            plan=plan, kind=kind, reason=why, numbers=numbers, expected=expected, inputs=inputs
+        )
 
     def _proposal(
         self, kind: Kind, then: tuple[int, int], why: str, *, binding: str = ""
@@ -437,4 +440,5 @@ class Controller:
             numbers=numbers,
             binding=binding,
             expected=expected,
+            inputs=outlook.inputs(),
         )

@@ -186,6 +186,12 @@ class Observed:
             restore_disk_s=recovery.restore_disk.value_s,
             # No event tells of an exchange: what it costs stays as the profile has it.
             peers=self.prior.peers if self.prior is not None else None,
+            samples={
+                "iteration_s": self.quiet.n or self.busy.n,
+                "stall_s": self.stall.n,
+                "copy_s": self.copy.n,
+                "persist_s": self.persist.n,
+            },
         )
 
     def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:

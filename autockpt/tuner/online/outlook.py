@@ -6,10 +6,12 @@ from functools import cached_property
 
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.expectation import promise, split_rates
+from autockpt.policies.cost_model.inputs import inputs_of
 from autockpt.policies.interval.choose import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.interval.nesting import Tiers
 from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import intervals_of
+from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Expected
@@ -119,6 +121,13 @@ class Outlook:
         )
         return promise(
             self.costs, self.seen.rates(), self.goal, intervals, memory_on=self.memory_on
+        )
+
+    def inputs(self) -> DecisionInputs:
+        """What a decision is made from now."""
+        seen = self.seen
+        return inputs_of(
+            self.costs, seen.rates(), seen.recovery, self.goal, memory_on=self.memory_on
         )
 
     def too_old(self, intervals: tuple[int, int]) -> bool:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.plan import CheckpointPlan, Expected, Schedule
 
 Kind = Literal[
@@ -35,6 +36,8 @@ class PlanProposal:
     """The constraint that decided, "" if the optimum was free."""
     expected: Expected | None = None
     """What the new plan promises; None: another one made it."""
+    inputs: DecisionInputs | None = None
+    """What that was reckoned from."""
 
     @property
     def expected_waste(self) -> float | None:

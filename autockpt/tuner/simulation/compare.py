@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from autockpt.policies.cost_model.renewal import exact_goodput
-from autockpt.policies.cost_model.waste import TierCost, fraction_lost, waste
+from autockpt.policies.cost_model.waste import fraction_lost, waste
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import History
 from autockpt.tuner.simulation.outcome import (
@@ -15,6 +15,7 @@ from autockpt.tuner.simulation.outcome import (
     spread,
 )
 from autockpt.tuner.simulation.strategy import Level, Strategy
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 
 PARTS = ("productive", "stall", "slowdown", "lost", "restart", "restore", "waiting")

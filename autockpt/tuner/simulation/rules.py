@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from autockpt.policies.cost_model.cost_curve import costs_of_plan, tiers_of_plan
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.renewal import overlap_period_s
-from autockpt.policies.cost_model.waste import TierCost
 from autockpt.policies.decide import decide
 from autockpt.policies.interval.closed_forms import daly_interval_s, young_interval_s
 from autockpt.policies.interval.nesting import Tiers
@@ -21,6 +20,7 @@ from autockpt.tuner.simulation.strategy import (
     Place,
     Strategy,
 )
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.placement import Cell, FailureDomains, Placement, place
@@ -107,11 +107,15 @@ def as_reckoned(name: str, profile: Profile, goal: Goal, plan: CheckpointPlan) -
 
     For worlds that are drawn from the rates of these tiers (`tuner.simulation.risk`).
     """
-    tiers = tiers_of_plan(profile, goal, plan)
+    return reckoned(name, tiers_of_plan(profile, goal, plan), plan, says=goal.policy)
+
+
+def reckoned(name: str, tiers: Tiers, plan: CheckpointPlan, *, says: str = "") -> Strategy:
+    """A plan by the waste function that it was decided with."""
     memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
     sync = plan.staging.persist == "sync"
     flying = 0 if sync else max(1, plan.staging.in_flight)
-    return two_tiers(name, tiers, memory, disk, in_flight=flying, says=goal.policy)
+    return two_tiers(name, tiers, memory, disk, in_flight=flying, says=says)
 
 
 def with_peers(strategy: Strategy, costs: Costs, placement: Placement) -> Strategy:

@@ -2,22 +2,24 @@
 
 from autockpt.reports.analysis.risk import BAND, Risk, sensitivity
 from autockpt.reports.analysis.what_if import WhatIfCurve
+from autockpt.reports.data import reckoned_with
 from autockpt.reports.html.charts import luck
 from autockpt.reports.html.escape import Child, Html, join, tag
 from autockpt.reports.html.sections.parts import Section, chart, details, duration, table
 from autockpt.reports.model import ReportModel
-from autockpt.values.profile import Profile
+from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.units import format_duration, format_fraction
 
 
 def section(model: ReportModel) -> Section | None:
     """Failure model, Monte Carlo band, sensitivity."""
-    if model.profile is None:
+    known = reckoned_with(model.profile, model.decision)
+    if known is None:
         return None
     body = join(
         _spread(model.risk) if model.risk is not None else None,
         _sensitivity(model.what_if) if model.what_if is not None else None,
-        _failures(model.profile, model.what_if),
+        _failures(*known, model.what_if),
     )
     return Section(id="risk", title="Risk", body=body)
 
@@ -37,7 +39,7 @@ def _spread(risk: Risk) -> Html:
             "Each world draws a failure rate from what is known of it (between one failure in "
             f"{low} and one in {high}, median {middle}) and then the failures themselves "
             f"({risk.failures[0]} to {risk.failures[2]} of them); both ways meet the same. "
-            "The promise is a mean, and a few unlucky worlds pull it up.",
+            "The promise is the formula's mean for the mean rate.",
             class_="lead",
         ),
         chart(luck.draw(risk), luck.legend()),
@@ -72,9 +74,8 @@ def _more(waste: float) -> str:
     return format_fraction(waste) if waste > 1e-5 else "\u2013"
 
 
-def _failures(profile: Profile, curve: WhatIfCurve | None) -> Html:
+def _failures(rates: FailureRates, recovery: RecoveryTimes, curve: WhatIfCurve | None) -> Html:
     """Failure model and recovery times, with their sources."""
-    rates, recovery = profile.failures, profile.recovery
     estimated = rates.interruptions_per_s
     mtbf_s = 1 / estimated if estimated > 0 else None
     rows: list[tuple[Child, ...]] = [

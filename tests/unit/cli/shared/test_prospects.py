@@ -24,7 +24,7 @@ def test_the_mean_is_what_the_plan_promises(copies: int | None) -> None:
     )
     scheme = "none" if copies is None else "replicas"
     goal = Goal(redundancy=RedundancyWish(scheme=scheme, copies=copies))
-    found = risk_of(profile, goal, decide(profile, goal))
+    found = risk_of(decide(profile, goal))
     assert found is not None
     plan = found.ways[0]
     assert statistics.fmean(plan.lost) == pytest.approx(plan.promised, rel=0.05)

@@ -1,6 +1,7 @@
 """What the keeper writes down: telemetry of the node, and one failure record per interruption."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from autockpt.executors.keeper.slots import (
 from autockpt.executors.keeper.wire import TrainerResumed
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.storage.event_log import TelemetryWriter
-from autockpt.profiles.failures import estimate_rates
+from autockpt.profiles.failures import estimate_rates, estimate_recovery
 from autockpt.profiles.imports import own_log
 from autockpt.run_directory import RunDirectory
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json
-from autockpt.values.telemetry import Event, event_from_data
+from autockpt.values.telemetry import Event, Restored, event_from_data
 
 G = Generation(epoch=1, seq=30)
 
@@ -300,3 +301,30 @@ def test_without_any_checkpoint_a_living_keeper_lost_no_node(tmp_path: Path, clo
         TrainerResumed(rank=0, epoch=2, generation=None, step=0, source="", bytes=0, restore_s=0.0)
     )
     assert [record.kind for record in failures(tmp_path)] == ["process"]
+
+
+def test_detection_restart_and_restore_are_recorded_for_every_failure(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """They add up to the outage; the estimate of the next run is measured, not assumed."""
+    journal = Journal(str(tmp_path), 0)
+    for _ in range(2):
+        journal.trainer_lost(board(0, step=30), 5, "")
+        clock.now_s += 10.0
+        journal.resumed(replace(back(), came_s=7.0))
+    records = failures(tmp_path)
+    assert [(r.detect_s, r.restart_s, r.restore_s) for r in records] == [(3.0, 5.0, 2.0)] * 2
+    known = estimate_recovery(records)
+    assert (known.detect.source, known.detect.value_s, known.detect.n) == ("measured", 3.0, 2)
+    told = [e for e in events(tmp_path) if isinstance(e, Restored)]
+    assert [e.detect_s for e in told] == [3.0, 3.0]
+
+
+def test_a_way_back_that_nobody_timed_counts_as_restart(tmp_path: Path, clock: Clock) -> None:
+    """As under a launcher that is not ours: nothing is assumed on top of it."""
+    journal = Journal(str(tmp_path), 0)
+    journal.trainer_lost(board(0, step=30), 5, "")
+    clock.now_s += 10.0
+    journal.resumed(back())
+    (record,) = failures(tmp_path)
+    assert (record.detect_s, record.restart_s, record.restore_s) == (0.0, 8.0, 2.0)

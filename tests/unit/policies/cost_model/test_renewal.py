@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autockpt.policies.cost_model.renewal import exact_goodput, overlap_period_s, overlap_time
-from autockpt.policies.cost_model.waste import TierCost, waste
+from autockpt.policies.cost_model.waste import waste
 from autockpt.policies.interval.closed_forms import best_period_s, first_order_period_s
 from autockpt.tuner.simulation.engine import replay
 from autockpt.tuner.simulation.history import World, draw
 from autockpt.tuner.simulation.strategy import Level, Periodic, Strategy
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 from tests.unit.policies.interval.test_closed_forms import minimiser
 

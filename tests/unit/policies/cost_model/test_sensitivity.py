@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from autockpt.policies.cost_model.cost_curve import tiers_of_plan
 from autockpt.policies.cost_model.expectation import rates_of
 from autockpt.policies.cost_model.sensitivity import BAND, INPUTS, Flip, even_failures, flips
-from autockpt.policies.cost_model.waste import TierCost
 from autockpt.policies.decide import decide
 from autockpt.policies.interval.nesting import Tiers
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.goal import Goal, Limits, Pins
 from autockpt.values.plan import Decision
 from tests.support.profiles import example_profile

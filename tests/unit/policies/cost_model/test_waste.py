@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.policies.cost_model.gamma import gamma_cdf, gamma_quantile
-from autockpt.policies.cost_model.waste import TierCost, step_periods_s, waste
+from autockpt.policies.cost_model.waste import step_periods_s, waste
+from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 
 small = st.floats(min_value=0.0, max_value=10.0)
