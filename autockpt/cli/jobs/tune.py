@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autockpt.cli.shared.plan_choice import Scale
     from autockpt.profiling.measure.sample_data import Content
     from autockpt.tuner.search.outcome import Outcome
-    from autockpt.tuner.search.record import Header
+    from autockpt.tuner.search.record import EarlierTry, Header
     from autockpt.values.goal import Goal
     from autockpt.values.profile import Profile
 
@@ -29,9 +29,11 @@ autockpt tune --replay runs/train-20260101-120000/tune-20260101-130000/trials.js
 """
 
 
+BUDGET = 48
+"""Most writes unless told: 16 of them are the final, and about 20 go into the search."""
 DEFAULTS: Options = {
     "run_dir": None, "profile": None, "policy": None, "settings": (),
-    "budget": 25, "time": None, "seed": 0, "out": None,
+    "budget": BUDGET, "time": None, "seed": 0, "out": None,
 }  # fmt: skip
 """The options of a search."""
 
@@ -71,7 +73,7 @@ class Task:
 @click.argument("run_dir", required=False)
 @click.option("--profile", metavar="FILE", help="A profile, or its directory.")
 @policy_options
-@click.option("--budget", type=int, default=25, show_default=True, help="Most measured writes.")
+@click.option("--budget", type=int, default=BUDGET, show_default=True, help="Most measured writes.")
 @click.option("--time", metavar="DURATION", help="About how long to measure (60 s).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of Optuna.")
 @click.option("--out", metavar="DIR", help="Where to write (default: tune-TIME by the profile).")
@@ -212,6 +214,7 @@ def _measure(
     default = model_of(profile, task.goal, sample_bytes=largest).space.default
     size = fit_sample(measure, default, largest, budget=task.budget, limit_s=task.limit_s)
     model = model_of(profile, task.goal, sample_bytes=size)
+    earlier = _earlier(task, profile, folder)
     proposer = OptunaProposer(
         model.space.allowed(),
         seed=task.seed,
@@ -228,14 +231,35 @@ def _measure(
         directory=directory,
         created=utc_now(),
         proposer=proposer.name,
+        earlier=earlier,
     )
-    search, told = Search(model, proposer, task.budget), tune_text.teller(console, task.budget)
+    search = Search(model, proposer, task.budget, earlier=earlier)
+    told = tune_text.teller(console, task.budget)
     trials = folder / "trials.jsonl"
     with open(trials, "w", encoding="utf-8", opener=new_files.readable) as file:
         carry_out(search, header, measure, file, limit_s=task.limit_s, told=told)
     proposer.save(str(folder / "study.journal"))
     new_files.close_to_others(folder / "study.journal")
     return header, outcome_of(search)
+
+
+def _earlier(task: Task, profile: "Profile", folder: Path) -> "tuple[EarlierTry, ...]":
+    """What searches beside `folder` measured with the same job on the same machine."""
+    import contextlib
+
+    from autockpt.tuner.search.record import earlier_tries, parse
+    from autockpt.values.errors import AutockptError
+
+    records = []
+    for path in sorted(task.folder.glob("tune-*/trials.jsonl")):
+        if path.parent == folder:
+            continue
+        # Of another version, or cut short: it says nothing.
+        with contextlib.suppress(AutockptError, OSError, UnicodeDecodeError), path.open() as file:
+            record = parse(file, where=str(path))
+            if record.header.profile.fingerprint == profile.fingerprint:
+                records.append(record)
+    return earlier_tries(records)
 
 
 def _claim(out: str | None, folder: Path) -> Path:

@@ -55,6 +55,10 @@ def print_found(
         f"measured  {format_bytes(header.sample_bytes)} a rank and write, {header.content}"
     )
     console.result(f"matters   {matters(outcome)}")
+    if header.earlier:
+        console.result(f"earlier   {len(header.earlier)} ways known from searches before this one")
+    for warning in outcome.warnings:
+        console.result(f"warning: {warning}")
     for name, path in files.items():
         console.result(f"{name.partition('.')[0]:<8}  {path}")
 

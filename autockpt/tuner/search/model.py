@@ -60,6 +60,8 @@ class Model:
     """Of the default plan."""
     shared: Redundancy = NO_REDUNDANCY
     """Of the default plan: the same whatever writes."""
+    slower: float = 1.0
+    """Times as long as by the profile that the default's write takes in truth."""
     _rates: Rates = field(init=False)
     _write: StorageMeasure = field(init=False)
     _factor: float = field(init=False)
@@ -70,20 +72,25 @@ class Model:
         profile, default = self.space.profile, self.space.default
         self._rates = rates_of(profile, self.space.goal)
         self._write = predicted_write(profile, default)
-        self._factor = self._encoding(default, self._write).write_factor
+        self._factor = self._encoding(default, self._write).write_factor * self.slower
+
+    def corrected(self, slower: float) -> "Model":
+        """The same for a storage on which the default's write takes `slower` times as long."""
+        return self if slower == self.slower else replace(self, slower=slower)
 
     def predicted_ratio(self, candidate: Candidate) -> float:
         """r by the storage grid and the codecs of the profile."""
         if candidate not in self._ratios:
-            own_s = self._predicted_s(candidate)
-            self._ratios[candidate] = own_s / self._predicted_s(self.space.default)
+            whole = self.space.profile.state.total_bytes
+            own_s = self.predicted_s(candidate, whole)
+            self._ratios[candidate] = own_s / self.predicted_s(self.space.default, whole)
         return self._ratios[candidate]
 
-    def _predicted_s(self, candidate: Candidate) -> float:
-        """Seconds of a node's writes, by the grid."""
+    def predicted_s(self, candidate: Candidate, rank_bytes: int) -> float:
+        """Seconds until a node's ranks have written `rank_bytes` each, by the grid."""
         profile = self.space.profile
         write = predicted_write(profile, candidate)
-        count = profile.state.total_bytes * ranks_per_node(profile)
+        count = rank_bytes * ranks_per_node(profile)
         return self._encoding(candidate, write).write_factor * write_time_s(write, count)
 
     def rate(self, candidate: Candidate, ratio: float, *, extra_cpu: float = 0.0) -> Rating:

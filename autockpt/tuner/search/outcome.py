@@ -8,14 +8,15 @@ from autockpt.tuner.search.importance import Importances, importances
 from autockpt.tuner.search.judge import Verdict
 from autockpt.tuner.search.model import Model, Rating
 from autockpt.tuner.search.proposals import Replayed
-from autockpt.tuner.search.record import Record
+from autockpt.tuner.search.record import Record, Trial
 from autockpt.tuner.search.sanity import require_sane
-from autockpt.tuner.search.search import Search
+from autockpt.tuner.search.search import MISTAKEN, Search
 from autockpt.tuner.search.space import Candidate, Space, candidate_of
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
+from autockpt.values.units import format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,9 @@ class Tried:
 
     candidate: Candidate
     predicted_s: float
-    """Seconds until durable beside the training, by the profile."""
+    """Seconds of one of its writes, by the profile."""
     measured_s: float | None
-    """The same by the measured writes, all of them; None when none succeeded."""
+    """The same measured: their mean, of the final where it came so far; None: none succeeded."""
     waste: float | None
     """Lost time of the plan by the measured writes."""
     writes: int
@@ -53,6 +54,10 @@ class Outcome:
     """How many of them each reason took out."""
     importances: Importances
     """Which knob explains the measured times."""
+    default_times: float = 1.0
+    """Times as long as the profile predicts that the default's writes took."""
+    warnings: tuple[str, ...] = ()
+    """What the profile has wrong, in sentences."""
 
 
 def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
@@ -85,7 +90,7 @@ def replay(record: Record, *, where: str) -> Outcome:
     """
     header = record.header
     model = model_of(header.profile, header.goal, sample_bytes=header.sample_bytes)
-    search = Search(model, Replayed(record.trials), header.budget)
+    search = Search(model, Replayed(record.trials), header.budget, earlier=header.earlier)
     for trial in record.trials:
         question = search.ask()
         if trial.stage == "final" and (question is None or question.stage != "final"):
@@ -117,24 +122,46 @@ def outcome_of(search: Search) -> Outcome:
         ways=len(model.space.candidates()),
         refused=dict(model.space.refusals()),
         importances=importances(model.space.allowed(), search.trials),
+        default_times=search.default_times,
+        warnings=_warnings(search),
+    )
+
+
+def _warnings(search: Search) -> tuple[str, ...]:
+    times = search.default_times
+    if 1.0 / MISTAKEN <= times <= MISTAKEN:
+        return ()
+    space = search.model.space
+    expected_s = search.model.predicted_s(space.default, space.sample_bytes)
+    return (
+        f"the default's writes took {format_duration(times * expected_s)} each, and by the profile "
+        f"they take {format_duration(expected_s)}: lost time is reckoned with what was measured; "
+        "run `autockpt profile` again",
     )
 
 
 def _tried(search: Search, candidate: Candidate) -> Tried:
     """By the final where a candidate came so far, else by its one write."""
     model = search.model
+    size = model.space.sample_bytes
     own = [t for t in search.trials if t.candidate == candidate]
     final = next((c for c in search.verdict().contenders if c.candidate == candidate), None)
     rating = final.rating if final is not None else search.rated(candidate)
     return Tried(
         candidate=candidate,
-        predicted_s=model.rate(candidate, model.predicted_ratio(candidate)).durable_s,
-        measured_s=rating.durable_s if rating is not None else None,
+        predicted_s=model.predicted_s(candidate, size),
+        measured_s=_measured_s(own, final=final is not None),
         waste=rating.waste if rating is not None else None,
         writes=sum(not t.failure for t in own),
         final=final is not None,
         failure=next((t.failure for t in own if t.failure), rating.obstacle if rating else ""),
     )
+
+
+def _measured_s(trials: Sequence[Trial], *, final: bool) -> float | None:
+    """Mean seconds of the good ones, those of the final alone where `final`."""
+    good = [t.seconds for t in trials if not t.failure and (t.stage == "final" or not final)]
+    return sum(good) / len(good) if good else None
 
 
 def _said(asked: Sequence[object] | None) -> str:

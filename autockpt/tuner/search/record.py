@@ -17,6 +17,24 @@ final: the best of them and the default, in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierTry:
+    """A candidate that an earlier search of the same job and machine has measured."""
+
+    candidate: Candidate
+    ratio: float
+    """Its seconds over the default's of that search."""
+    extra_cpu: float
+    """CPU seconds beyond the default's, in seconds of the default's write."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.ratio) and self.ratio > 0 and math.isfinite(self.extra_cpu)):
+            raise ConfigError(
+                f"an earlier try took {self.ratio:g} times as long and {self.extra_cpu:g} CPU "
+                "seconds more: must be finite, the first more than 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """Everything that a decision depends on beside the samples.  First line of trials.jsonl."""
 
@@ -36,6 +54,8 @@ class Header:
     """UTC, ISO 8601; for people."""
     proposer: str = ""
     """What proposed the trials of stage `search`, with its version."""
+    earlier: tuple[EarlierTry, ...] = ()
+    """What searches before this one have measured: explored no more, and judged anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +88,25 @@ class Record:
 
     header: Header
     trials: tuple[Trial, ...]
+
+
+def earlier_tries(records: Iterable[Record]) -> tuple[EarlierTry, ...]:
+    """What the searches of `records` measured before their finals; the newest, last one counts."""
+    found: dict[Candidate, EarlierTry] = {}
+    for record in records:
+        tried = [t for t in record.trials if t.stage != "final"]
+        if not tried or tried[0].failure:
+            continue
+        first = tried[0]  # the default
+        for trial in tried[1:]:
+            if trial.failure:
+                continue
+            found[trial.candidate] = EarlierTry(
+                candidate=trial.candidate,
+                ratio=trial.seconds / first.seconds,
+                extra_cpu=(trial.cpu_s - first.cpu_s) / first.seconds,
+            )
+    return tuple(found.values())
 
 
 def header_line(header: Header) -> str:

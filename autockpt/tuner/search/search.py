@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autockpt.tuner.search.judge import Verdict, judge
 from autockpt.tuner.search.model import Model, Rating
 from autockpt.tuner.search.proposals import Proposer
-from autockpt.tuner.search.record import Stage, Trial
+from autockpt.tuner.search.record import EarlierTry, Stage, Trial
 from autockpt.tuner.search.space import Candidate
 from autockpt.values.errors import ConfigError, StorageError
 
@@ -26,6 +26,8 @@ EXPLORED = 0.6
 """At most this part of the budget before the final."""
 HOPELESS = 2.0
 """Times the best so far: what is expected beyond it is not proposed."""
+MISTAKEN = 2.0
+"""Times as fast or slow as profiled: from here on the profile's figure of the storage is wrong."""
 LEAST_BUDGET = 2 * ROUNDS + 2
 """One finalist and the default in the final, and two measurements to find it."""
 
@@ -68,6 +70,8 @@ class Search:
     proposer: Proposer
     budget: int
     """Most measurements, those of the final among them."""
+    earlier: tuple[EarlierTry, ...] = ()
+    """Of searches before this one: not explored again."""
     trials: list[Trial] = field(default_factory=list)
     """Every answer so far."""
     _seeds: list[Candidate] = field(init=False)
@@ -79,7 +83,11 @@ class Search:
 
     def __post_init__(self) -> None:
         require_budget(self.budget)
-        self._seeds = seeds_of(self.model)[: self._before_final]
+        default, allowed = self.model.space.default, set(self.model.space.allowed())
+        known = {e.candidate: e for e in self.earlier if e.candidate in allowed - {default}}
+        self.earlier = tuple(known.values())
+        seeds = [seed for seed in seeds_of(self.model) if seed not in known]
+        self._seeds = seeds[: self._before_final]
 
     def ask(self) -> Question | None:
         """The next measurement; None when the search is over."""
@@ -97,9 +105,18 @@ class Search:
         self.trials.append(trial)
         if trial.stage == "final":
             return
-        value = self._value(trial)
-        self._values[trial.candidate] = value
-        self.proposer.told(trial.candidate, value if math.isfinite(value) else None)
+        first, value = self._yardstick is None, self._value(trial)
+        self._learn(trial.candidate, value)
+        if first and self._yardstick is not None:
+            for tried in self.earlier:
+                known = self.real_model.rate(
+                    tried.candidate, tried.ratio, extra_cpu=tried.extra_cpu
+                )
+                self._learn(tried.candidate, known.waste)
+
+    def _learn(self, candidate: Candidate, value: float) -> None:
+        self._values[candidate] = value
+        self.proposer.told(candidate, value if math.isfinite(value) else None)
 
     def enough(self) -> None:
         """Time is up: the final begins, or ends with the round that is under way."""
@@ -114,7 +131,26 @@ class Search:
         if all(t.failure for t in self.trials):
             why = self.trials[0].failure if self.trials else "there was no time for one"
             raise StorageError(f"not one write could be measured: {why}")
-        return judge(self.model, finals)
+        return judge(self.real_model, finals)
+
+    @property
+    def default_times(self) -> float:
+        """Mean seconds of the default's writes over what the profile predicts for the same bytes.
+
+        1 while there is none.
+        """
+        space = self.model.space
+        own = [t.seconds for t in self.trials if t.candidate == space.default and not t.failure]
+        if not own:
+            return 1.0
+        return sum(own) / len(own) / self.model.predicted_s(space.default, space.sample_bytes)
+
+    @property
+    def real_model(self) -> Model:
+        """The model; where the storage is not what was profiled, by what was measured of it."""
+        times = self.default_times
+        known = 1.0 / MISTAKEN <= times <= MISTAKEN
+        return self.model.corrected(1.0 if known else times)
 
     # --- exploring
 
@@ -140,7 +176,11 @@ class Search:
     def promising(self, candidate: Candidate) -> bool:
         """Whether the model, corrected by its category's seed, puts it near the best so far."""
         measured = {t.candidate: t.seconds for t in self.trials if not t.failure}
-        seed = next((c for c in self._seeds if c.category == candidate.category), None)
+        if self._yardstick is not None:
+            for tried in self.earlier:
+                measured.setdefault(tried.candidate, tried.ratio * self._yardstick.seconds)
+        seeds = (*self._seeds, *(tried.candidate for tried in self.earlier))
+        seed = next((c for c in seeds if c.category == candidate.category), None)
         if seed is None or seed not in measured:
             return False
         predicted = self.model.predicted_ratio
@@ -154,7 +194,8 @@ class Search:
         if own is None or first is None:
             return None
         extra_cpu = (own.cpu_s - first.cpu_s) / first.seconds
-        return self.model.rate(candidate, own.seconds / first.seconds, extra_cpu=extra_cpu)
+        model = self.real_model
+        return model.rate(candidate, own.seconds / first.seconds, extra_cpu=extra_cpu)
 
     def _value(self, trial: Trial) -> float:
         """Expected waste if the one write tells the truth; the first good one is the yardstick."""

@@ -16,6 +16,8 @@ from autockpt.values.units import format_bytes
 MIB = 2**20
 CHUNKS_BYTES = tuple(mib * MIB for mib in (1, 2, 4, 8, 16, 32, 64))
 WRITERS = (1, 2, 4, 8)
+BASED = frozenset({"delta"})
+"""Codecs of differences to a save before: a measured write has none before it."""
 SLOTS = (1, 2, 3)
 """More than three change nothing unless several checkpoints are in flight, which is a pin."""
 
@@ -46,9 +48,12 @@ class Candidate:
 
 
 def candidate_of(plan: CheckpointPlan) -> Candidate:
-    """How a plan writes; a codec on some classes only counts as that codec."""
+    """How a plan writes; a codec on some classes only counts as that codec.
+
+    Where the plan writes differences, the candidate is its full writes.
+    """
     staging = plan.staging
-    codecs = {name for name in plan.tier("disk").codec.values() if name != "none"}
+    codecs = set(plan.tier("disk").codec.values()) - {"none", *BASED}
     return Candidate(
         chunk_bytes=staging.chunk_bytes,
         writers=staging.writers,
@@ -73,7 +78,8 @@ class Space:
     def candidates(self) -> list[Candidate]:
         """Every combination, allowed or not; pinned values are among them."""
         pins, default = self.goal.pins, self.default
-        codecs = {"none", default.codec, *(m.codec for m in self.profile.codecs)}
+        measured = {m.codec for m in self.profile.codecs} - BASED
+        codecs = {"none", default.codec, *measured}
         axes: tuple[Sequence[int], Sequence[int], Sequence[bool], Sequence[str]] = (
             sorted(
                 {*self.chunks_bytes, default.chunk_bytes, pins.chunk_bytes or default.chunk_bytes}
@@ -153,7 +159,7 @@ def pinned(candidate: Candidate, pins: Pins) -> str:
         ("disk.writers", pins.writers, candidate.writers),
         ("disk.chunk", pins.chunk_bytes, candidate.chunk_bytes),
         ("disk.direct", pins.direct_io, candidate.direct_io),
-        ("disk.codec", pins.codec, candidate.codec),
+        ("disk.codec", None if pins.codec in BASED else pins.codec, candidate.codec),
     )
     broken = [name for name, pin, value in wanted if pin is not None and pin != value]
     return f"pinned by {' and '.join(broken)}" if broken else ""

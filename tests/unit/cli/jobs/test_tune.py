@@ -11,6 +11,7 @@ import pytest
 from autockpt.cli.app import run
 from autockpt.cli.jobs import profile as profile_command
 from autockpt.cli.jobs import tune_text
+from autockpt.cli.jobs.tune import BUDGET
 from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.prospects import search_of
 from autockpt.console import Console
@@ -197,12 +198,12 @@ def test_a_profile_can_be_tuned_at_once(capsys: pytest.CaptureFixture[str]) -> N
     found = profile_command._tune(Console(), directory, None, ("disk.codec=none",))
     assert found is not None
     header, outcome, files = found
-    assert (header.goal.pins.codec, header.budget) == ("none", 25)
+    assert (header.goal.pins.codec, header.budget) == ("none", BUDGET)
     assert all(Path(path).is_file() for path in files.values())
     words = tune_text.policy_words(*found)
     tuned = ["--policy", files["tuned.yaml"]]
     assert words == ([] if outcome.verdict.kept_default else tuned)
-    assert re.search(r"2[0-9] of 25", capsys.readouterr().err)  # whole rounds of a final
+    assert re.search(rf"4[0-9] of {BUDGET}", capsys.readouterr().err)  # whole rounds of a final
 
 
 def test_the_report_of_a_tuned_profile_shows_the_search(here: Path) -> None:

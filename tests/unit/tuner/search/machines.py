@@ -38,6 +38,8 @@ class Machine:
     """Standard deviation of the logarithm of a time, its own for each write."""
     seed: int = 0
     broken: tuple[Candidate, ...] = ()
+    scale: float = 1.0
+    """Times as slow as that."""
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class Machine:
         steps = abs(math.log2(way.writers / best.writers))
         steps += abs(math.log2(way.chunk_bytes / best.chunk_bytes))
         steps += 2.0 * (way.direct_io != best.direct_io)
-        return float(0.1 * 1.25**steps * (1.0 if way.codec == best.codec else 3.0))
+        return float(self.scale * 0.1 * 1.25**steps * (1.0 if way.codec == best.codec else 3.0))
 
     def answer(self, question: Question) -> Trial:
         """A noisy write, or a failed one."""
@@ -90,7 +92,7 @@ def record_of(search: Search, *, seed: int = 0) -> Record:
     header = Header(
         profile=space.profile, goal=space.goal, budget=search.budget, seed=seed,
         sample_bytes=space.sample_bytes, content="made up", directory="nowhere",
-        created="2026-01-01T00:00:00Z",
+        created="2026-01-01T00:00:00Z", earlier=search.earlier,
     )  # fmt: skip
     return Record(header=header, trials=tuple(search.trials))
 
