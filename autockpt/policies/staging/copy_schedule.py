@@ -40,11 +40,15 @@ def choose_schedule(
     ways = _copying_ways(profile, windows=windows)
     kept = _within_limit(goal, found, ways)
     chosen = pinned or _cheapest(goal, cost, kept)
-    compare = _rivals(goal, cost, kept, chosen) if windows and not pinned else ()
+    compare: tuple[Schedule, ...] = ()
+    if not pinned:
+        compare = _rivals(goal, cost, kept, chosen) if windows else ()
+        compare = compare or _unproven(profile, goal, base, cost, kept, chosen)
     other = min((name for name in cost if name != chosen), key=lambda name: cost[name])
     staging, costs = found[chosen]
-    if compare and fit is not None:
-        staging = replace(staging, compare=compare, window_margin=fit.margin)
+    if compare:
+        margin = fit.margin if fit is not None else staging.window_margin
+        staging = replace(staging, compare=compare, window_margin=margin)
     limited = not pinned and chosen != _cheapest(goal, cost, ways)
     reasons = (
         "measured in turn" if predicted else "",
@@ -154,6 +158,31 @@ def _rivals(
     if not close or cost["windows"] > HOPELESS * best_s:
         return ()
     return tuple(sorted((*close, "windows"), key=lambda name: (name != chosen, cost[name])))
+
+
+def _unproven(
+    profile: Profile,
+    goal: Goal,
+    base: Staging,
+    cost: dict[Schedule, float],
+    kept: tuple[Schedule, ...],
+    chosen: Schedule,
+) -> tuple[Schedule, ...]:
+    """Lazy and blocking, where what one of them costs was never measured; the chosen first.
+
+    A prediction is a best case: what it puts at more than `HOPELESS` times the other is not tried.
+    """
+    if goal.pins.retune in (False, "observe") or goal.objective == "stall":
+        return ()
+    if base.persist == "sync" or not {"lazy", "blocking"} <= set(kept):
+        return ()
+    known = {"lazy": profile.stall_s, "blocking": schedule_measure(profile, "blocking")}
+    other: Schedule = "lazy" if chosen == "blocking" else "blocking"
+    if known[chosen] is not None and known[other] is not None:
+        return ()
+    if known[other] is None and cost[other] > HOPELESS * cost[chosen]:
+        return ()
+    return (chosen, other)
 
 
 def _window_words(profile: Profile, goal: Goal, fit: WindowFit | None) -> str:

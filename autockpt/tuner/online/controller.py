@@ -19,7 +19,7 @@ from autockpt.policies.cost_model.sensitivity import even_failures
 from autockpt.policies.interval.choose import Intervals
 from autockpt.tuner.online import backoff, codec, rollback_check
 from autockpt.tuner.online.controller_state import Change, Memory
-from autockpt.tuner.online.estimates import Window
+from autockpt.tuner.online.estimates import WINDOW, Window
 from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.outlook import Outlook
 from autockpt.tuner.online.proposals import (
@@ -33,7 +33,7 @@ from autockpt.tuner.online.proposals import (
     with_schedule,
     written,
 )
-from autockpt.tuner.online.schedules import compare
+from autockpt.tuner.online.schedules import AGAIN, compare, doubt, rivals_of
 from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
@@ -100,6 +100,7 @@ class Controller:
         elif isinstance(event, PlanChangeWithheld):
             self._dwell(event)
         if self.seen.sealed > sealed:
+            self._note_stall()
             self._count_overhead()
             self._end_watch()
 
@@ -162,6 +163,7 @@ class Controller:
             memory.rivals = (staging.schedule, *losers)
             memory.compared_sealed = self.seen.sealed
             memory.compared_quiet_s = self.seen.quiet.mean
+            memory.compared_stall_s = 0.0
 
     def _recoded(self, then: CheckpointPlan) -> None:
         """The codec went, or came back; what was durable before says nothing of it."""
@@ -173,6 +175,13 @@ class Controller:
                 encoded=self.plan.tier("disk"), durable_s=durable.mean, error_s=durable.error
             )
         self.seen.persist = Window()
+
+    def _note_stall(self) -> None:
+        """What the winner of a comparison costs, from its first snapshots on its own."""
+        memory = self.memory
+        since = self.seen.sealed - memory.compared_sealed
+        if memory.rivals and not self.plan.staging.compare and since == WINDOW:
+            memory.compared_stall_s = self.seen.stall.mean
 
     def _dwell(self, event: Event, *, settled: bool = True) -> None:
         """The next change waits; an emergency step leaves a jump to be answered properly."""
@@ -252,6 +261,11 @@ class Controller:
                 return None
             then = with_schedule(plan, found.winner)
             return self._unmoved(then, "schedule", f"step {step}: {found.sentence}", found.numbers)
+        return self._other_pace(step) or self._other_stall(step)
+
+    def _other_pace(self, step: int) -> PlanProposal | None:
+        """Schedules are compared again: iterations are not what they were."""
+        plan, memory, quiet = self.plan, self.memory, self.seen.quiet
         since, before_s = self.seen.sealed - memory.compared_sealed, memory.compared_quiet_s
         if not memory.rivals or since < self.settings.compare_checkpoints or not quiet.n:
             return None
@@ -264,6 +278,21 @@ class Controller:
         )
         then = with_schedule(plan, plan.staging.schedule, compare=memory.rivals)
         return self._unmoved(then, "compare", why, {})
+
+    def _other_stall(self, step: int) -> PlanProposal | None:
+        """Schedules are compared: a snapshot stalls much more, or less, than it was meant to."""
+        memory, seen, staging = self.memory, self.seen, self.plan.staging
+        if memory.rivals and seen.sealed - memory.compared_sealed < AGAIN:
+            return None
+        prior_s = seen.prior.stall_s if seen.prior is not None and not memory.rivals else 0.0
+        rivals = memory.rivals or rivals_of(staging, self.goal)
+        meant_s = memory.compared_stall_s or prior_s
+        why = doubt(seen.stall, meant_s, self.outlook.periods_s[0]) if rivals else ""
+        if not why:
+            return None
+        why = f"step {step}: {why}: {' and '.join(rivals)} take turns"
+        then = with_schedule(self.plan, staging.schedule, compare=rivals)
+        return self._unmoved(then, "compare", why, {"stall_s": seen.stall.mean, "meant_s": meant_s})
 
     def _codec(self, step: int) -> PlanProposal | None:
         """Bytes as they are where encoding makes checkpoints late, and back where it did not."""

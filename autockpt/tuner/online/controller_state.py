@@ -51,6 +51,8 @@ class Memory:
     """Snapshots of the run when they were."""
     compared_quiet_s: float = 0.0
     """Quiet iteration then."""
+    compared_stall_s: float = 0.0
+    """Stall of a snapshot after it; 0: not known yet, or never compared."""
     hurried_from: tuple[int, int] | None = None
     """Intervals before the burst, while it lasts."""
     trial: CodecTrial | None = None

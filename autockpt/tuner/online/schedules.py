@@ -9,8 +9,9 @@ between neighbours, which no drift of the machine is part of.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autockpt.tuner.online.estimates import winsorised
-from autockpt.values.plan import Schedule
+from autockpt.tuner.online.estimates import WINDOW, Window, winsorised
+from autockpt.values.goal import Goal
+from autockpt.values.plan import Schedule, Staging
 from autockpt.values.telemetry import ScheduleTried
 from autockpt.values.units import format_duration
 
@@ -20,6 +21,12 @@ GIVEN_UP = 3 * ROUNDS
 """So many of another one, and a schedule that was hardly ever tried cannot be used in this run."""
 SIGMAS = 2.0
 """Standard errors by which a schedule must be better than the one expected to be best."""
+DOUBTED = 2.0
+"""Times more or less than it was meant to that a snapshot stalls: schedules are compared anew."""
+WORTH = 1e-3
+"""Fraction of time that the larger of both must take: less is not worth a comparison."""
+AGAIN = 2 * ROUNDS
+"""Snapshots from one comparison until the stall may begin another."""
 KEPT = 3 * GIVEN_UP
 """Newest tries that are remembered."""
 
@@ -95,6 +102,27 @@ def compare(
             break
     costs = schedule_costs(usable, tried, quiet_s)
     return Comparison(winner=winner, costs=costs)
+
+
+def rivals_of(staging: Staging, goal: Goal) -> tuple[Schedule, ...]:
+    """The schedule of a plan and the other that any job can use; () where it may not change."""
+    fixed = goal.pins.schedule is not None or goal.objective == "stall"
+    if fixed or staging.persist == "sync" or staging.schedule == "windows":
+        return ()
+    return ("lazy", "blocking") if staging.schedule == "lazy" else ("blocking", "lazy")
+
+
+def doubt(stall: Window, meant_s: float, period_s: float) -> str:
+    """Why the stall asks for a comparison; "" where it is as it was meant to be, or negligible."""
+    if stall.n < WINDOW or stall.doubtful or meant_s <= 0:
+        return ""
+    high, low = max(stall.mean, meant_s), min(stall.mean, meant_s)
+    if high < DOUBTED * low or high < WORTH * period_s:
+        return ""
+    return (
+        f"a snapshot stalls {format_duration(stall.mean)} (mean of {stall.n}) where "
+        f"{format_duration(meant_s)} was expected"
+    )
 
 
 def _costs_s(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autockpt.policies.cost_model.costs import profile_costs
 from autockpt.tuner.online.controller import Controller, begin
 from autockpt.tuner.online.schedules import GIVEN_UP, ROUNDS, compare, schedule_costs
 from autockpt.tuner.online.settings import ControllerSettings
@@ -22,7 +23,7 @@ from autockpt.values.telemetry import (
     ScheduleTried,
     SnapshotSealed,
 )
-from tests.support.profiles import example_failures, example_recovery
+from tests.support.profiles import example_failures, example_profile, example_recovery
 
 RIVALS: tuple[Schedule, ...] = ("windows", "lazy", "blocking")
 ITERATION_S = 0.4
@@ -161,6 +162,10 @@ class Run:
                     )
                 )  # fmt: skip
 
+    def stall_s(self, schedule: Schedule) -> float:
+        """Of one snapshot."""
+        return 0.001
+
     def _snapshot(self) -> None:
         self.step += 50
         self.now_s += 50 * self.quiet_s
@@ -176,7 +181,7 @@ class Run:
         tell(
             SnapshotSealed(
                 at_s=self.now_s, rank=0, generation=name, step=self.step, bytes=1,
-                boundary_stall_s=0.001, fence_stall_s=0.0, copy_s=0.1,
+                boundary_stall_s=self.stall_s(schedule), fence_stall_s=0.0, copy_s=0.1,
             )
         )  # fmt: skip
         tell(
@@ -239,3 +244,81 @@ def test_what_was_tried_goes_through_json() -> None:
     memory = run.controller.memory
     assert len(memory.seen.tried) == 5
     assert from_json(type(memory), to_json(memory)) == memory
+
+
+# --- any job --------------------------------------------------------------------------------------
+
+
+class Jumping(Run):
+    """A job without windows, whose snapshots stall what its schedule costs now."""
+
+    def __init__(self, costs: dict[Schedule, float], *, goal: Goal | None = None) -> None:
+        super().__init__(costs, goal=goal)
+        staging = Staging(schedule="blocking")
+        plan = replace(self.controller.plan, staging=staging)
+        prior = replace(
+            profile_costs(example_profile(), staging, write=None),
+            iteration_s=ITERATION_S, stall_s=costs["blocking"],
+        )  # fmt: skip
+        memory = begin(
+            plan=plan, failures=example_failures(mtbf_s=7200.0, process_share=0.8),
+            recovery=example_recovery(), prior=prior,
+        )  # fmt: skip
+        self.controller = Controller(memory, goal=self.controller.goal)
+        self.chance = random.Random(5)
+
+    def stall_s(self, schedule: Schedule) -> float:
+        """With noise of a fifth."""
+        return self.costs[schedule] * self.chance.uniform(0.8, 1.2)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the plan in force."""
+        return self.controller.plan.staging.schedule
+
+
+QUIET: dict[Schedule, float] = {"blocking": 0.06, "lazy": 0.2}
+BUSY: dict[Schedule, float] = {"blocking": 0.5, "lazy": 0.1}
+"""Beside another job on the machine."""
+
+
+def test_a_stall_that_is_not_as_promised_makes_the_schedules_take_turns() -> None:
+    """Blocking was promised 60 ms and takes 500: lazy wins, and once the machine is quiet again
+    blocking comes back; one comparison and one change a phase."""
+    run = Jumping(QUIET)
+    run.snapshots(40)
+    assert run.schedule == "blocking"
+    assert not {"compare", "schedule"} & set(run.kinds)
+    for costs, best in ((BUSY, "lazy"), (QUIET, "blocking"), (BUSY, "lazy")):
+        run.costs, before = costs, len(run.kinds)
+        run.snapshots(80)
+        phase = [kind for kind in run.kinds[before:] if kind in ("compare", "schedule")]
+        assert (run.schedule, phase) == (best, ["compare", "schedule"]), costs
+
+
+def test_a_stall_that_takes_no_time_to_speak_of_begins_nothing() -> None:
+    """Ten times a tenth of a millisecond is nothing."""
+    run = Jumping({"blocking": 1e-4, "lazy": 1e-4})
+    run.snapshots(20)
+    run.costs = {"blocking": 1e-3, "lazy": 1e-3}
+    run.snapshots(60)
+    assert "compare" not in run.kinds
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(pins=Pins(schedule="blocking")),
+        Goal(objective="stall"),
+        Goal(pins=Pins(retune=False)),
+        Goal(pins=Pins(retune="observe")),
+    ],
+    ids=["pinned", "stall", "never", "observe"],
+)
+def test_a_schedule_that_may_not_change_is_not_compared(goal: Goal) -> None:
+    """Whatever it costs."""
+    run = Jumping(QUIET, goal=goal)
+    run.snapshots(10)
+    run.costs = BUSY
+    run.snapshots(60)
+    assert not {"compare", "schedule"} & set(run.kinds)
