@@ -63,7 +63,7 @@ def decided_again(
     """The decision after a change of its plan: promise, inputs and the habit are of now."""
     old = decision.inputs
     before = old.habit if old is not None else None
-    stale = ()
+    stale: tuple[str, ...] = ()
     if old is not None:
         stale = doubts(old.failures, old.recovery, goal, decision.expected.waste)
     changed = replace(

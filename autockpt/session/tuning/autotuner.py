@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.state.live_state import LiveState
+from autockpt.policies.codec_speeds import codecs_by_speed
 from autockpt.policies.cost_model.costs import Costs, profile_costs
 from autockpt.policies.cost_model.inputs import decided_again
 from autockpt.policies.decide import decide
@@ -389,7 +390,8 @@ def _controller(
     """With what earlier runs and this one's earlier processes have left behind."""
     failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
     prior = None if job.profile is None else _costs(job, job.profile)
-    memory = begin(plan=job.plan, failures=failures, recovery=recovery, prior=prior)
+    codecs = () if job.profile is None else codecs_by_speed(job.profile, job.goal)
+    memory = begin(plan=job.plan, failures=failures, recovery=recovery, prior=prior, codecs=codecs)
     controller = RecordedController(Controller(memory, goal=job.goal), recorder)
     if job.restart_count and len(interruptions) >= 2:
         controller.interrupted(time.monotonic(), interruptions[-1].exposure_s)

@@ -5,7 +5,7 @@
     refused    they are not: bytes as they are again, until the storage is twice as slow as then
     given up   encoded ones are durable so soon that on such a storage no codec pays
 
-Source: docs/tuning.md, "Every decision while training".
+Source: docs/policy.md, "Online re-tuning".
 """
 
 from dataclasses import dataclass, replace
@@ -34,6 +34,8 @@ class CodecWatch:
     """The same as observed when a codec was taken up; None: none was, in this run."""
     proven: bool = False
     """It was durable sooner than that."""
+    encoded_s: float = 0.0
+    """The longest mean until durable under a codec that was taken up, at first what is expected."""
     refused_s: float | None = None
     """Until durable without one, when one was tried in vain."""
 
@@ -51,9 +53,11 @@ def taken_up(watch: CodecWatch, durable: Window) -> CodecAtSpeed | None:
 
 def proves(watch: CodecWatch, durable: Window) -> CodecWatch:
     """The watch once the first encoded checkpoints are durable."""
-    if watch.raw_s is None or watch.proven:
+    if watch.raw_s is None or durable.doubtful:
         return watch
-    return replace(watch, proven=durable.mean + SIGMAS * durable.error < watch.raw_s)
+    sooner = durable.mean + SIGMAS * durable.error < watch.raw_s
+    longest_s = max(watch.encoded_s, durable.mean)
+    return replace(watch, proven=watch.proven or sooner, encoded_s=longest_s)
 
 
 def refused(watch: CodecWatch, durable: Window) -> str:
@@ -73,12 +77,31 @@ def given_up(watch: CodecWatch, durable: Window) -> str:
         return ""
     least = watch.table[0]
     pays_from_s = least.slower * least.factor * watch.profiled_s
-    if BAND * (durable.mean + SIGMAS * durable.error) >= pays_from_s:
+    # What an encoder holds up takes no less on fast storage: a fall says that it is the encoder.
+    fell = BAND * durable.mean < watch.encoded_s
+    if durable.mean >= (BAND * pays_from_s if fell else pays_from_s / BAND):
         return ""
     return (
         f"encoded checkpoints are durable after {format_duration(durable.mean)} (mean of "
         f"{durable.n}); encoding pays on storage where they take "
         f"{format_duration(pays_from_s)} or more: bytes are written as they are"
+    )
+
+
+def changed(watch: CodecWatch, durable: Window, *, encoded: bool) -> CodecWatch:
+    """The watch after a change: `durable` is of before it, `encoded` says what is from now on."""
+    if encoded:
+        least_s = durable.mean * min((at.factor for at in watch.table), default=1.0)
+        return replace(watch, raw_s=durable.mean, proven=False, encoded_s=least_s)
+    failed_s = watch.raw_s if refused(watch, durable) else watch.refused_s
+    return replace(watch, raw_s=None, proven=False, encoded_s=0.0, refused_s=failed_s)
+
+
+def explains(watch: CodecWatch, durable: Window) -> bool:
+    """Whether encoded checkpoints are late because the storage is at least twice as slow."""
+    return any(
+        at.slower >= WORSE and at.slower * at.factor * watch.profiled_s <= durable.mean
+        for at in watch.table
     )
 
 

@@ -14,10 +14,12 @@ Source: docs/policy.md, "Online re-tuning".
 from dataclasses import replace
 from typing import Literal
 
+from autockpt.policies.codec_speeds import CodecAtSpeed
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.sensitivity import even_failures
 from autockpt.policies.interval.choose import Intervals
-from autockpt.tuner.online import backoff, codec, rollback_check
+from autockpt.tuner.online import backoff, codec, codec_speed, rollback_check
+from autockpt.tuner.online.codec_speed import CodecWatch
 from autockpt.tuner.online.controller_state import Change, Memory
 from autockpt.tuner.online.estimates import WINDOW, Window
 from autockpt.tuner.online.observed import Observed
@@ -42,6 +44,8 @@ from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import Event, PlanChanged, PlanChangeWithheld
 from autockpt.values.units import format_duration, format_fraction
 
+BY_SPEED = "by_speed"
+"""Number of a proposal that changes the codec because of the storage's speed."""
 OFFERS = 8
 """Proposals that may still be applied: the newest ones since the last change."""
 
@@ -52,9 +56,18 @@ def begin(
     failures: FailureRates,
     recovery: RecoveryTimes,
     prior: Costs | None = None,
+    codecs: tuple[CodecAtSpeed, ...] = (),
 ) -> Memory:
-    """A memory that has seen nothing; `prior`: costs from a profile, None without one."""
-    return Memory(plan=plan, seen=Observed(failures=failures, recovery=recovery, prior=prior))
+    """A memory that has seen nothing; `prior`: costs from a profile, None without one.
+
+    `codecs`: what to encode with on storage of other speeds than the profile's, without a codec.
+    """
+    profiled_s = prior.persist_s if prior is not None else 0.0
+    return Memory(
+        plan=plan,
+        seen=Observed(failures=failures, recovery=recovery, prior=prior),
+        codec=CodecWatch(table=codecs, profiled_s=profiled_s),
+    )
 
 
 class Controller:
@@ -102,6 +115,8 @@ class Controller:
         if self.seen.sealed > sealed:
             self._note_stall()
             self._count_overhead()
+            if self.seen.persist.n >= WINDOW:
+                self.memory.codec = codec_speed.proves(self.memory.codec, self.seen.persist)
             self._end_watch()
 
     def expect(self, plan: CheckpointPlan, expected: Expected | None = None) -> None:
@@ -149,7 +164,7 @@ class Controller:
         if offered.plan.staging.compare != self.plan.staging.compare:
             self._compared(offered.plan.staging)
         if offered.kind == "codec":
-            self._recoded(offered.plan)
+            self._recoded(offered)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm"))
 
@@ -165,11 +180,14 @@ class Controller:
             memory.compared_quiet_s = self.seen.quiet.mean
             memory.compared_stall_s = 0.0
 
-    def _recoded(self, then: CheckpointPlan) -> None:
+    def _recoded(self, offered: PlanProposal) -> None:
         """The codec went, or came back; what was durable before says nothing of it."""
-        memory, durable = self.memory, self.seen.persist
-        if memory.trial is not None:
-            memory.trial = replace(memory.trial, over=bool(then.tier("disk").codec))
+        memory, durable, then = self.memory, self.seen.persist, offered.plan.tier("disk").codec
+        if BY_SPEED in offered.numbers:
+            memory.codec = codec_speed.changed(memory.codec, durable, encoded=bool(then))
+            memory.trial = None
+        elif memory.trial is not None:
+            memory.trial = replace(memory.trial, over=bool(then))
         else:
             memory.trial = codec.CodecTrial(
                 encoded=self.plan.tier("disk"), durable_s=durable.mean, error_s=durable.error
@@ -297,7 +315,12 @@ class Controller:
     def _codec(self, step: int) -> PlanProposal | None:
         """Bytes as they are where encoding makes checkpoints late, and back where it did not."""
         trial, durable = self.memory.trial, self.seen.persist
-        if self.memory.watching or self.memory.hurried_from is not None:
+        if self.memory.hurried_from is not None:
+            return None
+        sped = self._codec_for_speed(step)
+        if sped is not None or self.memory.watching or self.memory.codec.raw_s is not None:
+            return sped
+        if trial is None and codec_speed.explains(self.memory.codec, durable):
             return None
         if trial is None:
             why = codec.late(self.plan, self.goal, durable, self.seen.prior)
@@ -308,6 +331,24 @@ class Controller:
         if not why:
             return None
         return self._unmoved(then, "codec", f"step {step}: {why}", {"durable_s": durable.mean})
+
+    def _codec_for_speed(self, step: int) -> PlanProposal | None:
+        """Encoding where the storage became slow, and none where it became fast."""
+        watch, durable, plan = self.memory.codec, self.seen.persist, self.plan
+        least = self.settings.jump_checkpoints if durable.jumped else WINDOW
+        if not watch.table or self.mode != "on" or durable.n < least or durable.doubtful:
+            return None
+        if plan.tier("disk").codec:
+            why = codec_speed.refused(watch, durable) or codec_speed.given_up(watch, durable)
+            then = with_codec(plan, {})
+        else:
+            at = codec_speed.taken_up(watch, durable)
+            why = codec_speed.sentence(at, durable) if at is not None else ""
+            then = with_codec(plan, at.codec if at is not None else {})
+        if not why:
+            return None
+        numbers = {"durable_s": durable.mean, BY_SPEED: 1.0}
+        return self._unmoved(then, "codec", f"step {step}: {why}", numbers)
 
     def _back_off(self, step: int) -> PlanProposal | None:
         if self.memory.over_budget < backoff.IN_A_ROW or self.outlook.pinned:
@@ -411,6 +452,9 @@ class Controller:
         dwell_s = settings.dwell_s
         if settings.run_s is not None:
             dwell_s = min(dwell_s, settings.dwell_fraction * settings.run_s)
+        failures_per_s = self.outlook.rates.total_per_s
+        if failures_per_s > 0:
+            dwell_s = min(dwell_s, settings.dwell_mtbf / failures_per_s)
         long_enough = since_s is not None and now_s - since_s >= dwell_s * memory.patience
         enough = self.seen.sealed - memory.dwell_from_sealed >= settings.dwell_checkpoints
         return long_enough and enough and self.seen.known(settings.jump_checkpoints)

@@ -4,9 +4,10 @@ Everything that decides is in here, in the goal and in the settings; nothing hid
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autockpt.tuner.online.codec import CodecTrial
+from autockpt.tuner.online.codec_speed import CodecWatch
 from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.values.plan import CheckpointPlan, Schedule
@@ -57,3 +58,5 @@ class Memory:
     """Intervals before the burst, while it lasts."""
     trial: CodecTrial | None = None
     """Bytes as they are were tried."""
+    codec: CodecWatch = field(default_factory=CodecWatch)
+    """What the speed of the storage says about encoding."""

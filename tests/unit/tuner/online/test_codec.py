@@ -44,6 +44,7 @@ def trained(
     """A day with checkpoints that are durable after these; the plans that changed the codec."""
     tuned = controller(goal or Goal(), profiled=profiled)
     job = FakeJob(
+        stall_s=0.1,
         noise=noise,
         seed=seed,
         persist_of=lambda now: encoded_s if now.tier("disk").codec else plain_s,
@@ -63,7 +64,7 @@ def test_encoding_that_makes_checkpoints_late_is_given_up() -> None:
 
 def test_the_reason_has_the_numbers_and_nothing_else_changes() -> None:
     """What was promised, what was seen, and in how many checkpoints."""
-    job = FakeJob(persist_of=lambda now: 6.5)
+    job = FakeJob(stall_s=0.1, persist_of=lambda now: 6.5)
     tuned = controller(Goal())
     before = tuned.plan
     while not job.proposals:

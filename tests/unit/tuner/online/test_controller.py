@@ -122,6 +122,16 @@ def test_a_plan_far_off_changes_once_after_the_dwell():
         assert intervals_of(tuned.plan)[0] == pytest.approx(intervals_of(best)[0], rel=0.05)
 
 
+def test_a_job_that_fails_often_dwells_no_longer_than_it_lives():
+    """Half the time between failures, and not an hour that no process of it sees."""
+    often = 1200.0
+    job = FakeJob(stall_s=2.0)
+    best = settled(job, mtbf_s=often).plan
+    tuned = controller(plan(*scaled(intervals_of(best), 4.0)), mtbf_s=often)
+    job.run(tuned, until_s=0.9 * often)
+    assert [p.kind for p in job.proposals] == ["retune"]
+
+
 def test_a_gain_below_a_thousandth_of_time_is_not_taken():
     """Cheap checkpoints and rare failures: ten times off is still nothing."""
     job = FakeJob(stall_s=0.001, slower=0.0, persist_s=0.1)
