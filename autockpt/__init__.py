@@ -49,4 +49,8 @@ def __getattr__(name: str) -> Any:
         from autockpt import api
 
         return getattr(api, name)
+    if name == "integrations":
+        from importlib import import_module
+
+        return import_module("autockpt.integrations")
     raise AttributeError(f"module 'autockpt' has no attribute {name!r}")

@@ -4,3 +4,27 @@ Every format is read into one shape, a tree: nested dicts and lists whose tensor
 read one by one when somebody needs them.  Everything else (converting, comparing, loading) works on
 trees, so that a format is one file and memory stays at one tensor where the target allows it.
 """
+
+from typing import Any
+
+from autockpt.integrations.adapters import ADAPTERS
+
+
+def __getattr__(name: str) -> Any:
+    """Adapters of frameworks are loaded on first use: each imports its framework."""
+    from importlib import import_module
+
+    from autockpt.values.errors import ConfigError
+
+    found = next((adapter for adapter in ADAPTERS if adapter.module == name), None)
+    if found is None:
+        raise AttributeError(f"module 'autockpt.integrations' has no attribute {name!r}")
+    try:
+        return import_module(f"autockpt.integrations.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("autockpt"):
+            raise
+        raise ConfigError(
+            f"autockpt.integrations.{name}: {error.name} is not installed; "
+            f"pip install 'autockpt[{found.extra}]'"
+        ) from error

@@ -9,6 +9,8 @@ with exit code 91.  Loops of frameworks begin at 0 whatever a callback reads.
 import types
 from collections.abc import Iterable
 
+from autockpt.integrations.adapters import ADAPTERS, is_there
+
 SCRIPT = "script"
 """As `attach(data=...)` or AUTOCKPT_DATA: the script sees to its loop and data by itself."""
 
@@ -83,9 +85,11 @@ def warning(framework: str | None, *, unused_loader: bool) -> str:
 
 def _why(framework: str | None, unused_loader: bool) -> str:
     if framework is not None:
+        adapter = next((a for a in ADAPTERS if a.framework == framework and is_there(a)), None)
+        protect = f"; its adapter does: {adapter.line.format(name='trainer')}" if adapter else ""
         return (
             f"the loop is that of {framework}, which begins at its first epoch and batch, and "
-            "autockpt cannot set its counters"
+            f"`attach` alone cannot set its counters{protect}"
         )
     if unused_loader:
         return (

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autockpt.cli.shared.script_source import Loop, Scope, Script, Steps, is_name, last_name
+from autockpt.integrations.adapters import Adapter, adapter_of
 
 DRAWS = frozenset({"randperm", "shuffle", "permutation", "sample", "choice", "choices"})
 """Calls that draw an order."""
@@ -68,10 +69,13 @@ def advice(path: str) -> str:
     name = os.path.basename(path)
     try:
         with open(path, encoding="utf-8") as file:
-            found = lines_to_add(file.read())
+            source = file.read()
     except (OSError, ValueError):
-        found = Advice()
+        source = ""
+    found = lines_to_add(source)
     said = f"autockpt: UNPROTECTED: {name} never called autockpt.attach, so nothing was saved.\n"
+    if (framework := adapter_of(source)) is not None:
+        return said + _adapter_line(*framework)
     if not found.lines:
         return said + (
             "autockpt: its training loop was not recognised. With the usual names two lines protect"
@@ -86,6 +90,15 @@ def advice(path: str) -> str:
     lines = "".join(f"    {line.text:<{width}}  # {line.where}\n" for line in found.lines)
     notes = "".join(f"autockpt: {note}\n" for note in found.notes)
     return f"{said}autockpt: `import autockpt` at the top and {protect} it:\n\n{lines}\n{notes}"
+
+
+def _adapter_line(adapter: Adapter, name: str) -> str:
+    """The loop is a framework's: the line of its adapter."""
+    line, where = adapter.line.format(name=name), adapter.where.format(name=name)
+    return (
+        f"autockpt: it trains with {adapter.framework}. `import autockpt` at the top and one line "
+        f"protect it,\nautockpt: {where} (docs/adapters.md):\n\n    {line}\n\n"
+    )
 
 
 def lines_to_add(source: str) -> Advice:

@@ -10,13 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.loader_rng import forget
 from autockpt.executors.state.rng import rng_mark, rng_state, set_rng_state
 from autockpt.executors.state.sampler_state import sampler_of
-from autockpt.executors.state.shuffle_rng import others_of, put_back, shuffle_of
+from autockpt.executors.state.shuffle_rng import (
+    others_of,
+    put_back,
+    require_generators,
+    shuffle_of,
+)
 from autockpt.values.errors import ConfigError
 
 
@@ -66,6 +72,16 @@ class EpochLoader:
         self.__dict__["_under_way"] = True
         return self._pass(self._place.begin())
 
+    @property
+    def ahead(self) -> int:
+        """Batches that the framework fetches before it trains the one that it has."""
+        return int(self._ahead)
+
+    def end_epoch(self) -> None:
+        """The loop has left this epoch, though the loader may have had more."""
+        if self._under_way:
+            self._next_epoch()
+
     def trained(self, count: int) -> None:
         """So many batches of this epoch are trained, at a boundary.
 
@@ -101,7 +117,7 @@ class EpochLoader:
                 "else it is not known which batches are trained"
             )
         count = self._ahead if self._trained is None else place.index - self._trained
-        count = min(count, place.index, len(self._before))
+        count = max(0, min(count, place.index, len(self._before)))
         pending = list(self._before)[len(self._before) - count :]
         state: dict[str, Any] = place.state()
         state["index"] -= len(pending)
@@ -268,12 +284,24 @@ class _Epochs(DataPosition):
             state["sampler_epoch"] = self._sampler_epoch
         if self._late is not None:
             state["late"] = self._late
+        if self.by_index and self._shuffle is None and (between := self._between()):
+            state["between"] = between
         return state
+
+    def _between(self) -> dict[str, Any]:
+        """States of the generators that draw shuffles alone, before the epoch has begun."""
+        given, own = shuffle_of(self.loader)[1:], others_of(self.loader).get("own", {})
+        return {"given": given, "own": own} if given or own else {}
 
     def load(self, state: dict[str, Any]) -> None:
         """As of DataPosition."""
         self._sampler_epoch, self._late = state.get("sampler_epoch"), state.get("late")
         super().load(state)
+        between = state.get("between")
+        if between:
+            shuffle = [torch.get_rng_state(), *between["given"]]
+            require_generators(self.loader, shuffle, between)
+            put_back(self.loader, shuffle, {"own": between["own"]})
 
     def _tell_sampler(self) -> None:
         """The framework tells it, or does not, as it would without us."""

@@ -310,7 +310,6 @@ def test_the_lines_run_in_their_script(shape: str, sessions: list[PassThroughSes
     [
         pytest.param("while True:\n    pass\n", id="nothing known"),
         pytest.param("x = (", id="not Python"),
-        pytest.param("from transformers import Trainer\nTrainer(model=m).train()", id="framework"),
         pytest.param(
             HEAD + OPT + """
 def train(net, loader, opt):
@@ -331,6 +330,43 @@ def test_a_script_that_is_not_understood_gets_an_example(source: str, tmp_path: 
     assert "was not recognised" in text
     assert all(line in text for line in EXAMPLE)
     assert "without a DataLoader: for step in ckpt.steps(total_steps):" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "from transformers import Trainer\nt = Trainer(model=m)\nt.train()",
+            ("Hugging Face Trainer", "autockpt.integrations.huggingface.protect(t)", "t.train()"),
+        ),
+        (
+            "import trl\ntrainer = trl.SFTTrainer(model=m)\ntrainer.train()",
+            ("Hugging Face Trainer", "autockpt.integrations.huggingface.protect(trainer)"),
+        ),
+        (
+            "import lightning as L, transformers\nt = L.Trainer(max_epochs=3)",
+            ("Lightning Trainer", "t = Trainer(..., callbacks=[autockpt.integrations.lightning"),
+        ),
+        (
+            "from accelerate import Accelerator\nacc = Accelerator()\n" + HEAD + OPT,
+            ("Accelerate", "ckpt = autockpt.integrations.accelerate.attach(acc)"),
+        ),
+    ],
+)
+def test_a_framework_is_named_with_its_line(
+    source: str, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A script without a loop of its own gets no loop to paste."""
+    (tmp_path / "s.py").write_text(source)
+    text = advice(str(tmp_path / "s.py"))
+    assert all(part in text for part in said)
+    assert "ckpt.batches" not in text
+
+
+def test_a_trainer_of_ones_own_is_no_framework(tmp_path: Path) -> None:
+    """The name alone says nothing: the package is imported, or it is not."""
+    (tmp_path / "s.py").write_text("class Trainer: ...\nTrainer().train()\n")
+    assert "Hugging Face" not in advice(str(tmp_path / "s.py"))
 
 
 def test_what_a_restart_would_do_otherwise_is_said() -> None:

@@ -1,0 +1,210 @@
+"""Loops of Hugging Face Accelerate under autockpt.
+
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    ckpt = autockpt.integrations.accelerate.attach(accelerator)
+    for epoch in range(ckpt.epoch, epochs):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                ...
+            ckpt.step()
+    ckpt.close()
+
+All that was prepared, was registered for checkpointing or counts inside of the accelerator is found
+there.  The prepared loaders stay in use, with what they do for devices, ranks and accumulation; the
+DataLoader inside each is one that knows its place.  An iteration is one with a step of the
+optimizer: micro-batches before it belong to it.  What a script does behind its inner loop belongs
+to the last iteration of the epoch.
+"""
+
+import atexit
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import autockpt
+from autockpt.values.errors import ConfigError
+
+
+def attach(accelerator: Any, *, run_dir: str | None = None, **others: Any) -> "AcceleratedLoop":
+    """Protects what `accelerator.prepare` gave; restores it if there is a checkpoint.
+
+    `run_dir`, `goal`, `fresh` and further objects as of `autockpt.attach`.  Call it behind all
+    calls of `prepare`.  Raises ConfigError where no model was prepared, or a loader cannot be
+    resumed at a batch.
+    """
+    if not accelerator._models:
+        raise ConfigError(
+            "attach(accelerator): no model was prepared; call it behind accelerator.prepare(...)"
+        )
+    return AcceleratedLoop(accelerator, run_dir, others)
+
+
+class AcceleratedLoop:
+    """The session of an accelerator's loop."""
+
+    def __init__(self, accelerator: Any, run_dir: str | None, others: dict[str, Any]) -> None:
+        self._accelerator = accelerator
+        self._loaders = list(accelerator._dataloaders)
+        self._owed: Any = None
+        """The loader whose epoch has ended, with the boundary of its last iteration."""
+        self._batches = [0] * len(self._loaders)
+        """Micro-batches trained in the epoch of each loader."""
+        objects = {
+            **_named("scheduler", [getattr(s, "scheduler", s) for s in accelerator._schedulers]),
+            **_named("custom", accelerator._custom_objects),
+            **others,
+        }
+        self.session: Any = autockpt.attach(
+            model=_one("model", accelerator._models),
+            optimizer=_one("optimizer", accelerator._optimizers),
+            scaler=getattr(accelerator, "scaler", None),
+            run_dir=run_dir, extra=self._extra, restore="tensors", **objects,
+        )  # fmt: skip
+        restored = self.session.restored
+        if restored is not None:
+            self._load(restored.extra)
+        self._places = [self._protect(n, loader) for n, loader in enumerate(self._loaders)]
+        self.session.own_boundary()
+        if not self._loaders:
+            self.session.finish_restore()
+        atexit.register(self._at_exit)
+
+    # ------------------------------------------------------------------ the public face
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the first prepared loader goes on with, or begins."""
+        if not self._places:
+            raise ConfigError("ckpt.epoch: no loader was prepared; use ckpt.step_count")
+        return int(self._places[0].epoch)
+
+    @property
+    def step_count(self) -> int:
+        """Iterations with a step of the optimizer that were trained, restored ones included."""
+        return int(self.session.step_count)
+
+    @property
+    def stopped(self) -> bool:
+        """True when the training is to end before its last step, because that was asked for."""
+        return bool(self.session.stopped)
+
+    def step(self) -> int:
+        """Marks the end of a micro-batch, behind `accumulate`; the number of iterations.
+
+        Where gradients are still being accumulated it is no boundary.
+        """
+        loader = self._accelerator.gradient_state.active_dataloader
+        number = self._number(loader)
+        if number is not None:
+            self._batches[number] += 1
+            self._tell_trained(number)
+        if not self._accelerator.sync_gradients:
+            return self.step_count
+        if number is not None and loader.end_of_dataloader:
+            self._owed = loader
+        else:
+            self.session.step()
+        return self.step_count
+
+    def batches(self, total: int, *, loader: int = 0) -> Iterator[tuple[int, Any]]:
+        """(iterations so far, micro-batch) over prepared loader number `loader`, until `total`.
+
+        Iterations are those with a step of the optimizer; `step()` is called here.
+        """
+        self.session.own_boundary(total)
+        while self.step_count < total and not self.stopped:
+            for batch in self._loaders[loader]:
+                yield self.step_count, batch
+                self.step()
+                if self.step_count >= total or self.stopped:
+                    break
+            self._pay()
+        self.close()
+
+    def request_stop(self) -> None:
+        """Ends the training at a coming boundary, on all ranks; `stopped` is True then."""
+        self.session.request_stop()
+
+    def close(self) -> None:
+        """The end: the last checkpoint is made durable."""
+        if sys.exc_info()[1] is None:
+            self._pay()
+        atexit.unregister(self._at_exit)
+        self.session.close()
+
+    # ------------------------------------------------------------------ parts
+
+    def _pay(self) -> None:
+        """The last iteration of an epoch ends where its loader begins another, or the script."""
+        if self._owed is not None:
+            number, self._owed = self._number(self._owed), None
+            assert number is not None
+            self._batches[number] = 0
+            self.session.step()
+
+    def _at_exit(self) -> None:
+        if getattr(sys, "last_value", None) is None:
+            self.close()
+
+    def _number(self, loader: Any) -> int | None:
+        return next((n for n, known in enumerate(self._loaders) if known is loader), None)
+
+    def _protect(self, number: int, loader: Any) -> Any:
+        inner = getattr(loader, "base_dataloader", None)
+        if inner is None:
+            raise ConfigError(
+                f"attach(accelerator): a {type(loader).__qualname__} has no DataLoader inside that "
+                "could be resumed at a batch"
+            )
+        dispatches = type(loader).__name__ == "DataLoaderDispatcher"
+        ahead = 1
+        if dispatches and not loader.split_batches:
+            ahead = self._accelerator.num_processes
+        if dispatches and not self._accelerator.is_main_process:
+            ahead = 0  # the first rank reads for all
+        place = self.session.loader(inner, ahead=ahead, name=f"loader{number}")
+        loader.base_dataloader = place
+        begin = loader.begin
+
+        def begun() -> None:
+            if self._owed is loader:
+                self._pay()
+            begin()
+
+        loader.begin = begun
+        if ahead > 1:
+            place.trained(self._batches[number] * ahead)
+        return place
+
+    def _tell_trained(self, number: int) -> None:
+        """Only where several batches are read for one: how many are left is not known else."""
+        place = self._places[number]
+        if place.ahead > 1:
+            place.trained(self._batches[number] * place.ahead)
+
+    def _extra(self) -> dict[str, Any]:
+        return {
+            "step": self._accelerator.step,
+            "iterations": [loader.iteration for loader in self._loaders],
+            "batches": list(self._batches),
+        }
+
+    def _load(self, extra: Mapping[str, Any]) -> None:
+        if len(extra["iterations"]) != len(self._loaders):
+            raise ConfigError(
+                f"attach(accelerator): {len(self._loaders)} loaders are prepared, and the "
+                f"checkpoint was made with {len(extra['iterations'])}; prepare the same ones"
+            )
+        self._accelerator.step = extra["step"]
+        self._batches = list(extra["batches"])
+        for loader, iteration in zip(self._loaders, extra["iterations"], strict=True):
+            loader.iteration = iteration
+
+
+def _named(name: str, values: list[Any]) -> dict[str, Any]:
+    return {f"{name}{number or ''}": value for number, value in enumerate(values)}
+
+
+def _one(name: str, values: list[Any]) -> Any:
+    """The only one by itself, several by their names."""
+    return values[0] if len(values) == 1 else _named(name, values)

@@ -1,0 +1,110 @@
+"""Which frameworks have an adapter, how a script of theirs is known, and its one line.
+
+No framework is imported: a script is known by the packages that it imports and by what it calls.
+"""
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """An adapter of one framework."""
+
+    framework: str
+    """Its name, as its own documentation writes it."""
+    module: str
+    """Below `autockpt.integrations`."""
+    extra: str
+    """Of `pip install autockpt[...]`; also the environment of its tests."""
+    packages: tuple[str, ...]
+    """A script that imports one of them..."""
+    calls: tuple[str, ...]
+    """... and calls one of these uses it; a name ends with one of them."""
+    line: str
+    """`{name}` is the variable that holds what was called."""
+    where: str
+    """Where the line goes."""
+
+
+ADAPTERS = (
+    Adapter(
+        framework="Lightning Trainer", module="lightning", extra="lightning",
+        packages=("lightning", "pytorch_lightning"), calls=("Trainer",),
+        line="{name} = Trainer(..., callbacks=[autockpt.integrations.lightning.Autockpt()])",
+        where="where the Trainer is made, beside its other arguments",
+    ),
+    Adapter(
+        framework="Lightning Fabric", module="lightning", extra="lightning",
+        packages=("lightning", "lightning_fabric"), calls=("Fabric",),
+        line="ckpt = autockpt.integrations.lightning.attach({name}, "
+        '{{"model": model, "optimizer": optimizer}})',
+        where="behind {name}.setup(...); docs/lightning.md shows the loop",
+    ),
+    Adapter(
+        framework="Ignite Engine", module="ignite", extra="ignite",
+        packages=("ignite",), calls=("Engine", "create_supervised_trainer"),
+        line="ckpt = autockpt.integrations.ignite.attach({name}, model=model, optimizer=optimizer)",
+        where="before {name}.run(ckpt.loader(loader), ...)",
+    ),
+    Adapter(
+        framework="Hugging Face Trainer", module="huggingface", extra="huggingface",
+        packages=("transformers", "trl"), calls=("Trainer",),
+        line="autockpt.integrations.huggingface.protect({name})", where="before {name}.train()",
+    ),
+    Adapter(
+        framework="Accelerate", module="accelerate", extra="accelerate",
+        packages=("accelerate",), calls=("Accelerator",),
+        line="ckpt = autockpt.integrations.accelerate.attach({name})",
+        where="behind {name}.prepare(...); then ckpt.step() at the end of each batch, and epochs "
+        "from ckpt.epoch on",
+    ),
+)  # fmt: skip
+
+
+def adapter_of(source: str) -> tuple[Adapter, str] | None:
+    """(the adapter of the framework that a script trains with, the name in its line).
+
+    None where it is none of these, the source cannot be read, or the adapter is missing.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    imported = _imported(tree)
+    for adapter in ADAPTERS:
+        if not imported & set(adapter.packages) or not is_there(adapter):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _is_call_of(node, adapter):
+                return adapter, _name_of(tree, node)
+    return None
+
+
+def is_there(adapter: Adapter) -> bool:
+    """This autockpt has the adapter."""
+    return importlib.util.find_spec(f"autockpt.integrations.{adapter.module}") is not None
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def _is_call_of(node: ast.Call, adapter: Adapter) -> bool:
+    called = ast.unparse(node.func).rpartition(".")[2]
+    return called.endswith(adapter.calls)
+
+
+def _name_of(tree: ast.AST, call: ast.Call) -> str:
+    """The variable that the call is assigned to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and node.value is call and len(node.targets) == 1:
+            return ast.unparse(node.targets[0])
+    return "trainer" if "Trainer" in ast.unparse(call.func) else "accelerator"

@@ -1,0 +1,361 @@
+"""Hugging Face Trainer (transformers 5) under autockpt.
+
+    trainer = autockpt.integrations.huggingface.protect(Trainer(...))
+    trainer.train()
+
+A callback alone cannot do it: Trainer decides where its loop begins before any callback runs, and
+what belongs to a step (evaluation, the log, its own save) goes on behind the last one.  `protect`
+therefore wraps bound methods of the one trainer that it is given:
+
+    get_train_dataloader        remembers the loader
+    _init_training_state        prepares early, attaches (which restores), says where to begin
+    _prepare_for_training       hands over what was prepared
+    _run_epoch                  lets the loader go on instead of skipping batches
+    _load_rng_state             puts the random state back
+    _maybe_log_save_evaluate    the boundary, behind all that belongs to the step
+    _finalize_training          the end, before the best model is loaded
+
+`AutockptCallback` is the other, smaller thing: it only chooses when Trainer saves its own files.
+"""
+
+import copy
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+import transformers.trainer as trainer_module
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerState
+
+import autockpt
+from autockpt.policies.interval.closed_forms import young_interval_s
+from autockpt.values.errors import ConfigError
+
+WRAPPED = (
+    "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch",
+    "_load_rng_state", "_maybe_log_save_evaluate", "_finalize_training",
+)  # fmt: skip
+"""Methods of Trainer that are wrapped."""
+SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+"""Numbers of Trainer beside its state; `_tr_loss` is a tensor."""
+
+OF_THIS_START = frozenset({
+    "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps",
+    "train_batch_size", "is_local_process_zero", "is_world_process_zero", "is_hyper_param_search",
+    "trial_name", "trial_params",
+})  # fmt: skip
+"""Fields of TrainerState that the arguments and the rank say, whatever was saved."""
+
+
+def protect(trainer: Any, *, run_dir: str | None = None, **attached: Any) -> Any:
+    """The trainer, whose `train()` is checkpointed, and resumed where it was.
+
+    `run_dir`, `goal`, `fresh` and further objects as of `autockpt.attach`.  The session is
+    `trainer.autockpt` from the beginning of `train()` on.  Raises ConfigError for a transformers
+    whose Trainer has other methods.
+    """
+    missing = [name for name in WRAPPED if not hasattr(trainer, name)]
+    if missing:
+        raise ConfigError(
+            f"protect(trainer): the {type(trainer).__qualname__} of transformers "
+            f"{transformers.__version__} has no {missing[0]}; transformers 5 is needed (tried with "
+            "5.24). AutockptCallback works with older ones: it chooses when Trainer saves"
+        )
+    if getattr(trainer, "autockpt_protection", None) is not None:
+        raise ConfigError("protect(trainer): this trainer is protected already")
+    trainer.autockpt_protection = _Protection(trainer, run_dir, attached)
+    return trainer
+
+
+class _Protection:
+    """One trainer, its session, and how far the loop is in its epoch."""
+
+    def __init__(self, trainer: Any, run_dir: str | None, attached: dict[str, Any]) -> None:
+        self._trainer, self._run_dir, self._attached = trainer, run_dir, attached
+        self._old = {name: getattr(trainer, name) for name in WRAPPED}
+        self._loader: Any = None
+        self._place: Any = None
+        """The loader of ours in or around that."""
+        self._prepared: tuple[Any, Any] | None = None
+        self._ckpt: Any = None
+        self._trainings = 0
+        self._epoch, self._updates, self._per_epoch = 0, 0, 1
+        self._stepped_at = 0
+        """`global_step` at the newest boundary."""
+        self._owed = False
+        """A boundary stands behind the end of the epoch."""
+        self._saved: Mapping[str, Any] = {}
+        trainer.autockpt = None
+        for name in WRAPPED:
+            setattr(trainer, name, getattr(self, name.lstrip("_")))
+        # First: what other callbacks see of a resumed training is as it was.
+        trainer.callback_handler.callbacks.insert(0, _Sums(self))
+
+    # ------------------------------------------------------------------ wrapped methods
+
+    def get_train_dataloader(self) -> Any:
+        """Remembers it: a session does not exist yet."""
+        self._loader = self._old["get_train_dataloader"]()
+        return self._loader
+
+    def init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, resume: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """(epoch, batches trained in it), of a checkpoint of ours or as Trainer says."""
+        self._end_former()
+        self._prepared, self._per_epoch = None, per_epoch
+        if trial is not None:
+            print("autockpt: trials of a hyperparameter search are not protected", flush=True)
+            return self._begun(self._old["_init_training_state"](
+                max_steps, per_epoch, epochs, resume, trial
+            ))  # fmt: skip
+        trainer = self._trainer
+        theirs = self._old["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
+        self._prepared = self._old["_prepare_for_training"](max_steps, self._loader, resume)
+        self._ckpt = trainer.autockpt = self._attach()
+        restored = self._ckpt.restored
+        begins = theirs
+        if restored is not None:
+            if resume is not None:
+                print(
+                    f"autockpt: goes on from its own checkpoint of step {restored.step}, not from "
+                    f"resume_from_checkpoint={resume!r}; attach anew with fresh=True for that one",
+                    flush=True,
+                )
+            self._load(restored.extra)
+            accumulation = trainer.args.gradient_accumulation_steps
+            begins = (restored.extra["epoch"], restored.extra["updates"] * accumulation)
+        self._protect_loader()
+        left = max_steps - trainer.state.global_step
+        self._ckpt.own_boundary(self._ckpt.step_count + max(0, left))
+        self._stepped_at = trainer.state.global_step
+        return self._begun(begins)
+
+    def prepare_for_training(self, max_steps: int, loader: Any, resume: str | None) -> Any:
+        """What was prepared ahead of attach."""
+        if self._prepared is None:
+            return self._old["_prepare_for_training"](max_steps, loader, resume)
+        model, _ = self._prepared
+        self._trainer.callback_handler.train_dataloader = self._loader
+        return model, self._loader
+
+    def run_epoch(self, **arguments: Any) -> None:
+        """An epoch, or the rest of one."""
+        resumed = self._ckpt is not None and self._ckpt.restored is not None
+        first = arguments["epoch"] == arguments["epochs_trained"]
+        self._epoch = arguments["epoch"]
+        if not first:
+            self._updates = 0
+        if not (resumed and first):
+            self._old["_run_epoch"](**arguments)
+            return
+        if self._saved.get("ended"):
+            self._trainer.control.should_training_stop = True
+            return
+        args = self._trainer.args
+        skips, ignores = trainer_module.skip_first_batches, args.ignore_data_skip
+        # The loader goes on by itself; all that is left of skipping is where the counters begin.
+        trainer_module.skip_first_batches = lambda loader, _: loader
+        args.ignore_data_skip = False
+        try:
+            self._old["_run_epoch"](**{**arguments, "resume_from_checkpoint": "autockpt"})
+        finally:
+            trainer_module.skip_first_batches, args.ignore_data_skip = skips, ignores
+
+    def load_rng_state(self, checkpoint: str | None) -> None:
+        """Ours at the beginning of an epoch; within one the loader has done it."""
+        if self._ckpt is not None and self._ckpt.restored is not None:
+            self._ckpt.finish_restore()
+        else:
+            self._old["_load_rng_state"](checkpoint)
+
+    def maybe_log_save_evaluate(self, *arguments: Any, **named: Any) -> None:
+        """The boundary of the step, or of the epoch's last one behind the epoch's own end."""
+        self._old["_maybe_log_save_evaluate"](*arguments, **named)
+        trainer, ckpt = self._trainer, self._ckpt
+        if ckpt is None:
+            return
+        control = trainer.control
+        if trainer.state.global_step == self._stepped_at:
+            if self._owed:  # at the epoch's end
+                self._place.end_epoch()
+                self._epoch, self._updates, self._owed = self._epoch + 1, 0, False
+                self._boundary()
+            return
+        self._stepped_at = trainer.state.global_step
+        self._updates += 1
+        stops = control.should_epoch_stop or control.should_training_stop
+        self._owed = bool(stops or self._updates >= self._per_epoch)
+        if not self._owed:
+            self._boundary()
+
+    def finalize_training(self, *arguments: Any, **named: Any) -> Any:
+        """Ends the session while the weights are those of the last step."""
+        if self._ckpt is not None:
+            self._ckpt.close()
+            self._trainer.args.eval_on_start |= bool(self._saved.get("eval_on_start"))
+        return self._old["_finalize_training"](*arguments, **named)
+
+    # ------------------------------------------------------------------ parts
+
+    def _boundary(self) -> None:
+        self._ckpt.step()
+        if self._ckpt.stopped:
+            self._trainer.control.should_training_stop = True
+
+    def _begun(self, begins: tuple[int, int]) -> tuple[int, int]:
+        accumulation = self._trainer.args.gradient_accumulation_steps
+        self._epoch, self._updates, self._owed = begins[0], begins[1] // accumulation, False
+        return begins
+
+    def _end_former(self) -> None:
+        """Trainer begins anew in the same process: `auto_find_batch_size`, or a second train()."""
+        self._trainings += 1
+        self._saved = {}
+        if self._ckpt is not None:
+            self._ckpt.close(final_checkpoint=False)
+        self._ckpt = self._trainer.autockpt = None
+
+    def _attach(self) -> Any:
+        trainer, run_dir = self._trainer, self._run_dir
+        if run_dir is not None and self._trainings > 1:
+            run_dir = os.path.join(run_dir, f"train-{self._trainings}")
+        return autockpt.attach(
+            model=trainer.model_wrapped,
+            optimizer=trainer.optimizer,
+            scheduler=trainer.lr_scheduler,
+            scaler=getattr(trainer.accelerator, "scaler", None),
+            run_dir=run_dir,
+            extra=self._extra,
+            restore="tensors",
+            **self._attached,
+        )
+
+    def _protect_loader(self) -> None:
+        """The loader inside accelerate's is ours; accelerate fetches one batch ahead of it."""
+        inner = getattr(self._loader, "base_dataloader", None)
+        if inner is None:
+            self._place = self._loader = self._ckpt.loader(self._loader)
+            return
+        self._place = self._loader.base_dataloader = self._ckpt.loader(inner, ahead=1)
+
+    # ------------------------------------------------------------------ counters
+
+    def _extra(self) -> dict[str, Any]:
+        trainer = self._trainer
+        state = dataclasses.asdict(copy.copy(trainer.state))
+        state.pop("stateful_callbacks", None)
+        extra = {name: getattr(trainer, name, 0) for name in SUMS}
+        loss = getattr(trainer, "_tr_loss", None)
+        return {
+            "epoch": self._epoch,
+            "updates": self._updates,
+            "ended": trainer.control.should_training_stop
+            and state["global_step"] < state["max_steps"],
+            "state": state,
+            "callbacks": [callback.state() for callback in self._exportable()],
+            "sums": extra,
+            "loss": 0.0 if loss is None else float(loss),
+        }
+
+    def _exportable(self) -> list[Any]:
+        every = self._trainer.callback_handler.callbacks
+        return [callback for callback in every if isinstance(callback, ExportableState)]
+
+    def _load(self, extra: Mapping[str, Any]) -> None:
+        """Puts counters and callbacks back."""
+        trainer = self._trainer
+        self._saved = {**extra, "eval_on_start": trainer.args.eval_on_start}
+        trainer.args.eval_on_start = False
+        known = {field.name for field in dataclasses.fields(TrainerState)} - OF_THIS_START
+        for name, value in extra["state"].items():
+            if name in known:
+                setattr(trainer.state, name, value)
+        live = self._exportable()
+        if len(live) != len(extra["callbacks"]):
+            print(
+                f"autockpt: the checkpoint has {len(extra['callbacks'])} callbacks with a state, "
+                f"this trainer {len(live)}; they begin anew",
+                flush=True,
+            )
+            return
+        for callback, saved in zip(live, extra["callbacks"], strict=True):
+            for name, value in {**saved["args"], **saved["attributes"]}.items():
+                setattr(callback, name, value)
+
+    def put_back_sums(self) -> None:
+        """Trainer sets them to zero behind `_init_training_state`."""
+        if not self._saved:
+            return
+        trainer = self._trainer
+        for name, value in self._saved["sums"].items():
+            setattr(trainer, name, value)
+        trainer._tr_loss = torch.tensor(self._saved["loss"], device=trainer.args.device)
+
+
+class _Sums(TrainerCallback):  # type: ignore[misc]
+    """Told when Trainer has set its sums to zero."""
+
+    def __init__(self, protection: _Protection) -> None:
+        self._protection = protection
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Before the first epoch."""
+        self._protection.put_back_sums()
+
+
+class AutockptCallback(TrainerCallback):  # type: ignore[misc]
+    """Chooses when Trainer saves its own files: `Trainer(callbacks=[AutockptCallback()])`.
+
+    The interval is Young's: sqrt(2 C M), for the cost C of a save as it is measured here and a mean
+    time M between failures.  Set `save_strategy="no"`.  Nothing else is protected: Trainer resumes
+    by `resume_from_checkpoint`, as exactly as it does.
+    """
+
+    def __init__(
+        self, *, mtbf_s: float = 6 * 3600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`mtbf_s`: seconds.  Raises ConfigError if it is not positive."""
+        young_interval_s(1.0, mtbf_s)
+        self._mtbf_s, self._clock = mtbf_s, clock
+        self._asked_s: float | None = None
+        self._began: tuple[int, float] | None = None
+        self._last_step = 0
+        self.interval_steps = 20
+        """Steps between two saves; the first is one to measure by."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Counts from here."""
+        self._last_step, self._began = state.global_step, (state.global_step, self._clock())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Asks for a save when the interval has passed: by steps, alike on all ranks."""
+        if state.global_step - self._last_step >= self.interval_steps:
+            control.should_save, self._asked_s = True, self._clock()
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Measures it, and sets the next interval."""
+        if self._asked_s is None or self._began is None:
+            return
+        now, (step, began_s) = self._clock(), self._began
+        cost_s = max(1e-3, now - self._asked_s)
+        iteration_s = max(1e-6, (self._asked_s - began_s) / max(1, state.global_step - step))
+        steps = round(young_interval_s(cost_s, self._mtbf_s) / iteration_s)
+        self.interval_steps = max(1, _of_first_rank(steps))
+        self._asked_s, self._last_step, self._began = None, state.global_step, (
+            state.global_step, now
+        )  # fmt: skip
+
+
+def _of_first_rank(number: int) -> int:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return number
+    numbers = [number]
+    distributed.broadcast_object_list(numbers, src=0)
+    return int(numbers[0])
