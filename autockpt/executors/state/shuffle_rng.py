@@ -47,7 +47,11 @@ def put_back(loader: Any, shuffle: Shuffle, others: dict[str, Any]) -> None:
 
 
 def require_generators(loader: Any, shuffle: Shuffle | None, others: dict[str, Any] | None) -> None:
-    """Raises ConfigError when states that were saved have no generator to go to."""
+    """Raises ConfigError when states that were saved have no generator to go to.
+
+    One that a sampler makes with its first order is made now.
+    """
+    _make_generators(loader, (others or {}).get("own", {}))
     if shuffle is not None and len(shuffle) - 1 != len(_given(loader)):
         raise ConfigError(
             f"data: the loader that wrote the checkpoint had {len(shuffle) - 1} generators of its "
@@ -62,6 +66,13 @@ def require_generators(loader: Any, shuffle: Shuffle | None, others: dict[str, A
                 f"this loader does not have (it has {', '.join(held) or 'none'}); attach it with "
                 "the sampler that wrote the checkpoint"
             )
+
+
+def _make_generators(loader: Any, saved: dict[str, Any]) -> None:
+    for path, sampler in _samplers(loader):
+        for name, value in list(_attributes(sampler).items()):
+            if value is None and isinstance(saved.get(f"{path}.{name}"), torch.Tensor):
+                setattr(sampler, name, torch.Generator())
 
 
 def _given(loader: Any) -> list[torch.Generator]:

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    TensorDataset,
+)
 
 from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.executors.state.rng import rng_state, set_rng_state
@@ -131,6 +138,38 @@ def test_a_sampler_is_told_no_epoch_but_the_frameworks() -> None:
 
     assert killed_and_resumed(make, 5, 0, told) == undisturbed(make, 0, told)
     assert killed_and_resumed(make, 5) == undisturbed(make)
+
+
+class SeedsLate(Sampler[int]):
+    """Makes its generator with its first order, and seeds it by epoch (as accelerate's does)."""
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator | None = None
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = torch.Generator()
+        self.generator.manual_seed(self.epoch)
+        yield from torch.randperm(ITEMS, generator=self.generator).tolist()
+        self.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """The framework's number."""
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("until", [4, 6, 9, 12])
+def test_a_generator_that_a_sampler_makes_late_goes_on(until: int) -> None:
+    """In the second epoch the checkpoint has it, and a new sampler does not yet."""
+
+    def make() -> Any:
+        return DataLoader(Drawing(), batch_sampler=BatchSampler(SeedsLate(), 2, drop_last=False))
+
+    def told(loader: Any, epoch: int) -> None:
+        loader.batch_sampler.sampler.set_epoch(epoch)
+
+    assert killed_and_resumed(make, until, 1, told) == undisturbed(make, 1, told)
 
 
 def test_more_than_one_ahead_needs_to_be_told() -> None:
