@@ -121,9 +121,9 @@ class AcceleratedLoop:
             self._pay()
         self.close()
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str = "the script asked for a stop") -> None:
         """Ends the training at a coming boundary, on all ranks; `stopped` is True then."""
-        self.session.request_stop()
+        self.session.request_stop(reason)
 
     def close(self) -> None:
         """The end: the last checkpoint is made durable."""

@@ -83,7 +83,7 @@ class PassThroughSession:
     def save(self) -> None:
         """Nothing is saved."""
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str = "") -> None:
         """The profile ends by itself."""
 
     @property

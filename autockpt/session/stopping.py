@@ -86,16 +86,16 @@ class Stopping(Ending):
 
     # ------------------------------------------------------------------ the public face
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str = "the script asked for a stop") -> None:
         """Ends the training at the coming boundary, with a durable checkpoint, on all ranks.
+
+        `reason`: how it is named where it is said.
 
         Callable from any thread and from a signal handler of the script, on one rank or on all.
         `batches` and `steps` end there, and `stopped` is True; a loop of one's own looks at it.
         """
         if self._announced is None and not self._closed:
-            threading.Thread(
-                target=self._announce, args=(0, "the script asked for a stop"), daemon=True
-            ).start()
+            threading.Thread(target=self._announce, args=(0, reason), daemon=True).start()
 
     @property
     def stopped(self) -> bool:
