@@ -21,7 +21,6 @@ from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.executors.storage.event_log import TelemetryWriter
-from autockpt.launch import environment
 from autockpt.session.boundaries.gradient_accumulation import accumulation
 from autockpt.session.boundaries.iteration_clock import IterationClock
 from autockpt.session.boundaries.optimizer_rounds import Rounds
@@ -71,6 +70,8 @@ class RankState:
         self._asking = threading.Lock()
         self._slots_seen = 0
         self._closed = False
+        self._begins_launch = job.shared and not job.restart_count
+        """`autockpt run` has started it, and this is its first try."""
         self._owns_boundary = False
         self._owed = False
         """A loop of ours ended before the boundary of its last iteration."""
@@ -134,7 +135,7 @@ class RankState:
             checkpoints=job.checkpoints,
             attach=job.attach_event(),
             launcher_pid=job.launcher_pid,
-            launched=environment.LAUNCHER_PID in os.environ,
+            launched=job.shared,
             control_host=job.control_host,
             on_lost=lambda reason: self._degraded("keeper", reason),
         )

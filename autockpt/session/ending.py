@@ -1,7 +1,6 @@
 """How a session ends: the last checkpoint, and letting go."""
 
 import atexit
-import os
 import sys
 import time
 from typing import Any
@@ -10,7 +9,6 @@ from autockpt.executors.keeper import wire
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rng import rng_mark
-from autockpt.launch import environment
 from autockpt.launch.termination import is_interactive
 from autockpt.session.attaches import Attached, of_this_process
 from autockpt.session.boundaries.forward_hooks import Forwards
@@ -107,7 +105,7 @@ class Ending(Saving):
         wanted = self._plan.tier("disk").interval_steps and self._step > self._start_step
         if not wanted or self._link.durable is not None:
             return ""
-        if self._job.rank == 0 and environment.LAUNCHER_PID not in os.environ:
+        if self._job.rank == 0 and not self._job.shared:
             self._say(f"{UNDURABLE}, of {self._step} steps; look at the disk", always=True)
         return UNDURABLE
 

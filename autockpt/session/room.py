@@ -1,9 +1,13 @@
-"""Is there room for the checkpoints that the plan keeps?  Said before the first one is written."""
+"""Is there room for the checkpoints: on disk for those that the plan keeps, in memory for the least
+that one needs on its way?  Said before the first one is written."""
 
 import os
 import threading
 from collections.abc import Callable
 
+from autockpt.executors.image.layout.room import smallest_window
+from autockpt.executors.linux.memory import Headroom, headroom
+from autockpt.values.plan import CheckpointPlan
 from autockpt.values.units import format_bytes
 
 
@@ -59,3 +63,42 @@ def _stored_bytes(checkpoints: str) -> int:
             files = os.scandir(entry.path)
             total += sum(file.stat(follow_symlinks=False).st_size for file in files)
     return total
+
+
+def lack_of_memory(
+    plan: CheckpointPlan, *, state_bytes: int, ranks: int, limit_bytes: int | None,
+    left: Headroom | None = None,
+) -> str:  # fmt: skip
+    """Why not even the least checkpoint of `plan` fits beside the training, "" where one may.
+
+    `state_bytes`: what a rank has at least; `ranks`: of this node; `limit_bytes`: of the node, as
+    the policy says.
+    """
+    if not plan.snapshot_interval_steps:
+        return ""
+    window = smallest_window(plan.staging.chunk_bytes)[0]
+    least = ranks * (min(window, state_bytes) if plan.tier("disk").interval_steps else state_bytes)
+    left = left or headroom()
+    available = max(0, left.beside_reserve())
+    missing = least - available
+    needs = f"the least checkpoint of {ranks} rank{'s' * (ranks > 1)} needs {format_bytes(least)}"
+    if limit_bytes is not None and limit_bytes < min(least, available):
+        return (
+            f"{needs} of host memory, the policy allows {format_bytes(limit_bytes)}: "
+            f"{format_bytes(least - limit_bytes)} are missing; raise limits.host_memory"
+        )
+    if missing <= 0:
+        return ""
+    return (
+        f"{needs} of host memory, and {left.binding} has {format_bytes(left.available_bytes)} "
+        f"left, of which {format_bytes(available)} may be taken: {format_bytes(missing)} are "
+        "missing; free them, or raise that limit"
+    )
+
+
+def refusal(lack: str) -> str:
+    """What `autockpt run` says in front of a training that it does not begin."""
+    return (
+        f"no checkpoint of this training can be made: {lack}. To train without any, start the "
+        "script without `autockpt run`"
+    )

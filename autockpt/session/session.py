@@ -44,9 +44,10 @@ from autockpt.session.framework_loop import Extra, FrameworkLoop
 from autockpt.session.job import Job
 from autockpt.session.loop_ahead import is_loop_ahead
 from autockpt.session.position import framework_of
+from autockpt.session.room import lack_of_memory, refusal
 from autockpt.session.tuning.autotuner import Mind
 from autockpt.values import telemetry as t
-from autockpt.values.errors import AutockptError
+from autockpt.values.errors import AutockptError, ConfigError
 from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import to_data
@@ -274,6 +275,7 @@ class Session(FrameworkLoop):
         with contextlib.closing(ahead):
             self._link.open()
             resumed = resume(self._link, self._state, job.checkpoints, ahead)
+        self._require_memory()
         self._epoch = resumed.epoch
         self._step = self._start_step = resumed.step
         self._framework = framework_of(sys._getframe())
@@ -320,6 +322,27 @@ class Session(FrameworkLoop):
         self._watch.start()
         atexit.register(self._at_exit)
         of_this_process.began(self._attached, self._job.name, shared=self._job.shared)
+
+    def _require_memory(self) -> None:
+        """Raises ConfigError where a launch begins, and not even the least checkpoint has room.
+
+        A restart goes on all the same, and so does a script that nobody launched: both say it.
+        """
+        job, plan = self._job, self._plan
+        if not self._begins_launch or self._link.slots:
+            return
+        lack = lack_of_memory(
+            plan, state_bytes=sum(x.nbytes for x in self._state.lazy_tensors().values()),
+            ranks=job.nodes.count(job.node), limit_bytes=job.goal.limits.host_memory_bytes,
+        )  # fmt: skip
+        if lack:
+            raise ConfigError(refusal(lack))
+
+    def _require_slots(self) -> None:
+        """The same when the first iteration has shown how large the state is."""
+        if self._begins_launch and self._link.slots_refused and not self._link.slots_changed:
+            self._end("error")
+            raise ConfigError(refusal(self._link.slots_refused))
 
     def _rebuilt(self) -> None:
         self._rebuilding = None
@@ -507,6 +530,7 @@ class Session(FrameworkLoop):
         self._report_block()
         if self._link.fenced or self._leaving:
             self._leave()
+        self._require_slots()
 
     # ------------------------------------------------------------------ before a loop of ours
 

@@ -118,7 +118,7 @@ class KeeperLink:
         """When the slots asked for last were refused because the host had no room, CLOCK_MONOTONIC;
         None: they were not, or the policy does not allow them."""
         self.slots_changed = 0
-        """Counts replacements of the slots."""
+        """Counts replacements of the slots; 0: none ever came."""
         self.grants: dict[Generation, int] = {}
         """Slot by generation, as granted; taken out when the snapshot begins."""
         self.refused: dict[Generation, str] = {}
