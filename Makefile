@@ -61,7 +61,7 @@ test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,$(JOBS))
 
 # Each framework has an environment of its own, made once: .venv-NAME with the extra NAME.
-FRAMEWORKS ?= huggingface accelerate lightning ignite
+FRAMEWORKS ?= huggingface accelerate lightning ignite trackers
 .venv-%/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv-$*
 	@echo "installing into .venv-$* (once, a few minutes) ..."

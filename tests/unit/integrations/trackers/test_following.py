@@ -1,0 +1,131 @@
+"""Trackers get what is new, in order, from a thread; one that fails never ends a training."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autockpt.integrations import trackers
+from autockpt.integrations.trackers.following import Following
+from autockpt.integrations.trackers.values import charted
+from autockpt.values import telemetry as t
+from tests.support import trainings
+
+
+class Seen:
+    """A tracker that keeps what it is told."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.calls: list[Any] = []
+        self.threads: set[int] = set()
+
+    def begin(self, step: int, run_id: str) -> None:
+        """As of `Sink`."""
+        self.calls.append(("begin", step))
+
+    def send(self, step: int, values: Mapping[str, float], wall_s: float) -> None:
+        """As of `Sink`."""
+        self.threads.add(threading.get_ident())
+        if self.fails:
+            raise OSError("no route to the tracker")
+        self.calls.append((step, dict(values)))
+
+    def end(self) -> None:
+        """As of `Sink`."""
+        self.calls.append("end")
+
+
+def iterated(step: int, *, rank: int = 0) -> t.Iterated:
+    """A block of two iterations of a second each."""
+    return t.Iterated(
+        at_s=float(step), rank=rank, step=step, count=2, total_s=2.0, checkpoint_s=0.5,
+        quiet_s=1.0, busy_s=0.0,
+    )  # fmt: skip
+
+
+def write(file: Path, *events: t.Event, torn: str = "") -> None:
+    """As a trainer or a keeper does."""
+    with open(file, "a", encoding="utf-8") as opened:
+        for event in events:
+            opened.write(json.dumps(t.event_data(event)) + "\n")
+        opened.write(torn)
+
+
+def test_only_what_is_new_is_sent_in_the_order_of_time(tmp_path: Path) -> None:
+    """Of two files; a line that is not whole yet comes with its end."""
+    folder = tmp_path / "telemetry"
+    folder.mkdir()
+    trainer, keeper = folder / "rank-00000.jsonl", folder / "keeper-000.jsonl"
+    write(trainer, iterated(2))
+    seen = Seen()
+    following = Following(str(tmp_path), (seen,), step=2)
+    following.start()
+    line = json.dumps(t.event_data(iterated(8))) + "\n"
+    write(trainer, iterated(6), torn=line[:20])
+    write(keeper, iterated(4, rank=-1))
+    with open(trainer, "a", encoding="utf-8") as opened:
+        opened.write(line[20:])
+    following.stop()
+    steps = [call[0] for call in seen.calls[1:-1]]
+    assert (seen.calls[0], steps, seen.calls[-1]) == (("begin", 2), [4, 6, 8], "end")
+    assert seen.calls[1][1] == {"iteration_s": 1.0, "checkpoint_stall_s": 0.25}
+    assert threading.get_ident() not in seen.threads
+
+
+def test_a_tracker_that_fails_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said once, and the others go on."""
+    (tmp_path / "telemetry").mkdir()
+    bad, good = Seen(fails=True), Seen()
+    following = Following(str(tmp_path), (bad, good), step=0)
+    following.start()
+    write(tmp_path / "telemetry" / "rank-00000.jsonl", iterated(2), iterated(4))
+    following.stop()
+    assert [call[0] for call in good.calls[1:-1]] == [2, 4]
+    assert bad.calls == [("begin", 0)]
+    assert capsys.readouterr().err.count("no route to the tracker") == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (iterated(4, rank=1), None),
+        (t.Degraded(at_s=1.0, rank=0, what="snapshot", reason="x"), None),
+        (
+            t.Restored(
+                at_s=1.0, rank=-1, generation="g", step=7, source="memory", bytes=1, restore_s=0.5,
+                lost_steps=2, lost_s=3.0, down_s=4.0,
+            ),
+            (7, {"lost_steps": 2.0, "lost_s": 3.0, "down_s": 4.0, "restore_s": 0.5}),
+        ),
+    ],
+)  # fmt: skip
+def test_charts_show_numbers_of_rank_0_and_keepers(event: t.Event, expected: Any) -> None:
+    """Other ranks would put several points at one step."""
+    assert charted(event) == expected
+
+
+def test_a_session_is_followed_from_attach_to_its_end(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """The events of a real training; without the line nothing is sent."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=2, disk=2))
+    ckpt = attach(model=model, optimizer=optimizer, run_dir=run_dir)
+    seen = Seen()
+    following = trackers.follow(ckpt, seen)
+    assert following is not None
+    for _ in ckpt.steps(6):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    following.stop()
+    names = {name for call in seen.calls[1:-1] for name in call[1]}
+    assert "iteration_s" in names
+    assert {"begin", "end"} <= {seen.calls[0][0], seen.calls[-1]}
