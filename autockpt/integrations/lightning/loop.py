@@ -22,8 +22,10 @@ class ProtectedFit:
     def __init__(self, trainer: Any, callback: Any, attach: dict[str, Any]) -> None:
         self._trainer, self._attach = trainer, attach
         self._state = FitState(trainer, callback)
-        self._loaders = 0
-        """Loaders of the training that this setup of data has had so far."""
+        self._loaders: list[Any] = []
+        """Of the training, in their order."""
+        self._are_former = False
+        """They are of a setup of data before the coming one."""
         self._seen = 0
         """Batches that the last boundary had."""
         self._rng: Any = None
@@ -89,13 +91,17 @@ class ProtectedFit:
         loader = type(trainer.strategy).process_dataloader(trainer.strategy, loader)
         if trainer.sanity_checking or trainer.validating or not trainer.training:
             return loader
-        name, self._loaders = f"train{self._loaders}", self._loaders + 1
+        if self._are_former:
+            self._loaders, self._are_former = [], False
+        name = f"train{len(self._loaders)}"
         ahead = int(_length(loader) is None)  # then Lightning asks for one more to see the end
-        return self.session.loader(loader, ahead=ahead, name=name, replace=True)
+        placed = self.session.loader(loader, ahead=ahead, name=name, replace=True)
+        self._loaders.append(placed)
+        return placed
 
     def _setup_data(self) -> None:
         """Of the training; Lightning may do it again every few epochs."""
-        self._loaders = 0
+        self._are_former = True
         type(self._trainer.fit_loop).setup_data(self._trainer.fit_loop)
 
     # ------------------------------------------------------------------ the loops
@@ -156,6 +162,8 @@ class ProtectedFit:
     def finish(self) -> None:
         """The training is over: the last checkpoint is made durable."""
         self._state.within_epoch = False
+        for loader in self._loaders:
+            loader.end_epoch()
         if hasattr(self.session, "fence") and not self.session.stopped:
             try:
                 self.boundary()

@@ -248,3 +248,17 @@ def test_draws_between_iterator_and_first_batch_are_known(until: int, again: int
         seen = made_early(loader, BOUNDARY["epoch"], saved_at=saved_at, again=True)
         assert seen == undisturbed[len(undisturbed) - len(seen) :]
         assert len(seen) >= len(undisturbed) - max(until, again)
+
+
+def test_an_epoch_that_is_over_is_followed_by_a_whole_one() -> None:
+    """A framework that stops behind the last batch has asked for none that is not there."""
+    torch.manual_seed(3)
+    first = EpochLoader(plain(), begin=lambda: None)
+    batches = iter(first)
+    for _ in range(len(first)):
+        next(batches)
+    first.end_epoch()
+    again = EpochLoader(plain(), begin=lambda: None)
+    again.load(stored(first.state()))
+    assert again.epoch == 1
+    assert len(list(again)) == len(first)
