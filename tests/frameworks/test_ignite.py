@@ -7,7 +7,7 @@ import pytest
 from tests.frameworks.undisturbed import require_undisturbed
 
 pytest.importorskip("ignite", reason="Ignite is not installed: make test-frameworks")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize(
