@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = ("memory.interval=1 steps", "disk.interval=7 steps", "retune=false")
-LIMIT_S = 280
+LIMIT_S = 800
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

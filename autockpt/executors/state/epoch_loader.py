@@ -127,11 +127,6 @@ class EpochLoader:
             state["fetches"] = [fetch.rng for fetch in pending]
         return state
 
-    def end_epoch(self) -> None:
-        """The epoch under way is over, though batches of it may be left."""
-        if self._under_way:
-            self._next_epoch()
-
     def load(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave; the next pass goes on from there."""
         self._place.load(state)
