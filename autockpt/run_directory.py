@@ -10,6 +10,7 @@
     controller/      what the online controller was told and answered       (recordings)
     failures.jsonl   one line per interruption and node that met it         (FailureRecord)
     status.json      how it stands, or ended                                (RunStatus)
+    standby/         what each rank had imported, for its parked successor
     report.html, logs/
     checkpoints/     unless the goal names another place
     node-000/        the keeper of a node: socket, pid, log

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from autockpt import new_files
 from autockpt.launch import environment, owner, startup_timing
+from autockpt.launch.standby import imports
 from autockpt.values import script_errors
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ class Program:
 
 def main() -> None:
     """The command `python -m autockpt.cli.script_runner`."""
+    descriptor = os.environ.pop("AUTOCKPT_STANDBY", "")
+    if descriptor:
+        from autockpt.launch.standby.parked import become_rank
+
+        become_rank(int(descriptor))
     launcher = os.environ.get(environment.LAUNCHER_PID, "")
     if launcher.isdecimal():
         owner.end_with(int(launcher))
@@ -76,6 +82,7 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
             profiling.install(str(run.path))
         elif run is not None:
             startup_timing.script_begins()
+            imports.script_begins()
         exec(program.code, program.main.__dict__)
     except SystemExit as ending:
         if os.getpid() != process:

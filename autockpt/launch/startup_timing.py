@@ -60,12 +60,25 @@ class Birth:
         self._again = False
         self._torch_s: float | None = None
         self._group_s = 0.0
+        self._born_at: float | None = None
+        self._watching = False
+
+    def watch(self) -> None:
+        """Torch and process groups are timed from now."""
+        if _TORCH not in sys.modules and not self._watching:
+            self._watching = True
+            sys.meta_path.insert(0, _Watch(self._imported, self._waited))
+
+    def reborn(self) -> None:
+        """A parked process becomes a rank: what it did before was no part of the way there."""
+        self._born_at = time.monotonic()
 
     def script_begins(self) -> None:
         """The next thing that runs is the user's; torch and process groups are timed from now."""
         self._script_at = time.monotonic()
-        if _TORCH not in sys.modules:
-            sys.meta_path.insert(0, _Watch(self._imported, self._waited))
+        if self._born_at is not None and _TORCH in sys.modules:
+            self._torch_s = 0.0
+        self.watch()
 
     def attach_begins(self) -> None:
         """The script called `attach`; what was before counts for the first time only."""
@@ -77,7 +90,8 @@ class Birth:
         attach_at = time.monotonic() if self._attach_at is None else self._attach_at
         if self._again:
             return attach_at, _UNKNOWN
-        born_at, script_at = _born_at(), self._script_at
+        born_at = _born_at() if self._born_at is None else self._born_at
+        script_at = self._script_at
         known = script_at is not None and self._torch_s is not None
         torch_s = self._torch_s if known else None
         group_s = self._group_s if known else None
@@ -173,3 +187,4 @@ def _born_at() -> float | None:
 
 _this = Birth()
 script_begins, attach_begins, startup = _this.script_begins, _this.attach_begins, _this.startup
+watch, reborn = _this.watch, _this.reborn

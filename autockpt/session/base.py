@@ -128,6 +128,8 @@ class RankState:
         """No image streams before, CLOCK_MONOTONIC: storage stood still."""
         self._stood_still_count = 0
         self._warned: set[str] = set()
+        self._standby_told = False
+        """What this process imports is written down for the next one."""
         self._mind: Mind | None = None
         self._link = KeeperLink(
             job.run_directory,

@@ -36,7 +36,8 @@ from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.executors.state.rng import rng_mark
 from autockpt.executors.storage.directory import lossy_notice
-from autockpt.launch import startup_timing
+from autockpt.launch import environment, startup_timing
+from autockpt.launch.standby import imports
 from autockpt.session import position
 from autockpt.session.attaches import of_this_process
 from autockpt.session.boundaries.forward_hooks import Forwards
@@ -52,6 +53,8 @@ from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import to_data
 
+IMPORTED_STEPS = 2
+"""Iterations until what a training imports late is there."""
 LEAD_STEPS = 200
 """Iterations that a loop of ours is waited for, uncounted and without a checkpoint."""
 ASKS_PLACE = frozenset({"batches", "steps", "step_count"})
@@ -496,6 +499,8 @@ class Session(FrameworkLoop):
         self._saving = bool(self._link.writing())
         if step == self._start_step + 1 and not self._seq:
             self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
+        if step == self._start_step + IMPORTED_STEPS and not self._standby_told:
+            self._tell_standby()
         whole = self._stepped or not self._state.optimizers
         self._accumulation.iterated(stepped=whole)
         self._step, self._stepped, self._taken = step, False, 0
@@ -531,6 +536,16 @@ class Session(FrameworkLoop):
         if self._link.fenced or self._leaving:
             self._leave()
         self._require_slots()
+
+    def _tell_standby(self) -> None:
+        """Writes down for the next incarnation what this one has imported."""
+        self._standby_told = True
+        if environment.LAUNCHER_PID not in os.environ or self._job.number > 1:
+            return
+        try:
+            imports.write(self._job.run_directory, self._job.rank)
+        except OSError as error:
+            self._degraded("standby", f"the next restart is a cold one: {error}")
 
     # ------------------------------------------------------------------ before a loop of ours
 

@@ -155,6 +155,14 @@ class RemoteWish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestartWish:
+    """How ranks are started again; None means `auto`."""
+
+    standby: Literal["on", "off"] | None = None
+    """Whether a parked process per rank has imported what the next incarnation will."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """Objective, limits, pins: what a policy file says.  All defaults are `auto`."""
 
@@ -165,6 +173,7 @@ class Goal:
     pins: Pins = Pins()
     redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()
+    restart: RestartWish = RestartWish()
     retention: Retention = Retention()
     archive: Archiving = Archiving()
     remote: RemoteWish = RemoteWish()

@@ -144,6 +144,7 @@ def _launch(request: "Request", console: Console) -> int:
             fresh=request.fresh,
             profile_in_place=request.use_profile,
             notice_s=goal.failures.notice_s,
+            standby=goal.restart.standby,
             **request.launching,
         )
         followers = [*archivers(run, goal.archive, console), *copiers(run, goal.remote)]

@@ -22,6 +22,7 @@ from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.node_numbers import Seated
 from autockpt.launch.elastic.signals import Announced, install, kill_groups
 from autockpt.launch.rank_env import allocation_left_s
+from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import DirectoryBusyError
@@ -43,6 +44,7 @@ class Watch:
 
     def __init__(self, request: "Launch", console: Console, keeper: "KeeperBeside") -> None:
         run = request.run
+        self.standbys = StandbyPool(run, request.standby, console)
         self._request = request
         self._console = console
         self._keeper = keeper
@@ -245,6 +247,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:
+            watch.standbys.tick()
             result = super()._monitor_workers(worker_group)
             left = self._remaining_restarts
             if result.is_failed() and not watch.goes_on(result.failures, left=left):
@@ -271,7 +274,8 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
     api.LocalElasticAgent = Agent
     try:
-        yield
+        with watch.standbys.serving():
+            yield
     finally:
         api.LocalElasticAgent = base
 

@@ -20,6 +20,7 @@ from autockpt.values.goal import (
     Prices,
     RedundancyWish,
     RemoteWish,
+    RestartWish,
     Retention,
     Retune,
 )
@@ -120,6 +121,11 @@ Persist = Annotated[
     _words("async", "sync"),
 ]
 Clone = Annotated[
+    Literal["on", "off"] | None,
+    _reader(fields.word_reader("on", "off")),
+    _words("on", "off"),
+]
+Standby = Annotated[
     Literal["on", "off"] | None,
     _reader(fields.word_reader("on", "off")),
     _words("on", "off"),
@@ -250,6 +256,12 @@ class Failures(Section):
     silent_latency: Duration = None
 
 
+class Restart(Section):
+    """How ranks are started again."""
+
+    standby: Standby = None
+
+
 class Keep(Section):
     """Retention."""
 
@@ -301,6 +313,7 @@ class Settings(Section):
     limits: Annotated[LimitsSection, BeforeValidator(_mapping)] = LimitsSection()
     prices: Annotated[PricesSection, BeforeValidator(_mapping)] = PricesSection()
     failures: Annotated[Failures, BeforeValidator(_mapping)] = Failures()
+    restart: Annotated[Restart, BeforeValidator(_mapping)] = Restart()
     keep: Annotated[Keep, BeforeValidator(_mapping)] = Keep()
     archive: Annotated[Archive, BeforeValidator(_mapping)] = Archive()
     remote: Annotated[Remote, BeforeValidator(_mapping)] = Remote()
@@ -379,6 +392,7 @@ def goal_of(settings: Settings, name: str) -> Goal:
             preemption_s=failures.preemption,
             notice_s=failures.notice,
         ),
+        restart=RestartWish(standby=settings.restart.standby),
         retention=Retention(
             keep_last=keep.last or Retention().keep_last,
             keep_every_s=kept.seconds,
@@ -458,6 +472,7 @@ def settings_of(goal: Goal) -> Settings:
             notice=failures.notice_s,
             silent_latency=retention.reach_s,
         ),
+        restart=Restart.model_construct(standby=goal.restart.standby),
         keep=Keep.model_construct(
             last=pins.keep_last or keep_last,
             every=_every(retention.keep_every_steps, retention.keep_every_s),

@@ -1,0 +1,91 @@
+"""Which libraries a rank has imported, and which variables its script has set.
+
+A rank writes it down when its training is under way; its standby imports the same.  The user's own
+modules are not among them: they run anew, so that what they do when imported happens in every
+incarnation, and an edited file is read.
+"""
+
+import functools
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autockpt import new_files
+from autockpt.values.errors import AutockptError
+from autockpt.values.record import from_json, to_json
+
+FOLDER = "standby"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_environment: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """What one rank had imported when its training was under way."""
+
+    schema_version: int = 1
+    modules: dict[str, str] = field(default_factory=dict)
+    """File by name of each module of a library, in the order of their imports; "": no file."""
+    changed: tuple[str, ...] = ()
+    """Environment variables that differ from the start of the script."""
+
+
+def path_of(run_directory: str | os.PathLike[str], rank: int) -> Path:
+    """Where a rank's record stands."""
+    return Path(run_directory) / FOLDER / f"imports-{rank:05d}.json"
+
+
+def script_begins() -> None:
+    """Remembers the environment in which the script starts."""
+    _environment.clear()
+    _environment.update(os.environ)
+
+
+def write(run_directory: str, rank: int) -> None:
+    """Writes down what this process has imported.  Raises OSError."""
+    modules = {
+        name: file
+        for name, module in list(sys.modules.items())
+        if name != "__main__" and (file := file_of(module)) is not None and is_library(file)
+    }
+    names = _environment.keys() | os.environ.keys()
+    changed = {name for name in names if _environment.get(name) != os.environ.get(name)}
+    path = path_of(run_directory, rank)
+    new_files.make_directory(path.parent, new_files.PRIVATE_DIRECTORY)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8", opener=new_files.private) as file:
+        file.write(to_json(Imports(modules=modules, changed=tuple(sorted(changed)))))
+    os.replace(temporary, path)
+
+
+def read(path: Path) -> Imports | None:
+    """The record at `path`, None where there is none that can be read."""
+    try:
+        return from_json(Imports, path.read_text(encoding="utf-8"), where=str(path))
+    except (OSError, ValueError, AutockptError):
+        return None
+
+
+def file_of(module: object) -> str | None:
+    """File of a module, "" for one that is built in; None: it cannot be imported by its name."""
+    spec = getattr(module, "__spec__", None)
+    if spec is None or spec.name != getattr(module, "__name__", None):
+        return None
+    origin = spec.origin
+    return origin if isinstance(origin, str) and os.path.isabs(origin) else ""
+
+
+def is_library(file: str) -> bool:
+    """Whether a module's file belongs to Python, to an installed package or to us."""
+    return not file or file.startswith(_library_roots())
+
+
+@functools.cache
+def _library_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    found |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+    found |= {os.path.realpath(path) for path in found} | {str(_PACKAGE)}
+    return tuple(sorted(path.rstrip(os.sep) + os.sep for path in found))

@@ -1,0 +1,290 @@
+"""The launcher's end: parks a process per rank while the job trains, hands it a rank at a restart.
+
+Everything happens on the agent's thread, in its ticks: the kernel ends a parked process with the
+thread that started it.  A standby that is missing, late or refuses costs nothing but the time that
+a cold start takes; the reason is said once.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from autockpt.console import Console
+from autockpt.executors.linux.memory import headroom
+from autockpt.launch.standby import imports, parked
+from autockpt.run_directory import RunDirectory
+from autockpt.values.units import format_bytes
+
+ANSWER_S = 5.0
+"""A parked process that does not answer an order by then is ended, and a fresh one started."""
+MEMORY_LOOK_S = 5.0
+"""How often the memory that is left is looked at."""
+NEEDED_BYTES = 400 * 2**20
+"""What importing may take before it is known what it takes."""
+KEPT_FREE = 3
+"""A standby is made where so many times its memory is left, and dropped where it is not once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """One local rank of this node."""
+
+    rank: int
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    process: "subprocess.Popen[bytes] | None" = None
+    sock: socket.socket | None = None
+    ready: bool = False
+    bytes: int = NEEDED_BYTES
+    refused: bool = False
+    pending: bytearray = field(default_factory=bytearray)
+
+
+class StandbyPool:
+    """The parked processes of one launcher."""
+
+    def __init__(
+        self, run: RunDirectory, wish: Literal["on", "off"] | None, console: Console
+    ) -> None:
+        """`wish`: restart.standby of the policy, None for auto."""
+        self._run, self._console = run, console
+        self._wanted = wish != "off"
+        self._insists = wish == "on"
+        self._places: dict[int, _Place] = {}
+        self._looked_s = 0.0
+        self._short = False
+        self._said: set[str] = set()
+
+    # ------------------------------------------------------------------ while the job trains
+
+    def tick(self) -> None:
+        """Parks what is missing, one after another, and lets go what memory is too short for."""
+        if not self._wanted:
+            return
+        try:
+            self._look_at_memory()
+            for place in self._places.values():
+                if place.process is None and not place.refused and not self._short:
+                    self._park(place)
+                self._hear(place)
+                if place.process is not None and not place.ready:
+                    return
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Ends what is parked."""
+        for place in self._places.values():
+            self._end(place)
+
+    def _park(self, place: _Place) -> None:
+        record = imports.path_of(self._run.path, place.rank)
+        if not record.exists():
+            return
+        known = imports.read(record)
+        if known is None:
+            place.refused = True
+            return
+        here, there = socket.socketpair()
+        with there:
+            variables = {**place.environment, parked.VARIABLE: str(there.fileno())}
+            place.process = subprocess.Popen(
+                place.arguments, env=variables, pass_fds=(there.fileno(),), start_new_session=True
+            )
+        here.setblocking(False)
+        place.sock, place.ready, place.pending = here, False, bytearray()
+        order = {
+            "modules": known.modules, "changed": known.changed, "path0": _path0(place.arguments),
+        }  # fmt: skip
+        _send(here, order)
+
+    def _hear(self, place: _Place, wait_s: float = 0.0) -> None:
+        """Takes the next word of a parked process, if there is one."""
+        if place.sock is None or not select.select([place.sock], [], [], wait_s)[0]:
+            return
+        data = place.sock.recv(65536)
+        place.pending += data
+        if not data:
+            self._end(place)
+            place.refused = True
+            self._say("the standby ended by itself while it imported")
+        elif place.pending.endswith(b"\n"):
+            said = json.loads(bytes(place.pending))
+            place.pending.clear()
+            if "refused" in said:
+                self._end(place)
+                place.refused = True
+                self._say(said["refused"])
+            elif "ready" in said and place.process is not None:
+                place.ready, place.bytes = True, _memory_of(place.process.pid)
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_s < MEMORY_LOOK_S:
+            return
+        self._looked_s = now
+        left, one = headroom(), max([place.bytes for place in self._places.values()], default=0)
+        parked_now = [place for place in self._places.values() if place.process is not None]
+        if parked_now and left.available_bytes < one:
+            self._short = True
+            for place in parked_now:
+                self._end(place)
+        elif self._short or not parked_now:
+            needed = one * (1 if self._insists else KEPT_FREE) * max(1, len(self._places))
+            self._short = left.available_bytes < needed
+        if self._short:
+            self._say(
+                f"the standby needs {format_bytes(one)} a rank, and there are "
+                f"{format_bytes(left.available_bytes)} ({left.binding})"
+            )
+
+    # ------------------------------------------------------------------ a restart
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """As long as it lasts, torchelastic's ranks come from here."""
+        from torch.distributed.elastic.multiprocessing import api
+
+        before = api.get_subprocess_handler
+
+        def handler(**settings: Any) -> Any:
+            return self._rank(before, **settings)
+
+        api.get_subprocess_handler = handler  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            api.get_subprocess_handler = before
+            self.close()
+
+    def _rank(self, cold: Callable[..., Any], **settings: Any) -> Any:
+        """A handler of torchelastic's for the rank that is to start: warm, or else `cold`."""
+        if not self._wanted or settings["numa_options"] is not None:
+            return cold(**settings)
+        local, environment = settings["local_rank_id"], {**os.environ, **settings["env"]}
+        place, started = self._places.get(local), None
+        if place is not None:
+            try:
+                started = self._hand_over(place, environment, settings)
+            except Exception as error:
+                self._say(f"{type(error).__name__}: {error}")
+            if started is None:
+                self._end(place)
+        rank = int(environment["RANK"])
+        with contextlib.suppress(OSError):
+            imports.path_of(self._run.path, rank).unlink()
+        self._places[local] = _Place(
+            rank=rank, environment=environment,
+            arguments=(settings["entrypoint"], *map(str, settings["args"])),
+        )  # fmt: skip
+        return cold(**settings) if started is None else started
+
+    def _hand_over(self, place: _Place, environment: dict[str, str], settings: Any) -> Any:
+        if place.process is None or place.sock is None:
+            return None
+        self._hear(place)
+        if not place.ready or place.sock is None:
+            self._say("the standby was still being made")
+            return None
+        arguments = (settings["entrypoint"], *map(str, settings["args"]))
+        if arguments != place.arguments:
+            self._say("the command of the ranks has changed")
+            return None
+        warm = _warm_handler(place.process, settings)
+        order = {
+            "environment": environment,
+            "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
+        }
+        place.sock.setblocking(True)
+        place.sock.settimeout(ANSWER_S)
+        _send(place.sock, order, warm.outputs)
+        place.ready = False
+        said = json.loads(place.sock.makefile("rb").readline() or "{}")
+        if "taken" not in said:
+            warm.give_up()
+            self._say(said.get("refused", "the standby ended"))
+            return None
+        place.sock.close()
+        place.process = place.sock = None
+        return warm
+
+    # ------------------------------------------------------------------ ends
+
+    def _end(self, place: _Place) -> None:
+        if place.sock is not None:
+            place.sock.close()
+        if place.process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(place.process.pid, signal.SIGKILL)
+            place.process.wait()
+        place.process, place.sock, place.ready = None, None, False
+
+    def _give_up(self, reason: str) -> None:
+        self._wanted = False
+        self.close()
+        self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        """Why the next restart is a cold one; every reason once."""
+        if reason not in self._said:
+            self._said.add(reason)
+            self._console.say(f"the next restart is a cold one: {reason}")
+
+
+def _warm_handler(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
+    """What torchelastic holds of a rank, for a process that is there already."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    class WarmHandler(SubprocessHandler):
+        def __init__(self) -> None:
+            stdout, stderr = settings["stdout"], settings["stderr"]
+            self._stdout = open(stdout, "w") if stdout else None  # noqa: SIM115
+            self._stderr = open(stderr, "w") if stderr else None  # noqa: SIM115
+            self.local_rank_id = settings["local_rank_id"]
+            self.proc = process
+
+        @property
+        def outputs(self) -> tuple[int, int]:
+            """Descriptors of the rank's stdout and stderr."""
+            return (
+                self._stdout.fileno() if self._stdout else 1,
+                self._stderr.fileno() if self._stderr else 2,
+            )
+
+        def give_up(self) -> None:
+            """Another process takes the rank."""
+            for file in filter(None, (self._stdout, self._stderr)):
+                file.close()
+
+    return WarmHandler()
+
+
+def _path0(arguments: tuple[str, ...]) -> str:
+    """Where Python looks for modules first when it runs the script of a rank's command."""
+    words = arguments[arguments.index("autockpt.cli.script_runner") + 1 :]
+    return os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
+
+
+def _memory_of(pid: int) -> int:
+    """Bytes that are a process's alone; what libraries are mapped from files is not counted."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+    except (OSError, StopIteration):
+        return NEEDED_BYTES
+
+
+def _send(sock: socket.socket, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    sock.setblocking(True)
+    sent = socket.send_fds(sock, [data], descriptors)
+    sock.sendall(data[sent:])
