@@ -55,8 +55,8 @@ def write(run_directory: str, rank: int) -> None:
     path = path_of(run_directory, rank)
     new_files.make_directory(path.parent, new_files.PRIVATE_DIRECTORY)
     temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8", opener=new_files.private) as file:
-        file.write(to_json(Imports(modules=modules, changed=tuple(sorted(changed)))))
+    with open(temporary, "w", encoding="utf-8", opener=new_files.private) as out:
+        out.write(to_json(Imports(modules=modules, changed=tuple(sorted(changed)))))
     os.replace(temporary, path)
 
 

@@ -117,11 +117,11 @@ class _World:
 
         rest = _Rest()
         os.environ.__class__ = Watched
-        sys.meta_path.insert(0, rest)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, rest)
         try:
             yield
         finally:
-            sys.meta_path.remove(rest)  # type: ignore[arg-type]
+            sys.meta_path.remove(rest)
             os.environ.__class__ = kind
         now = dict(os.environ)
         for name in self._before.keys() | now.keys():

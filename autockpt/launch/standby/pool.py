@@ -152,14 +152,15 @@ class StandbyPool:
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """As long as it lasts, torchelastic's ranks come from here."""
-        from torch.distributed.elastic.multiprocessing import api
+        from torch.distributed.elastic.multiprocessing import api as torchelastic
 
+        api: Any = torchelastic
         before = api.get_subprocess_handler
 
         def handler(**settings: Any) -> Any:
             return self._rank(before, **settings)
 
-        api.get_subprocess_handler = handler  # type: ignore[assignment]
+        api.get_subprocess_handler = handler
         try:
             yield
         finally:
