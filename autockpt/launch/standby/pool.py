@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from autockpt import new_files
 from autockpt.console import Console
 from autockpt.executors.linux.memory import headroom
 from autockpt.launch.standby import imports, parked
@@ -248,8 +249,8 @@ def _warm_handler(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
     class WarmHandler(SubprocessHandler):
         def __init__(self) -> None:
             stdout, stderr = settings["stdout"], settings["stderr"]
-            self._stdout = open(stdout, "w") if stdout else None  # noqa: SIM115
-            self._stderr = open(stderr, "w") if stderr else None  # noqa: SIM115
+            self._stdout = open(stdout, "w", opener=new_files.private) if stdout else None  # noqa: SIM115
+            self._stderr = open(stderr, "w", opener=new_files.private) if stderr else None  # noqa: SIM115
             self.local_rank_id = settings["local_rank_id"]
             self.proc = process
 
