@@ -11,6 +11,7 @@
     failures.jsonl   one line per interruption and node that met it         (FailureRecord)
     status.json      how it stands, or ended                                (RunStatus)
     standby/         what each rank had imported, for its parked successor
+    incidents/       what was found when ranks made no progress
     report.html, logs/
     checkpoints/     unless the goal names another place
     node-000/        the keeper of a node: socket, pid, log

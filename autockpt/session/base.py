@@ -9,7 +9,11 @@ from typing import Any
 
 from autockpt.executors.keeper.client.client import KeeperLink
 from autockpt.executors.keeper.client.device_transfers import Exchanges
+from autockpt.executors.keeper.hangs.pace import DOINGS, Doing
 from autockpt.executors.keeper.slots import (
+    CELL_BEAT_NS,
+    CELL_BEATS,
+    CELL_DOING,
     CELL_STARTED_NS,
     CELL_STARTED_STEP,
     CELL_STEP,
@@ -21,6 +25,7 @@ from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.executors.storage.event_log import TelemetryWriter
+from autockpt.launch.termination import is_interactive
 from autockpt.session.boundaries.gradient_accumulation import accumulation
 from autockpt.session.boundaries.iteration_clock import IterationClock
 from autockpt.session.boundaries.optimizer_rounds import Rounds
@@ -128,6 +133,8 @@ class RankState:
         """No image streams before, CLOCK_MONOTONIC: storage stood still."""
         self._stood_still_count = 0
         self._warned: set[str] = set()
+        self._is_watched = not is_interactive()
+        """Nobody is stuck where a person thinks."""
         self._standby_told = False
         """What this process imports is written down for the next one."""
         self._mind: Mind | None = None
@@ -158,6 +165,14 @@ class RankState:
             cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now, self._step
         cells[CELL_STEP] = self._step
         cells[CELL_STEP_NS] = now
+        self._beat("begins" if first else "trains")
+
+    def _beat(self, doing: Doing) -> None:
+        """A sign of progress on the shared page."""
+        cells = self._link.board.view[: 8 * (CELL_DOING + 1)].cast("Q")
+        cells[CELL_BEAT_NS] = time.monotonic_ns()
+        cells[CELL_DOING] = DOINGS.index(doing if self._is_watched else "over")
+        cells[CELL_BEATS] += 1
 
     def _count_unseen(self) -> None:
         """The loop that was waited for does not come, so its iterations were those."""

@@ -86,6 +86,7 @@ class Ending(Saving):
     def _close(self, *, final_checkpoint: bool, reason: str) -> None:
         if self._closed:
             return
+        self._beat("saves")
         try:
             self._fence()
             if final_checkpoint and self._is_whole():

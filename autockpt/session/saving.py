@@ -461,6 +461,7 @@ class Saving(RankState):
             self._flight = None
             return
         (generation, step, _), stalled = self._flight, snapshot.fence_stall_s
+        self._beat("saves")
         try:
             self._snapshotter.fence(optimizer)
             if self._snapshotter.current is None:
@@ -469,6 +470,7 @@ class Saving(RankState):
         except Exception as error:
             self._abandon(generation, repr(error))
             self._degraded("snapshot", repr(error))
+        self._beat("trains")
         self._clock.stalled(snapshot.fence_stall_s - stalled)
         self._fence_stall_s += snapshot.fence_stall_s - stalled
 

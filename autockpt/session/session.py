@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.hangs.stack_dumps import answer_with_stacks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import (
     CELL_COPIED,
@@ -322,6 +323,8 @@ class Session(FrameworkLoop):
                 self._emit,
             )
             self._telemetry.listener = self._mind.observe
+        with contextlib.suppress(OSError):
+            answer_with_stacks(job.run_directory, job.rank)
         self._watch.start()
         atexit.register(self._at_exit)
         of_this_process.began(self._attached, self._job.name, shared=self._job.shared)
@@ -438,6 +441,8 @@ class Session(FrameworkLoop):
         each optimizer where there are several."""
 
         def before(module: torch.nn.Module) -> None:
+            if not self._closed:
+                self._beat("trains" if module.training else "evaluates")
             if not module.training or self._closed:
                 return
             if self._rebuilding is not None:
@@ -474,6 +479,8 @@ class Session(FrameworkLoop):
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         name = self._state.stepped(optimizer)
+        if not self._closed:
+            self._beat("trains")
         self._windows.boundary()
         self._traffic.boundary()
         self._stepped = True
@@ -507,6 +514,7 @@ class Session(FrameworkLoop):
         self._forward_seen, self._drawn_mark = False, None
         self._rounds.begin()
         self._mark_step()
+        self._beat("saves")
         self._tell_tried(began)
         try:
             if self._flight is not None:
@@ -531,6 +539,7 @@ class Session(FrameworkLoop):
         except Exception as error:
             self._flight = None
             self._degraded("snapshot", f"{type(error).__name__}: {error}")
+        self._beat("trains")
         self._clock.stalled(time.monotonic() - began)
         self._report_block()
         if self._link.fenced or self._leaving:
@@ -680,7 +689,8 @@ class Session(FrameworkLoop):
         """On the listening thread."""
         if isinstance(message, wire.SendShard):
             self._exchanges.send(message)
-        if isinstance(message, wire.StorageStands):
+        told = getattr(message, "launcher_tells", False) and environment.LAUNCHER_PID in os.environ
+        if isinstance(message, wire.StorageStands) and not told:
             self._say(message.text, always=True)
         if isinstance(message, wire.AbandonExchange):
             self._exchanges.abandon(message)

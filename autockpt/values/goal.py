@@ -160,6 +160,8 @@ class RestartWish:
 
     standby: Literal["on", "off"] | None = None
     """Whether a parked process per rank has imported what the next incarnation will."""
+    stuck: Literal["warn", "restart"] | None = None
+    """What is done about a rank that makes no progress; None: warn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ from typing import Any, Literal, TypeVar
 
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.hangs.stack_dumps import status_of
+from autockpt.executors.keeper.hangs.watch import HangWatch, Watched
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.network_windows import LinkWindows, NodeWindows
 from autockpt.executors.keeper.replication.replica_slots import Guests
@@ -115,6 +117,7 @@ class Keeper:
         self._directory.empty_trash()
         self._journal = Journal(run_directory, node)
         self._memory = MemoryTable()
+        self._hangs = HangWatch(run_directory, node, self._tell_stuck)
         self._s = _State()
         self._posted: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -200,6 +203,7 @@ class Keeper:
                 self._shards.look_for_stalls()
                 self._look_for_claim(now)
                 self._say_standing(self._standing.still(now))
+                self._look_for_hangs(now)
                 self._write_status(now)
                 self._peers.stand("settled" if self._settled() else "busy")
             # Without trainers it is not held: a launch on other machines may take over.
@@ -925,6 +929,38 @@ class Keeper:
         for rank in sorted(self._s.trainers)[:1]:
             self._send(self._s.trainers[rank], wire.StorageStands(rank=rank, text=text))
         self._next_status_s = 0.0
+
+    def _look_for_hangs(self, now_s: float) -> None:
+        """Do the ranks of this node make progress?"""
+        try:
+            ranks = {
+                rank: Watched(pid=trainer.pid, memory=self._memory.of(rank))
+                for rank, trainer in self._s.trainers.items()
+                if not trainer.leaving
+            }
+            alone = all(len(ranks) == self._world_size(rank) for rank in ranks)
+            self._hangs.look(now_s, ranks, alone=alone, kill=self._ends_stuck)
+        except Exception as error:
+            self._log(f"ranks are not watched: {type(error).__name__}: {error}")
+
+    def _ends_stuck(self) -> bool:
+        """Whether the policy in force wants a stuck rank ended."""
+        goal = _read(self._run_directory, "goal.json", Goal) or Goal()
+        return goal.restart.stuck == "restart"
+
+    def _tell_stuck(self, text: str, where: str) -> None:
+        """On the thread that gathered the evidence."""
+
+        def tell() -> None:
+            self._log(text)
+            self._journal.degraded("progress", text)
+            for trainer in self._s.trainers.values():
+                if not status_of(trainer.pid).get("State", "").startswith(("T", "t")):
+                    said = wire.StorageStands(rank=trainer.rank, text=text, launcher_tells=True)
+                    self._send(trainer, said)
+                    return
+
+        self.post(tell)
 
     def _write_status(self, now_s: float) -> None:
         """How it stands, and how it ended where no launcher of ours says so."""

@@ -28,6 +28,9 @@ CELL_SPREAD, CELL_MARKED = 6, 7
 made."""
 CELL_DRAINED = 8
 """Prefix of a streamed image whose memory was given back; written by the keeper."""
+CELL_BEAT_NS, CELL_BEATS, CELL_DOING = 9, 10, 11
+"""Newest sign of progress (CLOCK_MONOTONIC in ns), their number, and what the rank does
+(`hangs.pace.DOINGS`)."""
 CELL_COPIED = 64
 """From here on one cell a slot: the copied prefix of its image."""
 MAX_SLOTS = 64

@@ -321,10 +321,13 @@ class StateSuspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStands:
-    """A sentence for a person: checkpoints do not reach the disk, or do so again."""
+    """A sentence for a person: checkpoints do not reach the disk, or do so again; a rank is
+    stuck."""
 
     rank: int
     text: str
+    launcher_tells: bool = False
+    """A launcher of ours says it as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

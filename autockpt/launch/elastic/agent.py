@@ -19,6 +19,7 @@ from autockpt.console import Console
 from autockpt.job_directory import own_runs
 from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
+from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.node_numbers import Seated
 from autockpt.launch.elastic.signals import Announced, install, kill_groups
 from autockpt.launch.rank_env import allocation_left_s
@@ -45,6 +46,7 @@ class Watch:
     def __init__(self, request: "Launch", console: Console, keeper: "KeeperBeside") -> None:
         run = request.run
         self.standbys = StandbyPool(run, request.standby, console)
+        self._incidents = Incidents(run, console)
         self._request = request
         self._console = console
         self._keeper = keeper
@@ -86,9 +88,15 @@ class Watch:
         if self._request.mode == "run" and not self._keeper.started:
             self._keeper.start(node)
 
+    def look(self) -> None:
+        """At every tick of the agent, while the ranks run."""
+        self.standbys.tick()
+        self._incidents.look(self._keeper.node)
+
     def goes_on(self, failures: dict[int, Any], *, left: int) -> bool:
         """Whether to start again after these failures (by rank); says what happened."""
         run = self._request.run
+        self._incidents.look(self._keeper.node, now=True)
         rank, failure = _root_cause(failures)
         step = run.newest_step()
         self._show_log(rank, failure)
@@ -247,7 +255,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:
-            watch.standbys.tick()
+            watch.look()
             result = super()._monitor_workers(worker_group)
             left = self._remaining_restarts
             if result.is_failed() and not watch.goes_on(result.failures, left=left):

@@ -25,6 +25,7 @@ from autockpt.executors.linux import memcpy_threshold
 from autockpt.launch import environment
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
+from autockpt.launch.elastic.rendezvous_polls import frequent_polls
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
 from autockpt.profiles.probes.copies import copy_gain
@@ -123,7 +124,8 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
     command = ["-u", "-m", "autockpt.cli.script_runner", *(["-m"] if request.script.module else [])]
     # torchelastic fills in ${local_rank}: what the user wrote must come out as it was written.
     users = [text.replace("$", "$$") for text in (request.script.target, *request.script.args)]
-    with agent_class(api, watch), _stdout_to_stderr(console.json):
+    polls = frequent_polls(config.max_nodes)
+    with agent_class(api, watch), polls, _stdout_to_stderr(console.json):
         try:
             api.elastic_launch(config, sys.executable)(*command, *users)
         except ChildFailedError as failed:

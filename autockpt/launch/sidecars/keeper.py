@@ -24,6 +24,11 @@ class KeeperBeside:
         """Whether `start` was called."""
         return self._node is not None
 
+    @property
+    def node(self) -> int | None:
+        """Number of the node, None before `start`."""
+        return self._node
+
     def seats(self) -> tuple[int, ...]:
         """Nodes of this run whose keepers live on this machine, left by a launcher that died."""
         try:

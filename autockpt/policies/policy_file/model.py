@@ -130,6 +130,11 @@ Standby = Annotated[
     _reader(fields.word_reader("on", "off")),
     _words("on", "off"),
 ]
+Stuck = Annotated[
+    Literal["warn", "restart"] | None,
+    _reader(fields.word_reader("warn", "restart")),
+    _words("warn", "restart"),
+]
 Way = Annotated[
     Literal["host", "direct"] | None,
     _reader(fields.word_reader("host", "direct")),
@@ -254,6 +259,7 @@ class Failures(Section):
     preemption: Duration = None
     notice: Duration = None
     silent_latency: Duration = None
+    stuck: Stuck = None
 
 
 class Restart(Section):
@@ -392,7 +398,7 @@ def goal_of(settings: Settings, name: str) -> Goal:
             preemption_s=failures.preemption,
             notice_s=failures.notice,
         ),
-        restart=RestartWish(standby=settings.restart.standby),
+        restart=RestartWish(standby=settings.restart.standby, stuck=failures.stuck),
         retention=Retention(
             keep_last=keep.last or Retention().keep_last,
             keep_every_s=kept.seconds,
@@ -471,6 +477,7 @@ def settings_of(goal: Goal) -> Settings:
             preemption=failures.preemption_s,
             notice=failures.notice_s,
             silent_latency=retention.reach_s,
+            stuck=goal.restart.stuck,
         ),
         restart=Restart.model_construct(standby=goal.restart.standby),
         keep=Keep.model_construct(

@@ -34,6 +34,8 @@ def bare_digest(folder: Path) -> str:
 class Launch:
     """One `autockpt run` and what it reports."""
 
+    SETTINGS: tuple[str, ...] = ("memory.interval=4steps", "disk.interval=12steps", "retune=false")
+
     def __init__(self, folder: Path) -> None:
         self.memory_lost_s = 0.0
         self.folder = folder
@@ -42,7 +44,7 @@ class Launch:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         options = ["--nproc-per-node", "2", "--run-dir", str(self.run_dir), "--no-profile"]
-        for setting in ("memory.interval=4steps", "disk.interval=12steps", "retune=false"):
+        for setting in self.SETTINGS:
             options += ["--set", setting]
         with self.log.open("ab") as log:
             return subprocess.Popen(

@@ -158,7 +158,8 @@ memory: {interval: 30 s, slots: 4}
 disk: {path: /data/ckpt, writers: 8, chunk: 16 MiB, direct: false, codec: zstd}
 staging: {schedule: blocking, persist: sync, streaming: false, preallocate: false, path: host}
 limits: {stall: 200 ms, host_memory: 64 GiB, overhead: 2 %, lost_time: 1 h 30 min}
-failures: {mtbf: 8 h, process_share: 40 %, preemption: 6 h, notice: 2 min, silent_latency: 12 h}
+failures: {mtbf: 8 h, process_share: 40 %, preemption: 6 h, notice: 2 min, silent_latency: 12 h,
+           stuck: restart}
 restart: {standby: off}
 keep: {last: 5, every: 6 h}
 retune: false

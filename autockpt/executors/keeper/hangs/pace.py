@@ -1,0 +1,125 @@
+"""When has a rank of this node stood still for too long?
+
+Pure: marks and times come in, a verdict goes out.  A rank marks every call of its model, every step
+of an optimizer and every boundary, with what it does; the gaps between its marks are learned, apart
+by what it did.  The job is stuck when no rank of the node has marked anything for longer than its
+own kind of gap allows: a rank that evaluates or saves while others wait for it is progress.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Doing = Literal["begins", "trains", "evaluates", "saves", "over"]
+DOINGS: tuple[Doing, ...] = ("begins", "trains", "evaluates", "saves", "over")
+"""By the number that stands on the board."""
+
+FACTOR = 5.0
+"""So many times the 99th percentile of its gaps a rank may stand still."""
+LEAST_S = 7.0
+BUSY_S = 300.0
+"""The same while a process of the rank computes, or waits for a disk."""
+UNKNOWN_S: Mapping[str, float] = {"begins": 1800.0, "trains": 60.0, "evaluates": 600.0}
+"""Until `KNOWN_GAPS` gaps of the kind were seen: compilation and first batches take long."""
+KNOWN_GAPS = 8
+KEPT_GAPS = 512
+BLINK_S = 3.0
+"""Whoever looks so late has stood still itself, and knows nothing of the time before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What the shared page says of a rank."""
+
+    pid: int
+    count: int
+    """Marks until now."""
+    at_s: float
+    """Of the newest, CLOCK_MONOTONIC."""
+    doing: Doing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stillness:
+    """The ranks of a node stand still."""
+
+    since_s: float
+    """Newest mark of any rank, CLOCK_MONOTONIC."""
+    allowed_s: float
+    """How long a gap may be, of the rank that stood still first."""
+    learned: bool
+    """From this training's own gaps."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    mark: Mark
+    gaps: dict[Doing, deque[float]] = field(default_factory=dict)
+    longest_s: dict[Doing, float] = field(default_factory=dict)
+
+    def heard(self, mark: Mark) -> None:
+        """A newer look at its marks."""
+        before = self.mark
+        if mark.count != before.count:
+            gap_s = mark.at_s - before.at_s
+            allowed_s, learned = self.allowed_s(busy=False)
+            if not learned or gap_s <= allowed_s:  # a hang that has ended is no usual gap
+                self.gaps.setdefault(before.doing, deque(maxlen=KEPT_GAPS)).append(gap_s)
+            self.longest_s[before.doing] = max(gap_s, self.longest_s.get(before.doing, 0.0))
+        self.mark = mark
+
+    def allowed_s(self, *, busy: bool) -> tuple[float, bool]:
+        """(how long it may stand still now, whether that was learned)."""
+        doing = self.mark.doing
+        if doing in ("saves", "over"):
+            return float("inf"), False
+        gaps = self.gaps.get(doing, ())
+        if len(gaps) < KNOWN_GAPS:
+            return max(UNKNOWN_S[doing], BUSY_S if busy else 0.0), False
+        usual_s = sorted(gaps)[max(0, -(-99 * len(gaps) // 100) - 1)]
+        allowed_s = max(LEAST_S, FACTOR * usual_s, 2.0 * self.longest_s[doing])
+        return max(allowed_s, BUSY_S if busy else 0.0), True
+
+
+class Pace:
+    """The gaps of the ranks of one node."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Rank] = {}
+        self._looked_s: float | None = None
+        self._since_s = 0.0
+        """Nothing is known of before."""
+        self._told = False
+
+    def look(
+        self, now_s: float, marks: Mapping[int, Mark], busy: Mapping[int, bool]
+    ) -> Stillness | None:
+        """The ranks stand still: once, when that becomes so.  `busy`: by rank, see `BUSY_S`."""
+        if self._looked_s is None or now_s - self._looked_s > BLINK_S:
+            self._since_s = now_s
+        self._looked_s = now_s
+        for rank in self._ranks.keys() - marks.keys():
+            del self._ranks[rank]
+        for rank, mark in marks.items():
+            known = self._ranks.get(rank)
+            if known is None or known.mark.pid != mark.pid:
+                self._ranks[rank] = _Rank(mark)
+                self._since_s = now_s  # a start: every rank waits for the others
+            else:
+                known.heard(mark)
+        live = {rank: one for rank, one in self._ranks.items() if one.mark.doing != "over"}
+        if not live:
+            return None
+        found: list[Stillness] = []
+        for rank, one in live.items():
+            since_s = max(one.mark.at_s, self._since_s)
+            allowed_s, learned = one.allowed_s(busy=busy.get(rank, False))
+            if now_s - since_s <= allowed_s:
+                self._told = False
+                return None
+            found.append(Stillness(since_s=since_s, allowed_s=allowed_s, learned=learned))
+        if self._told:
+            return None
+        self._told = True
+        return min(found, key=lambda still: still.since_s)

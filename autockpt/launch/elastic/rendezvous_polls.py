@@ -1,0 +1,40 @@
+"""How often torchelastic's rendezvous looks whether the others are there.
+
+It waits a second between two looks, for the sake of one store that thousands of nodes ask.  A small
+job spends most of a warm restart in these waits: one to three of them.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+PER_NODE_S = 0.01
+"""A store of torch's answers some thousands of questions a second; so it gets a hundred."""
+LONGEST_S = 1.0
+"""What torchelastic waits."""
+
+
+def poll_s(nodes: int) -> float:
+    """Seconds between two looks of each of `nodes` nodes."""
+    return min(LONGEST_S, PER_NODE_S * max(1, nodes))
+
+
+@contextlib.contextmanager
+def frequent_polls(nodes: int) -> Iterator[None]:
+    """As long as it lasts, rendezvous of this process wait `poll_s` at most.
+
+    `nodes`: the most that the job may have.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    module: Any = dynamic_rendezvous
+    wait, most = module._delay, poll_s(nodes)
+
+    def delay(seconds: Any) -> None:
+        wait(seconds if isinstance(seconds, tuple) else min(seconds, most))
+
+    module._delay = delay
+    try:
+        yield
+    finally:
+        module._delay = wait

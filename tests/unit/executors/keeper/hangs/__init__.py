@@ -1,0 +1,1 @@
+"""Tests of the look at ranks that make no progress."""
