@@ -1,0 +1,197 @@
+"""`make bench-restart`: from the death of a rank to the next iteration, in parts.
+
+Two ranks train a tiny model over gloo, and rank 1 is killed.  Contestants, in turns:
+`autockpt run` with a parked process, the same without one, and torchrun's own restart, which begins
+at step 0 because nobody saves for it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.harness import Row, parse, publish, row
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM, COLD, PLAIN = "autockpt, parked", "autockpt, cold", "torchrun"
+PARTS = {
+    "launch_s": "launcher", "interpreter_s": "interpreter", "torch_import_s": "import torch",
+    "process_group_s": "process group", "script_s": "script", "wait_s": "keepers, other ranks",
+    "read_s": "bytes",
+}  # fmt: skip
+NOTES = {PLAIN: "restores nothing: the training begins again at step 0"}
+PATIENCE_S = 240.0
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+steps = range(10**9)
+if "AUTOCKPT_RUN_DIR" in os.environ:
+    import autockpt
+    steps = autockpt.attach(model=model, optimizer=optimizer).steps(10**9)
+with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "a", buffering=1) as log:
+    for step in steps:
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        log.write(f"{os.getpid()} {time.monotonic()}\\n")
+"""
+
+
+@dataclass(slots=True)
+class Samples:
+    """What one contestant took, seconds."""
+
+    total_s: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    standby_bytes: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    """Measures and publishes."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parse(parser, rounds=1)
+    found = {name: Samples() for name in (WARM, COLD, PLAIN)}
+    for _ in range(args.rounds):
+        for name, samples in found.items():
+            folder = Path(tempfile.mkdtemp(prefix="bench-restart-", dir=os.getcwd()))
+            try:
+                measure(name, folder, samples)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    rows = [one for name, samples in found.items() for one in figures(name, samples)]
+    publish("restart", rows, settings={"rounds": args.rounds}, notes=NOTES, smoke=args.smoke)
+
+
+def figures(name: str, samples: Samples) -> list[Row]:
+    """Of one contestant."""
+    at_most = 0.8 if name == WARM else None
+    rows = [row(name, "death to next iteration", samples.total_s, "s", at_most=at_most)]
+    for part, label in PARTS.items():
+        if samples.parts.get(part):
+            rows.append(row(name, label, samples.parts[part], "s"))
+    if samples.standby_bytes:
+        rows.append(row(name, "memory of a parked process", samples.standby_bytes, "MB"))
+    return rows
+
+
+def measure(name: str, folder: Path, samples: Samples) -> None:
+    """One job, one death."""
+    (folder / "job.py").write_text(SCRIPT)
+    run = folder / "run"
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            command(name, folder, run), stdout=log, stderr=subprocess.STDOUT, cwd=folder,
+            env=environment(), start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait(process, folder, lambda: len(lines(folder)) >= 100)
+        if name == WARM:
+            wait(process, folder, lambda: len(parked(process.pid)) == 2)
+            samples.standby_bytes += [own_bytes(pid) / 1e6 for pid in parked(process.pid)]
+        before, victim = {pid for pid, _ in lines(folder)}, int(lines(folder, rank=1)[-1][0])
+        died_s = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        wait(process, folder, lambda: {pid for pid, _ in lines(folder)} - before)
+        samples.total_s.append(next(at for pid, at in lines(folder) if pid not in before) - died_s)
+        for part, seconds in startup(run).items():
+            samples.parts.setdefault(part, []).append(seconds)
+    finally:
+        end(process)
+
+
+def command(name: str, folder: Path, run: Path) -> list[str]:
+    """Of a contestant."""
+    job = [str(folder / "job.py"), str(folder)]
+    if name == PLAIN:
+        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        return [sys.executable, "-m", *launcher, "--max-restarts", "3", *job]
+    standby = "on" if name == WARM else "off"
+    options = ["--nproc-per-node", "2", "--run-dir", str(run), "--no-profile"]
+    return [
+        sys.executable, "-m", "autockpt", "run", *options, "--set", f"restart.standby={standby}",
+        "--set", "memory.interval=10steps", "--set", "retune=false", *job,
+    ]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """The same for all."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # Without it torchrun's restarts hang now and then (a store of the attempt before).
+    return {**os.environ, "PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def wait(process: "subprocess.Popen[bytes]", folder: Path, done: Callable[[], object]) -> None:
+    """Polls with a deadline; fails with the job's output."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit((folder / "log").read_text(errors="replace")[-3000:])
+        time.sleep(0.01)
+
+
+def lines(folder: Path, rank: int = 0) -> list[tuple[str, float]]:
+    """(process, when) of each iteration of a rank; a line under way is left out."""
+    with contextlib.suppress(FileNotFoundError):
+        rows = (folder / f"rank-{rank}").read_text().split("\n")[:-1]
+        return [(row.split()[0], float(row.split()[1])) for row in rows]
+    return []
+
+
+def parked(launcher: int) -> list[int]:
+    """Parked processes that are ready."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{launcher}/task"):
+            children = Path(f"/proc/{launcher}/task/{task}/children").read_text().split()
+            for child in map(int, children):
+                shown = Path(f"/proc/{child}/cmdline").read_bytes().rstrip(b"\0")
+                found += [child] if shown == b"autockpt: standby for a restart" else []
+    return found
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that is not mapped from files."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in rows if line.startswith("Anonymous:"))
+
+
+def startup(run: Path) -> dict[str, float]:
+    """The parts of the newest start of rank 0, as the run tells them."""
+    path = run / "telemetry" / "rank-00000.jsonl"
+    if not path.exists():
+        return {}
+    events = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    started = [event for event in events if event["event"] == "RunStarted"][-1]
+    return {part: started[part] for part in PARTS if started.get(part) is not None}
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """The launcher ends its ranks and its keeper."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
