@@ -453,7 +453,7 @@ class Controller:
         if settings.run_s is not None:
             dwell_s = min(dwell_s, settings.dwell_fraction * settings.run_s)
         failures_per_s = self.outlook.rates.total_per_s
-        if failures_per_s > 0:
+        if failures_per_s > 0 and memory.patience == 1.0:  # no change was undone
             dwell_s = min(dwell_s, settings.dwell_mtbf / failures_per_s)
         long_enough = since_s is not None and now_s - since_s >= dwell_s * memory.patience
         enough = self.seen.sealed - memory.dwell_from_sealed >= settings.dwell_checkpoints

@@ -127,7 +127,7 @@ def test_a_job_that_fails_often_dwells_no_longer_than_it_lives():
     often = 1200.0
     job = FakeJob(stall_s=2.0)
     best = settled(job, mtbf_s=often).plan
-    tuned = controller(plan(*scaled(intervals_of(best), 4.0)), mtbf_s=often)
+    tuned = controller(plan(*scaled(intervals_of(best), 0.5)), mtbf_s=often)
     job.run(tuned, until_s=0.9 * often)
     assert [p.kind for p in job.proposals] == ["retune"]
 
@@ -212,7 +212,7 @@ def test_a_change_that_backfires_is_rolled_back():
     """Shorter intervals make each stall twice as long: back to the plan before."""
     job = FakeJob(stall_of=lambda p: 2.0 if intervals_of(p)[0] >= 100 else 4.0, slower=0.0)
     tuned = controller(plan(120, 120), mtbf_s=1200.0)
-    job.run(tuned, until_s=2.5 * HOUR)
+    job.run(tuned, until_s=2.0 * HOUR)
     assert [p.kind for p in job.proposals] == ["retune", "rollback"]
     assert intervals_of(job.proposals[1].plan) == (120, 120)
     assert "was expected" in job.proposals[1].reason
