@@ -23,8 +23,8 @@ class ControllerSettings:
     """or, when the length of the run is known,"""
     dwell_fraction: float = 0.05
     """this part of it if that is shorter;"""
-    dwell_mtbf: float = 0.5
-    """or this part of the mean time between failures: a job must live to see its change;"""
+    dwell_mtbf: float = 1.0
+    """or this many times the mean time between failures: a job must live to see its change;"""
     dwell_checkpoints: int = 8
     """and never fewer checkpoints than these."""
     jump_checkpoints: int = 5
