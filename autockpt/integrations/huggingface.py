@@ -130,6 +130,8 @@ class _Protection:
             accumulation = trainer.args.gradient_accumulation_steps
             begins = (restored.extra["epoch"], restored.extra["updates"] * accumulation)
         self._protect_loader()
+        if restored is None and any(begins):
+            self._place.load({"epoch": begins[0], "index": begins[1]})
         left = max_steps - trainer.state.global_step
         self._ckpt.own_boundary(self._ckpt.step_count + max(0, left))
         self._stepped_at = trainer.state.global_step
@@ -145,12 +147,13 @@ class _Protection:
 
     def run_epoch(self, **arguments: Any) -> None:
         """An epoch, or the rest of one."""
-        resumed = self._ckpt is not None and self._ckpt.restored is not None
+        restored = self._ckpt is not None and self._ckpt.restored is not None
+        theirs = self._ckpt is not None and arguments["resume_from_checkpoint"] is not None
         first = arguments["epoch"] == arguments["epochs_trained"]
         self._epoch = arguments["epoch"]
         if not first:
             self._updates = 0
-        if not (resumed and first):
+        if not (first and (restored or theirs)):
             self._old["_run_epoch"](**arguments)
             return
         if self._saved.get("ended"):
@@ -160,9 +163,11 @@ class _Protection:
         skips, ignores = trainer_module.skip_first_batches, args.ignore_data_skip
         # The loader goes on by itself; all that is left of skipping is where the counters begin.
         trainer_module.skip_first_batches = lambda loader, _: loader
-        args.ignore_data_skip = False
+        if restored:
+            args.ignore_data_skip = False
+            arguments["resume_from_checkpoint"] = "autockpt"
         try:
-            self._old["_run_epoch"](**{**arguments, "resume_from_checkpoint": "autockpt"})
+            self._old["_run_epoch"](**arguments)
         finally:
             trainer_module.skip_first_batches, args.ignore_data_skip = skips, ignores
 
