@@ -76,7 +76,7 @@ class AcceleratedLoop:
         """The epoch that the first prepared loader goes on with, or begins."""
         if not self._places:
             raise ConfigError("ckpt.epoch: no loader was prepared; use ckpt.step_count")
-        return int(self._places[0].epoch)
+        return int(self._loaders[0].iteration)
 
     @property
     def step_count(self) -> int:
@@ -169,6 +169,7 @@ class AcceleratedLoop:
         def begun() -> None:
             if self._owed is loader:
                 self._pay()
+            self.session.finish_restore()  # a rank that another one reads for has no loader of ours
             begin()
 
         loader.begin = begun
