@@ -160,16 +160,21 @@ class AcceleratedLoop:
         ahead = 1
         if dispatches and not loader.split_batches:
             ahead = self._accelerator.num_processes
-        if dispatches and not self._accelerator.is_main_process:
+        reads = not dispatches or self._accelerator.is_main_process
+        if not reads:
             ahead = 0  # the first rank reads for all
         place = self.session.loader(inner, ahead=ahead, name=f"loader{number}")
         loader.base_dataloader = place
-        begin = loader.begin
+        begin, goes_on = loader.begin, place.resumes
 
         def begun() -> None:
+            nonlocal goes_on
+            if not reads and not goes_on:
+                place.end_epoch()  # it made an iterator, which drew, and never asked for a batch
+            goes_on = False
             if self._owed is loader:
                 self._pay()
-            self.session.finish_restore()  # a rank that another one reads for has no loader of ours
+            self.session.finish_restore()
             begin()
 
         loader.begin = begun

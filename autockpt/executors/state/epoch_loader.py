@@ -79,8 +79,14 @@ class EpochLoader:
 
     def end_epoch(self) -> None:
         """The loop has left this epoch, though the loader may have had more."""
-        if self._under_way:
+        if self._under_way or self._resumed is not None:
+            self.__dict__["_resumed"] = None
             self._next_epoch()
+
+    @property
+    def resumes(self) -> bool:
+        """The next pass is the rest of an epoch."""
+        return self._resumed is not None and bool(self._place.under_way)
 
     def trained(self, count: int) -> None:
         """So many batches of this epoch are trained, at a boundary.
@@ -272,6 +278,7 @@ class _Epochs(DataPosition):
     def end_epoch(self) -> None:
         """The next pass is another epoch."""
         forget(self.loader)
+        self._resuming = self._going_on = False
         self.epoch, self.index, self._start = self.epoch + 1, 0, 0
         self._shuffle = self._others = None
         self._stand(None)
