@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,6 +17,8 @@ from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.linux.timeslice import ask_for_long_slices
 
+MOST_DESCRIPTORS = 2**18
+"""More than any job has nodes."""
 PREDECESSOR_S = 0.9
 """A keeper that has decided to leave is gone within milliseconds."""
 
@@ -81,6 +84,16 @@ def _settle() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("-500")
     ask_for_long_slices()
+    raise_descriptor_limit()
+
+
+def raise_descriptor_limit() -> None:
+    """To what the system allows this process: one connection a node is more than the usual 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -257,8 +257,7 @@ class Keeper:
         """The keepers of other nodes still need this one; most of all if it coordinates."""
         if not self._peers.needed:
             return False
-        nodes = self._protocol.nodes
-        return (nodes and self._node == min(nodes)) or lonely_s < OTHERS_PATIENCE_S
+        return self._node == self._protocol.coordinator or lonely_s < OTHERS_PATIENCE_S
 
     def _woken(self, sock: Any) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -964,7 +963,7 @@ class Keeper:
 
     def _write_status(self, now_s: float) -> None:
         """How it stands, and how it ended where no launcher of ours says so."""
-        coordinates = self._node == min(self._protocol.nodes, default=-1)
+        coordinates = bool(self._protocol.nodes) and self._node == self._protocol.coordinator
         if not (coordinates and self._s.epoch) or now_s < self._next_status_s:
             return
         self._next_status_s = now_s + STATUS_S

@@ -59,6 +59,7 @@ class DiskWorker:
         self.scrub_gate = PacedGate(SCRUB_BYTES_PER_S)
         """What a scrub asks before each chunk."""
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._pulses: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._asked = False
         """This keeper is the one that reads back."""
@@ -70,6 +71,9 @@ class DiskWorker:
             target=_drain, args=(self._jobs, self._tell), name="autockpt-disk", daemon=True
         ).start()
         threading.Thread(target=self._scrub, name="autockpt-scrub", daemon=True).start()
+        threading.Thread(
+            target=_drain, args=(self._pulses, self._tell), name="autockpt-heartbeat", daemon=True
+        ).start()
 
     @property
     def idle(self) -> bool:
@@ -99,9 +103,18 @@ class DiskWorker:
 
     def beat(self, epoch: int) -> None:
         """Shows that the holder of `epoch` lives, and makes the directory again where it is gone;
-        not while an earlier job still hangs."""
+        that not while an earlier job is at work."""
         if self.idle:
             self._jobs.put(lambda: self._beat(epoch))
+        elif self._pulses.unfinished_tasks == 0:
+            self._pulses.put(lambda: self._pulse(epoch))
+
+    def _pulse(self, epoch: int) -> None:
+        """Beside a job that takes long, as the deletion of a large checkpoint does: a launch on
+        another machine takes a holder for dead whose heart stands still."""
+        with contextlib.suppress(AutockptError, OSError):
+            if self._directory.holds(epoch):
+                self._directory.heartbeat(epoch)
 
     def stand_in(self, order: p.ClaimEpoch) -> int | None:
         """The epoch of a claim that the storage does not take now, which is made behind it as soon

@@ -1,15 +1,20 @@
 """Connections to the keepers of the other nodes: one per pair, the higher node calls the lower.
 
 All sockets live on one thread, which only calls back; files (secret, addresses) are read on another
-one, because a shared file system may hang.  What is sent to a node that is not there waits in a
-queue, the oldest first to be given up: the protocol repeats everything.  A node that was there and
-cannot be reached for the grace time is reported lost, once; when it is back, messages flow again.
+one, because a shared file system may hang.  Only node 0 of a job is called by all: what a keeper
+does in each turn grows with the nodes that it talks to, not with those of the job.
+
+What is sent to a node that is not there waits in a queue, the oldest first to be given up: the
+protocol repeats everything.  A node that was there and cannot be reached for the grace time is
+reported lost, once; when it is back, messages flow again.
 """
 
 import contextlib
 import errno
 import ipaddress
 import queue
+import random
+import resource
 import secrets
 import selectors
 import socket
@@ -42,8 +47,14 @@ GRACE_S = 5.0
 HANDSHAKE_S = 5.0
 SILENCE_S = 3
 """A connection whose other end does not acknowledge anything for this long is broken."""
-MAX_STRANGERS = 32
-"""Connections that have not proven themselves; more are closed at once."""
+MAX_STRANGERS = 512
+"""Connections that have not proven themselves; more wait in the backlog."""
+BACKLOG = 4096
+"""Callers that the kernel keeps for us: a restart brings all nodes at once."""
+OWN_DESCRIPTORS = 128
+"""What a keeper opens beside its connections, with room."""
+DEAF_S = 1.0
+"""Where no descriptor is left, nobody is let in for so long."""
 QUEUE_BYTES = 64 * 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 TICK_S = 0.1
@@ -143,15 +154,26 @@ class Peers:
         self._secret = b""
         self._incarnation: p.Incarnation | None = None
         self._nodes: frozenset[int] = frozenset()
+        self._lowest = 0
+        """The node whose keeper coordinates."""
         self._host = ""
         self._listener: socket.socket | None = None
         self._peers: dict[int, _Peer] = {}
+        """Those with a connection, a queue, or a call to come; the others of the job have none."""
+        self._callees: set[int] = set()
+        """Nodes that may have to be called."""
+        self._gone: set[int] = set()
+        """Nodes that were there, and are not."""
         self._lines: set[_Line] = set()
+        self._strangers: set[_Line] = set()
+        """Lines whose other end has not proven itself."""
+        self._listening = False
+        self._deaf_until_s = 0.0
+        self._said_full = False
+        """It was said that no descriptor is left."""
         self._standing: Standing = "busy"
         self._refused_s = 0.0
         self._closing_s: float | None = None
-        self._needed = False
-        self._connected: tuple[int, ...] = ()
         self._posted: deque[Callable[[], None]] = deque()
         self._files: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -186,12 +208,12 @@ class Peers:
     @property
     def needed(self) -> bool:
         """A keeper elsewhere may still need this one."""
-        return self._needed
+        return any(peer.needs_us for peer in list(self._peers.values()))
 
     @property
     def connected(self) -> tuple[int, ...]:
         """Nodes whose keepers are connected."""
-        return self._connected
+        return tuple(sorted(node for node, peer in list(self._peers.items()) if peer.here))
 
     def transfer_address(self, node: int) -> tuple[str, int] | None:
         """Where the keeper of a node of this incarnation lends; reads a file, on any thread."""
@@ -262,29 +284,36 @@ class Peers:
         return not self._lines or time.monotonic() > self._closing_s + FAREWELL_S
 
     def _tick(self, now: float) -> None:
-        for line in [line for line in self._lines if line.peer is None]:
-            if now > line.began_s + HANDSHAKE_S:
-                self._end(line, f"no handshake within {HANDSHAKE_S:.0f} s")
-        for peer in self._peers.values():
-            if peer.gone_s is not None and not peer.told and now >= peer.gone_s + self._grace_s:
+        for line in [one for one in self._strangers if now > one.began_s + HANDSHAKE_S]:
+            self._end(line, f"no handshake within {HANDSHAKE_S:.0f} s")
+        for node in sorted(self._gone):
+            peer = self._peers[node]
+            if peer.gone_s is not None and now >= peer.gone_s + self._grace_s:
+                self._gone.discard(node)
                 peer.told = True
-                self._log(f"node {peer.node} cannot be reached for {self._grace_s:.0f} s")
-                self._lost(peer.node)
+                self._log(f"node {node} cannot be reached for {self._grace_s:.0f} s")
+                self._lost(node)
+        for node in sorted(self._callees):
+            peer = self._peers[node]
             if self._should_call(peer, now):
                 self._look_up(peer)
-        self._needed = any(peer.needs_us for peer in self._peers.values())
-        self._connected = tuple(sorted(n for n, x in self._peers.items() if x.here))
+            elif node != self._lowest and not peer.queue:
+                self._callees.discard(node)
+        self._heed(now)
 
     # ------------------------------------------------------------------ who takes part
 
     def _expect(self, incarnation: p.Incarnation, nodes: frozenset[int], host: str) -> None:
         if (incarnation, nodes, host) == (self._incarnation, self._nodes, self._host):
             return
-        self._incarnation, self._nodes = incarnation, nodes
+        self._incarnation, self._nodes, self._lowest = incarnation, nodes, min(nodes)
         for node in [node for node in self._peers if node not in nodes]:
             self._forget(self._peers.pop(node))
-        for node in nodes - {self._node}:
-            self._start_over(self._peers.setdefault(node, _Peer(node=node)))
+        if self._lowest != self._node:
+            self._peers.setdefault(self._lowest, _Peer(node=self._lowest))
+        self._callees.clear()
+        for peer in self._peers.values():
+            self._start_over(peer)
         if self._listener is None or host != self._host:
             self._listen(host)
         self._host = host
@@ -295,14 +324,23 @@ class Peers:
         peer.moved = peer.node < self._node
         peer.standing, peer.told, peer.gone_s = "busy", False, None
         peer.pause_s, peer.retry_s = FIRST_PAUSE_S, 0.0
+        self._gone.discard(peer.node)
+        self._may_call(peer)
+
+    def _may_call(self, peer: _Peer) -> None:
+        """It is looked at in each turn, until there is nothing to call it for."""
+        if peer.node < self._node:
+            self._callees.add(peer.node)
 
     def _forget(self, peer: _Peer) -> None:
+        self._gone.discard(peer.node)
+        self._callees.discard(peer.node)
         if peer.line is not None:
             self._drop(peer.line)
 
     def _listen(self, host: str) -> None:
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            self._listen_no_more()
             self._listener.close()
             self._listener = None
         try:
@@ -313,12 +351,12 @@ class Peers:
             listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             listener.setblocking(False)
             listener.bind((host, 0))
-            listener.listen(MAX_STRANGERS)
+            listener.listen(BACKLOG)
         except (OSError, ValueError) as error:
             self._trouble(f"cannot listen on {host}: {error}")
             return
         self._listener = listener
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._heed(time.monotonic())
         self._log(f"listening for other keepers on {host} port {self.port}")
 
     def _prepare(self) -> None:
@@ -328,6 +366,7 @@ class Peers:
 
     def _trust(self, secret: bytes) -> None:
         self._secret = secret
+        self._heed(time.monotonic())
         self._files.put(self._write_address)
 
     def _write_address(self) -> None:
@@ -351,7 +390,7 @@ class Peers:
             return False
         if peer.looking or now < peer.retry_s or not self._secret:
             return False
-        wanted = peer.node == min(self._nodes) or bool(peer.queue)
+        wanted = peer.node == self._lowest or bool(peer.queue)
         return wanted and peer.node < self._node and self._closing_s is None
 
     def _look_up(self, peer: _Peer) -> None:
@@ -402,7 +441,8 @@ class Peers:
         peer.line = self._add(sock, where, calling=peer.node)
 
     def _pause(self, peer: _Peer, reason: str) -> None:
-        peer.retry_s = time.monotonic() + peer.pause_s
+        # All nodes of a job lose one connection at one moment: they do not call again at one.
+        peer.retry_s = time.monotonic() + peer.pause_s * random.uniform(0.5, 1.5)
         peer.pause_s = min(LONGEST_PAUSE_S, 2 * peer.pause_s)
         if reason != peer.complaint:
             peer.complaint = reason
@@ -410,16 +450,53 @@ class Peers:
 
     # ------------------------------------------------------------------ being called
 
+    def _heed(self, now: float) -> None:
+        """Listens while somebody can be let in; until then callers wait in the backlog."""
+        room = len(self._strangers) < MAX_STRANGERS and now >= self._deaf_until_s
+        wanted = self._listener is not None and bool(self._secret) and room
+        if wanted and not self._listening and self._closing_s is None:
+            assert self._listener is not None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._listening = True
+        elif not wanted:
+            self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        if self._listening and self._listener is not None:
+            self._selector.unregister(self._listener)
+        self._listening = False
+
     def _accept(self, _: int) -> None:
+        """Everybody who waits: one in each turn would keep a large job waiting for minutes."""
         assert self._listener is not None
-        with contextlib.suppress(OSError):  # gone before we looked, or no descriptor left
-            sock, where = self._listener.accept()
-            sock.setblocking(False)
-            strangers = sum(line.peer is None and line.calling is None for line in self._lines)
-            if strangers >= MAX_STRANGERS or not self._secret or self._closing_s is not None:
-                sock.close()
+        while self._listening and len(self._strangers) < MAX_STRANGERS:
+            try:
+                sock, where = self._listener.accept()
+            except ConnectionAbortedError:
+                continue  # gone before we looked
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._have_no_descriptor(error)
                 return
+            sock.setblocking(False)
             self._add(sock, f"{where[0]} port {where[1]}", calling=None)
+        self._heed(time.monotonic())
+
+    def _have_no_descriptor(self, error: OSError) -> None:
+        """Said once; a listener that stays readable would keep this thread spinning."""
+        self._deaf_until_s = time.monotonic() + DEAF_S
+        self._listen_no_more()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = len(self._nodes) + OWN_DESCRIPTORS
+        text = (
+            f"node {self._node} cannot take connections of more keepers: {error.strerror}; "
+            f"{len(self._lines)} of {len(self._nodes) - 1} are connected, {soft} open files are "
+            f"allowed (hard limit {hard}); raise the hard limit to at least {needed} "
+            "(ulimit -Hn, LimitNOFILE=) where the job starts"
+        )
+        if not self._said_full:
+            self._said_full = True
+            self._trouble(text)
 
     def _add(self, sock: socket.socket, where: str, *, calling: int | None) -> _Line:
         assert self._incarnation is not None
@@ -430,6 +507,7 @@ class Peers:
             began_s=time.monotonic(), calling=calling, connected=calling is None,
         )  # fmt: skip
         self._lines.add(line)
+        self._strangers.add(line)
         both = selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.register(sock, both, lambda events: self._ready(line, events))
         return line
@@ -472,17 +550,20 @@ class Peers:
 
     def _proven(self, line: _Line, who: Identity) -> None:
         """The other end knows the secret; is it who we are waiting for?"""
-        peer = self._peers.get(who.node)
-        if peer is None or (line.calling is None and who.node < self._node):
+        known = who.node in self._nodes and who.node != self._node
+        if not known or (line.calling is None and who.node < self._node):
             raise ProtocolError(f"node {who.node} is not to call here; nodes {sorted(self._nodes)}")
+        peer = self._peers.setdefault(who.node, _Peer(node=who.node))
         former = peer.line
         if former is not None and former is not line:
-            known = former.channel.peer
-            ours = known is not None and known.incarnation == self._incarnation
+            said = former.channel.peer
+            ours = said is not None and said.incarnation == self._incarnation
             if ours and who.incarnation != self._incarnation:
                 raise ProtocolError(f"node {who.node} of {who.incarnation} was replaced")
             self._drop(former)
         line.peer, peer.line = peer, line
+        self._strangers.discard(line)
+        self._gone.discard(peer.node)
         peer.standing, peer.told, peer.gone_s = "busy", False, None
         peer.pause_s, peer.complaint = FIRST_PAUSE_S, ""
         self._tell_standing(peer)
@@ -514,6 +595,7 @@ class Peers:
 
     def _enqueue(self, node: int, data: bytes) -> None:
         peer = self._peers.setdefault(node, _Peer(node=node))
+        self._may_call(peer)
         peer.queue.append(data)
         peer.queued += len(data)
         while peer.queued > QUEUE_BYTES and len(peer.queue) > 1:
@@ -550,6 +632,7 @@ class Peers:
                 peer.retry_s = time.monotonic() + LONGEST_PAUSE_S
             elif self._closing_s is None:
                 peer.gone_s = time.monotonic()
+                self._gone.add(peer.node)
                 self._log(f"connection to node {peer.node} ended: {reason}")
         elif line.calling is not None:
             called = self._peers.get(line.calling)
@@ -562,20 +645,22 @@ class Peers:
     def _drop(self, line: _Line) -> None:
         """Closes; what was not sent whole is sent again on the next connection."""
         self._lines.discard(line)
+        self._strangers.discard(line)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line.sock)
         line.sock.close()
-        for peer in self._peers.values():
-            if peer.line is line:
+        called = None if line.calling is None else self._peers.get(line.calling)
+        for peer in (line.peer, called):
+            if peer is not None and peer.line is line:
                 peer.line = None
+                self._may_call(peer)
         if line.peer is not None and line.flying and line.from_queue:
             line.peer.queue.appendleft(line.flying)
             line.peer.queued += len(line.flying)
 
     def _close(self) -> None:
         self._closing_s = time.monotonic()
-        if self._listener is not None:
-            self._selector.unregister(self._listener)
+        self._listen_no_more()
         for line in list(self._lines):
             if line.peer is None:
                 self._drop(line)

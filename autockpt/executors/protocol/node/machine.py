@@ -131,7 +131,7 @@ class NodeProtocol(NodeSaving):
         self.abort_fetches(reason)
         self._forget_incarnation()
         self.admission.admit(event)
-        self.nodes = event.nodes
+        self.nodes, self.coordinator = event.nodes, min(event.nodes)
         self.node = event.nodes[event.rank]
         self.go("waiting")
 

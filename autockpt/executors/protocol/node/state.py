@@ -96,6 +96,8 @@ class NodeState:
         self.phase: NodePhase = "idle"
         self.admission = Admission()
         self.nodes: tuple[int, ...] = ()
+        self.coordinator = 0
+        """The lowest of them: its keeper coordinates."""
         self.ranks: dict[int, LocalRank] = {}
         self.epoch = 0
         """Newest epoch heard of; everything older is fenced."""
@@ -150,7 +152,7 @@ class NodeState:
     def tell(self, message: ToCoordinator) -> None:
         """Send to the keeper that coordinates the current incarnation."""
         if self.nodes:
-            self.emit(Send(to_node=min(self.nodes), message=message))
+            self.emit(Send(to_node=self.coordinator, message=message))
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""

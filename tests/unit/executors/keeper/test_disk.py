@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -482,3 +483,26 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(data)
+
+
+def test_the_heart_beats_beside_a_job_that_takes_long(bench: Bench) -> None:
+    """Else a launch on another machine takes the run over during a long deletion."""
+    bench.claim()
+    path = Path(bench.directory.path, "epochs", "heartbeat")
+    release, began = threading.Event(), threading.Event()
+
+    def delete() -> None:
+        began.set()
+        release.wait(60)
+
+    bench.worker.submit(delete)
+    assert began.wait(60)
+    before = path.read_text() if path.exists() else ""
+    try:
+        bench.worker.beat(1)
+        deadline = time.monotonic() + 60
+        while (path.read_text() if path.exists() else "") == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        release.set()
