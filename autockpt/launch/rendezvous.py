@@ -6,12 +6,21 @@ kept in the checkpoint directory, because a round must be higher than every earl
 that shares a launcher with the newest one continues its launch, any other is a launch of its own.
 """
 
+import hashlib
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autockpt import new_files
-from autockpt.executors.network.discovery import network_of, open_secret, read_record, write_record
+from autockpt.executors.network.discovery import (
+    network_of,
+    open_secret,
+    read_record,
+    read_secret,
+    write_record,
+)
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.launch.rank_env import RankPlace
 from autockpt.values.errors import ConfigError, StorageError
@@ -19,6 +28,8 @@ from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import from_json, to_json
 
 NO_LABELS: Mapping[str, str] = {}
+SHARED_WITHIN_S = 15.0
+"""A file of rank 0 is seen by all nodes so soon, if at all: network file systems remember names."""
 _RECORD = "round.json"
 _calls = 0
 
@@ -45,6 +56,8 @@ class Agreement:
     """All nodes share one machine's loopback (a test, or several launchers on one machine)."""
     domains: FailureDomains = UNKNOWN_DOMAINS
     """What the nodes share and lose together, as far as each knows of itself."""
+    directory: str = ""
+    """Digest of the secret in the directory of rank 0: who finds another one is elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +85,8 @@ def agree(
 
     `labels` and `number`: see `Node`.  Every rank calls it, equally often, after
     `init_process_group`; ranks of a node follow one another.
-    Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
+    Raises ConfigError without a process group, StorageError when rank 0 cannot write it down or
+    this rank does not see the directory of rank 0.
     """
     global _calls
     store = group_store()
@@ -93,7 +107,31 @@ def agree(
     text = bytes(store.get(f"{prefix}/agreed")).decode()
     if text.startswith("error "):
         raise StorageError(text.removeprefix("error "))
-    return from_json(Agreement, text, where="agreement of rank 0")
+    agreed = from_json(Agreement, text, where="agreement of rank 0")
+    _require_shared(checkpoints, agreed, place)
+    return agreed
+
+
+def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> None:
+    """Raises StorageError where this node has a directory of its own at that path.
+
+    Keepers of different directories never find one another: the job would wait for ever.
+    """
+    deadline = time.monotonic() + SHARED_WITHIN_S
+    while (seen := read_secret(checkpoints)) is None or _digest(seen) != agreed.directory:
+        if time.monotonic() > deadline:
+            got = "another directory" if seen is not None else "nothing"
+            raise StorageError(
+                f"{checkpoints}: not shared by all nodes: rank 0 wrote there {SHARED_WITHIN_S:.0f} "
+                f"s ago, and rank {place.rank} on {socket.gethostname()} sees {got}; give the run "
+                "a directory on storage that all nodes see: autockpt run --run-dir DIR, "
+                "AUTOCKPT_RUN_DIR=DIR, or attach(run_dir=DIR)"
+            )
+        time.sleep(0.1)
+
+
+def _digest(secret: bytes) -> str:
+    return hashlib.sha256(b"autockpt directory " + secret).hexdigest()
 
 
 def _decide(checkpoints: str, every: Sequence[Node]) -> str:
@@ -101,7 +139,7 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
     launchers = tuple(sorted({node.launcher for node in every}))
     try:
         new_files.make_directory(checkpoints)
-        open_secret(checkpoints)
+        secret = open_secret(checkpoints)
         incarnation = next_incarnation(_newest(checkpoints), every[0].launcher, launchers)
         record = Round(incarnation=incarnation, launchers=launchers)
         write_record(checkpoints, _RECORD, to_json(record).encode())
@@ -115,6 +153,7 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
         nodes=tuple(number for number, node in ranks for _ in range(node.ranks)),
         one_host=len({node.network for node in every}) == 1,
         domains=domains,
+        directory=_digest(secret),
     )
     return to_json(agreement)
 

@@ -11,7 +11,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from autockpt.values.errors import ConfigError
@@ -34,7 +34,7 @@ def to_data(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: to_data(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Mapping):
         return {str(key): to_data(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -91,7 +91,10 @@ def _is_deep(data: Any) -> bool:
 
 def from_data(cls: type[T], data: Any, *, where: str = "") -> T:
     """The record whose `to_data` is `data`.  Raises ConfigError naming `where` and the path."""
-    return typing.cast(T, _read(cls, data, where or cls.__name__))
+    try:
+        return typing.cast(T, _reader(cls)(data))
+    except _UnfitError as unfit:
+        raise ConfigError(f"{where or cls.__name__}{unfit.path}: {unfit.text}") from None
 
 
 def _no_constant(name: str) -> typing.NoReturn:
@@ -107,33 +110,182 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _read(kind: Any, data: Any, path: str) -> Any:
+class _UnfitError(Exception):
+    """Data is not of its kind: `path` within what was read grows on the way out."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.path = ""
+        self.text = text
+
+    def within(self, step: str) -> "_UnfitError":
+        """One step further out."""
+        self.path = step + self.path
+        return self
+
+
+_Reader = Callable[[Any], Any]
+"""Takes JSON data, gives the value; raises _UnfitError.
+
+Readers are made once for every record: a large job reads thousands of messages for one checkpoint.
+"""
+
+
+def _reader(kind: Any) -> _Reader:
     origin = typing.get_origin(kind)
     if kind is Any:
-        _require_shallow(data, path, _ANY_DEPTH)
-        return data
+        return _read_any
     if dataclasses.is_dataclass(kind):
-        return _read_record(typing.cast(type, kind), data, path)
+        record = typing.cast(type, kind)
+        if record not in _RECORDS:
+            _RECORDS[record] = _RecordReader(record)
+        return _RECORDS[record]
     if origin in (typing.Union, types.UnionType):
-        return _read_union(typing.get_args(kind), data, path)
+        return _union_reader(typing.get_args(kind))
     if origin is Literal:
-        if data not in typing.get_args(kind):
-            _refuse(path, " | ".join(map(repr, typing.get_args(kind))), data)
-        return data
+        return _literal_reader(typing.get_args(kind))
     if origin is tuple:
-        item = typing.get_args(kind)[0]
-        if not isinstance(data, list):
-            _refuse(path, "a list", data)
-        return tuple(_read(item, entry, f"{path}[{i}]") for i, entry in enumerate(data))
+        return _tuple_reader(_reader(typing.get_args(kind)[0]))
     if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, int]):
-        item = typing.get_args(kind)[1]
+        return _dict_reader(_reader(typing.get_args(kind)[1]))
+    return _scalar_reader(kind)
+
+
+class _RecordReader:
+    """Reads one kind of record."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self._fields: tuple[tuple[str, _Reader, bool], ...] | None = None
+        """(name, reader, whether it has to be there); made at the first use, as records name one
+        another."""
+        self._known: frozenset[str] = frozenset()
+        self._version: Any = None
+
+    def _prepare(self) -> tuple[tuple[str, _Reader, bool], ...]:
+        fields = dataclasses.fields(self._cls)
+        hints = typing.get_type_hints(self._cls)
+        missing = dataclasses.MISSING
+        self._known = frozenset(field.name for field in fields)
+        self._version = next((f.default for f in fields if f.name == "schema_version"), None)
+        self._fields = tuple(
+            (f.name, _reader(hints[f.name]), f.default is missing and f.default_factory is missing)
+            for f in fields
+        )
+        return self._fields
+
+    def __call__(self, data: Any) -> Any:
+        fields = self._fields or self._prepare()
         if not isinstance(data, dict):
-            _refuse(path, "an object", data)
-        return {key: _read(item, entry, f"{path}.{key}") for key, entry in data.items()}
-    return _read_scalar(kind, data, path)
+            _refuse(f"an object ({self._cls.__name__})", data)
+        if self._version is not None:
+            self._require_version(data.get("schema_version"))
+        if not data.keys() <= self._known:
+            unknown = sorted(set(data) - self._known, key=str)  # YAML has keys of every kind
+            raise _UnfitError(f"unknown field {unknown[0]!r} of {self._cls.__name__}")
+        values = {}
+        name = ""
+        try:
+            for name, read, required in fields:
+                if name in data:
+                    values[name] = read(data[name])
+                elif required:
+                    break
+            else:
+                name = ""
+        except _UnfitError as unfit:
+            raise unfit.within(f".{name}") from None
+        if name:
+            raise _UnfitError(f"field {name!r} of {self._cls.__name__} is missing")
+        try:
+            return self._cls(**values)
+        except ConfigError as error:
+            raise _UnfitError(str(error)) from None
+
+    def _require_version(self, got: Any) -> None:
+        if got != self._version:
+            raise _UnfitError(
+                f"{self._cls.__name__} has schema_version {got!r}, this autockpt reads "
+                f"{self._version}; write it again with this version, or install the version that "
+                "wrote it"
+            )
 
 
-def _read_scalar(kind: Any, data: Any, path: str) -> Any:
+_RECORDS: dict[type, _RecordReader] = {}
+
+
+def _union_reader(kinds: tuple[Any, ...]) -> _Reader:
+    optional = type(None) in kinds
+    rest = [kind for kind in kinds if kind is not type(None)]
+    readers = [_reader(kind) for kind in rest]
+    expected = " | ".join(getattr(kind, "__name__", str(kind)) for kind in rest)
+
+    def read(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        if len(readers) == 1:
+            return readers[0](data)
+        for one in readers:
+            try:
+                return one(data)
+            except _UnfitError:
+                continue
+        _refuse(expected, data)
+
+    return read
+
+
+def _literal_reader(allowed: tuple[Any, ...]) -> _Reader:
+    def read(data: Any) -> Any:
+        if data not in allowed:
+            _refuse(" | ".join(map(repr, allowed)), data)
+        return data
+
+    return read
+
+
+def _tuple_reader(item: _Reader) -> _Reader:
+    def read(data: Any) -> Any:
+        if not isinstance(data, list):
+            _refuse("a list", data)
+        values: list[Any] = []
+        try:
+            for entry in data:
+                values.append(item(entry))
+        except _UnfitError as unfit:
+            raise unfit.within(f"[{len(values)}]") from None
+        return tuple(values)
+
+    return read
+
+
+def _dict_reader(item: _Reader) -> _Reader:
+    def read(data: Any) -> Any:
+        if not isinstance(data, dict):
+            _refuse("an object", data)
+        values: dict[str, Any] = {}
+        key = ""
+        try:
+            for key, entry in data.items():
+                values[key] = item(entry)
+        except _UnfitError as unfit:
+            raise unfit.within(f".{key}") from None
+        return values
+
+    return read
+
+
+def _scalar_reader(kind: Any) -> _Reader:
+    def read(data: Any) -> Any:
+        return data if type(data) is kind and kind in _AS_THEY_ARE else _read_scalar(kind, data)
+
+    return read
+
+
+_AS_THEY_ARE = frozenset((str, int, bool, float))
+
+
+def _read_scalar(kind: Any, data: Any) -> Any:
     if kind is float:
         if isinstance(data, str) and data in _NON_FINITE:
             return _NON_FINITE[data]
@@ -141,7 +293,7 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
             try:
                 return float(data)
             except OverflowError:
-                _refuse(path, "a float", "an integer beyond 1.8e308")
+                _refuse("a float", "an integer beyond 1.8e308")
     elif kind is int:
         if isinstance(data, int) and not isinstance(data, bool):
             return data
@@ -149,69 +301,34 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
         return data
     elif kind is type(None) and data is None:
         return None
-    _refuse(path, getattr(kind, "__name__", str(kind)), data)
+    _refuse(getattr(kind, "__name__", str(kind)), data)
 
 
-def _read_union(kinds: tuple[Any, ...], data: Any, path: str) -> Any:
-    if data is None and type(None) in kinds:
-        return None
-    rest = [kind for kind in kinds if kind is not type(None)]
-    if len(rest) == 1:
-        return _read(rest[0], data, path)
-    for kind in rest:
-        try:
-            return _read(kind, data, path)
-        except ConfigError:
-            continue
-    _refuse(path, " | ".join(getattr(kind, "__name__", str(kind)) for kind in rest), data)
+def _read_any(data: Any) -> Any:
+    _require_shallow(data, _ANY_DEPTH)
+    return data
 
 
-def _read_record(cls: type, data: Any, path: str) -> Any:
-    if not isinstance(data, dict):
-        _refuse(path, f"an object ({cls.__name__})", data)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    version = fields.get("schema_version")
-    if version is not None:
-        known = version.default
-        got = data.get("schema_version")
-        if got != known:
-            raise ConfigError(
-                f"{path}: {cls.__name__} has schema_version {got!r}, this autockpt reads {known}; "
-                "write it again with this version, or install the version that wrote it"
-            )
-    unknown = sorted(set(data) - set(fields), key=str)  # YAML has keys of every kind
-    if unknown:
-        raise ConfigError(f"{path}: unknown field {unknown[0]!r} of {cls.__name__}")
-    hints = _hints(cls)
-    values = {}
-    for name, field in fields.items():
-        if name in data:
-            values[name] = _read(hints[name], data[name], f"{path}.{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{path}: field {name!r} of {cls.__name__} is missing")
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _require_shallow(data: Any, path: str, depth: int) -> None:
+def _require_shallow(data: Any, depth: int) -> None:
     """Whoever walks this data later must not run out of stack."""
-    if depth < 0:
-        raise ConfigError(f"{path}: nested deeper than {_ANY_DEPTH}")
-    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
-        _require_shallow(item, path, depth - 1)
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    if items and depth == 0:
+        raise _UnfitError(f"nested deeper than {_ANY_DEPTH}")
+    for item in items:
+        if isinstance(item, dict | list):
+            _require_shallow(item, depth - 1)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
+_NAMES: dict[type, tuple[str, ...]] = {}
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    if cls not in _HINTS:
-        _HINTS[cls] = typing.get_type_hints(cls)
-    return _HINTS[cls]
+def _names(cls: type) -> tuple[str, ...]:
+    names = _NAMES.get(cls)
+    if names is None:
+        names = _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    return names
 
 
-def _refuse(path: str, expected: str, got: Any) -> typing.NoReturn:
+def _refuse(expected: str, got: Any) -> typing.NoReturn:
     shown = repr(got)
-    raise ConfigError(f"{path}: expected {expected}, got {shown[:80]}")
+    raise _UnfitError(f"expected {expected}, got {shown[:80]}")

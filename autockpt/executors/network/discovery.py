@@ -76,6 +76,15 @@ def open_secret(checkpoints: str) -> bytes:
         raise StorageError(f"{path}: {error.strerror}") from error
 
 
+def read_secret(checkpoints: str) -> bytes | None:
+    """The secret as this node sees it, and makes none; None while it sees none."""
+    folder = os.path.join(checkpoints, "control")
+    _look_again(folder if os.path.isdir(folder) else checkpoints)
+    with contextlib.suppress(AutockptError, OSError):
+        return read_small(os.path.join(folder, "secret"), limit=SECRET_BYTES)
+    return None
+
+
 def _require_ours(status: os.stat_result, path: str) -> None:
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(

@@ -131,6 +131,49 @@ def test_nodes_exchange_what_they_know_of_their_failure_domains(
     assert agree(str(tmp_path), "b", place(1), labels) == said
 
 
+def _two_nodes(monkeypatch: pytest.MonkeyPatch, within_s: float) -> None:
+    """Rank 0 and rank 1 are on two nodes, and this thread speaks for both."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    node = Node(launcher="b", ranks=1, network="n", labels={}, number=None)
+    store.set("autockpt/1/node/1", to_json(node))
+    monkeypatch.setattr(rendezvous, "group_store", lambda: store)
+    monkeypatch.setattr(rendezvous, "_calls", 0)
+    monkeypatch.setattr(rendezvous, "SHARED_WITHIN_S", within_s)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_nodes_with_directories_of_their_own_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """Also where an earlier try has left a secret in each: the job would wait without a word."""
+    _two_nodes(monkeypatch, 0.2)
+    agree(str(tmp_path / "first"), "a", place(0))
+    monkeypatch.setattr(rendezvous, "_calls", 0)
+    second = tmp_path / "second"
+    if earlier:
+        second.mkdir()
+        open_secret(str(second))
+    sees = "another directory" if earlier else "nothing"
+    with pytest.raises(StorageError, match=f"not shared by all nodes.*rank 1 .*{sees}.*--run-dir"):
+        agree(str(second), "b", place(1))
+
+
+def test_a_directory_that_a_node_sees_late_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may show it after a while."""
+    _two_nodes(monkeypatch, 60.0)
+    shared, late = tmp_path / "shared", tmp_path / "late"
+    said = agree(str(shared), "a", place(0))
+    monkeypatch.setattr(rendezvous, "_calls", 0)
+    timer = threading.Timer(0.3, lambda: late.symlink_to(shared))
+    timer.start()
+    assert agree(str(late), "b", place(1)) == said
+    timer.join()
+
+
 def test_nodes_have_the_numbers_that_they_keep_and_as_many_ranks_as_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
