@@ -75,6 +75,8 @@ class Restoring(Saving):
             self._take_over(attach)
         self.known_epoch = max(self.known_epoch, message.epoch, self.admission.epoch)
         same = attach.nodes is self.nodes or attach.nodes == self.nodes
+        if same:
+            self.nodes = attach.nodes  # the object that most ranks name: next time a glance will do
         if not same or attach.nodes[attach.rank] != from_node:
             self._deny(from_node, attach, f"nodes differ: {self.nodes} and {attach.nodes}")
         elif self.phase == "gathering":
