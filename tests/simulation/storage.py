@@ -184,7 +184,41 @@ class Storage(Trainers):
         return list(enumerate(records)) if len(records) == self.world else []
 
     def do_ClaimEpoch(self, keeper: Keeper, do: m.ClaimEpoch) -> None:
+        if do.epoch is None and keeper.claimed:
+            keeper.expected = max(keeper.claimed, keeper.expected, do.after) + 1
+            do = replace(do, after=keeper.expected - 1)
+            if self._is_in_memory(keeper) and self.stuck.random() < self.stalls:
+                keeper.jobs.append(["assume", 0, do, keeper.expected])
         keeper.jobs.append(["claim", 0, do])
+
+    def _is_in_memory(self, keeper: Keeper) -> bool:
+        """As the keeper looks before it goes on without a claim."""
+        coordinator = keeper.coordinator
+        attach = coordinator.attaches[0]
+        held = [
+            {shard.generation for shard in keeper.machine.ranks[rank].slots.held()}
+            for rank, node in enumerate(coordinator.nodes)
+            if node == keeper.node and rank in keeper.machine.ranks
+        ]
+        wanted = attach.fresh or attach.resume_from is not None
+        return not wanted and bool(held) and bool(set.intersection(*held))
+
+    def job_assume(self, keeper: Keeper, job: list[Any]) -> Any:
+        """The claim has to wait: it comes later, or somebody is faster."""
+        do: m.ClaimEpoch = job[2]
+        coordinator, epoch = keeper.coordinator, job[3]
+        waits = coordinator.phase == "claiming" and coordinator.incarnation == do.incarnation
+        if not waits or self.disk.epoch > epoch:
+            return False
+        if self.disk.epoch == epoch and self.disk.claim != epoch:
+            return False  # somebody else has assumed it
+        keeper.claimed = keeper.assumed = self.disk.epoch = epoch
+        self.shapes[epoch] = coordinator.nodes
+        self._note_basis(epoch)
+        return m.EpochAssumed(incarnation=do.incarnation, epoch=epoch, reason="hangs")
+
+    def _is_unclaimed(self, keeper: Keeper, epoch: int) -> bool:
+        return keeper.assumed == epoch and self.disk.claim < epoch
 
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
         known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.epoch]
@@ -249,6 +283,11 @@ class Storage(Trainers):
 
     def job_persist(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.StartPersist = job[2]
+        if self._is_unclaimed(keeper, do.generation.epoch):
+            return m.PersistFailed(
+                rank=do.rank, generation=do.generation, attempt=do.attempt, reason="no claim",
+                retryable=False,
+            )  # fmt: skip
         content = self.nodes[keeper.node].slots.get((do.rank, do.slot))
         if content is None or content.generation != do.generation:
             self.oracle.fail(f"slot of {do.generation} rank {do.rank} overwritten while persisted")
@@ -325,6 +364,8 @@ class Storage(Trainers):
     def job_renew(self, keeper: Keeper, job: list[Any]) -> Any:
         """The claim is gone: the directory is made again under it."""
         epoch = keeper.coordinator.epoch
+        if self._is_unclaimed(keeper, epoch):
+            return False  # the claim itself is still under way
         if self.disk.claim >= epoch or keeper.coordinator.phase != "running":
             return False
         if any(other[0] in ("commit", "decide") for other in keeper.jobs):
@@ -415,22 +456,20 @@ class Storage(Trainers):
 
     def claim(self, keeper: Keeper, epoch: int) -> None:
         """A number that nobody uses, also where the directory has forgotten all."""
-        if epoch <= self.disk.epoch:
+        if epoch <= self.disk.epoch and keeper.assumed != epoch:
             running = [t.epoch for t in self.trainers if not t.refused]
             self.oracle.begin_anew(epoch, running, self.nodes)
-        self.disk.claim = self.disk.epoch = epoch
+        self.disk.claim = self.disk.epoch = keeper.claimed = epoch
         self.shapes[epoch] = keeper.coordinator.nodes
 
     def read_catalogue(self, do: m.ClaimEpoch, epoch: int) -> m.EpochClaimed:
         """What the claimer sees; reading makes it durable."""
         for commit in self.disk.commits.values():
             commit.synced = True
-        self.oracle.basis[epoch] = self.oracle.eligible(epoch)
-        self.oracle.emptied[epoch] = any(
-            e < epoch and e not in self.disk.decisions for e in self.oracle.decided
-        )
-        self.oracle.known[epoch] = self.oracle.ever
-        self.oracle.marked.setdefault(epoch, {g for g in self.disk.commits if self.is_marked(g)})
+        if epoch not in self.oracle.basis or do.epoch is not None:
+            self._note_basis(epoch)
+        elif epoch in self.oracle.decided:
+            self.disk.decisions[epoch] = self.oracle.decided[epoch]  # it waited for the claim
         parents = tuple(
             m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.disk.decisions.items())
         )
@@ -442,9 +481,21 @@ class Storage(Trainers):
             ever_committed=self.disk.marked,
         )
 
+    def _note_basis(self, epoch: int) -> None:
+        """What may be chosen from here on."""
+        self.oracle.basis[epoch] = self.oracle.eligible(epoch)
+        self.oracle.emptied[epoch] = any(
+            e < epoch and e not in self.disk.decisions for e in self.oracle.decided
+        )
+        self.oracle.known[epoch] = self.oracle.ever
+        self.oracle.marked.setdefault(epoch, {g for g in self.disk.commits if self.is_marked(g)})
+
     def job_decide(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteDecision = job[2]
         newer = self.disk.claim > do.epoch
+        if self._is_unclaimed(keeper, do.epoch):
+            self.oracle.decision(do.epoch, do.generation, asked=job[3], told=self.told(keeper))
+            return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
         if self.disk.claim < do.epoch:
             return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="the claim is gone")
         if newer and job[1] in (0, 2):

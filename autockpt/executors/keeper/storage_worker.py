@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
@@ -63,6 +64,8 @@ class DiskWorker:
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._asked = False
         """This keeper is the one that reads back."""
+        self._expected = 0
+        """Epoch of the claim that was ordered last; 0: this process had made none before."""
         self._unclaimed: p.ClaimEpoch | None = None
         """Its epoch was assumed, and the claim does not stand yet."""
         self._tried_s: dict[Generation, float] = {}
@@ -99,7 +102,17 @@ class DiskWorker:
             p.DeleteGenerations: self._delete,
             p.MarkEverCommitted: self._mark_ever,
         }
+        if isinstance(instruction, p.ClaimEpoch):
+            instruction = self._numbered(instruction)
         self._jobs.put(lambda: work[type(instruction)](instruction))
+
+    def _numbered(self, order: p.ClaimEpoch) -> p.ClaimEpoch:
+        """Its epoch is known from now on, unless others have claimed: it may have to be assumed."""
+        held = self._directory.claimed_epoch
+        if held is None or order.epoch is not None:
+            return order
+        self._expected = max(held, self._expected, order.after) + 1
+        return replace(order, after=self._expected - 1)
 
     def beat(self, epoch: int) -> None:
         """Shows that the holder of `epoch` lives, and makes the directory again where it is gone;
@@ -117,12 +130,11 @@ class DiskWorker:
                 self._directory.heartbeat(epoch)
 
     def stand_in(self, order: p.ClaimEpoch) -> int | None:
-        """The epoch of a claim that the storage does not take now, which is made behind it as soon
-        as it does; None where this process made none before, and knows too little."""
-        held = self._directory.claimed_epoch
-        if held is None or order.epoch is not None:
+        """The epoch of the newest claim, which the storage does not take now: it is made as soon as
+        it does.  None where this process made none before, and knows too little."""
+        epoch = self._expected
+        if not epoch or order.epoch is not None:
             return None
-        epoch = max(held, order.after) + 1
         self._jobs.put(lambda: self._assume(order, epoch))
         return epoch
 

@@ -175,6 +175,17 @@ def test_of_two_that_want_one_epoch_the_one_that_was_assumed_is_refused(bench: B
     assert (type(refused), refused.storage) == (p.EpochRefused, False)
 
 
+def test_a_claim_that_came_through_is_no_other_than_the_one_assumed(bench: Bench) -> None:
+    """The storage hangs behind it, at the catalogue; the next one has the next number."""
+    bench.claim()
+    order = p.ClaimEpoch(incarnation=AGAIN, epoch=None)
+    assert bench.order(order).epoch == 2
+    assert bench.worker.stand_in(order) == 2
+    bench.done()
+    assert bench.order(order).epoch == 3
+    assert bench.worker.stand_in(order) == 3
+
+
 def test_a_keeper_that_never_claimed_assumes_nothing(bench: Bench) -> None:
     """It does not know what is durable."""
     assert bench.worker.stand_in(p.ClaimEpoch(incarnation=WHO, epoch=None)) is None
