@@ -42,7 +42,7 @@ demo: $(VENV)/.ready  ## profile, train, kill, resume and report on a small mode
 demo-nodes: $(VENV)/.ready  ## lose one of four nodes (network namespaces, needs root) and go on
 	$(PY) examples/demo_nodes.py
 
-# Tests of whole jobs have processes of their own and want the cores for themselves.
+# Tests of whole jobs have processes of their own, which mostly wait.
 JOBS := $(addprefix tests/,campaigns jobs unit/integrations)
 
 # Tests that fail are tried once more, one at a time.  Both tries are printed: one that fails and then
@@ -58,7 +58,7 @@ endef
 
 test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,-n 2 --dist loadfile $(JOBS:%=--ignore=%))
-	$(call tested,$(JOBS))
+	$(call tested,-n 2 --dist loadfile $(JOBS))
 
 # Each framework has an environment of its own, made once: .venv-NAME with the extra NAME.
 FRAMEWORKS ?= huggingface accelerate lightning ignite trackers

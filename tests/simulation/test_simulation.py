@@ -19,7 +19,8 @@ from tests.simulation.simulation import Simulation, replay_line, run_seed
 
 SEEDS = 20_000
 PARTS = 4
-"""Tests the seeds are spread over, so that one stays far below the time limit of a test."""
+"""Tests the seeds are spread over, so that one stays far below the time limit of a test.  The first
+half of them is in `make test`."""
 QUICK_SEEDS = 1000
 """Mutants that may need more are hunted by `make test-all`."""
 CHUNK = 250
@@ -33,7 +34,10 @@ def broken_seeds(first: int) -> list[str]:
     return [f"seed {seed}: {text}\n{replay_line(seed)}" for seed, text in found if text]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=[pytest.mark.slow] * (part >= PARTS // 2)) for part in range(PARTS)],
+)
 def test_twenty_thousand_seeds_break_nothing(part: int) -> None:
     """No oracle is broken in 20,000 runs with crashes, zombies, partitions, rot and power cuts."""
     chunks = range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS, CHUNK)

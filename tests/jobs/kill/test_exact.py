@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import end_keeper
+from tests.jobs.kill.forked_keepers import FORKED_KEEPERS
 from tests.jobs.kill.zygote import Zygote
 from tests.support import trainings
 from tests.support.trainings import JobSpec
 
-WAIT_S = 40.0
+WAIT_S = 90.0
 STEPS = 19
 
 
@@ -24,7 +25,7 @@ def finished(
 ) -> list[dict[str, object]]:
     """Runs a training to its end; what it said."""
     out.mkdir(exist_ok=True)
-    pid = zygote.start(trainings.spec_data(spec), run_dir, out, attach=attach)
+    pid = zygote.start(trainings.spec_data(spec), run_dir, out, attach=attach, **FORKED_KEEPERS)
     assert zygote.finish(pid, out / "log", wait_s=WAIT_S) == 0, (out / "log").read_text()
     return [fact for fact in trainings.said(out) if fact["pid"] == pid]
 
@@ -95,7 +96,7 @@ def test_ranks_keep_their_own_randomness(zygote: Zygote, tmp_path: Path) -> None
             pids[rank] = zygote.start(
                 trainings.spec_data(replace(spec, steps=steps)), run_dir, out, attach=attach,
                 RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
-                AUTOCKPT_LAUNCH_ID=name, AUTOCKPT_LAUNCHER_PID=str(os.getpid()),
+                AUTOCKPT_LAUNCH_ID=name, AUTOCKPT_LAUNCHER_PID=str(os.getpid()), **FORKED_KEEPERS,
             )  # fmt: skip
         for rank, pid in pids.items():
             log = tmp_path / f"{name}-{rank}" / "log"

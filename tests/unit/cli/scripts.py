@@ -28,7 +28,7 @@ def python(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedPro
         env=environment(**extra),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
