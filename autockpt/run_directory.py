@@ -377,18 +377,18 @@ class RunDirectory:
 
     def newest_generation(self) -> Generation | None:
         """Newest generation that the tails of the event files know as committed.  Cheap."""
-        return self._newest(("MemoryCommitted", "PersistCommitted"))
+        return self._newest(("MemoryCommitted", "CheckpointDurable"))
 
     def newest_durable(self) -> Generation | None:
         """Newest generation that the tails of the event files know as durable.  Cheap."""
-        return self._newest(("PersistCommitted",))
+        return self._newest(("CheckpointDurable",))
 
     def durable_commits(self) -> int:
         """How often a generation became durable, by all event files."""
         count = 0
         for path in self.telemetry.glob("keeper-*.jsonl"):
             with _storage_errors("read", path):
-                count += path.read_bytes().count(b'"PersistCommitted"')
+                count += path.read_bytes().count(b'"CheckpointDurable"')
         return count
 
     def newest_remote(self) -> Generation | None:
@@ -487,12 +487,11 @@ class _Missing(StorageError):
 
 
 def _generation(text: str) -> Generation | None:
-    """From its short form (e1s42) or its name, None when it is neither."""
-    match = re.fullmatch(r"e(\d+)s(\d+)|gen-e(\d+)-s(\d+)", text)
-    if match is None:
+    """From its name, or the text that people read; None when it is neither."""
+    try:
+        return Generation.from_text(text)
+    except ConfigError:
         return None
-    epoch, seq = (int(group) for group in match.groups() if group is not None)
-    return Generation(epoch=epoch, seq=seq)
 
 
 def _plan_loader() -> "type[Loader]":

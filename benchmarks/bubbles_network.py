@@ -69,7 +69,7 @@ class Replica:
         self.arena = Arena.create_shared(REPLICA_BYTES, name="bench-replica")
         self.image = self.arena.view[:REPLICA_BYTES]
         self.index = ImageIndex(
-            run_id=RUN, generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=2,
+            run_id=RUN, generation=Generation(term=1, step=1), step=1, rank=0, world_size=2,
             layout_digest="", image_bytes=REPLICA_BYTES, chunk_bytes=8 * 2**20,
             digests=(chunk_digest(self.image),),
         )  # fmt: skip

@@ -30,7 +30,7 @@ from autockpt.executors.linux.timeslice import ask_for_long_slices
 from autockpt.executors.snapshot.copy_plan import slot_tensor
 from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.live_state import LiveState, local_part
-from autockpt.executors.throttle.idle_windows import WindowGate, WindowUse
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle, WindowUse
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER
 from autockpt.profiles.probes.windows.iteration_trace import LapRecorder
@@ -136,7 +136,7 @@ class Marks:
     """Hands every chunk to the recorder and to the gate."""
 
     def __init__(self) -> None:
-        self.recorder, self.gate, self.pauses = LapRecorder(), WindowGate(), Pauses()
+        self.recorder, self.gate, self.pauses = LapRecorder(), IdleWindowThrottle(), Pauses()
         self.bare = Bare()
         self.mark_s: list[float] = []
         """What each mark took the training thread, the gate's part."""

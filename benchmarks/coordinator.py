@@ -121,7 +121,7 @@ def exponent(points: Sequence[tuple[int, float]]) -> float:
 class _Directory:
     """What stands on the storage."""
 
-    epoch: int = 0
+    term: int = 0
     committed: dict[Generation, m.CatalogueEntry] = field(default_factory=dict)
     parents: dict[int, Generation | None] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class VirtualJob:
     @property
     def generation(self) -> Generation:
         """The newest that was begun."""
-        return Generation(epoch=self._directory.epoch, seq=self._seq)
+        return Generation(term=self._directory.term, step=self._seq)
 
     def checkpoint(self, *, disk: bool | Callable[[int], bool] = True) -> None:
         """All ranks seal, and vote where it goes to disk; returns when the verdicts are there.
@@ -213,7 +213,7 @@ class VirtualJob:
         self._seq += saves
         for back in range(1, saves):
             older = copy.copy(settled)
-            older.generation = replace(settled.generation, seq=self._seq - back)
+            older.generation = replace(settled.generation, step=self._seq - back)
             known[older.generation] = older
 
     def replace_keepers(self) -> None:
@@ -253,7 +253,7 @@ class VirtualJob:
             self._queue.append(lambda: self._arrive(node, instruction.message))
         elif isinstance(instruction, m.RestoreShard):
             self._later(node, m.ShardVerified(
-                rank=instruction.rank, epoch=instruction.epoch, attempt=instruction.attempt
+                rank=instruction.rank, term=instruction.term, attempt=instruction.attempt
             ))  # fmt: skip
         elif isinstance(instruction, m.FetchShard):
             fetched = replace(
@@ -281,20 +281,20 @@ class VirtualJob:
         known, after = self._directory, self._queue.append
         if isinstance(instruction, m.Send):
             self._send(instruction.to_node, instruction.message)
-        elif isinstance(instruction, m.ClaimEpoch):
-            known.epoch = instruction.epoch or known.epoch + 1
-            claimed = m.EpochClaimed(
-                incarnation=instruction.incarnation, epoch=known.epoch,
+        elif isinstance(instruction, m.ClaimTerm):
+            known.term = instruction.term or known.term + 1
+            claimed = m.TermClaimed(
+                incarnation=instruction.incarnation, term=known.term,
                 committed=tuple(known.committed.values()), ever_committed=bool(known.committed),
                 parents=tuple(
-                    m.EpochParent(epoch=epoch, parent=parent)
-                    for epoch, parent in known.parents.items()
+                    m.TermParent(term=term, parent=parent)
+                    for term, parent in known.parents.items()
                 ),
             )  # fmt: skip
             after(lambda: self._coordinator_event(claimed))
         elif isinstance(instruction, m.WriteDecision):
-            known.parents[instruction.epoch] = instruction.generation
-            written = m.DecisionWritten(epoch=instruction.epoch, attempt=instruction.attempt)
+            known.parents[instruction.term] = instruction.generation
+            written = m.DecisionWritten(term=instruction.term, attempt=instruction.attempt)
             after(lambda: self._coordinator_event(written))
         elif isinstance(instruction, m.WriteCommit):
             self._commit(instruction)

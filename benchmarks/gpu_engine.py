@@ -118,7 +118,7 @@ class Ours(Contestant):
         return float(self.session.fence_stall_s) - self._before
 
     def finish(self) -> float:
-        self.session.fence()
+        self.session.wait_for_staging()
         self.session.wait_durable(DURABLE_WAIT_S)
         return time.monotonic()
 
@@ -293,7 +293,7 @@ def seen(ours: Ours, since: float) -> dict[str, Any]:
         "sealed": len(sealed),
         "skipped": len(ours.events(t.SaveSkipped, since)),
         "discarded": len(ours.events(t.SnapshotDiscarded, since)),
-        "durable": len(ours.events(t.PersistCommitted, since)),
+        "durable": len(ours.events(t.CheckpointDurable, since)),
     }
 
 

@@ -101,7 +101,7 @@ def measure_windows(
         for turn in range(args.rounds + 1):
             one_round(job, ours, args.iterations, turn, figures if turn else Figures())
             say(f"windows, round {turn} {schedule}")
-        used = ours.events(t.WindowsUsed, began)
+        used = ours.events(t.IdleWindowsUsed, began)
         ours.close()
         shutil.rmtree(folder / schedule, ignore_errors=True)
         rows += [

@@ -57,7 +57,7 @@ def image(nbytes: int, name: str) -> tuple[Arena, ImageIndex]:
     arena.view[:] = random.Random(0).randbytes(2**20) * (arena.nbytes // 2**20)
     starts = range(0, nbytes, CHUNK_BYTES)
     return arena, ImageIndex(
-        run_id="bench", generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=2,
+        run_id="bench", generation=Generation(term=1, step=1), step=1, rank=0, world_size=2,
         layout_digest="bench", image_bytes=nbytes, chunk_bytes=CHUNK_BYTES,
         digests=tuple(
             chunk_digest(arena.view[start : min(start + CHUNK_BYTES, nbytes)]) for start in starts

@@ -117,9 +117,9 @@ class Measured:
 # ------------------------------------------------------------------ from telemetry and output
 
 
-def wasted(events: Sequence[t.GenerationProtected | t.PersistCommitted]) -> Wasted:
+def wasted(events: Sequence[t.GenerationReplicated | t.CheckpointDurable]) -> Wasted:
     """From telemetry of all keepers; the first checkpoint pays for new memory and is left out."""
-    latest: dict[str, t.GenerationProtected | t.PersistCommitted] = {}
+    latest: dict[str, t.GenerationReplicated | t.CheckpointDurable] = {}
     for event in sorted(events, key=lambda e: e.at_s):
         if event.step >= 0:
             latest[event.generation] = event
@@ -221,10 +221,10 @@ def _with_copies(
     with cluster(NODES, BITS_PER_S, folder, settings=settings, script=script) as job:
         _launch(job)
         job.wait_for(f"step {steps}", lambda: _protected(job, steps), STAGE_S)
-        undisturbed = wasted(job.events(t.GenerationProtected))
-        began_s = job.events(t.GenerationProtected)[-1].at_s
+        undisturbed = wasted(job.events(t.GenerationReplicated))
+        began_s = job.events(t.GenerationReplicated)[-1].at_s
         recoveries = [_recovered(job, node) for node in lost]
-        fetched = job.events(t.ShardCopied, since_s=began_s)
+        fetched = job.events(t.ReplicaFetched, since_s=began_s)
     retrieval_s = tuple(e.copy_s for e in fetched if e.purpose == "restore")
     if len(retrieval_s) < len(lost):
         raise ClusterError(f"{len(retrieval_s)} fetches from another node; see {folder}")
@@ -241,14 +241,14 @@ def _recovered(job: Cluster, node: int) -> Recovery:
     killed_s = job.lose(node)
     job.launch(node)
 
-    def back() -> list[t.FirstIterated] | None:
-        first = job.events(t.FirstIterated, since_s=killed_s)
+    def back() -> list[t.FirstIterationEnded] | None:
+        first = job.events(t.FirstIterationEnded, since_s=killed_s)
         return first if len({event.rank for event in first}) == NODES else None
 
     first = job.wait_for(f"an iteration after node {node} was lost", back, STAGE_S)
     again_s = max(event.at_s for event in first)
     job.wait_for(
-        "new copies", lambda: job.events(t.GenerationProtected, since_s=again_s) or None, STAGE_S
+        "new copies", lambda: job.events(t.GenerationReplicated, since_s=again_s) or None, STAGE_S
     )
     events = [event for event in job.files.events() if event.at_s >= killed_s]
     witness = max((e for e in first if e.rank != node), key=lambda event: event.at_s).rank
@@ -287,11 +287,11 @@ def _launch(job: Cluster) -> None:
 
 
 def _protected(job: Cluster, step: int) -> bool | None:
-    return any(e.step >= step for e in job.events(t.GenerationProtected)) or None
+    return any(e.step >= step for e in job.events(t.GenerationReplicated)) or None
 
 
-def _durable(job: Cluster, count: int) -> list[t.PersistCommitted] | None:
-    found = job.events(t.PersistCommitted)
+def _durable(job: Cluster, count: int) -> list[t.CheckpointDurable] | None:
+    found = job.events(t.CheckpointDurable)
     return found if len({e.generation for e in found}) >= count else None
 
 

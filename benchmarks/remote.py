@@ -28,7 +28,7 @@ from tests.unit.executors.checkpoints import commit_images
 
 SHARDS = 2
 PART = 8 * 2**20
-GENERATION = Generation(epoch=1, seq=1)
+GENERATION = Generation(term=1, step=1)
 PUSH_TARGET, PULL_TARGET = 1.3, 1.3
 
 

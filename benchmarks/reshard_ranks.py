@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 import autockpt
 from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.linux.memory import Arena, memory_to_read_in
-from autockpt.executors.linux.restore_allocator import FreshMemory
+from autockpt.executors.linux.restore_allocator import RestoreAllocator
 from autockpt.executors.restore.apply_state import apply_state
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskShards, Together
+from autockpt.executors.restore.shard_sources import DiskSource, Together
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import READERS, shard_path
 from autockpt.executors.storage.directory import read_commit
@@ -117,7 +117,7 @@ class RankOfJob:
         session.close(final_checkpoint=False)
         if not durable:
             raise RuntimeError("the checkpoint did not become durable")
-        checkpoint = str(max(Path(session._job.checkpoints).glob("gen-*")))
+        checkpoint = str(max(Path(session._job.checkpoints).glob("ckpt-*")))
         records = read_commit(f"{checkpoint}/COMMIT").records
         sizes = [int(record["bytes"]) for record in records]
         return checkpoint, sizes, [shard_path(checkpoint, record) for record in records]
@@ -153,7 +153,9 @@ class RankOfJob:
         reader = threading.Thread(target=self.plain_read, kwargs={"digest": digest})
         reader.start()
         source, unique, kept = self.plain, sum(self.sizes), self.kept
-        fresh = FreshMemory([unique - kept.nbytes]).tensor((unique - kept.nbytes,), torch.uint8)
+        fresh = RestoreAllocator([unique - kept.nbytes]).tensor(
+            (unique - kept.nbytes,), torch.uint8
+        )
         for address, nbytes in ((kept.address, kept.nbytes), (fresh.data_ptr(), fresh.nbytes)):
             for start in range(0, nbytes, PIECE_BYTES):
                 count = min(PIECE_BYTES, nbytes - start)
@@ -165,7 +167,7 @@ class RankOfJob:
         """The restore of a resume, without keepers' messages; of DDP's checkpoint or another."""
         state = LiveState.of(model=job.model, optimizer=job.optimizer)
         group = Together(self.ring, tuple(range(self.ranks)), self.rank) if together else None
-        shards = DiskShards(checkpoint or self.checkpoint, self.rank, self.ranks, together=group)
+        shards = DiskSource(checkpoint or self.checkpoint, self.rank, self.ranks, together=group)
         self.counted.nbytes = 0
         apply_state(restore_shards(shards, state), state)
         self.read = self.counted.nbytes

@@ -15,7 +15,7 @@ from autockpt.executors.image.container import read_header
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.restore.plan.moves import Move, Want, moves_for
 from autockpt.executors.restore.plan.stored import Stored
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from benchmarks.harness import Row, row
 from benchmarks.synthetic import Mesh, SyntheticRank, index_bytes, mesh_of
 
@@ -151,7 +151,7 @@ def _other(mesh: Mesh) -> tuple[list[int], Mesh, int]:
     return [r for r in range(mesh.ranks) if mesh.place(r)[2] in stages], other, other.ranks // 2
 
 
-def _has(mesh: Mesh, rank: int, names: dict[str, Holding]) -> bool:
+def _has(mesh: Mesh, rank: int, names: dict[str, LocalShard]) -> bool:
     tensor, copy, _ = mesh.place(rank)
     if tensor or copy:
         return False

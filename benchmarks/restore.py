@@ -56,7 +56,7 @@ class Saved:
     """One sealed slot and one committed shard of the same state."""
 
     def __init__(self, session: Any) -> None:
-        folders = sorted(Path(session._job.checkpoints).glob("gen-*"))
+        folders = sorted(Path(session._job.checkpoints).glob("ckpt-*"))
         self.folder = str(folders[-1])
         commit = read_commit(f"{self.folder}/COMMIT")
         self.record = commit.records[0]

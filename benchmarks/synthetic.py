@@ -13,7 +13,7 @@ import torch
 from autockpt.executors.image.container import ImageIndex
 from autockpt.executors.image.layout.boxes import Box, overlaps, whole
 from autockpt.executors.image.layout.plan import Layout, TensorSpec, plan_layout
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.snapshot.replica_shares import Place, Shares, take_shares
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
@@ -87,8 +87,8 @@ class SyntheticRank:
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self.mesh, self.number = mesh, rank
-        self.weights: dict[str, Holding] = {}
-        self.state: dict[str, Holding] = {}
+        self.weights: dict[str, LocalShard] = {}
+        self.state: dict[str, LocalShard] = {}
         tensor, copy, stage = mesh.place(rank)
         boxes = {}
         for name, shape, cut in stage_tensors(mesh.stages, stage):
@@ -97,7 +97,7 @@ class SyntheticRank:
             holders = sorted(
                 mesh.rank(t, c, stage) for c in range(mesh.copies) for t in alike
             )  # fmt: skip
-            self.weights[f"model.{name}"] = Holding(
+            self.weights[f"model.{name}"] = LocalShard(
                 global_shape=shape, boxes=(box,), holders=tuple(holders)
             )
         self._partition(copy, boxes)
@@ -114,7 +114,9 @@ class SyntheticRank:
                 parts = tuple(part.box for part in overlaps([box], start, stop))
                 shape = self.weights[f"model.{name}"].global_shape
                 for key in STATE:
-                    self.state[f"optimizer.{name}.{key}"] = Holding(global_shape=shape, boxes=parts)
+                    self.state[f"optimizer.{name}.{key}"] = LocalShard(
+                        global_shape=shape, boxes=parts
+                    )
 
     def shares(self, nodes: tuple[int, ...]) -> Shares:
         """What it stores of what its node holds alike: only that has memory here."""
@@ -155,7 +157,7 @@ def index_bytes(layout: Layout, rank: int, ranks: int) -> int:
     """Length of the index of a shard."""
     chunks = -(-layout.image_bytes // CHUNK_BYTES)
     index = ImageIndex(
-        run_id="0" * 32, generation=Generation(epoch=1, seq=1), step=1, rank=rank,
+        run_id="0" * 32, generation=Generation(term=1, step=1), step=1, rank=rank,
         world_size=ranks, layout_digest=layout.digest, image_bytes=layout.image_bytes,
         chunk_bytes=CHUNK_BYTES, digests=("0" * 32,) * chunks,
     )  # fmt: skip

@@ -286,7 +286,7 @@ def recovery(
             f"saves were skipped, and why, is in {run.files.telemetry}"
         )
     slowest = max(back.values(), key=lambda event: event.down_s)
-    story.fact("back from", f"{first.source}, generation {first.generation}, at step {first.step}")
+    story.fact("back from", f"{first.source}, checkpoint {first.generation}")
     # Without the memory the newest step is known from telemetry alone, which lags a little.
     least = "at least " if source == "disk" else ""
     lost = f"{worst.lost_steps} steps ({format_duration(worst.lost_s)} of training)"
@@ -303,7 +303,7 @@ def allowed_loss(run: Run, killed_s: float, tier: str) -> int:
     """Steps that a failure may cost under the plan in force: two intervals and three seconds."""
     plan = [event for event in run.events(t.PlanChanged) if event.at_s < killed_s][-1]
     steps = plan.memory_interval_steps if tier == "memory" else plan.disk_interval_steps
-    block = [event for event in run.events(t.Iterated) if event.at_s < killed_s][-1]
+    block = [event for event in run.events(t.IterationsTimed) if event.at_s < killed_s][-1]
     return 2 * steps + round(SAVE_S * block.count / block.total_s)
 
 
@@ -415,7 +415,7 @@ def kill_all(story: Story, run: Run, dice: random.Random, steps: int) -> t.Resto
     since_s = run.events(t.Restored)[-1].at_s
     run.wait_for(
         "a checkpoint on disk since the first kill",
-        lambda: run.events(t.PersistCommitted, since_s=since_s) or None,
+        lambda: run.events(t.CheckpointDurable, since_s=since_s) or None,
     )
     run.wait_for(f"step {step}", lambda: run.reached(step))
     keeper = run.keeper()
@@ -426,7 +426,7 @@ def kill_all(story: Story, run: Run, dice: random.Random, steps: int) -> t.Resto
     killed_s = kill([keeper, *trainers.values()])
     ranks = ", ".join(str(pid) for pid in trainers.values())
     story.blow(f"SIGKILL to the keeper (process {keeper}) and to all ranks (processes {ranks})")
-    back = recovery(story, run, killed_s, "disk", t.PersistCommitted)
+    back = recovery(story, run, killed_s, "disk", t.CheckpointDurable)
     if run.keeper() in (None, keeper):
         raise Failed(f"no new keeper was started; see {run.files.logs}")
     return back
@@ -450,7 +450,7 @@ def finish(story: Story, run: Run, steps: int) -> str:
             f"{status.protected}; expected step {steps}, 2 restarts, protected"
         )
     story.fact("finished", f"at step {status.last_step} after {status.restarts} restarts")
-    durable = len(run.events(t.PersistCommitted))
+    durable = len(run.events(t.CheckpointDurable))
     sealed = len({event.generation for event in run.events(t.MemoryCommitted)})
     story.fact("checkpoints", f"{sealed} complete in memory, {durable} durable on disk")
     changes = [event for event in run.events(t.PlanChanged) if event.rank == 0]

@@ -54,15 +54,15 @@ def train(story: Story, job: Cluster) -> None:
     story.say(f"... and the same on {NODES - 1} more nodes.")
     job.wait_for(
         "a protected checkpoint",
-        lambda: [e for e in job.events(t.GenerationProtected) if e.step >= KILL_AFTER] or None,
+        lambda: [e for e in job.events(t.GenerationReplicated) if e.step >= KILL_AFTER] or None,
         STAGE_S,
     )
     for node in range(NODES):
         holders = place(COPIES, NODES).cell_of(node).holders(node)
         story.fact(f"rank {node}", f"trains on node {node}; its checkpoint is in the memory of "
                    f"nodes {' and '.join(map(str, holders))}")  # fmt: skip
-    protected = job.events(t.GenerationProtected)
-    copied = [e for e in job.events(t.ShardCopied) if e.purpose == "protect"]
+    protected = job.events(t.GenerationReplicated)
+    copied = [e for e in job.events(t.ReplicaFetched) if e.purpose == "protect"]
     latencies = sorted(e.latency_s for e in protected)
     rates = sorted(8 * e.bytes / e.copy_s / 1e6 for e in copied if e.copy_s > 0)
     story.fact(
@@ -78,8 +78,8 @@ def lose(story: Story, job: Cluster, node: int) -> tuple[float, int]:
     (partner,) = [n for n in place(COPIES, NODES).cell_of(node).members if n != node]
     story.chapter("Lose a node", f"Launcher, trainer and keeper of node {node} are killed at once.")
     killed_s = job.lose(node)
-    promised = max(e.step for e in job.events(t.GenerationProtected))
-    durable = max((e.step for e in job.events(t.PersistCommitted)), default=0)
+    promised = max(e.step for e in job.events(t.GenerationReplicated))
+    durable = max((e.step for e in job.events(t.CheckpointDurable)), default=0)
     story.blow(f"SIGKILL to all processes of node {node}; what its memory held is gone")
     story.fact("lost", f"rank {node}'s state, its checkpoints in memory, and the copies of rank "
                f"{partner} that it kept")  # fmt: skip
@@ -96,8 +96,8 @@ def lose(story: Story, job: Cluster, node: int) -> tuple[float, int]:
 def recover(story: Story, job: Cluster, node: int, killed_s: float, promised: int) -> None:
     """Everybody is back: from where, at what step, and where the time went."""
 
-    def back() -> dict[int, t.FirstIterated] | None:
-        found = {e.rank: e for e in job.events(t.FirstIterated, since_s=killed_s)}
+    def back() -> dict[int, t.FirstIterationEnded] | None:
+        found = {e.rank: e for e in job.events(t.FirstIterationEnded, since_s=killed_s)}
         return found if len(found) == NODES else None
 
     first = job.wait_for("an iteration of all ranks", back, STAGE_S)
@@ -109,7 +109,7 @@ def recover(story: Story, job: Cluster, node: int, killed_s: float, promised: in
         raise Failed(f"restored {sources} at steps {steps}, expected {wanted} at {promised} or "
                      f"later; see {shown(job.files.path)}")  # fmt: skip
     story.chapter("Back", f"All ranks go on at step {min(steps)}.")
-    fetched = [e for e in job.events(t.ShardCopied, since_s=killed_s)
+    fetched = [e for e in job.events(t.ReplicaFetched, since_s=killed_s)
                if e.purpose == "restore"]  # fmt: skip
     for copy in fetched:
         story.fact("fetched", f"rank {copy.shard_rank}'s {format_bytes(copy.bytes)} from node "

@@ -11,7 +11,7 @@ from autockpt.values.errors import ConfigError, NoCheckpointError
 from autockpt.values.generation import Generation
 
 if TYPE_CHECKING:
-    from autockpt.executors.protocol.messages import EpochParent
+    from autockpt.executors.protocol.messages import TermParent
     from autockpt.executors.storage.catalogue import GenerationRecord
 
 
@@ -110,19 +110,19 @@ def good_generations(directory: str) -> list[str]:
     return good
 
 
-def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[EpochParent, ...]":
+def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[TermParent, ...]":
     """What the newest start goes on from, and so on back."""
     from autockpt.executors.protocol.selection import newest_chain
     from autockpt.executors.storage.directory import CheckpointDirectory
 
     parents = {
-        Generation.from_name(record.name).epoch: (
+        Generation.from_name(record.name).term: (
             Generation.from_name(record.parent) if record.parent else None
         )
         for record in committed
     }
     decided = CheckpointDirectory(directory).parents()
-    return newest_chain(parents | {decision.epoch: decision.parent for decision in decided})
+    return newest_chain(parents | {decision.term: decision.parent for decision in decided})
 
 
 def is_ours(path: str) -> bool:

@@ -51,7 +51,7 @@ _UNKNOWN = Startup(
 )
 
 
-class Birth:
+class StartupTimer:
     """Notes moments of one process; the module's functions keep the one of this process."""
 
     def __init__(self) -> None:
@@ -185,6 +185,6 @@ def _born_at() -> float | None:
     return time.monotonic() - age_s if 0 <= age_s <= now else None
 
 
-_this = Birth()
+_this = StartupTimer()
 script_begins, attach_begins, startup = _this.script_begins, _this.attach_begins, _this.startup
 watch, reborn = _this.watch, _this.reborn

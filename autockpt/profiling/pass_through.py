@@ -110,8 +110,10 @@ class PassThroughSession:
         """There is no checkpoint to wait for."""
         return 0.0
 
-    def fence(self) -> None:
+    def wait_for_staging(self) -> None:
         """Nothing is in flight that a mutation could tear."""
+
+    fence = wait_for_staging
 
     def close(self, *, final_checkpoint: bool = True) -> None:
         """Nothing to close."""

@@ -127,7 +127,7 @@ def lossy(facts: Facts) -> Finding | None:
         id="lossy-restore",
         severity="high",
         title=f"LOSSY: step {first.step} was restored from a lossy archive",
-        evidence=f"generation {first.generation}: {first.lost}",
+        evidence=f"checkpoint {first.generation}: {first.lost}",
         fix="go on from a lossless checkpoint where one is left; else read the quality figures of "
         "docs/compression_lossy.md before comparing this run with others",
     )

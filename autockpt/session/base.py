@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from autockpt.executors.keeper.client.client import KeeperLink
+from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.executors.keeper.client.device_transfers import Exchanges
 from autockpt.executors.keeper.hangs.pace import DOINGS, Doing
 from autockpt.executors.keeper.slots import (
@@ -32,7 +32,7 @@ from autockpt.session.boundaries.optimizer_rounds import Rounds
 from autockpt.session.job import Job
 from autockpt.session.position import SCRIPT, is_script
 from autockpt.session.traffic import TrafficMarks
-from autockpt.session.tuning.autotuner import Mind
+from autockpt.session.tuning.autotuner import AutoTuner
 from autockpt.session.tuning.plan_switch import PlanSwitch
 from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
@@ -63,7 +63,7 @@ class RankState:
         """Boundary from which on a checkpoint is due that the script asked for."""
         self._total: int | None = None
         """The last step, where it is known: it is always made durable."""
-        self._epoch = 0
+        self._term = 0
         self._snapshotter: Snapshotter | None = None
         self._flight: tuple[Generation, int, bool] | None = None
         """(generation, step, disk) of the snapshot between boundary and fence."""
@@ -101,8 +101,8 @@ class RankState:
         """The script goes on to a loop of ours, which counts from its beginning; None: unknown."""
         self._uncounted = 0
         """Iterations, as `attach` alone counts them, while the loop was waited for."""
-        self._seq = 0
-        """Added to the number of a generation: those before the loop had smaller ones."""
+        self._attempt = 0
+        """Of the checkpoints: 1 in a loop before which iterations were counted, and maybe saved."""
         self._supersedes = False
         """The newest checkpoint may be of before the loop: one of the loop is due at once."""
         self._forward_seen = False
@@ -137,8 +137,8 @@ class RankState:
         """Nobody is stuck where a person thinks."""
         self._standby_told = False
         """What this process imports is written down for the next one."""
-        self._mind: Mind | None = None
-        self._link = KeeperLink(
+        self._mind: AutoTuner | None = None
+        self._link = KeeperClient(
             job.run_directory,
             job.node,
             checkpoints=job.checkpoints,
@@ -192,7 +192,7 @@ class RankState:
         if block is not None:
             count, total_s, stall_s, quiet_s, busy_s = block
             self._emit(
-                t.Iterated(
+                t.IterationsTimed(
                     at_s=time.monotonic(), rank=self._job.rank, step=self._step, count=count,
                     total_s=total_s, checkpoint_s=stall_s, quiet_s=quiet_s, busy_s=busy_s,
                 )

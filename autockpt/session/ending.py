@@ -214,10 +214,8 @@ class Ending(Saving):
             return
         generation = self._generation(self._step)
         attempt = 0 if generation in link.writing() or link.is_durable(generation) else 1
-        if attempt and self._asked == self._generation(self._step, attempt):
-            # Asked for ahead, of a step that will not come.
+        if attempt and self._asked is not None and self._asked.step > self._step:
             self._withdraw(self._asked, "the training ended before it")
-            attempt += 1
         failures, reason = 0, f"no slot became free in {SLOT_WAIT_S:.0f} s"
         deadline = time.monotonic() + min(SLOT_WAIT_S, self._wait_s)
         while failures < FINAL_FAILURES and (left := deadline - time.monotonic()) > 0:

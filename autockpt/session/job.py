@@ -191,7 +191,7 @@ def _claimed_by(path: str, node: int, checkpoints: str) -> p.Incarnation | None:
     status = keeper_status(path, node)
     if status is not None and status.claimed_by is not None:
         return status.claimed_by
-    claimed = CheckpointDirectory(checkpoints).highest_epoch()
+    claimed = CheckpointDirectory(checkpoints).highest_term()
     if claimed is None:
         return None
     return p.Incarnation(launch_id=claimed.launch_id, restart_round=claimed.restart_round)

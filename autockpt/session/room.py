@@ -59,7 +59,7 @@ def _stored_bytes(checkpoints: str) -> int:
     """Of generations that are there.  Raises OSError."""
     total = 0
     for entry in os.scandir(checkpoints):
-        if entry.name.startswith("gen-") and entry.is_dir(follow_symlinks=False):
+        if entry.name.startswith("ckpt-") and entry.is_dir(follow_symlinks=False):
             files = os.scandir(entry.path)
             total += sum(file.stat(follow_symlinks=False).st_size for file in files)
     return total

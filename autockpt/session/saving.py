@@ -112,8 +112,8 @@ class Saving(RankState):
         return len(self._link.writing() - {self._generation(step)}) < limit
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
-        """Named alike on all ranks without talking; attempts are of the last step only."""
-        return Generation(epoch=self._epoch, seq=self._seq + step - self._start_step + attempt)
+        """Named alike on all ranks without talking; `attempt` is of the last step only."""
+        return Generation(term=self._term, step=step, attempt=self._attempt + attempt)
 
     def _background(self) -> bool:
         """Something of a save is under way now."""
@@ -440,7 +440,7 @@ class Saving(RankState):
         self._trial = None
         if snapshot.settled and snapshot.error is None and not snapshot.changed:
             self._emit(
-                t.ScheduleTried(
+                t.ScheduleMeasured(
                     at_s=now_s, rank=self._job.rank, generation=str(trial.generation),
                     step=trial.step, schedule=trial.schedule, iterations=trial.iterations,
                     total_s=now_s - trial.began_s,

@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.linux import memcpy_threshold
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.restore.prefault import PagesAhead
+from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.resume import Resumed, resume
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.executors.snapshot.replica_shares import Place
@@ -47,7 +48,7 @@ from autockpt.session.job import Job
 from autockpt.session.loop_ahead import is_loop_ahead
 from autockpt.session.position import framework_of
 from autockpt.session.room import lack_of_memory, refusal
-from autockpt.session.tuning.autotuner import Mind
+from autockpt.session.tuning.autotuner import AutoTuner
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, ConfigError
 from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
@@ -262,9 +263,21 @@ class Session(FrameworkLoop):
         )
         return link.durable_s if link.is_durable(generation) else 0.0
 
-    def fence(self) -> None:
-        """Call before code that changes the state by itself, outside an optimizer's step."""
+    def wait_for_staging(self) -> None:
+        """Wait until the snapshot has left the live state.
+
+        Call it before code that changes the state by itself, outside an optimizer's step.
+        """
         self._fence()
+
+    def fence(self) -> None:
+        """`wait_for_staging` by its former name, for one version."""
+        warnings.warn(
+            "ckpt.fence() has another name: call ckpt.wait_for_staging()",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self.wait_for_staging()
 
     # ------------------------------------------------------------------ begin
 
@@ -275,12 +288,12 @@ class Session(FrameworkLoop):
         if job.placed:
             self._say(job.placed)
         ranks = job.nodes.count(job.node)
-        ahead = PagesAhead(job.checkpoints, self._state, job.rank, ranks=ranks)
+        ahead = PrefaultedMemory(job.checkpoints, self._state, job.rank, ranks=ranks)
         with contextlib.closing(ahead):
             self._link.open()
             resumed = resume(self._link, self._state, job.checkpoints, ahead)
         self._require_memory()
-        self._epoch = resumed.epoch
+        self._term = resumed.term
         self._step = self._start_step = resumed.step
         self._framework = framework_of(sys._getframe())
         if self._framework is not None and not self._placed:
@@ -312,9 +325,9 @@ class Session(FrameworkLoop):
         self._watch_forward()
         self._follow_traffic()
         self._mark_step(first=True)
-        self._link.running_as(self._epoch, self._plan.version, None)
+        self._link.running_as(self._term, self._plan.version, None)
         if self._job.rank == 0:
-            self._mind = Mind(
+            self._mind = AutoTuner(
                 self._job,
                 self._state,
                 lambda: self._snapshotter.layout if self._snapshotter else None,
@@ -373,7 +386,7 @@ class Session(FrameworkLoop):
         if resumed.rng is not None:  # a checkpoint of another system has none
             self._take_rng(resumed.rng)
         if resumed.lossy:
-            self._say(lossy_notice(f"generation {resumed.generation}", resumed.lossy))
+            self._say(lossy_notice(f"checkpoint {resumed.generation}", resumed.lossy))
             self._emit(
                 t.LossyRestored(
                     at_s=time.monotonic(), rank=self._job.rank,
@@ -402,7 +415,7 @@ class Session(FrameworkLoop):
                 at_s=now, rank=self._job.rank,
                 wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 run_id=self._job.incarnation.launch_id,
-                epoch=self._epoch, world_size=self._job.world_size, pid=os.getpid(),
+                term=self._term, world_size=self._job.world_size, pid=os.getpid(),
                 plan_id=self._plan.plan_id, plan_version=self._plan.version,
                 state_bytes=sum(x.nbytes for x in self._state.lazy_tensors().values()),
                 restart_count=self._job.restart_count,
@@ -416,7 +429,7 @@ class Session(FrameworkLoop):
         decided_s = startup.since_decided_s
         self._link.send(
             wire.TrainerResumed(
-                rank=self._job.rank, epoch=self._epoch, generation=resumed.generation,
+                rank=self._job.rank, term=self._term, generation=resumed.generation,
                 step=resumed.step, source=resumed.source, bytes=resumed.bytes,
                 restore_s=time.monotonic() - began,
                 came_s=None if decided_s is None else decided_s + time.monotonic() - attach_at,
@@ -430,7 +443,7 @@ class Session(FrameworkLoop):
         if resumed.generation is not None:
             said = (
                 f"resumed step {resumed.step} from {resumed.source} "
-                f"(generation {resumed.generation}, {time.monotonic() - began:.2f} s)"
+                f"(term {resumed.generation.term}, {time.monotonic() - began:.2f} s)"
             )
             if self._job.unnamed and not self._job.restart_count:
                 said += f" in {os.path.relpath(self._job.run_directory)}; {self._ways_out()}"
@@ -504,8 +517,8 @@ class Session(FrameworkLoop):
             self._require_place(begun=True)
         began = self._clock.boundary(self._saving or self._background())
         self._saving = bool(self._link.writing())
-        if step == self._start_step + 1 and not self._seq:
-            self._emit(t.FirstIterated(at_s=began, rank=self._job.rank, step=step))
+        if step == self._start_step + 1 and not self._attempt:
+            self._emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
         if step == self._start_step + IMPORTED_STEPS and not self._standby_told:
             self._tell_standby()
         whole = self._stepped or not self._state.optimizers
@@ -621,7 +634,7 @@ class Session(FrameworkLoop):
                 "them"
             )
             self._report_block(force=True)
-            self._seq += self._lead + 1
+            self._attempt += 1
             self._step = self._start_step
             self._supersedes = True
             self._mark_step(first=True)
@@ -702,7 +715,7 @@ class Session(FrameworkLoop):
         applied = self._switch.heard(message, self._step + late)
         self._heard_of_stop(message)
         if applied is not None:
-            self._link.running_as(self._epoch, *applied)
+            self._link.running_as(self._term, *applied)
         if isinstance(message, p.AnnounceDropped) and message.reason.startswith(p.REPLICAS_DIFFER):
             self._stop_sharing(message.reason)
         if isinstance(message, p.AnnounceDurable):

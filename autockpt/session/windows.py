@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from autockpt.executors.snapshot.device import DeviceCopier
 from autockpt.executors.throttle.idle_windows import (
     UNKNOWN_BYTES_PER_S,
+    IdleWindowThrottle,
     Move,
-    WindowGate,
     WindowUse,
 )
 from autockpt.profiling.measure.window_hooks import StageGate
@@ -34,7 +34,7 @@ class IdleWindows:
 
     def gate(
         self, schedule: Schedule, staging: Staging, device: DeviceCopier | None = None
-    ) -> WindowGate | None:
+    ) -> IdleWindowThrottle | None:
         """The gate of a snapshot under `schedule`, None where that does not ask for windows.
 
         It goes on listening as long as `staging` may ask for them; `device`: that copies the state.
@@ -47,7 +47,7 @@ class IdleWindows:
         return self._gate if schedule == "windows" else None
 
     @property
-    def _gate(self) -> WindowGate | None:
+    def _gate(self) -> IdleWindowThrottle | None:
         return None if self._stages is None else self._stages.gate
 
     def step_began(self) -> None:
@@ -60,7 +60,7 @@ class IdleWindows:
         if self._stages is not None:
             self._stages.boundary()
 
-    def told(self, use: WindowUse, generation: str, step: int) -> t.WindowsUsed:
+    def told(self, use: WindowUse, generation: str, step: int) -> t.IdleWindowsUsed:
         """The event of a snapshot whose bytes have all passed."""
         gate = self._gate
         if gate is not None and gate.refused and not self._refusal_said:
@@ -69,7 +69,7 @@ class IdleWindows:
         drawn = self._snapshots % DRAWN_EVERY == 0 and not use.reason
         self._snapshots += not use.reason
         began_s, windows = (0.0, []) if gate is None else gate.lap()
-        return t.WindowsUsed(
+        return t.IdleWindowsUsed(
             at_s=time.monotonic(), rank=self._rank, generation=generation, step=step,
             window_bytes=use.passed["window"], overlap_bytes=use.passed["overlap"],
             fence_bytes=use.passed["fence"], chunk_bytes=use.chunk_bytes, held_s=use.blocked_s,

@@ -38,16 +38,16 @@ class FailureRecord:
     """Where the state came back from: memory, disk, "" when unknown."""
     lost_steps: int = 0
     lost_s: float = 0.0
-    epoch: int = 0
+    term: int = 0
     """That went on after it, the same on all nodes; 0: not known."""
 
 
 def interruptions(records: Iterable[FailureRecord]) -> tuple[FailureRecord, ...]:
     """One record for each interruption, of a log to which every node's keeper writes.
 
-    Records without an epoch stand alone.
+    Records without a term stand alone.
     """
-    each = itertools.groupby(enumerate(records), lambda one: one[1].epoch or -one[0])
+    each = itertools.groupby(enumerate(records), lambda one: one[1].term or -one[0])
     return tuple(_worst([record for _, record in group]) for _, group in each)
 
 

@@ -30,7 +30,7 @@ class RunStarted(Event):
 
     wall: str
     run_id: str
-    epoch: int
+    term: int
     world_size: int
     pid: int
     plan_id: str
@@ -59,14 +59,14 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstIterated(Event):
+class FirstIterationEnded(Event):
     """The first iteration of a process ended: the training is back."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Iterated(Event):
+class IterationsTimed(Event):
     """A block of iterations ended (one event per block, not per step)."""
 
     step: int
@@ -105,7 +105,7 @@ class SnapshotSealed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowsUsed(Event):
+class IdleWindowsUsed(Event):
     """How the bytes of a snapshot under `staging.schedule: windows` moved."""
 
     generation: str
@@ -133,7 +133,7 @@ class WindowsUsed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleTried(Event):
+class ScheduleMeasured(Event):
     """A snapshot of a comparison of schedules (`staging.compare`) was copied."""
 
     generation: str
@@ -173,7 +173,7 @@ class MemoryCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationProtected(Event):
+class GenerationReplicated(Event):
     """Other nodes hold copies of every shard: the loss of a node loses nothing before it."""
 
     generation: str
@@ -183,14 +183,14 @@ class GenerationProtected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProtectionLost(Event):
+class ReplicationLost(Event):
     """Copies on other nodes are not what the plan wants: the loss of a node may cost more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardCopied(Event):
+class ReplicaFetched(Event):
     """A keeper fetched a shard from the memory of another node, and has verified it."""
 
     generation: str
@@ -209,7 +209,7 @@ class ShardCopied(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiesSent(Event):
+class ReplicaSent(Event):
     """Shards left for other nodes, those at one time together, where the network's windows count
     (`redundancy.schedule: windows`)."""
 
@@ -227,7 +227,7 @@ class CopiesSent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersistCommitted(Event):
+class CheckpointDurable(Event):
     """The generation is durable on disk."""
 
     generation: str
@@ -280,7 +280,7 @@ class Scrubbed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRetired(Event):
+class CheckpointDeleted(Event):
     """A durable generation was deleted by the retention policy."""
 
     generation: str
@@ -387,24 +387,24 @@ EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         RunStarted,
-        FirstIterated,
-        Iterated,
+        FirstIterationEnded,
+        IterationsTimed,
         SnapshotBegan,
         SnapshotSealed,
-        WindowsUsed,
-        ScheduleTried,
+        IdleWindowsUsed,
+        ScheduleMeasured,
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,
-        GenerationProtected,
-        ProtectionLost,
-        ShardCopied,
-        CopiesSent,
-        PersistCommitted,
+        GenerationReplicated,
+        ReplicationLost,
+        ReplicaFetched,
+        ReplicaSent,
+        CheckpointDurable,
         PersistFailed,
         RemoteCopied,
         Scrubbed,
-        CheckpointRetired,
+        CheckpointDeleted,
         FailureObserved,
         Restored,
         LossyRestored,

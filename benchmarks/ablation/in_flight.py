@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autockpt.run_directory import RunDirectory
 from autockpt.session import Session
-from autockpt.values.telemetry import PersistCommitted
+from autockpt.values.telemetry import CheckpointDurable
 from benchmarks.ablation.presets import attach, goal_of, iterate
 from benchmarks.ablation.store import keepers_on_a_slow_store
 from benchmarks.job import Job
@@ -57,5 +57,5 @@ def _window(job: Job, session: Session, run_directory: Path, iterations: int) ->
     return sum(
         began_s <= event.at_s <= ended_s
         for event in RunDirectory.open(str(run_directory)).events()
-        if isinstance(event, PersistCommitted)
+        if isinstance(event, CheckpointDurable)
     )

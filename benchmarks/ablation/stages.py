@@ -181,7 +181,7 @@ def compare_load(job: Job, folder: Path, rounds: int) -> Compared:
     if not session.wait_durable(120.0):
         raise RuntimeError("the checkpoint to load was not written")
     session.close(final_checkpoint=False)
-    generation = str(sorted((folder / "run" / "checkpoints").glob("gen-*"))[-1])
+    generation = str(sorted((folder / "run" / "checkpoints").glob("ckpt-*"))[-1])
     record = read_commit(f"{generation}/COMMIT").records[0]
 
     def source() -> ChunkSource:

@@ -63,7 +63,7 @@ def image(training: tensors.Training, step: int) -> Image:
         arena.view[at : at + part.nbytes] = memoryview(part).cast("B")
         ranges.append((at, at + part.nbytes, Kind(4, True).code, group))
         at += part.nbytes
-    return Image(arena, tuple(ranges), Generation(epoch=1, seq=step))
+    return Image(arena, tuple(ranges), Generation(term=1, step=step))
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ def restores(folder: Path, training: Training, trials: int) -> dict[str, list[di
 
 
 def _trial(run: Path, training: Training, digests: dict[str, str], source: str) -> dict[str, Any]:
-    shard = max(run.glob("checkpoints/gen-*/shard-*"))
+    shard = max(run.glob("checkpoints/ckpt-*/shard-*"))
     command = [
         sys.executable, "-m", "benchmarks.contest.resume_probe", str(run), str(shard),
         training.size, str(training.tokens), str(training.threads),

@@ -74,7 +74,7 @@ class OnDemand(Peer):
 
     def finished(self) -> bool:
         """The newest committed generation was read back."""
-        commits = sorted((self.run_directory / "checkpoints").glob("gen-*/COMMIT"))
+        commits = sorted((self.run_directory / "checkpoints").glob("ckpt-*/COMMIT"))
         return not commits or (commits[-1].parent / "VERIFIED").exists()
 
     def helpers(self) -> list[int]:
@@ -84,7 +84,7 @@ class OnDemand(Peer):
         """From the telemetry of trainer and keeper, which is what the report counts as well."""
         kinds = {
             "MemoryCommitted": "memory",
-            "PersistCommitted": "disk",
+            "CheckpointDurable": "disk",
             "PersistFailed": "dropped on the way to disk",
             "SaveSkipped": "skipped",
         }
@@ -128,5 +128,5 @@ class EveryIterationInMemory(EveryIteration):
 
     def wait(self) -> float:
         """Sealed in memory: the fence is all there is to wait for."""
-        self.session.fence()
+        self.session.wait_for_staging()
         return time.monotonic()

@@ -20,7 +20,7 @@ COPIES = Redundancy(scheme="replicas", copies=2)
 PARITY = Redundancy(scheme="xor", set_size=4, parity=1)
 
 
-GENERATION = Generation(epoch=1, seq=7)
+GENERATION = Generation(term=1, step=7)
 
 
 class Steps:

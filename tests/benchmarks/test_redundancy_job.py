@@ -3,7 +3,7 @@
 import pytest
 
 from autockpt.reports.analysis.restarts import Restart
-from autockpt.values.telemetry import GenerationProtected
+from autockpt.values.telemetry import GenerationReplicated
 from benchmarks.cluster import ClusterError
 from benchmarks.harness import Row
 from benchmarks.redundancy_job import (
@@ -21,9 +21,9 @@ from benchmarks.redundancy_job import (
 )
 
 
-def protected(step: int, at_s: float, latency_s: float = 0.5) -> GenerationProtected:
+def protected(step: int, at_s: float, latency_s: float = 0.5) -> GenerationReplicated:
     """One keeper's word."""
-    return GenerationProtected(
+    return GenerationReplicated(
         at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, latency_s=latency_s
     )
 
@@ -42,7 +42,9 @@ def test_the_slowest_node_and_the_middle_period_count() -> None:
 
 def test_what_a_later_keeper_says_of_an_old_checkpoint_is_no_sample() -> None:
     """It was not there when the snapshot began."""
-    late = GenerationProtected(at_s=5.0, rank=-1, generation="e1s9", step=-1, latency_s=0.0)
+    late = GenerationReplicated(
+        at_s=5.0, rank=-1, generation="step 9 (term 1)", step=-1, latency_s=0.0
+    )
     said = [protected(0, 1.0), protected(5, 2.0), protected(10, 3.0)]
     assert wasted([*said, late]) == wasted(said)
 

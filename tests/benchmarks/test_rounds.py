@@ -103,7 +103,7 @@ def test_our_save_begins_at_its_boundary(tmp_path: Path) -> None:
 
 def restored(run: Path) -> dict[str, str]:
     """Digests of the state with which a new process comes back."""
-    shard = max(run.glob("checkpoints/gen-*/shard-*"))
+    shard = max(run.glob("checkpoints/ckpt-*/shard-*"))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.contest.resume_probe", str(run), str(shard),
          TRAINING.size, str(TRAINING.tokens), "1"],

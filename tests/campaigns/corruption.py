@@ -22,7 +22,7 @@ from autockpt.values.generation import Generation
 from tests.campaigns.framework import require
 from tests.campaigns.job import CHUNK, DURABLE, SHAPES, Job, Scene, image_of, no_leak, read_shard
 
-TARGETS = {"slot": 4, "shard": 6, "index": 3, "commit": 3, "decision": 1, "epoch": 1, "run": 1}
+TARGETS = {"slot": 4, "shard": 6, "index": 3, "commit": 3, "decision": 1, "term": 1, "run": 1}
 """What is damaged, and how often."""
 FULL_EVERY = 25
 """So often the whole choice and restore is played, not the reading of one shard alone."""
@@ -66,8 +66,8 @@ class Slot:
         shape = job.shape
         self._capacity = -(-shape.image_bytes // PAGE_BYTES) * PAGE_BYTES
         self._image = image_of(DURABLE, 0, shape)
-        older = image_of(Generation(epoch=1, seq=2), 0, shape)
-        self._stale = self._sealed(job, older, Generation(epoch=1, seq=2))
+        older = image_of(Generation(term=1, step=2), 0, shape)
+        self._stale = self._sealed(job, older, Generation(term=1, step=2))
         self._whole = self._sealed(job, self._image, DURABLE)
         self._arena = Arena.anonymous(len(self._whole))
 
@@ -76,7 +76,7 @@ class Slot:
             chunk_digest(memoryview(image)[i : i + CHUNK]) for i in range(0, len(image), CHUNK)
         ]
         index = ImageIndex(
-            run_id=job.run_id, generation=generation, step=generation.seq, rank=0,
+            run_id=job.run_id, generation=generation, step=generation.step, rank=0,
             world_size=job.shape.world, layout_digest="layout 0", image_bytes=len(image),
             chunk_bytes=CHUNK, digests=tuple(digests),
         )  # fmt: skip
@@ -111,7 +111,7 @@ def _on_disk(job: Job, target: str, rng: random.Random, *, full: bool) -> str:
     rank = rng.randrange(job.shape.world)
     path = _file(job, target, rank)
     whole = _original(path)
-    stale_of = Generation(epoch=1, seq=2)
+    stale_of = Generation(term=1, step=2)
     older = _original(_file(job, target, rank, stale_of)) if _per_generation(target) else whole
     other = _original(_file(job, target, (rank + 1) % job.shape.world))
     damaged, how = damage(whole, rng.choice([older, other]), rng)
@@ -140,8 +140,8 @@ def _restore(job: Job, target: str, what: str) -> str:
     after = Job(path=job.path, shape=job.shape)
     try:
         after.run_id = after.directory.open()
-        holder = after.directory.highest_epoch()
-        require(holder is not None and holder.epoch == 2, f"{what}: the epoch is {holder}")
+        holder = after.directory.highest_term()
+        require(holder is not None and holder.term == 2, f"{what}: the term is {holder}")
         restored = after.restore()
         ever = after.directory.ever_committed()
     except AutockptError as error:
@@ -150,7 +150,7 @@ def _restore(job: Job, target: str, what: str) -> str:
     if target == "run":
         require(restored == DURABLE or ever, f"{what}: a silent start from scratch")
         return f"restored {restored}"
-    least = Generation(epoch=1, seq=2) if _per_generation(target) else DURABLE
+    least = Generation(term=1, step=2) if _per_generation(target) else DURABLE
     require(restored is not None and restored >= least, f"{what}: restored {restored}")
     return f"restored {restored}"
 
@@ -170,8 +170,8 @@ def _file(job: Job, target: str, rank: int, generation: Generation = DURABLE) ->
         "shard": f"{generation.name}/shard-{rank:05d}-a1.safetensors",
         "index": f"{generation.name}/idx-{rank:05d}-a1.json",
         "commit": f"{generation.name}/COMMIT",
-        "decision": "decisions/e-000002",
-        "epoch": "epochs/e-000002",
+        "decision": "decisions/t-000002",
+        "term": "terms/t-000002",
         "run": "RUN",
     }[target]
     return Path(job.path, name)

@@ -71,10 +71,10 @@ class FenceRaces:
             promised = os.read(said, 16) == b"durable"
             os.close(said)
             if promised:
-                newest = Generation(epoch=1, seq=4)
+                newest = Generation(term=1, step=4)
                 require(choice.generation >= newest, f"{newest} was promised after the takeover")
             restored = require_recovery(after, max(DURABLE, choice.generation))
-        require(restored.epoch < 3, f"restored {restored}")
+        require(restored.term < 3, f"restored {restored}")
         scene.require_foreign_untouched()
         return "promised before the takeover" if promised else "fenced"
 

@@ -43,7 +43,7 @@ from autockpt.values.record import to_json
 from tests.campaigns.parsers import FAST, SLOW, Parser, through
 from tests.unit.executors.image.codecs.lossy.groups import coded, trained_group
 
-G = Generation(epoch=1, seq=1)
+G = Generation(term=1, step=1)
 RULES = b"""\
 copies: [dp]
 rules:
@@ -128,7 +128,7 @@ def _of_archives(folder: Path) -> Iterator[Parser]:
     )  # fmt: skip
     place = FramePlace(offset=0, length=100)
     member = Member(
-        generation=G.name, step=7, codec="excp", base="gen-e000001-s000000000", base_digest="ab",
+        generation=G.name, step=7, codec="excp", base="ckpt-t0001-step-00000000", base_digest="ab",
         raw_bytes=4096, created_s=1.5,
         groups=(
             StoredGroup(

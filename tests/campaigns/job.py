@@ -114,7 +114,7 @@ class Job:
 
     path: str
     shape: Shape
-    epoch: int = 0
+    term: int = 0
     run_id: str = ""
     promise: Callable[[Generation], None] = lambda generation: None
     """Hears every generation that was reported durable."""
@@ -124,14 +124,14 @@ class Job:
         self.directory = CheckpointDirectory(self.path)
 
     def start(self, launch: str = "launch") -> Choice | None:
-        """Opens, claims the next epoch, chooses, writes the decision down."""
+        """Opens, claims the next term, chooses, writes the decision down."""
         self.run_id = self.directory.open()
-        self.epoch = self.directory.claim(self.run_id, launch, 0, force=True)
+        self.term = self.directory.claim(self.run_id, launch, 0, force=True)
         self.directory.empty_trash()
         choice = self.choose(frozenset())
         generation = None if choice is None else choice.generation
-        self.directory.write_decision(self.epoch, 1, generation, "newest")
-        self.directory.trash_unfinished(self.epoch)
+        self.directory.write_decision(self.term, 1, generation, "newest")
+        self.directory.trash_unfinished(self.term)
         return choice
 
     def choose(self, struck: frozenset[Strike]) -> Choice | None:
@@ -150,7 +150,7 @@ class Job:
         folder = self.directory.create_generation(generation)
         records = tuple(self._shard(folder, generation, r) for r in range(self.shape.world))
         self.directory.write_commit(
-            self.run_id, generation, step=generation.seq, world_size=self.shape.world,
+            self.run_id, generation, step=generation.step, world_size=self.shape.world,
             parent=parent, records=records, health="good",
         )  # fmt: skip
         self.promise(generation)
@@ -189,7 +189,7 @@ class Job:
             raise written.error or StorageError("nothing was written")
         stored = written.outcome.stored
         index = ImageIndex(
-            run_id=self.run_id, generation=generation, step=generation.seq, rank=rank,
+            run_id=self.run_id, generation=generation, step=generation.step, rank=rank,
             world_size=self.shape.world, layout_digest=f"layout {rank}", image_bytes=len(image),
             chunk_bytes=CHUNK, digests=written.digests, stored=stored,
             codec=self.shape.codec if stored else "none",
@@ -257,7 +257,7 @@ def read_shard(folder: str, rank: int) -> bytes:
         buffer.close()
 
 
-DURABLE = Generation(epoch=1, seq=3)
+DURABLE = Generation(term=1, step=3)
 """What every scene begins with."""
 
 
@@ -275,8 +275,8 @@ class Scene:
         job = Job(path=str(self._template / "checkpoints"), shape=shape)
         job.start()
         self.newest = None
-        for seq in (1, 2, 3):
-            generation = Generation(epoch=1, seq=seq)
+        for step in (1, 2, 3):
+            generation = Generation(term=1, step=step)
             job.save(generation, self.newest)
             job.scrub(generation)
             self.newest = generation
@@ -293,14 +293,14 @@ class Scene:
         self._files = [(str(name), path.read_bytes()) for name, path in found if path.is_file()]
 
     def fresh(self) -> Job:
-        """A copy of it, held by epoch 1."""
+        """A copy of it, held by term 1."""
         shutil.rmtree(self._place, ignore_errors=True)
         for name in ("", *self._folders):
             os.mkdir(f"{self._place}/{name}")
         for name, data in self._files:
             with open(f"{self._place}/{name}", "xb", buffering=0) as file:
                 file.write(data)
-        job = Job(path=str(self._place / "checkpoints"), shape=self.shape, epoch=1)
+        job = Job(path=str(self._place / "checkpoints"), shape=self.shape, term=1)
         job.run_id = job.directory.open()
         return job
 
@@ -310,7 +310,7 @@ class Scene:
             require((self._place / name).exists(), f"{name} is gone")
             same = (self._place / name).read_bytes() == (self._template / name).read_bytes()
             require(same, f"{name} was changed")
-        readme = [*self._place.glob("checkpoints/gen-*/README")]
+        readme = [*self._place.glob("checkpoints/ckpt-*/README")]
         require([p.read_bytes() for p in readme] == [b"mine too"], "README of a generation is gone")
         require(sorted(os.listdir(self._place)) == ["checkpoints", "outside"], "new files outside")
         require(os.listdir(self._place / "outside") == ["thesis"], "new files outside")
@@ -318,8 +318,8 @@ class Scene:
 
 ACTS: dict[str, Callable[[Job], object]] = {
     "start": lambda job: job.start("another"),
-    "save": lambda job: job.save(Generation(epoch=1, seq=4), None),
-    "scrub": lambda job: job.scrub(Generation(epoch=1, seq=3)),
+    "save": lambda job: job.save(Generation(term=1, step=4), None),
+    "scrub": lambda job: job.scrub(Generation(term=1, step=3)),
     "retain": lambda job: job.retain(),
     "restore": lambda job: job.restore(),
     "trash": lambda job: _abort(job),
@@ -328,7 +328,7 @@ ACTS: dict[str, Callable[[Job], object]] = {
 
 
 def _abort(job: Job) -> None:
-    generation = Generation(epoch=1, seq=9)
+    generation = Generation(term=1, step=9)
     folder = job.directory.create_generation(generation)
     job._shard(folder, generation, 0)
     job.directory.trash(generation)
@@ -338,8 +338,8 @@ def life(job: Job) -> None:
     """All that a process does that comes after another one: restores, saves, reads back, cleans."""
     job.start("another")
     restored = job.restore()
-    following = Generation(epoch=job.epoch, seq=1)
-    job.directory.write_decision(job.epoch, 2, restored, "restored")
+    following = Generation(term=job.term, step=1)
+    job.directory.write_decision(job.term, 2, restored, "restored")
     job.save(following, restored)
     job.scrub(following)
     job.retain()
@@ -353,8 +353,8 @@ def require_recovery(job: Job, promised: Generation) -> Generation:
     require(restored is not None, f"nothing can be restored, {promised} was durable")
     assert restored is not None
     require(restored >= promised, f"{restored} restored, {promised} was durable")
-    following = Generation(epoch=after.epoch, seq=1)
-    after.directory.write_decision(after.epoch, 2, restored, "restored")
+    following = Generation(term=after.term, step=1)
+    after.directory.write_decision(after.term, 2, restored, "restored")
     after.save(following, restored)
     require(after.scrub(following), "the next save cannot be verified")
     require(after.restore() == following, "the next save is not the newest")

@@ -113,7 +113,7 @@ def die(job: Job, act: Callable[[Job], object], rule: Sudden) -> Generation:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     promised = Generation(
-        epoch=int.from_bytes(shared[:8], "big"), seq=int.from_bytes(shared[8:16], "big")
+        term=int.from_bytes(shared[:8], "big"), step=int.from_bytes(shared[8:16], "big")
     )
     told = shared[16:].split(b"\0", 1)[0].decode(errors="replace")
     shared.close()
@@ -122,7 +122,7 @@ def die(job: Job, act: Callable[[Job], object], rule: Sudden) -> Generation:
 
 
 def _set(shared: mmap.mmap, generation: Generation) -> None:
-    shared[:16] = generation.epoch.to_bytes(8, "big") + generation.seq.to_bytes(8, "big")
+    shared[:16] = generation.term.to_bytes(8, "big") + generation.step.to_bytes(8, "big")
 
 
 def _be_the_child(job: Job, act: Callable[[Job], object], rule: Sudden, shared: mmap.mmap) -> None:

@@ -26,7 +26,7 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53, 2**63, 2**64, 10**400, -(2**63), 0.5, -0.0, 1e308,
     "", "x" * 3000, "../../x", "\0", "NaN", "inf", "-inf", "\ud800", [], {}, [[]], [{}], {"": None},
     {"$tensor": "x"}, {"$tuple": 3}, {"$dict": [[1]]}, {"$scalar": ["O", ""]}, {"$int": "9" * 5000},
-    {"$array": {"$tensor": 1}}, {"$size": ["a"]}, {"$dtype": "load"}, "gen-e000001-s000000001",
+    {"$array": {"$tensor": 1}}, {"$size": ["a"]}, {"$dtype": "load"}, "ckpt-t0001-step-00000001",
     "x", "__class__", "schema_version", "$tensor",
 )  # fmt: skip
 MAX_BYTES = 2**17

@@ -30,7 +30,7 @@ from autockpt.executors.image.container import (
 )
 from autockpt.executors.image.layout.plan import EXTRA
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.event_recorder import EventRecorder
 from autockpt.executors.network.handshake import Channel, Identity, frame
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore.shard_sources import parse_skeleton
@@ -59,7 +59,7 @@ from tests.support.profiles import example_profile
 from tests.unit.executors.checkpoints import commit_state
 from tests.unit.executors.states import Holder, trained
 
-G = Generation(epoch=1, seq=1)
+G = Generation(term=1, step=1)
 MAX_IMAGE = 2**20
 FAST, ORDINARY, SLOW = 600, 20, 2
 """Batches of parsers that take some 20 us, some 100 us, and milliseconds for an input."""
@@ -107,7 +107,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     )  # fmt: skip
     yield Parser(
         name="decision", good=(decision_text(2, 1, G, "newest"), decision_text(2, 2, None, "new")),
-        read=lambda data: read_decision(data, epoch=2, where="x"), wrap=_sealed_decision,
+        read=lambda data: read_decision(data, term=2, where="x"), wrap=_sealed_decision,
     )  # fmt: skip
     image, skeleton = _image(folder)
     yield Parser(name="image header", good=(image,), read=_read_header, wrap=_prefixed)
@@ -123,9 +123,9 @@ def _stored(folder: Path) -> Iterator[Parser]:
 def _claims(folder: Path) -> Parser:
     directory = CheckpointDirectory(str(folder / "claimed"))
     directory.claim(directory.open(), "launch", 0, force=False)
-    path = folder / "claimed" / "epochs" / "e-000001"
+    path = folder / "claimed" / "terms" / "t-000001"
     return Parser(
-        name="epoch", good=(path.read_bytes(),), read=through(path, directory.highest_epoch),
+        name="term", good=(path.read_bytes(),), read=through(path, directory.highest_term),
         errors=(),
     )  # fmt: skip
 
@@ -203,7 +203,7 @@ def _on_wires() -> Iterator[Parser]:
             rank=0, generation=G, replicas=(p.ReplicaProof(members=(0, 1), digest="ab"),)
         ),
         wire.Status(
-            pid=1, epoch=1, trainers=(0,), memory_committed="", durable="", draining=False,
+            pid=1, term=1, trainers=(0,), memory_committed="", durable="", draining=False,
             slots_bytes=0,
         ),
     ]  # fmt: skip
@@ -276,7 +276,7 @@ def _records(folder: Path) -> Iterator[Parser]:
     )  # fmt: skip
     yield Parser(
         name="telemetry by the next keeper", good=(_telemetry(),), errors=(),
-        read=through(events, lambda: Journal(str(run.path), 7).close()),
+        read=through(events, lambda: EventRecorder(str(run.path), 7).close()),
     )  # fmt: skip
     log = folder / "failures.jsonl"
     yield Parser(
@@ -288,14 +288,14 @@ def _records(folder: Path) -> Iterator[Parser]:
 def _telemetry() -> bytes:
     events: list[t.Event] = [
         t.RunStarted(
-            at_s=1.0, rank=0, wall="2026-01-01T00:00:00Z", run_id="r", epoch=1, world_size=1,
+            at_s=1.0, rank=0, wall="2026-01-01T00:00:00Z", run_id="r", term=1, world_size=1,
             pid=1, plan_id="p", plan_version=1, state_bytes=1, restart_count=0,
         ),
-        t.Iterated(
+        t.IterationsTimed(
             at_s=2.0, rank=0, step=8, count=8, total_s=1.0, checkpoint_s=0.0, quiet_s=0.1,
             busy_s=0.1,
         ),
-        t.SnapshotBegan(at_s=3.0, rank=0, generation="e1s8", step=8, tiers="memory"),
+        t.SnapshotBegan(at_s=3.0, rank=0, generation="step 8 (term 1)", step=8, tiers="memory"),
     ]  # fmt: skip
     return "".join(json.dumps(t.event_data(event)) + "\n" for event in events).encode()
 
@@ -333,7 +333,7 @@ def _of_others(folder: Path) -> Iterator[Parser]:
         read=through(metadata, lambda: dcp_directory.read_directory(str(directory))),
     )  # fmt: skip
     saved = io.BytesIO()
-    torch.save({"model": tensors, "epoch": 3}, saved)
+    torch.save({"model": tensors, "term": 3}, saved)
     pickled = folder / "model.pt"
     yield Parser(
         name="torch.save", good=(saved.getvalue(),), errors=(AutockptError,),

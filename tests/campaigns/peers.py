@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autockpt.executors.image.container import ImageIndex, chunk_digest
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
-from autockpt.executors.keeper.replication.replica_slots import Guests
+from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.linux.memory import Arena
@@ -33,9 +33,9 @@ from tests.campaigns.framework import require
 from tests.campaigns.job import no_leak
 from tests.unit.executors.network.transfer.ends import CHUNK, HOST, RUN, SECRET, identity
 
-OLD, NEW = Generation(epoch=1, seq=7), Generation(epoch=2, seq=7)
+OLD, NEW = Generation(term=1, step=7), Generation(term=2, step=7)
 """Durable, and of an earlier incarnation; protected in memory only."""
-CHAIN = (p.EpochParent(epoch=2, parent=OLD), p.EpochParent(epoch=1, parent=None))
+CHAIN = (p.TermParent(term=2, parent=OLD), p.TermParent(term=1, parent=None))
 PATIENCE_S = 20.0
 MOST_ATTEMPTS = 16
 WITHIN_S = 0.02
@@ -77,7 +77,7 @@ def index_of(generation: Generation, rank: int, world: int) -> ImageIndex:
     image = memoryview(image_of(generation, rank))
     digests = tuple(chunk_digest(image[at : at + CHUNK]) for at in range(0, len(image), CHUNK))
     return ImageIndex(
-        run_id=RUN, generation=generation, step=generation.epoch, rank=rank, world_size=world,
+        run_id=RUN, generation=generation, step=generation.term, rank=rank, world_size=world,
         layout_digest="layout", image_bytes=len(image), chunk_bytes=CHUNK, digests=digests,
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Node:
         self.loop = Loop()
         self.guests_held: dict[Key, p.HeldShard] = {}
         self.failed: dict[Key, p.FetchFailed] = {}
-        self.guests = Guests(
+        self.guests = ReplicaSlots(
             run_id=RUN, memory=self.memory, post=self.loop.post, tell=self._heard,
             address=lambda node: (HOST, self._peers[node].port), rate=lambda: 0.0,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
@@ -396,7 +396,7 @@ class Cluster:
         shards = [(node, shard) for node, shard in held if shard.parity is None]
         indexes = [index_of(OLD, rank, self.world) for rank in range(self.world)]
         entry = p.CatalogueEntry(
-            generation=OLD, step=OLD.epoch, world_size=self.world, parent=None,
+            generation=OLD, step=OLD.term, world_size=self.world, parent=None,
             records=tuple({"file": str(i.rank), "root": i.root} for i in indexes),
             layout_digests=(), verified=True,
         )  # fmt: skip

@@ -100,7 +100,7 @@ class RandomKills:
             steps = sorted(rng.sample(range(14, 140), LAUNCHED_KILLS))
             for victim, at in zip(victims, steps, strict=True):
                 launch.wait(lambda at=at: launch.step() >= at, f"step {at}")  # type: ignore[misc]
-                launch.wait(lambda: launch.newest("PersistCommitted") > 0, "durable checkpoint")
+                launch.wait(lambda: launch.newest("CheckpointDurable") > 0, "durable checkpoint")
                 time.sleep(rng.uniform(0.0, 0.03))
                 if victim == "launcher":
                     launch.kill_launcher()
@@ -159,7 +159,7 @@ class KeeperOperations:
 def _require_all_promised(run_dir: Path, ordeal: Ordeal) -> None:
     """The newest generation that was called durable is there, and reads back."""
     events = read_events(run_dir / "telemetry" / "keeper-000.jsonl")
-    durable = [event["step"] for event in events if event["event"] == "PersistCommitted"]
+    durable = [event["step"] for event in events if event["event"] == "CheckpointDurable"]
     whole = [
         record.step
         for record in list_generations(str(run_dir / "checkpoints"))
@@ -199,7 +199,7 @@ class Terminated:
             promised, began = max(_steps(events, "MemoryCommitted")), time.monotonic()
             os.kill(ordeal.pid, signal.SIGTERM)
             _until(lambda: self._zygote.status(ordeal.pid) is not None, ordeal)
-            _until(lambda: max(_steps(events, "PersistCommitted"), default=0) >= promised, ordeal)
+            _until(lambda: max(_steps(events, "CheckpointDurable"), default=0) >= promised, ordeal)
             require(time.monotonic() - began < BUDGET_S, f"not within {BUDGET_S} s {ordeal.tale()}")
             end_keeper(run_dir)
             _require_all_promised(Path(run_dir), ordeal)
@@ -265,7 +265,7 @@ class ExactRanks:
             victims = rng.sample(range(group.ranks), rng.randint(1, group.ranks))
             keeper = rng.random() < 0.4
             group.kill(*victims, keeper=keeper)
-            durable = max(event["step"] for event in group.events("PersistCommitted"))
+            durable = max(event["step"] for event in group.events("CheckpointDurable"))
             group.start()
             group.wait_step(1)
             resumed = min(group.started_at())

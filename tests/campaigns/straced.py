@@ -90,22 +90,22 @@ class StracedKills:
         status = -signal.SIGKILL if ended.returncode == 128 + signal.SIGKILL else ended.returncode
         require(status <= 0, f"{act}: {ended.stderr[-1500:]}")
         said = cell.read_bytes()
-        epoch, seq = (int.from_bytes(said[at : at + 8], "big") for at in (0, 8))
-        return status, Generation(epoch=epoch, seq=seq)
+        term, step = (int.from_bytes(said[at : at + 8], "big") for at in (0, 8))
+        return status, Generation(term=term, step=step)
 
     def close(self) -> None:
         """Nothing stays open."""
 
 
 def _bytes_of(generation: Generation) -> bytes:
-    return generation.epoch.to_bytes(8, "big") + generation.seq.to_bytes(8, "big")
+    return generation.term.to_bytes(8, "big") + generation.step.to_bytes(8, "big")
 
 
 def main(path: str, shape: str, act: str, cell: str) -> None:
     """The process that dies; what it promises stands in a file that it has mapped."""
     fd = os.open(cell, os.O_RDWR)
     told = mmap.mmap(fd, 16)
-    job = Job(path=path, shape=SHAPES[int(shape)], epoch=1)
+    job = Job(path=path, shape=SHAPES[int(shape)], term=1)
 
     def promise(generation: Generation) -> None:
         told[:16] = _bytes_of(generation)

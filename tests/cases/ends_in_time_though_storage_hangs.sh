@@ -14,7 +14,7 @@ autockpt run --no-profile --set 'memory.interval=1 steps' --set 'disk.interval=3
   --set 'failures.preemption=1 h' --set 'failures.notice=20 s' --set "disk.path=$PWD/m/c" --run-dir r job.py > out 2>&1 &
 launcher=$!
 tries=0
-until ls m/c/gen-*/COMMIT > /dev/null 2>&1; do
+until ls m/c/ckpt-*/COMMIT > /dev/null 2>&1; do
   tries=$((tries + 1)); [ $tries -lt 1200 ] || { cat out; echo "no checkpoint was made"; exit 1; }
   sleep 0.1
 done

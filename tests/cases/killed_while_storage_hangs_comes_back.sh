@@ -26,12 +26,12 @@ for step in ckpt.steps(100000):
 P
 wait_for() {
     said=$1; shift
-    for i in $(seq 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
+    for i in $(step 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
     echo "expected $said within 100 s; saw:"; cat out; exit 1
 }
 committed() { ls m/c/*/COMMIT; }
 in_memory() { grep -c MemoryCommitted r/telemetry/keeper-000.jsonl; }
-on_disk() { grep -c PersistCommitted r/telemetry/keeper-000.jsonl; }
+on_disk() { grep -c CheckpointDurable r/telemetry/keeper-000.jsonl; }
 further() { [ "$($1)" -ge "$2" ]; }
 resumed() { [ "$(grep -c 'resumed step [0-9]* from memory' out)" -ge "$1" ]; }
 kill_trainer() {  # $1: how many times this makes

@@ -26,7 +26,7 @@ Path("job.py").write_text(JOB)
 subprocess.run(
     [sys.executable, "job.py"], check=True, env={**os.environ, "AUTOCKPT_NO_PROFILE": "1"}
 )
-folder = next(Path("r/checkpoints").glob("gen-*"))
+folder = next(Path("r/checkpoints").glob("ckpt-*"))
 
 
 def compact(data):
@@ -52,7 +52,12 @@ def reseal(change):
     index["digests"] = [xxhash.xxh3_128_hexdigest(chunk) for chunk in chunks]
     if head:
         index["head_digest"] = xxhash.xxh3_128_hexdigest(image[:head])
-    lines = ["autockpt-image-1", index["run_id"], "e{epoch}s{seq}".format(**index["generation"]), 0]
+    lines = [
+        "autockpt-image-1",
+        index["run_id"],
+        "ckpt-t{term:04}-step-{step:08}".format(**index["generation"]),
+        0,
+    ]
     lines += [index[k] for k in ("world_size", "layout_digest", "image_bytes", "chunk_bytes")]
     lines += [*index["digests"], index["head_bytes"], index["head_digest"]]
     root = hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()

@@ -20,7 +20,7 @@ for step in ckpt.steps(100000):
 P
 wait_for() {
     said=$1; shift
-    for i in $(seq 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
+    for i in $(step 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
     echo "expected $said within 100 s; saw:"; cat out; exit 1
 }
 reached() { read -r trainer keeper step < pids && [ "$step" -gt 30 ]; }
@@ -28,12 +28,12 @@ start() { autockpt run --no-profile --set retune=false --set 'memory.interval=5 
     --set 'disk.interval=1000 steps' --run-dir r job.py > out 2>&1 & pid=$!; }
 start
 wait_for "30 steps" reached
-if ! ls r/checkpoints/gen-*/COMMIT > seen 2>&1; then
+if ! ls r/checkpoints/ckpt-*/COMMIT > seen 2>&1; then
     echo "expected the first checkpoint on disk early"; ls r/checkpoints; exit 1
 fi
 read -r trainer keeper step < pids
 kill -9 $pid $trainer $keeper
-rm -rf pids r/checkpoints/gen-* r/checkpoints/EVER  # as if nothing had been durable yet
+rm -rf pids r/checkpoints/ckpt-* r/checkpoints/EVER  # as if nothing had been durable yet
 start
 wait_for "the next start to train" reached
 if ! grep -q "begins at step 0: an earlier start left no durable checkpoint" out; then

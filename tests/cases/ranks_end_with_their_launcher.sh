@@ -11,7 +11,7 @@ gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status" 2>/dev/nul
 autockpt run -q --no-profile --set 'disk.interval=20 steps' --run-dir r job.py &
 launcher=$!
 tries=0
-until ls r/checkpoints/gen-*/COMMIT > /dev/null 2>&1; do
+until ls r/checkpoints/ckpt-*/COMMIT > /dev/null 2>&1; do
   tries=$((tries + 1)); [ $tries -lt 1200 ] || { echo "no checkpoint was made"; exit 1; }
   sleep 0.1
 done

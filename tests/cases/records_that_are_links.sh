@@ -11,7 +11,7 @@ for step in ckpt.steps(3):
     optimizer.step()
 P
 AUTOCKPT_NO_PROFILE=1 python job.py
-for record in RUN epochs/e-000001 decisions/e-000001; do
+for record in RUN terms/t-000001 decisions/t-000001; do
   mv r/checkpoints/$record kept
   ln -s /etc/passwd r/checkpoints/$record
   code=0

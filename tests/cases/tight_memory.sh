@@ -43,6 +43,6 @@ for left in 180000000 64000000; do  # room for one slot of three, and for none
       --set disk.interval='4 steps' --run-dir run job.py > out 2>&1 ||
       { echo "$left bytes left: expected exit code 0"; cat out; exit 1; }
   done
-  ls run/checkpoints/gen-*/COMMIT > made || { echo "$left bytes left: no checkpoint"; cat out; exit 1; }
+  ls run/checkpoints/ckpt-*/COMMIT > made || { echo "$left bytes left: no checkpoint"; cat out; exit 1; }
   [ $left = 180000000 ] || grep -q "begins at 16" out || { echo "$left bytes left: expected a resume at step 16"; cat out; exit 1; }
 done

@@ -23,4 +23,4 @@ if [ -n "$read" ]; then
   echo "$read"
   exit 1
 fi
-ls run/checkpoints/gen-*/COMMIT > checkpoints || { echo "expected a checkpoint, got none"; exit 1; }
+ls run/checkpoints/ckpt-*/COMMIT > checkpoints || { echo "expected a checkpoint, got none"; exit 1; }

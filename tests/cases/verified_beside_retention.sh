@@ -14,7 +14,7 @@ P
 autockpt run -q --no-profile --set 'disk.interval=2 steps' --set 'memory.interval=2 steps' \
   --run-dir r job.py > run.txt 2>&1 &
 deadline=$(($(date +%s) + 120))
-until ls r/checkpoints/gen-*/COMMIT > /dev/null 2>&1; do
+until ls r/checkpoints/ckpt-*/COMMIT > /dev/null 2>&1; do
   [ "$(date +%s)" -lt $deadline ] || { cat run.txt; echo "no checkpoint within 120 s"; exit 1; }
   sleep 0.2
 done

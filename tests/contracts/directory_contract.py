@@ -26,7 +26,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.contracts.faults import Death, Failure, Killed
 
-G1, G2 = Generation(epoch=1, seq=10), Generation(epoch=1, seq=20)
+G1, G2 = Generation(term=1, step=10), Generation(term=1, step=20)
 MANY = 400
 """More calls than any operation makes."""
 
@@ -42,7 +42,7 @@ class DirectoryContract:
         return tmp_path / "checkpoints"
 
     def opened(self, path: Path) -> tuple[CheckpointDirectory, str]:
-        """(directory, run id), epoch 1 claimed."""
+        """(directory, run id), term 1 claimed."""
         directory = self.make(path)
         run_id = directory.open()
         assert directory.claim(run_id, "launch", 0, force=False) == 1
@@ -61,7 +61,7 @@ class DirectoryContract:
     def commit(self, directory: CheckpointDirectory, run_id: str, generation: Generation) -> Path:
         """Commits; the COMMIT's path."""
         directory.write_commit(
-            run_id, generation, step=generation.seq, world_size=1, parent=None,
+            run_id, generation, step=generation.step, world_size=1, parent=None,
             records=self.records(directory, generation), health="good",
         )  # fmt: skip
         return Path(directory.generation_path(generation)) / "COMMIT"
@@ -113,14 +113,14 @@ class DirectoryContract:
         assert not directory.holds(1)
         assert directory.holds(2)
 
-    def test_threads_never_win_the_same_epoch(self, path: Path) -> None:
-        """Eight claims at once: eight epochs, each with one owner."""
+    def test_threads_never_win_the_same_term(self, path: Path) -> None:
+        """Eight claims at once: eight terms, each with one owner."""
         self.opened(path)
-        epochs = in_threads(8, lambda i: self.make(path).claim("run", "launch", i, force=False))
-        assert sorted(epochs) == list(range(2, 10))
-        holder = self.make(path).highest_epoch()
+        terms = in_threads(8, lambda i: self.make(path).claim("run", "launch", i, force=False))
+        assert sorted(terms) == list(range(2, 10))
+        holder = self.make(path).highest_term()
         assert holder is not None
-        assert epochs[holder.restart_round] == 9
+        assert terms[holder.restart_round] == 9
 
     def test_of_eight_foreign_processes_one_wins(self, path: Path) -> None:
         """All alive, none forces: one owner, seven are told who it is."""
@@ -129,8 +129,8 @@ class DirectoryContract:
         assert sorted(a for a in answers if isinstance(a, int)) == [1]
         assert sum("owned by another live run" in str(a) for a in answers) == 7
 
-    def test_processes_that_force_win_one_epoch_each(self, path: Path) -> None:
-        """A known-dead predecessor does not make two owners of one epoch."""
+    def test_processes_that_force_win_one_term_each(self, path: Path) -> None:
+        """A known-dead predecessor does not make two owners of one term."""
         self.make(path).open()
         answers = in_processes(8, lambda i: self.make(path).claim("run", f"l{i}", 0, force=True))
         assert sorted(answers) == list(range(1, 9))
@@ -141,9 +141,7 @@ class DirectoryContract:
         """Same boot, same pid, same start time: it lives."""
         self.opened(path)
         monkeypatch.setattr(os, "getpid", lambda: 999_999_999)
-        with pytest.raises(
-            DirectoryBusyError, match=r"launch launch, keeper pid \d+ on .* epoch 1"
-        ):
+        with pytest.raises(DirectoryBusyError, match=r"launch launch, keeper pid \d+ on .* term 1"):
             self.make(path).claim("run", "other", 0, force=False)
 
     def test_a_reused_pid_is_no_holder(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +182,7 @@ class DirectoryContract:
     ) -> None:
         """It does not say in which container the pid is one."""
         self.opened(path)
-        claim = path / "epochs" / "e-000001"
+        claim = path / "terms" / "t-000001"
         data = json.loads(claim.read_text())
         del data["pid_namespace"]
         host = data["host"] if here else "another"
@@ -197,16 +195,16 @@ class DirectoryContract:
 
     # ----------------------------------------------------------------- fence
 
-    def test_an_older_epoch_neither_commits_nor_decides(self, path: Path) -> None:
+    def test_an_older_term_neither_commits_nor_decides(self, path: Path) -> None:
         """The late writer of a replaced incarnation leaves nothing that counts."""
         old, run_id = self.opened(path)
         assert self.make(path).claim(run_id, "launch", 1, force=False) == 2
         records = self.records(old, G1)
-        with pytest.raises(GuardError, match="epoch 1 is fenced by a newer incarnation"):
+        with pytest.raises(GuardError, match="term 1 is fenced by a newer incarnation"):
             old.write_commit(
                 run_id, G1, step=1, world_size=1, parent=None, records=records, health="good"
             )
-        with pytest.raises(GuardError, match="epoch 1 is fenced"):
+        with pytest.raises(GuardError, match="term 1 is fenced"):
             old.write_decision(1, 2, G1, "late")
         assert self.listed(old, run_id) == []
         assert old.parents() == ()
@@ -227,7 +225,7 @@ class DirectoryContract:
         with pytest.raises(GuardError, match="fenced"):
             self.commit(old, run_id, G1)
 
-    def test_a_commit_whose_generation_a_newer_epoch_has_deleted_is_fenced(
+    def test_a_commit_whose_generation_a_newer_term_has_deleted_is_fenced(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is not an error of the storage: whoever is fenced has to leave."""
@@ -244,16 +242,16 @@ class DirectoryContract:
             return publish(name, text, replace=replace)
 
         monkeypatch.setattr(directory_module, "publish", overtaken)
-        with pytest.raises(GuardError, match="epoch 1 is fenced"):
+        with pytest.raises(GuardError, match="term 1 is fenced"):
             directory.write_commit(
                 run_id, G1, step=10, world_size=1, parent=None, records=records, health="good"
             )
 
     def test_decisions_are_the_lineage(self, path: Path) -> None:
-        """The newest attempt of an epoch stands; a foreign or damaged file is no decision."""
+        """The newest attempt of a term stands; a foreign or damaged file is no decision."""
         directory, run_id = self.opened(path)
         directory.write_decision(1, 1, None, "nothing there")
-        assert [(e.epoch, e.parent) for e in directory.parents()] == [(1, None)]
+        assert [(e.term, e.parent) for e in directory.parents()] == [(1, None)]
         directory.claim(run_id, "launch", 1, force=False)
         directory.write_decision(2, 1, G2, "newest")
         directory.write_decision(2, 2, G1, "the newest was bad")
@@ -261,10 +259,10 @@ class DirectoryContract:
             "x": "[]",
             "y": "3",
             "z": "{",
-            "e-000009": '{"epoch":[],"parent":null}',
+            "t-000009": '{"term":[],"parent":null}',
         }.items():
             (path / "decisions" / name).write_text(text)
-        assert [(e.epoch, e.parent) for e in directory.parents()] == [(1, None), (2, G1)]
+        assert [(e.term, e.parent) for e in directory.parents()] == [(1, None), (2, G1)]
 
     # ----------------------------------------------------------------- commit
 
@@ -362,7 +360,7 @@ class DirectoryContract:
     ) -> None:
         """Not as "File exists", which says nothing of a disk that is ill."""
         directory, _ = self.opened(path)
-        self.ill(monkeypatch, "epochs", 99)
+        self.ill(monkeypatch, "terms", 99)
         with pytest.raises(StorageError, match="Input/output error; name another directory"):
             directory.open()
 
@@ -425,7 +423,7 @@ class DirectoryContract:
         assert directory.catalogue(run_id) == ()
 
     def test_a_commit_is_never_replaced(self, path: Path) -> None:
-        """Not even by its own epoch."""
+        """Not even by its own term."""
         directory, run_id = self.opened(path)
         commit = self.commit(directory, run_id, G1)
         before = commit.read_bytes()
@@ -495,10 +493,10 @@ class DirectoryContract:
         for at in range(MANY):
             directory, run_id = self.opened(path / str(at))
             died = dies(at, lambda d=directory, r=run_id: d.claim(r, "launch", 1, force=False))  # type: ignore[misc]
-            holder = self.make(path / str(at)).highest_epoch()
+            holder = self.make(path / str(at)).highest_term()
             assert holder is not None
-            assert holder.epoch in (1, 2)
-            assert self.make(path / str(at)).claim(run_id, "launch", 2, force=False) > holder.epoch
+            assert holder.term in (1, 2)
+            assert self.make(path / str(at)).claim(run_id, "launch", 2, force=False) > holder.term
             if not died:
                 break
         assert at > 8
@@ -546,7 +544,7 @@ class DirectoryContract:
     def test_a_commit_that_comes_while_its_generation_is_trashed_stays(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A coordinator that stood still between its look at the epoch and its COMMIT."""
+        """A coordinator that stood still between its look at the term and its COMMIT."""
         directory, run_id = self.opened(path)
         records = self.records(directory, G1)
         rename = os.rename
@@ -579,13 +577,13 @@ class DirectoryContract:
         assert list((path / "trash").iterdir()) == []
 
     def test_foreign_files_stay_where_they_are(self, path: Path) -> None:
-        """Notes in a generation, folders beside it, other people's epochs."""
+        """Notes in a generation, folders beside it, other people's terms."""
         directory, run_id = self.opened(path)
         folder = self.commit(directory, run_id, G1).parent
         self.records(directory, G2)
         foreign = [
-            folder / "notes.txt", path / G2.name / "notes.txt", path / "gen-mine" / "data",
-            path / "README", path / "epochs" / "e-note", path / "epochs" / "e-000001~",
+            folder / "notes.txt", path / G2.name / "notes.txt", path / "ckpt-mine" / "data",
+            path / "README", path / "terms" / "t-note", path / "terms" / "t-000001~",
         ]  # fmt: skip
         for file in foreign:
             file.parent.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autockpt.executors.throttle.rate_limit import Gate
+from autockpt.executors.throttle.rate_limit import Throttle
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 REQUESTS = st.lists(st.integers(0, 2**40), max_size=30)
@@ -34,7 +34,7 @@ class FakeClock:
 class GateContract:
     """Subclass and give `make`: a gate that uses the clock it is handed."""
 
-    make: ClassVar[Callable[[FakeClock], Gate]]
+    make: ClassVar[Callable[[FakeClock], Throttle]]
 
     @QUICK
     @given(requests=REQUESTS)

@@ -19,7 +19,10 @@ FLOATS = st.floats(width=64)  # NaN and infinities too: they travel as words
 INTS = st.integers(-(2**63), 2**63)
 
 VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
-    Generation: {"epoch": st.integers(1, 10**6 - 1), "seq": st.integers(0, 10**9 - 1)},
+    Generation: {
+        "term": st.integers(1, 10**6 - 1), "step": st.integers(0, 10**9 - 1),
+        "attempt": st.integers(0, 99),
+    },
     Staging: {
         "chunk_bytes": st.sampled_from([2**16, 2**23, 2**26]),
         "writers": st.integers(1, 512),

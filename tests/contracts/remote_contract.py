@@ -45,9 +45,9 @@ MANY = 400
 MARKS = {"VERIFIED", "CORRUPT", "SUSPECT"}
 
 
-def g(seq: int, epoch: int = 1) -> Generation:
+def g(step: int, term: int = 1) -> Generation:
     """One generation."""
-    return Generation(epoch=epoch, seq=seq)
+    return Generation(term=term, step=step)
 
 
 def image(seed: int) -> memoryview:
@@ -66,23 +66,23 @@ class Trained:
         self.directory = CheckpointDirectory(str(path))
         self.run_id = self.directory.open()
         self.launch = launch
-        self.epoch = self.directory.claim(self.run_id, launch, 0, force=False)
+        self.term = self.directory.claim(self.run_id, launch, 0, force=False)
 
     def again(self, parent: Generation | None) -> None:
         """The next incarnation, and what it resumed from."""
-        self.epoch = self.directory.claim(self.run_id, self.launch, 0, force=False)
-        self.directory.write_decision(self.epoch, 1, parent, "test")
+        self.term = self.directory.claim(self.run_id, self.launch, 0, force=False)
+        self.directory.write_decision(self.term, 1, parent, "test")
 
-    def save(self, seq: int, *, base: int | None = None, ranks: int = 1) -> Generation:
+    def save(self, step: int, *, base: int | None = None, ranks: int = 1) -> Generation:
         """Commits a generation of this incarnation, perhaps as a difference to an older one."""
         against = None
         if base is not None:
-            index = self.folder(g(base, self.epoch)) / "idx-00000-a1.json"
+            index = self.folder(g(base, self.term)) / "idx-00000-a1.json"
             against = Base(image(base), read_index(index.read_bytes(), where="index"), bases=0)
-        generation = g(seq, self.epoch)
+        generation = g(step, self.term)
         commit_images(
             self.directory, self.run_id, generation,
-            [image(seq + 1000 * rank) for rank in range(ranks)], step=seq, base=against,
+            [image(step + 1000 * rank) for rank in range(ranks)], step=step, base=against,
             codec="planes" if against else "none", layouts=["layout"] * ranks,
         )  # fmt: skip
         return generation
@@ -259,14 +259,14 @@ class RemoteContract:
 
     @pytest.fixture
     def run(self, tmp_path: Path) -> Trained:
-        """A directory, epoch 1 claimed."""
+        """A directory, term 1 claimed."""
         return Trained(tmp_path / "here")
 
     @pytest.fixture
     def two(self, run: Trained, copies: RemoteCopies) -> Trained:
         """Two generations, both in the store."""
-        for seq in (1, 2):
-            copies.push(run.directory, run.save(seq))
+        for step in (1, 2):
+            copies.push(run.directory, run.save(step))
         return run
 
     def offered(self, objects: Objects) -> list[Generation]:
@@ -274,13 +274,13 @@ class RemoteContract:
         copies = RemoteCopies(objects)
         return copies.eligible(copies.commits())
 
-    def taken_over(self, objects: Objects, path: Path, seq: int = 1) -> Trained:
+    def taken_over(self, objects: Objects, path: Path, step: int = 1) -> Trained:
         """Another directory brings the newest, claims, and copies what it trained."""
         copies = RemoteCopies(objects)
         resumed = copies.pull(str(path))[0].generation
         other = Trained(path, launch=f"other {path.name}")
-        other.directory.write_decision(other.epoch, 1, resumed, "test")
-        copies.push(other.directory, other.save(seq))
+        other.directory.write_decision(other.term, 1, resumed, "test")
+        copies.push(other.directory, other.save(step))
         return other
 
     # ----------------------------------------------------------------- there and back
@@ -312,9 +312,9 @@ class RemoteContract:
         model, optimizer = trained()
         sound = LiveState.of(model=model, optimizer=optimizer)
         sick = LiveState.of(model=Module([("w", torch.full((9,), float("nan")))]))
-        for seq, state in ((1, sound), (2, sick)):
-            commit_state(run.directory, run.run_id, g(seq), state, step=seq)
-            copies.push(run.directory, g(seq))
+        for step, state in ((1, sound), (2, sick)):
+            commit_state(run.directory, run.run_id, g(step), state, step=step)
+            copies.push(run.directory, g(step))
         copied, told = copies.pull(str(tmp_path / "there"))
         assert copied.generation == g(1)
         (why,) = (tmp_path / "there" / "quarantine").glob("*.why")
@@ -341,13 +341,13 @@ class RemoteContract:
     def test_only_what_is_new_is_moved(self, run: Trained, objects: Objects) -> None:
         """A second time nothing is, and COMMIT is all that is asked for."""
         copies = RemoteCopies(objects)
-        for seq in (1, 2):
-            moved = copies.push(run.directory, run.save(seq)).bytes
-            data = run.files(g(seq))
+        for step in (1, 2):
+            moved = copies.push(run.directory, run.save(step)).bytes
+            data = run.files(g(step))
             assert moved == sum(map(len, data.values())) - len(data["COMMIT"])
         with Life(objects).lived() as life:
-            assert [copies.push(run.directory, g(seq)).bytes for seq in (1, 2)] == [0, 0]
-        assert life.calls == [("read", f"{g(seq).name}/COMMIT") for seq in (1, 2)]
+            assert [copies.push(run.directory, g(step)).bytes for step in (1, 2)] == [0, 0]
+        assert life.calls == [("read", f"{g(step).name}/COMMIT") for step in (1, 2)]
 
     def test_what_is_in_the_directory_is_not_fetched(self, two: Trained, objects: Objects) -> None:
         """A pull into the directory itself."""
@@ -366,8 +366,8 @@ class RemoteContract:
         copies.push(run.directory, g(3))
         assert copies.eligible(copies.commits()) == [g(3), g(2), g(1)]
         assert copies.pull(str(tmp_path / "there"))[0].generation == g(3)
-        for seq in (1, 2, 3):
-            assert contents(tmp_path / "there" / g(seq).name) == run.files(g(seq))
+        for step in (1, 2, 3):
+            assert contents(tmp_path / "there" / g(step).name) == run.files(g(step))
 
     # ----------------------------------------------------------------- the object store itself
 
@@ -377,7 +377,7 @@ class RemoteContract:
 
         def create(i: int) -> None:
             start.wait(20)
-            won[i] = objects.create("epochs/e-000001", b"%d" % i)
+            won[i] = objects.create("terms/t-000001", b"%d" % i)
 
         threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
         for thread in threads:
@@ -385,8 +385,8 @@ class RemoteContract:
         for thread in threads:
             thread.join()
         assert sum(won) == 1
-        assert objects.read("epochs/e-000001") == b"%d" % won.index(True)
-        assert not objects.create("epochs/e-000001", b"late")
+        assert objects.read("terms/t-000001") == b"%d" % won.index(True)
+        assert not objects.create("terms/t-000001", b"late")
 
     def test_objects_are_whole_replaced_and_gone(self, objects: Objects, tmp_path: Path) -> None:
         """Absence is an answer; a folder's name is no prefix of another's."""
@@ -431,14 +431,14 @@ class RemoteContract:
         self, run: Trained, objects: Objects, tmp_path: Path, keep: int, stay: list[int]
     ) -> None:
         """COMMIT goes before anything else of a generation; what stays is whole."""
-        for seq, base in ((1, None), (2, 1), (3, 2), (4, None), (5, 4)):
-            run.save(seq, base=base)
+        for step, base in ((1, None), (2, 1), (3, 2), (4, None), (5, 4)):
+            run.save(step, base=base)
         copies = RemoteCopies(objects)
-        for seq in range(1, 6):
-            copies.push(run.directory, g(seq))
+        for step in range(1, 6):
+            copies.push(run.directory, g(step))
         with Life(objects).lived() as life:
             gone = copies.retire(keep)
-        assert gone == [g(seq) for seq in range(1, 6) if seq not in stay]
+        assert gone == [g(step) for step in range(1, 6) if step not in stay]
         assert copies.retire(keep) == []
         deleted = [name for what, name in life.calls if what == "delete"]
         for generation in gone:
@@ -446,10 +446,10 @@ class RemoteContract:
             assert mine[0] == "COMMIT"
             assert sorted(mine) == sorted(run.files(generation))
             assert objects.sizes(generation.name) == {}
-        assert self.offered(objects) == [g(seq) for seq in stay]
-        for seq in stay:
-            copies.pull(str(tmp_path / str(seq)), g(seq))
-            assert contents(tmp_path / str(seq) / g(seq).name) == run.files(g(seq))
+        assert self.offered(objects) == [g(step) for step in stay]
+        for step in stay:
+            copies.pull(str(tmp_path / str(step)), g(step))
+            assert contents(tmp_path / str(step) / g(step).name) == run.files(g(step))
 
     def test_retention_removes_what_was_never_completed(
         self, two: Trained, objects: Objects
@@ -528,12 +528,12 @@ class RemoteContract:
         self, run: Trained, fresh: Callable[[], Objects], tmp_path: Path, after: bool
     ) -> None:
         """What it is to leave is offered and whole all the time; the next one ends it."""
-        for seq, base in ((1, None), (2, 1), (3, None), (4, 3)):
-            run.save(seq, base=base)
+        for step, base in ((1, None), (2, 1), (3, None), (4, 3)):
+            run.save(step, base=base)
         for at in range(0, MANY, self.stride):
             objects = fresh()
-            for seq in (2, 4):
-                RemoteCopies(objects).push(run.directory, g(seq))
+            for step in (2, 4):
+                RemoteCopies(objects).push(run.directory, g(step))
             died = Life(objects, at, after=after).ends(
                 lambda o=objects: RemoteCopies(o).retire(1)  # type: ignore[misc]
             )
@@ -592,8 +592,8 @@ class RemoteContract:
         expected = None if g(2) in [entry.generation for entry in listed] else g(2)
         assert copies.missing(str(path)) == expected
         assert copies.pull(str(path))[0].generation == g(2)
-        for seq in (1, 2):
-            assert contents(path / g(seq).name) == run.files(g(seq))
+        for step in (1, 2):
+            assert contents(path / g(step).name) == run.files(g(step))
         there = CheckpointDirectory(str(path))
         assert there.ever_committed()
         assert there.claim(run.run_id, "stranger", 0, force=False) == 2
@@ -604,8 +604,8 @@ class RemoteContract:
         self, run: Trained, fresh: Callable[[], Objects], tmp_path: Path
     ) -> None:
         """Of a push, of retention and of a pull; the same thing once more succeeds."""
-        for seq in (1, 2):
-            run.save(seq)
+        for step in (1, 2):
+            run.save(step)
         steps: list[Callable[[Objects, Path], object]] = [
             lambda o, p: RemoteCopies(o).push(run.directory, g(2)),
             lambda o, p: RemoteCopies(o).retire(1),
@@ -685,7 +685,7 @@ class RemoteContract:
                 RemoteCopies(objects).push(two.directory, generation)
             assert objects.read(f"{generation.name}/COMMIT") is None
         assert self.offered(objects) == offered
-        assert set(objects.sizes("epochs")) == {"e-000001", "e-000002"}
+        assert set(objects.sizes("terms")) == {"t-000001", "t-000002"}
         assert before == {
             name: objects.read(f"decisions/{name}") for name in objects.sizes("decisions")
         }
@@ -696,7 +696,7 @@ class RemoteContract:
     ) -> None:
         """Their generations have the same names and other pasts, also when the one that copies was
         restarted more often; the fenced one keeps its own."""
-        other, newest = self.taken_over(objects, tmp_path / "other", seq=5), g(5, 2)
+        other, newest = self.taken_over(objects, tmp_path / "other", step=5), g(5, 2)
         for _ in range(theirs - 1):
             other.again(newest)
             newest = other.save(6)
@@ -704,7 +704,7 @@ class RemoteContract:
         for _ in range(claims):
             two.again(g(2))
             mine = two.save(4)
-        before = {name: Path(two.path, name).read_bytes() for name in ("epochs/e-000002", "RUN")}
+        before = {name: Path(two.path, name).read_bytes() for name in ("terms/t-000002", "RUN")}
         with pytest.raises(ConfigError, match="and both did; keep one"):
             RemoteCopies(objects).missing(str(two.path))
         with pytest.raises(ConfigError, match="and both did; keep one"):
@@ -726,7 +726,7 @@ class RemoteContract:
 
         def take_over(name: str = "create", told: str = f"{late.name}/COMMIT") -> None:
             if not offered and name == "create" and told == f"{late.name}/COMMIT":
-                self.taken_over(objects, tmp_path / "other", seq=5)
+                self.taken_over(objects, tmp_path / "other", step=5)
                 offered.extend(self.offered(objects))
 
         gate = Asked(take_over if moment == "shards" else lambda: None, 1)
@@ -735,8 +735,8 @@ class RemoteContract:
                 life.hooks.append(take_over)
             with pytest.raises(GuardError, match="fenced"):
                 RemoteCopies(objects).push(two.directory, late, gate)
-        assert offered[0].seq == 5
-        assert offered[0].epoch == two.epoch + 1
+        assert offered[0].step == 5
+        assert offered[0].term == two.term + 1
         assert self.offered(objects) == offered
         if moment == "shards":
             assert objects.read(f"{late.name}/COMMIT") is None
@@ -751,7 +751,7 @@ class RemoteContract:
         RemoteCopies(objects).push(two.directory, two.save(3))
         twin = CheckpointDirectory(str(tmp_path / "twin"))
         commit_images(twin, two.run_id, g(3), [image(77)])
-        with pytest.raises(GuardError, match="holds another e1s3 than"):
+        with pytest.raises(GuardError, match=r"holds another step 3 \(term 1\) than"):
             RemoteCopies(objects).push(twin, g(3))
         assert objects.read(f"{g(3).name}/COMMIT") == two.files(g(3))["COMMIT"]
 
@@ -814,7 +814,7 @@ class RemoteContract:
         if damaged:
             (two.folder(g(2)) / "COMMIT").write_bytes(b"{}")
         assert copies.missing(str(two.path)) is None
-        two.directory.release(two.epoch)
+        two.directory.release(two.term)
         assert copies.pull(str(two.path))[0].generation == g(1)
         assert copies.missing(str(two.path)) is None
         assert (two.folder(g(2)) / mark).exists()
@@ -830,7 +830,7 @@ class RemoteContract:
         with pytest.raises(NoCheckpointError, match="holds no good checkpoint"):
             copies.pull(str(tmp_path / "empty"))
         copies.push(run.directory, run.save(1))
-        with pytest.raises(NoCheckpointError, match="holds no e1s2"):
+        with pytest.raises(NoCheckpointError, match=r"holds no step 2 \(term 1\)"):
             copies.pull(str(tmp_path / "empty"), g(2))
         assert not (tmp_path / "empty").exists()
 
@@ -877,7 +877,7 @@ class RemoteContract:
         bytes_there = bytearray(shard.read_bytes())
         bytes_there[-1] ^= 1
         shard.write_bytes(bytes_there)
-        run.directory.release(run.epoch)
+        run.directory.release(run.term)
         copied, (told,) = copies.pull(str(run.path))
         assert (copied.generation, copied.bytes > 0) == (g(2), True)
         assert told.startswith(f"{g(damaged).name}: set aside")
@@ -894,7 +894,7 @@ class RemoteContract:
         rotten[-1] ^= 1
         shard.write_bytes(rotten)
         objects.write(f"{g(2).name}/{shard.name}", bytes(rotten))
-        two.directory.release(two.epoch)
+        two.directory.release(two.term)
         copied, told = copies.pull(str(two.path))
         assert (copied.generation, len(told)) == (g(1), 2)
 
@@ -968,7 +968,9 @@ class RemoteContract:
         }
         assert changed == {}
         if copied.generation == g(1):
-            with pytest.raises(NoCheckpointError, match=r"e1s2|gen-e000001-s000000002"):
+            with pytest.raises(
+                NoCheckpointError, match=r"step 2 \(term 1\)|ckpt-t0001-step-00000002"
+            ):
                 copies.pull(str(tmp_path / "named"), g(2))
 
     def test_an_object_that_is_too_long_stops_neither_push_nor_retention(
@@ -1013,7 +1015,7 @@ class RemoteContract:
         two.again(g(2))
         copies = RemoteCopies(objects)
         copies.push(two.directory, two.save(1))
-        for name in ("decisions/e-000002", "epochs/e-000002", "epochs/note", "decisions/e-2"):
+        for name in ("decisions/t-000002", "terms/t-000002", "terms/note", "decisions/t-2"):
             objects.write(name, text)
         assert self.offered(objects)[0] == g(1, 2)
         assert copies.pull(str(tmp_path / "there"))[0].generation == g(1, 2)
@@ -1033,8 +1035,8 @@ class RemoteContract:
         with pytest.raises(ConfigError, match=r"holds copies of run .* name another prefix"):
             copies.push(stranger.directory, g(5))
         assert copies.commits() == there
-        assert set(objects.sizes("epochs")) == {"e-000001"}
-        assert objects.folders() == ["epochs", g(1).name, g(2).name]
+        assert set(objects.sizes("terms")) == {"t-000001"}
+        assert objects.folders() == ["terms", g(1).name, g(2).name]
         assert copies.missing(str(stranger.path)) is None
         with pytest.raises(ConfigError, match=r"is of run .* holds copies of run"):
             copies.pull(str(stranger.path))

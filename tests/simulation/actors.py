@@ -61,8 +61,8 @@ class Trainer:
     """Refused, and trying again will not help."""
     unseen: bool = False
     """Its keeper takes it for dead."""
-    epoch: int | None = None
-    seq: int = 0
+    term: int | None = None
+    step: int = 0
     step: int = 0
     history: int = 0
     loaded: Content | None = None
@@ -114,7 +114,7 @@ class Keeper:
     """[kind, stage, payload]: storage work, one small stage per action."""
     inbox: deque[m.NodeEvent] = field(default_factory=deque)
     """Events from local trainers, in order."""
-    placed: m.LendPlaced | None = None
+    placed: m.ServeShards | None = None
     """Where shards are that trainers of this node gather."""
     names: set[tuple[int, Generation, int]] = field(default_factory=set)
     """Shard file names this keeper has asked for."""
@@ -126,11 +126,11 @@ class Keeper:
     bases: dict[int, Generation] = field(default_factory=dict)
     """By rank what its next shard file may be a difference to."""
     claimed: int = 0
-    """Newest epoch that it has claimed or assumed; 0: none."""
+    """Newest term that it has claimed or assumed; 0: none."""
     expected: int = 0
     """Number of the claim that was ordered last."""
     assumed: int = 0
-    """Newest epoch that it has assumed."""
+    """Newest term that it has assumed."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Commit:
 class Disk:
     """The shared directory."""
 
-    epoch: int = 0
+    term: int = 0
     """Newest that was ever claimed."""
     claim: int = 0
     """Newest of which there is a file."""
@@ -159,13 +159,13 @@ class Disk:
 class Runtime:
     """Habits of a keeper's storage and transfers that the rules rely on; mutants break them."""
 
-    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+    def fenced_before_commit(self, disk: Disk, term: int) -> bool:
         """The check before COMMIT is linked."""
-        return disk.claim > epoch
+        return disk.claim > term
 
-    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+    def fenced_after_commit(self, disk: Disk, term: int) -> bool:
         """The check before anybody is told."""
-        return disk.claim > epoch
+        return disk.claim > term
 
     reads_before_claim = False
     """The directory is read first, and claimed then."""

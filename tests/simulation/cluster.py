@@ -14,9 +14,9 @@ T = TypeVar("T")
 LAUNCH = m.Incarnation(launch_id="launch", restart_round=0)
 
 
-def gen(epoch: int, seq: int) -> Generation:
+def gen(term: int, step: int) -> Generation:
     """Short for tests."""
-    return Generation(epoch=epoch, seq=seq)
+    return Generation(term=term, step=step)
 
 
 class Cluster:
@@ -93,25 +93,25 @@ class Cluster:
         for rank in range(len(self.nodes_of)):
             self.attach(rank, incarnation, **more)
 
-    def start(self, epoch: int = 1, incarnation: m.Incarnation = LAUNCH, **claimed: Any) -> None:
+    def start(self, term: int = 1, incarnation: m.Incarnation = LAUNCH, **claimed: Any) -> None:
         """Everybody attaches, the claim succeeds, the decision is written."""
         self.attach_all(incarnation)
-        self.claim(epoch, incarnation, **claimed)
-        self.tell(m.DecisionWritten(epoch=epoch, attempt=1))
+        self.claim(term, incarnation, **claimed)
+        self.tell(m.DecisionWritten(term=term, attempt=1))
 
-    def claim(self, epoch: int, incarnation: m.Incarnation = LAUNCH, **claimed: Any) -> None:
+    def claim(self, term: int, incarnation: m.Incarnation = LAUNCH, **claimed: Any) -> None:
         """The directory is ours."""
         event = {"committed": (), **claimed}
-        self.tell(m.EpochClaimed(incarnation=incarnation, epoch=epoch, **event))
+        self.tell(m.TermClaimed(incarnation=incarnation, term=term, **event))
 
-    def verify_all(self, epoch: int, attempt: int = 1) -> None:
+    def verify_all(self, term: int, attempt: int = 1) -> None:
         """Every rank restored its shard."""
         for rank, node in enumerate(self.nodes_of):
-            self.tell_node(node, m.ShardVerified(rank=rank, epoch=epoch, attempt=attempt))
+            self.tell_node(node, m.ShardVerified(rank=rank, term=term, attempt=attempt))
 
     def request(self, rank: int, generation: Generation, *, disk: bool = False) -> None:
         """One trainer wants to save."""
-        event = m.SaveRequested(rank=rank, generation=generation, step=generation.seq, disk=disk)
+        event = m.SaveRequested(rank=rank, generation=generation, step=generation.step, disk=disk)
         self.tell_node(self.nodes_of[rank], event)
 
     def seal(self, rank: int, generation: Generation, **more: Any) -> None:

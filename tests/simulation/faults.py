@@ -65,7 +65,7 @@ class Faults(Storage):
             world_size=len(trainer.nodes),
             nodes=trainer.nodes,
             slots=self.slots,
-            epoch=trainer.epoch,
+            term=trainer.term,
             redundancy=self.redundancy,
             fresh=self.fresh,
             plan_version=(newest := max(trainer.decided, default=0)),
@@ -256,7 +256,7 @@ class Faults(Storage):
         if self.rng.random() < 0.6 or self.elastic:
             return
         self.say("wipe")
-        self.disk = Disk(epoch=self.disk.epoch)
+        self.disk = Disk(term=self.disk.term)
         self.oracle.durable.clear()
         self.oracle.ever = False
         if self.slots == 1:  # a single slot relies on the disk for what it overwrites

@@ -105,38 +105,38 @@ class CommitBeforeAllVotes(CoordinatorProtocol):
         return len(save.votes) >= max(1, self.world_size - 1) and self.memory_complete(save)
 
 
-class NoEpochCheck(Runtime):
-    """COMMIT is written without looking at the epochs."""
+class NoTermCheck(Runtime):
+    """COMMIT is written without looking at the terms."""
 
-    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
+    def fenced_before_commit(self, disk: Disk, term: int) -> bool:
         return False
 
-    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+    def fenced_after_commit(self, disk: Disk, term: int) -> bool:
         return False
 
 
 class MissingIsNewer(Runtime):
     """A claim that is gone counts as fenced."""
 
-    def fenced_before_commit(self, disk: Disk, epoch: int) -> bool:
-        return disk.claim != epoch
+    def fenced_before_commit(self, disk: Disk, term: int) -> bool:
+        return disk.claim != term
 
 
-class ForgetEpochs(CoordinatorProtocol):
+class ForgetTerms(CoordinatorProtocol):
     """A directory without claims is taken for a new one."""
 
     def rank_attached(self, from_node: int, message: m.RankAttached) -> None:
-        super().rank_attached(from_node, replace(message, epoch=0))
+        super().rank_attached(from_node, replace(message, term=0))
 
     def reset(self) -> None:
         super().reset()
-        self.admission.epoch = 0
+        self.admission.term = 0
 
 
-class NoSecondEpochCheck(Runtime):
-    """The epoch is checked before COMMIT only."""
+class NoSecondTermCheck(Runtime):
+    """The term is checked before COMMIT only."""
 
-    def fenced_after_commit(self, disk: Disk, epoch: int) -> bool:
+    def fenced_after_commit(self, disk: Disk, term: int) -> bool:
         return False
 
 
@@ -258,14 +258,14 @@ class IgnoreLineage(CoordinatorProtocol):
 
     def question(self) -> Question:
         question = super().question()
-        epochs = {s.generation.epoch for s in question.memory}
-        epochs |= {e.generation.epoch for e in question.committed}
-        chain = tuple(m.EpochParent(epoch=e, parent=_last(e)) for e in sorted(epochs))
+        terms = {s.generation.term for s in question.memory}
+        terms |= {e.generation.term for e in question.committed}
+        chain = tuple(m.TermParent(term=e, parent=_last(e)) for e in sorted(terms))
         return replace(question, chain=chain)
 
 
-def _last(epoch: int) -> Generation:
-    return Generation(epoch=epoch, seq=10**9)
+def _last(term: int) -> Generation:
+    return Generation(term=term, step=10**9)
 
 
 class RestoreMixed(CoordinatorProtocol):
@@ -355,7 +355,7 @@ class ActBeforeDecision(CoordinatorProtocol):
     def decide(self) -> None:
         super().decide()
         if self.phase == "deciding":
-            self.decision_written(m.DecisionWritten(epoch=self.epoch, attempt=self.attempt))
+            self.decision_written(m.DecisionWritten(term=self.term, attempt=self.attempt))
 
 
 class ForgetStrikes(CoordinatorProtocol):
@@ -399,14 +399,14 @@ class AdmitOverLiving(NodeProtocol):
 
 
 class ForgetfulAdmission(Admission):
-    """The epoch of a running trainer says nothing about who is the real one."""
+    """The term of a running trainer says nothing about who is the real one."""
 
-    def _running_refusal(self, epoch: int) -> str | None:
+    def _running_refusal(self, term: int) -> str | None:
         return None
 
 
-class AdmitOlderEpoch(NodeProtocol):
-    """At a new keeper trainers of an older epoch replace those of a newer one."""
+class AdmitOlderTerm(NodeProtocol):
+    """At a new keeper trainers of an older term replace those of a newer one."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -630,10 +630,10 @@ MUTANTS: dict[str, Mutant] = {
     "reuse-names": Mutant(ReuseNames, "12", 100),
     "memory-commit-one-missing": Mutant(MemoryCommitWithOneMissing, "3", 20),
     "commit-before-all-votes": Mutant(CommitBeforeAllVotes, "4", 20),
-    "no-epoch-check": Mutant(NoEpochCheck, "4", 4000),
+    "no-term-check": Mutant(NoTermCheck, "4", 4000),
     "missing-is-newer": Mutant(MissingIsNewer, "20", 500),
-    "forget-epochs": Mutant(ForgetEpochs, "20", 1000),
-    "no-second-epoch-check": Mutant(NoSecondEpochCheck, "4", 4000),
+    "forget-terms": Mutant(ForgetTerms, "20", 1000),
+    "no-second-term-check": Mutant(NoSecondTermCheck, "4", 4000),
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
     "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),
     "retention-forgets-bases": Mutant(RetentionForgetsBases, "17", 1000),
@@ -659,7 +659,7 @@ MUTANTS: dict[str, Mutant] = {
     "read-before-claim": Mutant(ReadBeforeClaim, "4", 4000),
     "mix-worlds": Mutant(MixWorlds, "6", 1000),
     "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
-    "admit-older-epoch": Mutant(AdmitOlderEpoch, "9", 4000),
+    "admit-older-term": Mutant(AdmitOlderTerm, "9", 4000),
     "overwrite-while-copied": Mutant(OverwriteWhileCopied, "14", 2000),
     "hide-copies": Mutant(HideCopies, "14", 4000),
     "hide-parities": Mutant(HideParities, "15", 2000),

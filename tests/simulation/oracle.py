@@ -60,13 +60,13 @@ class Oracle:
         """A bit of it flipped in a slot after the seal; nobody sees that before it is read."""
         self.decided: dict[int, Generation | None] = {}
         self.basis: dict[int, dict[int, int | None]] = {}
-        """What each claimed epoch could continue when it read the directory."""
+        """What each claimed term could continue when it read the directory."""
         self.emptied: dict[int, bool] = {}
         """Whether it had lost decision records by then."""
         self.known: dict[int, bool] = {}
         """Whether something had ever been durable by then; later ones are of the replaced."""
         self.marked: dict[int, set[Generation]] = {}
-        """What the directory called suspect when each claimed epoch read it, or looked again."""
+        """What the directory called suspect when each claimed term read it, or looked again."""
         self.applied: dict[tuple[m.Incarnation, int], int] = {}
         self.resumed = 0
         self.commits = 0
@@ -75,51 +75,51 @@ class Oracle:
         """An oracle is broken."""
         raise Violation(text)
 
-    def begin_anew(self, epoch: int, running: list[int | None], nodes: list[Node]) -> None:
-        """Nobody who was asked knows that these epochs were: then nothing of them may be left."""
+    def begin_anew(self, term: int, running: list[int | None], nodes: list[Node]) -> None:
+        """Nobody who was asked knows that these terms were: then nothing of them may be left."""
         contents = [c for node in nodes for c in (*node.slots.values(), *node.guests.values())]
         # What nobody completes any more is nothing.
-        left = {c.generation.epoch for c in contents if c is not None and (c.sealed or c.writer)}
-        if any(old >= epoch for old in (*left, *(e for e in running if e is not None))):
-            self.fail(f"epoch {epoch} is claimed again, and something of it is left")
+        left = {c.generation.term for c in contents if c is not None and (c.sealed or c.writer)}
+        if any(old >= term for old in (*left, *(e for e in running if e is not None))):
+            self.fail(f"term {term} is claimed again, and something of it is left")
         for table in (self.decided, self.basis, self.known, self.marked, self.emptied):
-            for old in [old for old in table if old >= epoch]:
+            for old in [old for old in table if old >= term]:
                 del table[old]
         for told in (self.history, self.wanted):
-            for generation in [g for g in told if g.epoch >= epoch]:
+            for generation in [g for g in told if g.term >= term]:
                 del told[generation]
         sets = (
             self.durable, self.memory, self.announced, self.protections, self.nan, self.seen_nan,
             self.decayed,
         )  # fmt: skip
         for promised in sets:
-            promised -= {g for g in promised if g.epoch >= epoch}
-        self.protected = {g: p for g, p in self.protected.items() if g.epoch < epoch}
+            promised -= {g for g in promised if g.term >= term}
+        self.protected = {g: p for g, p in self.protected.items() if g.term < term}
 
     def lineage(
         self, tip: int, decided: dict[int, Generation | None] | None = None
     ) -> dict[int, int | None]:
-        """Newest eligible seq by epoch, from the decisions as they were really written."""
+        """Newest eligible step by term, from the decisions as they were really written."""
         decided = self.decided if decided is None else decided
         limits: dict[int, int | None] = {tip: None}
         while decided.get(tip) is not None:
             parent = decided[tip]
             assert parent is not None
-            limits[parent.epoch], tip = parent.seq, parent.epoch
+            limits[parent.term], tip = parent.step, parent.term
         return limits
 
     def eligible(self, before: int) -> dict[int, int | None]:
-        """The lineage that epoch `before` may continue."""
-        tips = [epoch for epoch in self.decided if epoch < before]
+        """The lineage that term `before` may continue."""
+        tips = [term for term in self.decided if term < before]
         return self.lineage(max(tips)) if tips else {}
 
     @staticmethod
     def on(generation: Generation, limits: dict[int, int | None]) -> bool:
         """`generation` lies on that lineage."""
-        if generation.epoch not in limits:
+        if generation.term not in limits:
             return False
-        limit = limits[generation.epoch]
-        return limit is None or generation.seq <= limit
+        limit = limits[generation.term]
+        return limit is None or generation.step <= limit
 
     def trained(self, generation: Generation, history: int) -> None:
         """A trainer reached this boundary: all must get there with the same past."""
@@ -139,12 +139,12 @@ class Oracle:
         self.protected.pop(generation, None)
         self.memory = {promised for promised in self.memory if promised > generation}
 
-    def overwritten(self, generation: Generation, epoch: int, held: set[Generation]) -> None:
+    def overwritten(self, generation: Generation, term: int, held: set[Generation]) -> None:
         """A rank that has those `held` sealed saves over its shard: not of the newest promised.
 
         One of them may be newer and decayed: it is no promise, but looks like one until it is read.
         """
-        limits, parent = self.lineage(epoch), self.decided[epoch]
+        limits, parent = self.lineage(term), self.decided[term]
         newest = max((g for g in self.memory if self.on(g, limits)), default=None)
         if generation == newest and (parent is None or generation >= parent):
             seeming = (held & self.announced & self.decayed) - self.seen_nan
@@ -202,19 +202,19 @@ class Oracle:
 
     def decision(
         self,
-        epoch: int,
+        term: int,
         parent: Generation | None,
         *,
         asked: bool,
         told: dict[int, Generation | None],
     ) -> None:
-        """The decision of `epoch` stands on disk; `told`: the older ones somebody remembers."""
+        """The decision of `term` stands on disk; `told`: the older ones somebody remembers."""
         if not asked:
-            self._check_parent(epoch, parent)
-        left = parent is not None and not self.on(parent, self.basis[epoch])
-        if left and (not self.emptied[epoch] or self._was_left(parent, told)):
-            self.fail(f"epoch {epoch} restores {parent}, which was abandoned")
-        self.decided[epoch] = parent
+            self._check_parent(term, parent)
+        left = parent is not None and not self.on(parent, self.basis[term])
+        if left and (not self.emptied[term] or self._was_left(parent, told)):
+            self.fail(f"term {term} restores {parent}, which was abandoned")
+        self.decided[term] = parent
         if parent is not None:
             self.protected = {g: c for g, c in self.protected.items() if g >= parent}
 
@@ -226,10 +226,10 @@ class Oracle:
         """
         tip = max(told, default=0)
         assert generation is not None
-        return generation.epoch <= tip and not self.on(generation, self.lineage(tip, told))
+        return generation.term <= tip and not self.on(generation, self.lineage(tip, told))
 
-    def _check_parent(self, epoch: int, parent: Generation | None) -> None:
-        limits = self.basis[epoch]
+    def _check_parent(self, term: int, parent: Generation | None) -> None:
+        limits = self.basis[term]
         promises = (
             ("durable", self.durable),
             ("memory-committed", self.memory),
@@ -238,21 +238,21 @@ class Oracle:
         for name, promised in promises:
             due = max((g for g in promised if self.on(g, limits)), default=None)
             if due is not None and (parent is None or parent < due):
-                self.fail(f"epoch {epoch} restores {parent}, but {due} was {name}")
-        if parent is None and self.known[epoch]:
-            self.fail(f"epoch {epoch} starts from scratch although something was durable")
+                self.fail(f"term {term} restores {parent}, but {due} was {name}")
+        if parent is None and self.known[term]:
+            self.fail(f"term {term} starts from scratch although something was durable")
 
-    def loaded(self, epoch: int, generation: Generation, content: Content | None) -> None:
+    def loaded(self, term: int, generation: Generation, content: Content | None) -> None:
         """A rank was told to train on with this content."""
-        if self.decided.get(epoch) != generation:
-            self.fail(f"rank resumed {generation}, decided was {self.decided.get(epoch)}")
+        if self.decided.get(term) != generation:
+            self.fail(f"rank resumed {generation}, decided was {self.decided.get(term)}")
         if content is None or content.generation != generation:
             self.fail(f"rank resumed {generation} but holds {content}")
         assert content is not None
         if content.history != self.history[generation]:
             self.fail(f"{generation} was restored with another past")
-        if generation in self.marked[epoch]:
-            self.fail(f"epoch {epoch} resumes {generation}, which is suspect")
+        if generation in self.marked[term]:
+            self.fail(f"term {term} resumes {generation}, which is suspect")
         self.resumed += 1
 
     def plan(self, trainer: Trainer, version: int) -> None:
@@ -295,8 +295,8 @@ class Oracle:
             self.fail(f"retention deletes the last durable {max(sound)}")
         newest = max(self.decided, default=0)
         parent = self.decided.get(newest)
-        if parent in doomed and not any(g.epoch == newest for g in left):
-            self.fail(f"retention deletes {parent}, which epoch {newest} began from")
+        if parent in doomed and not any(g.term == newest for g in left):
+            self.fail(f"retention deletes {parent}, which term {newest} began from")
         if len(left) < min(keep, len(sound)):
             self.fail(f"retention leaves {len(left)} of {len(sound)}, keep_last is {keep}")
         self.durable -= set(doomed)

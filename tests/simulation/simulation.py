@@ -122,7 +122,7 @@ class Simulation(Faults):
 
     def check_protection(self) -> None:
         """With copies wanted and enough nodes, something becomes protected."""
-        current = [k.coordinator for k in self.keepers() if k.coordinator.epoch == self.disk.epoch]
+        current = [k.coordinator for k in self.keepers() if k.coordinator.term == self.disk.term]
         if not any(one.protects for one in current):
             return
         before = len(self.oracle.protections)
@@ -142,7 +142,7 @@ class Simulation(Faults):
                     channel.clear()
         for trainer in list(self.trainers):
             self.end_trainer(trainer)
-        members = [k for k in self.keepers() if k.machine.epoch == self.disk.epoch]
+        members = [k for k in self.keepers() if k.machine.term == self.disk.term]
 
         def settled() -> bool:
             return all(
@@ -193,7 +193,7 @@ class Simulation(Faults):
 
     def check_refusal(self) -> None:
         """Refusing is right only if nothing can be restored."""
-        limits = self.oracle.eligible(self.disk.epoch + 1)
+        limits = self.oracle.eligible(self.disk.term + 1)
         for generation, commit in self.disk.commits.items():
             files = self.files_of(commit.entry.records)
             whole = all(f is not None and not f.corrupt for f in files)

@@ -23,7 +23,7 @@ class Storage(Trainers):
             self.oracle.fail(f"shard file name {name} used twice")
         keeper.names.add(name)
         keeper.jobs.append(["persist", 0, do, base])
-        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        trainer = self.find(keeper, do.rank, term=do.generation.term)
         if trainer is not None:
             trainer.persisting.add(do.generation)
 
@@ -183,8 +183,8 @@ class Storage(Trainers):
         records = commit.entry.records
         return list(enumerate(records)) if len(records) == self.world else []
 
-    def do_ClaimEpoch(self, keeper: Keeper, do: m.ClaimEpoch) -> None:
-        if do.epoch is None and keeper.claimed:
+    def do_ClaimTerm(self, keeper: Keeper, do: m.ClaimTerm) -> None:
+        if do.term is None and keeper.claimed:
             keeper.expected = max(keeper.claimed, keeper.expected, do.after) + 1
             do = replace(do, after=keeper.expected - 1)
             if self._is_in_memory(keeper) and self.stuck.random() < self.stalls:
@@ -205,25 +205,25 @@ class Storage(Trainers):
 
     def job_assume(self, keeper: Keeper, job: list[Any]) -> Any:
         """The claim has to wait: it comes later, or somebody is faster."""
-        do: m.ClaimEpoch = job[2]
-        coordinator, epoch = keeper.coordinator, job[3]
+        do: m.ClaimTerm = job[2]
+        coordinator, term = keeper.coordinator, job[3]
         waits = coordinator.phase == "claiming" and coordinator.incarnation == do.incarnation
-        if not waits or self.disk.epoch > epoch:
+        if not waits or self.disk.term > term:
             return False
-        if self.disk.epoch == epoch and self.disk.claim != epoch:
+        if self.disk.term == term and self.disk.claim != term:
             return False  # somebody else has assumed it
-        keeper.claimed = keeper.assumed = self.disk.epoch = epoch
-        self.shapes[epoch] = coordinator.nodes
-        self._note_basis(epoch)
-        return m.EpochAssumed(incarnation=do.incarnation, epoch=epoch, reason="hangs")
+        keeper.claimed = keeper.assumed = self.disk.term = term
+        self.shapes[term] = coordinator.nodes
+        self._note_basis(term)
+        return m.TermAssumed(incarnation=do.incarnation, term=term, reason="hangs")
 
-    def _is_unclaimed(self, keeper: Keeper, epoch: int) -> bool:
-        return keeper.assumed == epoch and self.disk.claim < epoch
+    def _is_unclaimed(self, keeper: Keeper, term: int) -> bool:
+        return keeper.assumed == term and self.disk.claim < term
 
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
-        known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.epoch]
+        known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.term]
         if do.generation in known:
-            self.oracle.fail(f"epoch {do.epoch} restores {do.generation}, which is suspect")
+            self.oracle.fail(f"term {do.term} restores {do.generation}, which is suspect")
         for _, generation, _ in keeper.coordinator.struck:
             self.oracle.durable.discard(generation)
             self.oracle.forget_memory()
@@ -240,7 +240,7 @@ class Storage(Trainers):
         keeper.jobs.append(["verify", 0, do])
 
     def do_DeleteGenerations(self, keeper: Keeper, do: m.DeleteGenerations) -> None:
-        if do.epoch == self.disk.epoch:
+        if do.term == self.disk.term:
             self.oracle.let_go(self.disk, do.generations, self.retention.keep_last)
         keeper.jobs.append(["delete", 0, do])
 
@@ -283,7 +283,7 @@ class Storage(Trainers):
 
     def job_persist(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.StartPersist = job[2]
-        if self._is_unclaimed(keeper, do.generation.epoch):
+        if self._is_unclaimed(keeper, do.generation.term):
             return m.PersistFailed(
                 rank=do.rank, generation=do.generation, attempt=do.attempt, reason="no claim",
                 retryable=False,
@@ -336,45 +336,45 @@ class Storage(Trainers):
 
     def job_commit(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteCommit = job[2]
-        epoch = do.generation.epoch
-        if job[1] == 0 and self.runtime.fenced_before_commit(self.disk, epoch):
+        term = do.generation.term
+        if job[1] == 0 and self.runtime.fenced_before_commit(self.disk, term):
             return self.fenced(do)
-        if job[1] in (0, 3) and self.disk.claim < epoch:
+        if job[1] in (0, 3) and self.disk.claim < term:
             return m.CommitFailed(generation=do.generation, reason="the claim is gone")
         if job[1] == 1:
             return self.link(do)
         if job[1] == 2:
-            gone = do.generation not in self.disk.commits  # a newer epoch's retention was here
+            gone = do.generation not in self.disk.commits  # a newer term's retention was here
             if gone or (not self.peace and self.rng.random() < self.flaky):
                 return m.CommitFailed(generation=do.generation, reason="fsync failed")
             self.disk.commits[do.generation].synced = True
         if job[1] == 3:
-            if self.runtime.fenced_after_commit(self.disk, epoch):
+            if self.runtime.fenced_after_commit(self.disk, term):
                 return self.fenced(do)
             self.promise_durable(do)
             return m.CommitWritten(generation=do.generation, created_s=self.now_s)
         return None
 
     def fenced(self, do: m.WriteCommit) -> m.CommitFailed:
-        """Only a newer epoch ends a training."""
-        if do.generation.epoch == self.disk.epoch:
+        """Only a newer term ends a training."""
+        if do.generation.term == self.disk.term:
             self.oracle.fail(f"{do.generation} counts as fenced, and nobody has claimed since")
-        return m.CommitFailed(generation=do.generation, reason="newer epoch", fenced=True)
+        return m.CommitFailed(generation=do.generation, reason="newer term", fenced=True)
 
     def job_renew(self, keeper: Keeper, job: list[Any]) -> Any:
         """The claim is gone: the directory is made again under it."""
-        epoch = keeper.coordinator.epoch
-        if self._is_unclaimed(keeper, epoch):
+        term = keeper.coordinator.term
+        if self._is_unclaimed(keeper, term):
             return False  # the claim itself is still under way
-        if self.disk.claim >= epoch or keeper.coordinator.phase != "running":
+        if self.disk.claim >= term or keeper.coordinator.phase != "running":
             return False
         if any(other[0] in ("commit", "decide") for other in keeper.jobs):
             return None  # one thread does them all, one after the other
         if job[1] == 0:
-            return m.DirectoryGone(epoch=epoch, reason="nothing is mounted") if self.flaky else None
-        self.disk.claim = epoch
-        self.disk.decisions[epoch] = keeper.coordinator.parents[epoch]
-        return m.DirectoryRenewed(epoch=epoch)
+            return m.DirectoryGone(term=term, reason="nothing is mounted") if self.flaky else None
+        self.disk.claim = term
+        self.disk.decisions[term] = keeper.coordinator.parents[term]
+        return m.DirectoryRenewed(term=term)
 
     def link(self, do: m.WriteCommit) -> Any:
         """COMMIT appears, if its directory is still there."""
@@ -427,106 +427,106 @@ class Storage(Trainers):
             self.oracle.durable.add(choice.generation)
 
     def job_claim(self, keeper: Keeper, job: list[Any]) -> Any:
-        do: m.ClaimEpoch = job[2]
+        do: m.ClaimTerm = job[2]
         if job[1] == 0 and keeper.machine.incarnation not in (None, do.incarnation):
-            return m.EpochRefused(incarnation=do.incarnation, reason="replaced")
-        if job[1] == 0 and do.epoch is None:
+            return m.TermRefused(incarnation=do.incarnation, reason="replaced")
+        if job[1] == 0 and do.term is None:
             seen = (t for t in self.trainers if t.running and not t.unseen)
             launches = {t.incarnation.launch_id for t in seen}
             if launches - {do.incarnation.launch_id}:
-                return m.EpochRefused(incarnation=do.incarnation, reason="held by another launch")
-            epoch = max(self.disk.claim, do.after) + 1
+                return m.TermRefused(incarnation=do.incarnation, reason="held by another launch")
+            term = max(self.disk.claim, do.after) + 1
             if self.runtime.reads_before_claim:
-                job.append(self.read_catalogue(do, epoch))
+                job.append(self.read_catalogue(do, term))
                 return None
-            self.claim(keeper, epoch)
-            job.append(epoch)
+            self.claim(keeper, term)
+            job.append(term)
             return None
-        if self.runtime.reads_before_claim and do.epoch is None:
-            if job[3].epoch != max(self.disk.claim, do.after) + 1:
-                return m.EpochRefused(incarnation=do.incarnation, reason="somebody was faster")
-            self.claim(keeper, job[3].epoch)
+        if self.runtime.reads_before_claim and do.term is None:
+            if job[3].term != max(self.disk.claim, do.after) + 1:
+                return m.TermRefused(incarnation=do.incarnation, reason="somebody was faster")
+            self.claim(keeper, job[3].term)
             return job[3]
-        if do.epoch is not None:
-            if do.epoch < self.disk.claim:
-                return m.EpochRefused(incarnation=do.incarnation, reason="newer epoch")
-            self.disk.claim = do.epoch
-            job.append(do.epoch)
+        if do.term is not None:
+            if do.term < self.disk.claim:
+                return m.TermRefused(incarnation=do.incarnation, reason="newer term")
+            self.disk.claim = do.term
+            job.append(do.term)
         return self.read_catalogue(do, job[3])
 
-    def claim(self, keeper: Keeper, epoch: int) -> None:
+    def claim(self, keeper: Keeper, term: int) -> None:
         """A number that nobody uses, also where the directory has forgotten all."""
-        if epoch <= self.disk.epoch and keeper.assumed != epoch:
-            running = [t.epoch for t in self.trainers if not t.refused]
-            self.oracle.begin_anew(epoch, running, self.nodes)
-        self.disk.claim = self.disk.epoch = keeper.claimed = epoch
-        self.shapes[epoch] = keeper.coordinator.nodes
+        if term <= self.disk.term and keeper.assumed != term:
+            running = [t.term for t in self.trainers if not t.refused]
+            self.oracle.begin_anew(term, running, self.nodes)
+        self.disk.claim = self.disk.term = keeper.claimed = term
+        self.shapes[term] = keeper.coordinator.nodes
 
-    def read_catalogue(self, do: m.ClaimEpoch, epoch: int) -> m.EpochClaimed:
+    def read_catalogue(self, do: m.ClaimTerm, term: int) -> m.TermClaimed:
         """What the claimer sees; reading makes it durable."""
         for commit in self.disk.commits.values():
             commit.synced = True
-        if epoch not in self.oracle.basis or do.epoch is not None:
-            self._note_basis(epoch)
-        elif epoch in self.oracle.decided:
-            self.disk.decisions[epoch] = self.oracle.decided[epoch]  # it waited for the claim
+        if term not in self.oracle.basis or do.term is not None:
+            self._note_basis(term)
+        elif term in self.oracle.decided:
+            self.disk.decisions[term] = self.oracle.decided[term]  # it waited for the claim
         parents = tuple(
-            m.EpochParent(epoch=e, parent=p) for e, p in sorted(self.disk.decisions.items())
+            m.TermParent(term=e, parent=p) for e, p in sorted(self.disk.decisions.items())
         )
-        return m.EpochClaimed(
+        return m.TermClaimed(
             incarnation=do.incarnation,
-            epoch=epoch,
+            term=term,
             committed=tuple(commit.entry for commit in self.disk.commits.values()),
             parents=parents,
             ever_committed=self.disk.marked,
         )
 
-    def _note_basis(self, epoch: int) -> None:
+    def _note_basis(self, term: int) -> None:
         """What may be chosen from here on."""
-        self.oracle.basis[epoch] = self.oracle.eligible(epoch)
-        self.oracle.emptied[epoch] = any(
-            e < epoch and e not in self.disk.decisions for e in self.oracle.decided
+        self.oracle.basis[term] = self.oracle.eligible(term)
+        self.oracle.emptied[term] = any(
+            e < term and e not in self.disk.decisions for e in self.oracle.decided
         )
-        self.oracle.known[epoch] = self.oracle.ever
-        self.oracle.marked.setdefault(epoch, {g for g in self.disk.commits if self.is_marked(g)})
+        self.oracle.known[term] = self.oracle.ever
+        self.oracle.marked.setdefault(term, {g for g in self.disk.commits if self.is_marked(g)})
 
     def job_decide(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteDecision = job[2]
-        newer = self.disk.claim > do.epoch
-        if self._is_unclaimed(keeper, do.epoch):
-            self.oracle.decision(do.epoch, do.generation, asked=job[3], told=self.told(keeper))
-            return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt)
-        if self.disk.claim < do.epoch:
-            return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="the claim is gone")
+        newer = self.disk.claim > do.term
+        if self._is_unclaimed(keeper, do.term):
+            self.oracle.decision(do.term, do.generation, asked=job[3], told=self.told(keeper))
+            return m.DecisionWritten(term=do.term, attempt=do.attempt)
+        if self.disk.claim < do.term:
+            return m.DecisionFailed(term=do.term, attempt=do.attempt, reason="the claim is gone")
         if newer and job[1] in (0, 2):
             return m.DecisionFailed(
-                epoch=do.epoch, attempt=do.attempt, reason="newer epoch", fenced=True
+                term=do.term, attempt=do.attempt, reason="newer term", fenced=True
             )
         if job[1] == 0 and not self.peace and self.rng.random() < self.flaky / 4:
-            return m.DecisionFailed(epoch=do.epoch, attempt=do.attempt, reason="no space")
+            return m.DecisionFailed(term=do.term, attempt=do.attempt, reason="no space")
         if job[1] == 1:
-            self.oracle.decision(do.epoch, do.generation, asked=job[3], told=self.told(keeper))
-            self.disk.decisions[do.epoch] = do.generation
+            self.oracle.decision(do.term, do.generation, asked=job[3], told=self.told(keeper))
+            self.disk.decisions[do.term] = do.generation
             self.promise_restored(keeper, do.generation)
         if job[1] == 2:
             suspect = do.generation is not None and self.is_marked(do.generation)
             if suspect:
-                self.oracle.marked[do.epoch].add(do.generation)
-            if self._unfinished(do.epoch):
-                keeper.jobs.append(["sweep", 0, do.epoch])
-            return m.DecisionWritten(epoch=do.epoch, attempt=do.attempt, suspect=suspect)
+                self.oracle.marked[do.term].add(do.generation)
+            if self._unfinished(do.term):
+                keeper.jobs.append(["sweep", 0, do.term])
+            return m.DecisionWritten(term=do.term, attempt=do.attempt, suspect=suspect)
         return None
 
     def told(self, keeper: Keeper) -> dict[int, Generation | None]:
         """Decisions before this one: those on disk, and those that keepers remember."""
         links = [link for r in keeper.coordinator.inventory.values() for link in r.lineage]
-        told = {link.epoch: link.parent for link in links} | self.disk.decisions
-        return {e: parent for e, parent in told.items() if e < keeper.coordinator.epoch}
+        told = {link.term: link.parent for link in links} | self.disk.decisions
+        return {e: parent for e, parent in told.items() if e < keeper.coordinator.term}
 
-    def _unfinished(self, epoch: int) -> list[Generation]:
-        """Of earlier epochs, without a COMMIT."""
+    def _unfinished(self, term: int) -> list[Generation]:
+        """Of earlier terms, without a COMMIT."""
         found = {content.generation for content in self.disk.files.values()}
-        return sorted(g for g in found - set(self.disk.commits) if g.epoch < epoch)
+        return sorted(g for g in found - set(self.disk.commits) if g.term < term)
 
     def job_sweep(self, keeper: Keeper, job: list[Any]) -> Any:
         for generation in self._unfinished(job[2])[:1]:
@@ -563,7 +563,7 @@ class Storage(Trainers):
 
     def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.DeleteGenerations = job[2]
-        if self.disk.claim != do.epoch:
+        if self.disk.claim != do.term:
             return False
         if job[1] == 0:
             return None

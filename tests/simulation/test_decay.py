@@ -9,7 +9,7 @@ from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.simulation import Simulation
 
 SEEDS = 60
-OLD, NEW = Generation(epoch=1, seq=1), Generation(epoch=1, seq=2)
+OLD, NEW = Generation(term=1, step=1), Generation(term=1, step=2)
 
 
 class DecayingMemory(Simulation):

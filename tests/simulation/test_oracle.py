@@ -15,13 +15,13 @@ SAVED = gen(1, 1)
 def two_nodes() -> tuple[Simulation, Keeper]:
     """A rank on each, which copies the other's shard; node 1 lost its keeper, and it came back."""
     world = Simulation(next(s for s in range(100) if len(Simulation(s).nodes) == 2), slots=2)
-    world.world, world.nodes_of, world.disk.epoch = 2, (0, 1), 1
+    world.world, world.nodes_of, world.disk.term = 2, (0, 1), 1
     for rank, node in enumerate(world.nodes):
         for owner, contents in ((rank, node.slots), (1 - rank, node.guests)):
             content = Content(generation=SAVED, history=7, rank=owner, world=2, sealed=True)
             contents[owner, 0] = content  # type: ignore[index]
     keeper = world.start_keeper(world.nodes[0])
-    keeper.coordinator.epoch, keeper.coordinator.nodes = 1, (0, 1)
+    keeper.coordinator.term, keeper.coordinator.nodes = 1, (0, 1)
     keeper.coordinator.wards = {0: (1,), 1: (0,)}
     world.oracle.wanted[SAVED], world.guest_losses = 0, 1
     keeper.back[1] = 1

@@ -125,8 +125,8 @@ def test_an_older_or_repeated_proposal_is_ignored() -> None:
 
 
 RARE = (
-    m.EpochFenced(incarnation=LAUNCH, epoch=3, reason="epoch 4 exists"),
-    m.RankPlanLate(epoch=3, rank=1, version=2, step=40),
+    m.TermFenced(incarnation=LAUNCH, term=3, reason="term 4 exists"),
+    m.RankPlanLate(term=3, rank=1, version=2, step=40),
 )
 
 

@@ -17,7 +17,7 @@ def copying() -> tuple[Cluster, list[m.FetchShard]]:
     cluster = Cluster((0, 1, 2, 3), slots=3)
     cluster.attach_all(redundancy=COPIES)
     cluster.claim(1)
-    cluster.tell(m.DecisionWritten(epoch=1, attempt=1))
+    cluster.tell(m.DecisionWritten(term=1, attempt=1))
     cluster.save(SAVED)
     orders = cluster.take(m.FetchShard)
     assert len(orders) == 4

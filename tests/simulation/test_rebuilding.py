@@ -27,7 +27,7 @@ NEXT = m.Incarnation(launch_id="launch", restart_round=1)
 def shard(rank: int, generation: Generation = SAVED, *, world: int = 3) -> m.HeldShard:
     """As its owner sealed it."""
     return m.HeldShard(
-        rank=rank, slot=0, generation=generation, step=generation.seq, world_size=world,
+        rank=rank, slot=0, generation=generation, step=generation.step, world_size=world,
         root=f"{generation}:{rank}", bytes=100 + rank, chunk_bytes=64,
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ def chosen(held: tuple[int, ...], parity: tuple[int, ...], **more: object) -> Ch
     question = Question(
         world_size=3, nodes=(0, 1, 2), memory=tuple(shard(rank) for rank in held),
         parities=tuple(made[rank] for rank in parity), committed=(),
-        chain=(m.EpochParent(epoch=1, parent=None),),
+        chain=(m.TermParent(term=1, parent=None),),
     )  # fmt: skip
     return choose(replace(question, **more))  # type: ignore[arg-type]
 
@@ -152,11 +152,11 @@ def test_a_shard_comes_back_exactly_while_enough_members_have_both(
 
 
 def protecting() -> Cluster:
-    """Three nodes with parity that saved e1s3 to memory."""
+    """Three nodes with parity that saved (1, 3) to memory."""
     cluster = Cluster((0, 1, 2), slots=3)
     cluster.attach_all(redundancy=XOR)
     cluster.claim(1)
-    cluster.tell(m.DecisionWritten(epoch=1, attempt=1))
+    cluster.tell(m.DecisionWritten(term=1, attempt=1))
     cluster.save(SAVED)
     return cluster
 
@@ -204,8 +204,8 @@ def test_a_node_that_comes_back_empty_is_rebuilt_and_protected_again() -> None:
         cluster.tell_node(rank, m.TrainerLost(rank=rank, incarnation=LAUNCH))
     cluster.replace(1)
     cluster.attach_all(NEXT, redundancy=XOR)
-    cluster.claim(2, NEXT, parents=(m.EpochParent(epoch=1, parent=None),), ever_committed=True)
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+    cluster.claim(2, NEXT, parents=(m.TermParent(term=1, parent=None),), ever_committed=True)
+    cluster.tell(m.DecisionWritten(term=2, attempt=1))
     (order,) = cluster.take(m.FetchShard)
     assert (order.shard.rank, order.shard.parity, len(order.sources)) == (1, None, 4)
     rebuilt_shard = replace(order.shard, slot=order.slot, copied=True)
@@ -227,8 +227,8 @@ def test_a_late_parity_is_no_protection_while_they_are_counted_anew() -> None:
         encode(cluster, order)
     cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
     cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=3, held=(shard(0),)))
-    cluster.attach(0, epoch=1, redundancy=XOR)
-    cluster.claim(1, parents=(m.EpochParent(epoch=1, parent=None),))
+    cluster.attach(0, term=1, redundancy=XOR)
+    cluster.claim(1, parents=(m.TermParent(term=1, parent=None),))
     assert cluster.coordinator.protected == SAVED
     failed = m.CopyFailed(owner=0, generation=SAVED, reason="no memory")
     cluster.tell(m.MessageReceived(from_node=0, message=failed))
@@ -248,7 +248,7 @@ def test_fewer_ranks_gather_and_one_survivor_rebuilds_for_all() -> None:
     question = Question(
         world_size=2, nodes=(0, 2), memory=(), copies=tuple(left.values()),
         parities=(made[0], made[2]), committed=(),
-        chain=(m.EpochParent(epoch=1, parent=None),),
+        chain=(m.TermParent(term=1, parent=None),),
     )  # fmt: skip
     choice = choose(question)
     assert choice is not None

@@ -8,16 +8,16 @@ from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.values.generation import Generation
 from tests.simulation.cluster import LAUNCH, Cluster, gen
 
-ROOT = (m.EpochParent(epoch=1, parent=None),)
-"""Epoch 1 began from scratch."""
+ROOT = (m.TermParent(term=1, parent=None),)
+"""Term 1 began from scratch."""
 
 NEXT = m.Incarnation(launch_id="launch", restart_round=1)
 OTHER = m.Incarnation(launch_id="other", restart_round=0)
-SCRATCH = (m.EpochParent(epoch=1, parent=None),)
+SCRATCH = (m.TermParent(term=1, parent=None),)
 
 
 def saved(*, disk: bool = False) -> Cluster:
-    """Two ranks that saved e1s3 and then died."""
+    """Two ranks that saved (1, 3) and then died."""
     cluster = Cluster()
     cluster.start()
     cluster.save(gen(1, 3), disk=disk)
@@ -32,11 +32,11 @@ def die(cluster: Cluster, incarnation: m.Incarnation = LAUNCH) -> None:
     cluster.done = []
 
 
-def entry(seq: int, **more: Any) -> m.CatalogueEntry:
-    """A commit of epoch 1 on disk."""
-    generation = gen(1, seq)
+def entry(step: int, **more: Any) -> m.CatalogueEntry:
+    """A commit of term 1 on disk."""
+    generation = gen(1, step)
     records = tuple({"file": f"{generation}-{r}", "root": f"{generation}:{r}"} for r in (0, 1))
-    return m.CatalogueEntry(generation=generation, step=seq, world_size=2, records=records, **more)
+    return m.CatalogueEntry(generation=generation, step=step, world_size=2, records=records, **more)
 
 
 def verdict(generation: Generation) -> m.GenerationVerified:
@@ -48,11 +48,11 @@ def test_the_first_start_of_a_run_is_from_scratch() -> None:
     """Nothing was ever committed: all ranks start, after the decision stands."""
     cluster = Cluster()
     cluster.attach_all()
-    assert len(cluster.take(m.ClaimEpoch)) == 1
+    assert len(cluster.take(m.ClaimTerm)) == 1
     cluster.claim(1)
     (decision,) = cluster.take(m.WriteDecision)
     assert decision.generation is None
-    cluster.tell(m.DecisionWritten(epoch=1, attempt=1))
+    cluster.tell(m.DecisionWritten(term=1, attempt=1))
     assert sorted(d.rank for d in cluster.take(m.StartFresh)) == [0, 1]
 
 
@@ -60,7 +60,7 @@ def test_nobody_claims_before_all_ranks_have_attached() -> None:
     """And after the deadline those who did are told who is missing."""
     cluster = Cluster()
     cluster.attach(0)
-    assert cluster.take(m.ClaimEpoch) == []
+    assert cluster.take(m.ClaimTerm) == []
     cluster.tick(600)
     (refused,) = cluster.take(m.RestoreRefused)
     assert "ranks [1] did not attach" in refused.reason
@@ -73,13 +73,13 @@ def test_a_restart_resumes_from_memory_when_all_have_verified() -> None:
     cluster.start(2, NEXT, parents=SCRATCH, ever_committed=True)
     orders = cluster.take(m.RestoreShard)
     assert [(o.rank, o.source.kind, str(o.generation)) for o in orders] == [
-        (0, "memory", "e1s3"),
-        (1, "memory", "e1s3"),
+        (0, "memory", "step 3 (term 1)"),
+        (1, "memory", "step 3 (term 1)"),
     ]
-    cluster.tell_node(0, m.ShardVerified(rank=0, epoch=2, attempt=1))
+    cluster.tell_node(0, m.ShardVerified(rank=0, term=2, attempt=1))
     assert cluster.take(m.Resume) == []
-    cluster.tell_node(1, m.ShardVerified(rank=1, epoch=2, attempt=1))
-    assert [(r.rank, r.epoch, r.step) for r in cluster.take(m.Resume)] == [(0, 2, 3), (1, 2, 3)]
+    cluster.tell_node(1, m.ShardVerified(rank=1, term=2, attempt=1))
+    assert [(r.rank, r.term, r.step) for r in cluster.take(m.Resume)] == [(0, 2, 3), (1, 2, 3)]
 
 
 def test_ranks_of_a_node_are_told_who_reads_with_them() -> None:
@@ -93,26 +93,26 @@ def test_ranks_of_a_node_are_told_who_reads_with_them() -> None:
     cluster.start(2, NEXT, committed=(on_disk,), parents=SCRATCH)
     orders = cluster.take(m.RestoreShard)
     assert {(o.source.kind, o.readers) for o in orders} == {("memory", ())}
-    cluster.tell_node(0, m.ShardBad(rank=0, epoch=2, attempt=1, detail="a chunk"))
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+    cluster.tell_node(0, m.ShardBad(rank=0, term=2, attempt=1, detail="a chunk"))
+    cluster.tell(m.DecisionWritten(term=2, attempt=2))
     readers = {order.rank: order.readers for order in cluster.take(m.RestoreShard)}
     assert readers == {0: (0, 1), 1: (0, 1), 2: (2,)}
 
 
 def test_a_bad_source_makes_all_ranks_restore_something_else() -> None:
-    """Rank 1's slot is rotten, e1s3 is nowhere else: both ranks go back to e1s2 on disk."""
+    """Rank 1's slot is rotten, (1, 3) is nowhere else: both ranks go back to (1, 2) on disk."""
     cluster = saved()
     cluster.start(2, NEXT, parents=SCRATCH, committed=(entry(2),))
     cluster.done = []
-    cluster.tell_node(1, m.ShardBad(rank=1, epoch=2, attempt=1, detail="chunk 7"))
+    cluster.tell_node(1, m.ShardBad(rank=1, term=2, attempt=1, detail="chunk 7"))
     (decision,) = cluster.take(m.WriteDecision)
     assert decision.generation == gen(1, 2)
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+    cluster.tell(m.DecisionWritten(term=2, attempt=2))
     assert [(o.rank, o.source.kind) for o in cluster.take(m.RestoreShard)] == [
         (0, "disk"),
         (1, "disk"),
     ]
-    cluster.tell_node(0, m.ShardVerified(rank=0, epoch=2, attempt=1))
+    cluster.tell_node(0, m.ShardVerified(rank=0, term=2, attempt=1))
     cluster.verify_all(2, attempt=2)
     assert len(cluster.take(m.Resume)) == 2
 
@@ -122,9 +122,9 @@ def test_a_slot_that_is_verified_after_all_stays_like_any_other_that_was_restore
     cluster = saved()
     cluster.start(2, NEXT, parents=SCRATCH, committed=(entry(3),))
     for rank in (0, 1):
-        cluster.tell_node(rank, m.ShardBad(rank=rank, epoch=2, attempt=1, detail="chunk 7"))
+        cluster.tell_node(rank, m.ShardBad(rank=rank, term=2, attempt=1, detail="chunk 7"))
     cluster.done = []
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+    cluster.tell(m.DecisionWritten(term=2, attempt=2))
     assert [(o.rank, o.source.kind) for o in cluster.take(m.RestoreShard)] == [
         (0, "disk"),
         (1, "memory"),
@@ -132,12 +132,12 @@ def test_a_slot_that_is_verified_after_all_stays_like_any_other_that_was_restore
     cluster.verify_all(2, attempt=2)
     cluster.request(1, gen(2, 1))
     cluster.request(1, gen(2, 2))
-    assert cluster.held(1) == ["e1s3"]
+    assert cluster.held(1) == ["step 3 (term 1)"]
     assert [skip.generation for skip in cluster.take(m.SkipSave)] == [gen(2, 2)]
 
 
 def test_a_verdict_outlives_the_incarnation_and_a_mark_that_was_not_written() -> None:
-    """The directory calls e1s3 good, its coordinator has heard that it is not."""
+    """The directory calls (1, 3) good, its coordinator has heard that it is not."""
     cluster = saved(disk=True)
     cluster.tell(verdict(gen(1, 3)))
     again = m.Incarnation(launch_id="launch", restart_round=1)
@@ -156,12 +156,12 @@ def test_what_turns_out_to_be_suspect_while_it_is_restored_is_left_by_all() -> N
         cluster.claim(2, again, committed=(entry(2), entry(3)), parents=ROOT)
         if deciding:
             cluster.tell(verdict(gen(1, 3)))
-        cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+        cluster.tell(m.DecisionWritten(term=2, attempt=1))
         if not deciding:
             cluster.tell(verdict(gen(1, 3)))
         decision = cluster.take(m.WriteDecision)[-1]
         assert (decision.attempt, decision.generation) == (2, gen(1, 2))
-        cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+        cluster.tell(m.DecisionWritten(term=2, attempt=2))
         assert {order.generation for order in cluster.take(m.RestoreShard)} == {gen(1, 2)}
 
 
@@ -172,10 +172,10 @@ def test_a_mark_that_came_after_the_claim_is_seen_with_the_decision() -> None:
         cluster.coordinator = CoordinatorProtocol()
         cluster.attach_all(NEXT, resume_from=asked)
         cluster.claim(2, NEXT, committed=(entry(2), entry(3)), parents=ROOT)
-        cluster.tell(m.DecisionWritten(epoch=2, attempt=1, suspect=True))
+        cluster.tell(m.DecisionWritten(term=2, attempt=1, suspect=True))
         decisions = [(d.attempt, d.generation) for d in cluster.done if type(d) is m.WriteDecision]
         assert decisions == [(1, gen(1, 3))] + [(2, gen(1, 2))] * (asked is None)
-        cluster.tell(m.DecisionWritten(epoch=2, attempt=2))
+        cluster.tell(m.DecisionWritten(term=2, attempt=2))
         orders = {order.generation for order in cluster.take(m.RestoreShard)}
         assert orders == {asked or gen(1, 2)}
 
@@ -197,7 +197,7 @@ def test_what_was_never_durable_is_no_reason_to_refuse() -> None:
         cluster = Cluster()
         cluster.attach_all()
         cluster.claim(2, parents=parents)
-        cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+        cluster.tell(m.DecisionWritten(term=2, attempt=1))
         assert {start.reason for start in cluster.take(m.StartFresh)} == {said}
 
 
@@ -219,19 +219,19 @@ def test_bad_memory_alone_ends_two_starts_and_not_the_third() -> None:
         again = m.Incarnation(launch_id="launch", restart_round=start)
         cluster.attach_all(again)
         cluster.claim(start, again, parents=SCRATCH)
-        cluster.tell(m.DecisionWritten(epoch=start, attempt=1))
+        cluster.tell(m.DecisionWritten(term=start, attempt=1))
         cluster.take(m.RestoreShard)
         cluster.tell(
             m.MessageReceived(
-                from_node=0, message=m.RankBad(rank=0, epoch=start, attempt=1, detail="a chunk")
+                from_node=0, message=m.RankBad(rank=0, term=start, attempt=1, detail="a chunk")
             )
         )
         assert [refused.retryable for refused in cluster.take(m.RestoreRefused)] == [True, True]
     last = m.Incarnation(launch_id="launch", restart_round=4)
     cluster.attach_all(last)
     cluster.claim(4, last, parents=SCRATCH)
-    cluster.tell(m.DecisionWritten(epoch=4, attempt=1))
-    assert {"e1s3" in start.reason for start in cluster.take(m.StartFresh)} == {True}
+    cluster.tell(m.DecisionWritten(term=4, attempt=1))
+    assert {"step 3 (term 1)" in start.reason for start in cluster.take(m.StartFresh)} == {True}
 
 
 def test_a_silent_node_is_asked_again_by_another_start() -> None:
@@ -251,18 +251,18 @@ def test_a_fresh_start_needs_a_word_and_gets_it() -> None:
     cluster = Cluster()
     cluster.attach_all(fresh=True)
     cluster.claim(2, committed=(entry(2),), parents=SCRATCH)
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+    cluster.tell(m.DecisionWritten(term=2, attempt=1))
     assert len(cluster.take(m.StartFresh)) == 2
 
 
-def test_a_rollback_is_a_new_epoch_with_that_parent() -> None:
-    """--resume-from e1s2, although e1s4 is there; afterwards e1s4 is off the lineage."""
+def test_a_rollback_is_a_new_term_with_that_parent() -> None:
+    """--resume-from (1, 2), although (1, 4) is there; afterwards (1, 4) is off the lineage."""
     cluster = Cluster()
     cluster.attach_all(resume_from=gen(1, 2))
     cluster.claim(2, committed=(entry(2), entry(4)), parents=SCRATCH)
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+    cluster.tell(m.DecisionWritten(term=2, attempt=1))
     cluster.verify_all(2)
-    assert cluster.coordinator.chain[0] == m.EpochParent(epoch=2, parent=gen(1, 2))
+    assert cluster.coordinator.chain[0] == m.TermParent(term=2, parent=gen(1, 2))
     assert not cluster.nodes[0].is_eligible(gen(1, 4))
 
 
@@ -289,7 +289,7 @@ def test_another_launch_is_refused_while_the_holder_lives() -> None:
         cluster.tell_node(rank, m.TrainerLost(rank=rank, incarnation=LAUNCH))
     cluster.done = []
     cluster.attach_all(OTHER)
-    (claim,) = cluster.take(m.ClaimEpoch)
+    (claim,) = cluster.take(m.ClaimTerm)
     assert claim.incarnation == OTHER
 
 
@@ -302,30 +302,30 @@ def test_a_lower_round_never_comes_back() -> None:
     assert "replaced by round 1" in refused.reason
 
 
-def test_among_trainers_that_come_back_the_newest_epoch_wins() -> None:
+def test_among_trainers_that_come_back_the_newest_term_wins() -> None:
     """A zombie reaches the new keeper first; the rank that really runs replaces it."""
     node = NodeProtocol()
     base = {"world_size": 1, "nodes": (0,), "slots": 2, "rank": 0}
-    node.handle(m.TrainerAttached(incarnation=LAUNCH, epoch=2, **base))  # type: ignore[arg-type]
-    done = node.handle(m.TrainerAttached(incarnation=OTHER, epoch=3, **base))  # type: ignore[arg-type]
+    node.handle(m.TrainerAttached(incarnation=LAUNCH, term=2, **base))  # type: ignore[arg-type]
+    done = node.handle(m.TrainerAttached(incarnation=OTHER, term=3, **base))  # type: ignore[arg-type]
     assert [type(d).__name__ for d in done] == ["FenceTrainer", "Send"]
-    done = node.handle(m.TrainerAttached(incarnation=LAUNCH, epoch=2, **base))  # type: ignore[arg-type]
+    done = node.handle(m.TrainerAttached(incarnation=LAUNCH, term=2, **base))  # type: ignore[arg-type]
     assert [type(d).__name__ for d in done] == ["AttachRefused"]
 
 
-def test_a_new_keeper_learns_of_the_newest_epoch_as_it_opens() -> None:
+def test_a_new_keeper_learns_of_the_newest_term_as_it_opens() -> None:
     """It did not see the claim; a zombie comes back after the ranks that waited were started."""
     node = NodeProtocol()
     base = {"world_size": 1, "nodes": (0,), "slots": 2, "rank": 0}
     node.handle(m.TrainerAttached(incarnation=OTHER, **base))  # type: ignore[arg-type]
-    opened = m.EpochOpened(
-        incarnation=OTHER, epoch=2, parent=gen(1, 3), step=3, parent_durable=True,
-        lineage=(m.EpochParent(epoch=2, parent=gen(1, 3)), *ROOT), memory_committed=None,
+    opened = m.TermOpened(
+        incarnation=OTHER, term=2, parent=gen(1, 3), step=3, parent_durable=True,
+        lineage=(m.TermParent(term=2, parent=gen(1, 3)), *ROOT), memory_committed=None,
         durable=None,
     )  # fmt: skip
     done = node.handle(m.MessageReceived(from_node=0, message=opened))
     assert [type(d).__name__ for d in done] == ["Resume"]
-    done = node.handle(m.TrainerAttached(incarnation=LAUNCH, epoch=1, **base))  # type: ignore[arg-type]
+    done = node.handle(m.TrainerAttached(incarnation=LAUNCH, term=1, **base))  # type: ignore[arg-type]
     assert [type(d).__name__ for d in done] == ["AttachRefused"]
 
 
@@ -348,12 +348,12 @@ def test_a_fence_meant_for_the_old_incarnation_does_not_hit_the_new_one() -> Non
     cluster = Cluster()
     cluster.start()
     cluster.attach(1, NEXT)
-    old = m.EpochFenced(incarnation=LAUNCH, epoch=1, reason="newer epoch")
+    old = m.TermFenced(incarnation=LAUNCH, term=1, reason="newer term")
     cluster.tell_node(1, m.MessageReceived(from_node=0, message=old))
     assert cluster.nodes[1].phase == "waiting"
 
 
-def test_a_new_keeper_of_the_coordinator_continues_the_epoch() -> None:
+def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
     """Memory commit and rule 1 survive; training never stopped."""
     cluster = Cluster()
     cluster.start()
@@ -362,9 +362,9 @@ def test_a_new_keeper_of_the_coordinator_continues_the_epoch() -> None:
     cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
     cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=2, held=(shard,)))
     cluster.done = []
-    cluster.attach(0, epoch=1)
-    (claim,) = cluster.take(m.ClaimEpoch)
-    assert claim.epoch == 1
+    cluster.attach(0, term=1)
+    (claim,) = cluster.take(m.ClaimTerm)
+    assert claim.term == 1
     cluster.claim(1, parents=SCRATCH)
     assert cluster.coordinator.memory_committed == gen(1, 3)
     assert cluster.take(m.Resume) == []
@@ -380,7 +380,7 @@ def test_a_rejoining_coordinator_waits_for_every_node() -> None:
     cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
     cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=2, held=()))
     cluster.cut = {1}
-    cluster.attach(0, epoch=1)
+    cluster.attach(0, term=1)
     cluster.claim(1, parents=SCRATCH)
     cluster.tick(40)
     assert cluster.coordinator.phase == "inventory"
@@ -406,7 +406,7 @@ def test_the_directory_is_held_by_somebody_else() -> None:
     """The refusal reaches every rank as not admitted, with the holder's name."""
     cluster = Cluster()
     cluster.attach_all()
-    cluster.tell(m.EpochRefused(incarnation=LAUNCH, reason="held by host b, pid 7"))
+    cluster.tell(m.TermRefused(incarnation=LAUNCH, reason="held by host b, pid 7"))
     refused = cluster.take(m.AttachRefused)
     assert [r.reason for r in refused] == ["held by host b, pid 7"] * 2
 
@@ -420,19 +420,19 @@ def restarted_on_bad_storage() -> Cluster:
     cluster.start()
     cluster.save(gen(1, 1), disk=True)
     cluster.save(gen(1, 2))
-    cluster.take(m.ClaimEpoch)
+    cluster.take(m.ClaimTerm)
     cluster.attach_all(RESTART)
-    assert len(cluster.take(m.ClaimEpoch)) == 1
+    assert len(cluster.take(m.ClaimTerm)) == 1
     return cluster
 
 
 def test_a_restart_from_memory_does_not_wait_for_the_claim() -> None:
-    """It knows what was durable, and what each epoch began from; the claim comes later."""
+    """It knows what was durable, and what each term began from; the claim comes later."""
     cluster = restarted_on_bad_storage()
-    cluster.tell(m.EpochAssumed(incarnation=RESTART, epoch=2, reason="hangs"))
+    cluster.tell(m.TermAssumed(incarnation=RESTART, term=2, reason="hangs"))
     (decision,) = cluster.take(m.WriteDecision)
-    assert (decision.epoch, decision.generation) == (2, gen(1, 2))
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+    assert (decision.term, decision.generation) == (2, gen(1, 2))
+    cluster.tell(m.DecisionWritten(term=2, attempt=1))
     orders = cluster.take(m.RestoreShard)
     assert [order.source.kind for order in orders] == ["memory"] * 2
     cluster.verify_all(2)
@@ -442,15 +442,15 @@ def test_a_restart_from_memory_does_not_wait_for_the_claim() -> None:
     assert cluster.coordinator.bare, "the directory was found empty: memory is all there is"
 
 
-def test_an_assumed_epoch_that_another_launch_has_claimed_is_fenced() -> None:
+def test_an_assumed_term_that_another_launch_has_claimed_is_fenced() -> None:
     """By its number, or because that launch lives."""
     for answer in (
-        m.EpochClaimed(incarnation=RESTART, epoch=3, committed=()),
-        m.EpochRefused(incarnation=RESTART, reason="held by host b"),
+        m.TermClaimed(incarnation=RESTART, term=3, committed=()),
+        m.TermRefused(incarnation=RESTART, reason="held by host b"),
     ):
         cluster = restarted_on_bad_storage()
-        cluster.tell(m.EpochAssumed(incarnation=RESTART, epoch=2, reason="hangs"))
-        cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+        cluster.tell(m.TermAssumed(incarnation=RESTART, term=2, reason="hangs"))
+        cluster.tell(m.DecisionWritten(term=2, attempt=1))
         cluster.verify_all(2)
         cluster.take(m.Resume)
         cluster.tell(answer)
@@ -461,7 +461,7 @@ def test_an_assumed_epoch_that_another_launch_has_claimed_is_fenced() -> None:
 def test_another_start_may_find_the_storage_well_again() -> None:
     """Nobody holds the directory, so the refusal is not final."""
     cluster = restarted_on_bad_storage()
-    cluster.tell(m.EpochRefused(incarnation=RESTART, reason="no space", storage=True))
+    cluster.tell(m.TermRefused(incarnation=RESTART, reason="no space", storage=True))
     assert [r.retryable for r in cluster.take(m.RestoreRefused)] == [True] * 2
 
 
@@ -469,23 +469,23 @@ def test_a_silent_source_is_struck_out_at_the_deadline() -> None:
     """A hung mount is a bad source; here it was the only one."""
     cluster = Cluster()
     cluster.start(2, committed=(entry(3),), parents=SCRATCH)
-    cluster.tell_node(0, m.ShardVerified(rank=0, epoch=2, attempt=1))
+    cluster.tell_node(0, m.ShardVerified(rank=0, term=2, attempt=1))
     cluster.done = []
     cluster.tick(1800)
     refused = cluster.take(m.RestoreRefused)
-    assert "bad ['rank 1 e1s3 on disk']" in refused[0].reason
+    assert "bad ['rank 1 step 3 (term 1) on disk']" in refused[0].reason
 
 
 def held(rank: int, slot: int, generation: Generation) -> m.HeldShard:
     """A shard that is sealed in a slot."""
     return m.HeldShard(
-        rank=rank, slot=slot, generation=generation, step=generation.seq, world_size=2,
+        rank=rank, slot=slot, generation=generation, step=generation.step, world_size=2,
         root=f"{generation}:{rank}",
     )  # fmt: skip
 
 
 def test_an_emptied_directory_leaves_all_that_is_in_memory() -> None:
-    """New keepers know no lineage, the newest epoch is in pieces: an older whole one does."""
+    """New keepers know no lineage, the newest term is in pieces: an older whole one does."""
     cluster = Cluster()
     for rank in (0, 1):
         shards = [held(rank, 0, gen(1, 3)), held(rank, 1, gen(2, 1))]
@@ -496,12 +496,12 @@ def test_an_emptied_directory_leaves_all_that_is_in_memory() -> None:
     assert [d.generation for d in cluster.take(m.WriteDecision)] == [gen(1, 3)]
 
 
-def test_the_epoch_of_a_trainer_that_is_refused_is_not_claimed_again() -> None:
+def test_the_term_of_a_trainer_that_is_refused_is_not_claimed_again() -> None:
     """It comes back to a new keeper, its directory was emptied, and its launch went on."""
     cluster = Cluster()
     cluster.attach(0, NEXT)
-    cluster.attach(0, LAUNCH, epoch=4)
+    cluster.attach(0, LAUNCH, term=4)
     assert len(cluster.take(m.AttachRefused)) == 1
     last = m.Incarnation(launch_id="launch", restart_round=2)
     cluster.attach_all(last)
-    assert [claim.after for claim in cluster.take(m.ClaimEpoch)] == [4]
+    assert [claim.after for claim in cluster.take(m.ClaimTerm)] == [4]

@@ -5,38 +5,38 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent
+from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
 from autockpt.executors.protocol.retention import counts, deletions
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 
 CHAIN = (
-    EpochParent(epoch=2, parent=Generation(epoch=1, seq=5)),
-    EpochParent(epoch=1, parent=None),
+    TermParent(term=2, parent=Generation(term=1, step=5)),
+    TermParent(term=1, parent=None),
 )
 
 
-def entry(epoch: int, seq: int, **more: object) -> CatalogueEntry:
-    """A good commit; one second and one step per seq."""
+def entry(term: int, step: int, **more: object) -> CatalogueEntry:
+    """A good commit; one second and one step per step."""
     base = CatalogueEntry(
-        generation=Generation(epoch=epoch, seq=seq),
-        step=seq + 10 * epoch,
+        generation=Generation(term=term, step=step),
+        step=step + 10 * term,
         world_size=1,
-        created_s=seq + 100.0 * epoch,
+        created_s=step + 100.0 * term,
         verified=True,
     )
     return replace(base, **more)  # type: ignore[arg-type]
 
 
 def gone(entries: list[CatalogueEntry], keep_last: int, **more: object) -> list[str]:
-    """Names of what is deleted."""
+    """Return 'term-step' of each that is deleted."""
     retention = Retention(keep_last=keep_last, **more)  # type: ignore[arg-type]
-    return [str(g) for g in deletions(entries, retention, chain=CHAIN)]
+    return [f"{g.term}-{g.step}" for g in deletions(entries, retention, chain=CHAIN)]
 
 
 def test_the_newest_stay_and_the_rest_goes() -> None:
     """Keep two of four."""
-    assert gone([entry(1, s) for s in (1, 2, 3, 4)], 2) == ["e1s1", "e1s2"]
+    assert gone([entry(1, s) for s in (1, 2, 3, 4)], 2) == ["1-1", "1-2"]
 
 
 def test_what_was_not_read_back_pushes_nothing_out() -> None:
@@ -52,51 +52,67 @@ def test_suspect_saves_cannot_expire_the_last_good_one() -> None:
 
 
 def test_abandoned_commits_do_not_count_and_go_when_newer_ones_stand() -> None:
-    """e1s9 was left behind at e1s5; it counts for nothing, and e2s1 lets it go."""
+    """(1, 9) was left behind at (1, 5); it counts for nothing, and (2, 1) lets it go."""
     assert gone([entry(1, 5), entry(1, 9)], 1) == []
-    assert gone([entry(1, 5), entry(1, 9), entry(2, 1)], 1) == ["e1s5", "e1s9"]
+    assert gone([entry(1, 5), entry(1, 9), entry(2, 1)], 1) == [
+        "1-5",
+        "1-9",
+    ]
 
 
-def difference(seq: int, base: int) -> CatalogueEntry:
+def difference(step: int, base: int) -> CatalogueEntry:
     """A commit whose shards need those of an older one."""
-    return entry(1, seq, records=({"base": Generation(epoch=1, seq=base).name},))
+    return entry(1, step, records=({"base": Generation(term=1, step=base).name},))
 
 
 def test_bases_stay_as_long_as_somebody_needs_them() -> None:
     """Directly or through others; a chain that nobody keeps goes as a whole."""
     chain = [entry(1, 1), difference(2, 1), difference(3, 2), difference(4, 3)]
     assert gone(chain, 1) == []
-    assert gone([*chain, entry(1, 5)], 1) == ["e1s1", "e1s2", "e1s3", "e1s4"]
+    assert gone([*chain, entry(1, 5)], 1) == [
+        "1-1",
+        "1-2",
+        "1-3",
+        "1-4",
+    ]
     assert gone([*chain, entry(1, 5)], 2) == []
 
 
 def test_the_base_of_a_save_under_way_stays() -> None:
     """And what that needs."""
     entries = [entry(1, 1), difference(2, 1), entry(1, 3)]
-    pinned = frozenset({Generation(epoch=1, seq=2)})
+    pinned = frozenset({Generation(term=1, step=2)})
     assert deletions(entries, Retention(keep_last=1), chain=CHAIN, pinned=pinned) == ()
 
 
 def test_a_base_that_is_no_generation_needs_nothing() -> None:
     """A COMMIT is somebody else's text."""
     odd = [entry(1, 1, records=({"base": "../x"}, {"base": 7}, {"base": ""})), entry(1, 2)]
-    assert gone(odd, 1) == ["e1s1"]
+    assert gone(odd, 1) == ["1-1"]
 
 
 def test_quarantined_and_pinned_ones_stay() -> None:
     """A person, or a delta, still needs them."""
     entries = [entry(1, 1, quarantined=True), entry(1, 2), entry(1, 3), entry(1, 4)]
-    assert gone(entries, 1) == ["e1s2", "e1s3"]
-    pinned = frozenset({Generation(epoch=1, seq=2)})
+    assert gone(entries, 1) == ["1-2", "1-3"]
+    pinned = frozenset({Generation(term=1, step=2)})
     kept = deletions(entries, Retention(keep_last=1), chain=CHAIN, pinned=pinned)
-    assert [str(g) for g in kept] == ["e1s3"]
+    assert list(kept) == [Generation(term=1, step=3)]
 
 
 def test_one_per_interval_is_kept_from_the_oldest_on() -> None:
     """Every third second of six, and the newest."""
     entries = [entry(1, s) for s in (0, 1, 2, 3, 4, 5)]
-    assert gone(entries, 1, keep_every_s=3.0) == ["e1s1", "e1s2", "e1s4"]
-    assert gone(entries, 1, keep_every_steps=4) == ["e1s1", "e1s2", "e1s3"]
+    assert gone(entries, 1, keep_every_s=3.0) == [
+        "1-1",
+        "1-2",
+        "1-4",
+    ]
+    assert gone(entries, 1, keep_every_steps=4) == [
+        "1-1",
+        "1-2",
+        "1-3",
+    ]
 
 
 entries_strategy = st.lists(
@@ -125,8 +141,14 @@ retentions = st.builds(
 def test_a_clock_that_was_set_back_does_not_end_the_keeping() -> None:
     """Ten years back after the third: what follows is kept as before, from there on."""
     entries = [entry(2, s, created_s=s - (3.2e8 if s > 3 else 0.0)) for s in range(1, 10)]
-    assert gone(entries, 1, keep_every_s=3.0) == ["e2s2", "e2s3", "e2s5", "e2s6", "e2s8"]
-    assert "e2s4" not in gone(entries, 1, reach_s=100.0)
+    assert gone(entries, 1, keep_every_s=3.0) == [
+        "2-2",
+        "2-3",
+        "2-5",
+        "2-6",
+        "2-8",
+    ]
+    assert "2-4" not in gone(entries, 1, reach_s=100.0)
 
 
 @given(entries_strategy, retentions)
@@ -154,11 +176,11 @@ def test_deleting_again_deletes_nothing_more(
 
 @given(entries_strategy, retentions, st.integers(10, 20))
 def test_a_newer_commit_never_saves_an_older_one(
-    entries: list[CatalogueEntry], retention: Retention, seq: int
+    entries: list[CatalogueEntry], retention: Retention, step: int
 ) -> None:
     """What is deleted today would be deleted after the next save as well."""
     before = set(deletions(entries, retention, chain=CHAIN))
-    after = set(deletions([*entries, entry(2, seq)], retention, chain=CHAIN))
+    after = set(deletions([*entries, entry(2, step)], retention, chain=CHAIN))
     assert before <= after
 
 
@@ -170,9 +192,9 @@ def test_a_checkpoint_from_before_a_late_error_is_kept(
 ) -> None:
     """Once there was one of that age there always is, and it is little older than it has to be."""
     retention, kept, at_s = Retention(keep_last=keep_last, reach_s=reach_s), [], 0.0
-    for seq, gap in enumerate(gaps):
+    for step, gap in enumerate(gaps):
         at_s += gap
-        kept = [*kept, entry(2, seq, created_s=at_s)]
+        kept = [*kept, entry(2, step, created_s=at_s)]
         doomed = set(deletions(kept, retention, chain=CHAIN))
         kept = [e for e in kept if e.generation not in doomed]
         ages = [at_s - e.created_s for e in kept]
@@ -183,9 +205,9 @@ def test_a_checkpoint_from_before_a_late_error_is_kept(
 def test_keeping_behind_errors_takes_few_checkpoints() -> None:
     """A commit a second, errors noticed after 1000 s: the last two, and six behind them."""
     retention, kept = Retention(keep_last=2, reach_s=1000.0), []
-    for seq in range(3000):
-        kept = [*kept, entry(2, seq)]
+    for step in range(3000):
+        kept = [*kept, entry(2, step)]
         doomed = set(deletions(kept, retention, chain=CHAIN))
         kept = [e for e in kept if e.generation not in doomed]
     assert len(kept) <= 2 + 6
-    assert max(2999 - e.generation.seq for e in kept) <= 1250
+    assert max(2999 - e.generation.step for e in kept) <= 1250

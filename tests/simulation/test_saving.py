@@ -11,7 +11,7 @@ from tests.simulation.cluster import LAUNCH, Cluster, gen
 
 
 def running(**more: object) -> Cluster:
-    """Two ranks on two nodes that train from scratch in epoch 1."""
+    """Two ranks on two nodes that train from scratch in term 1."""
     cluster = Cluster(**more)  # type: ignore[arg-type]
     cluster.start()
     cluster.done = []
@@ -30,7 +30,7 @@ def test_memory_is_committed_when_the_last_rank_has_sealed() -> None:
 
 
 def test_a_slot_is_kept_until_all_ranks_hold_something_newer() -> None:
-    """Rank 0 holds e1s1 and e1s2; while rank 1 has not sealed e1s2, rank 0 skips e1s3."""
+    """Rank 0 holds (1, 1) and (1, 2); while rank 1 has not sealed (1, 2), rank 0 skips (1, 3)."""
     cluster = running()
     cluster.save(gen(1, 1))
     for rank in (0, 1):
@@ -46,7 +46,7 @@ def test_a_slot_is_kept_until_all_ranks_hold_something_newer() -> None:
 
 
 def test_a_skip_drops_the_generation_everywhere() -> None:
-    """Rank 1 skips e1s2, so what rank 0 writes is pointless and its slot becomes free again."""
+    """Rank 1 skips (1, 2), so what rank 0 writes is pointless and its slot becomes free again."""
     cluster = running(slots=1)
     cluster.request(0, gen(1, 1))
     cluster.request(1, gen(1, 1))
@@ -56,7 +56,7 @@ def test_a_skip_drops_the_generation_everywhere() -> None:
     cluster.tell_node(0, m.ShardDiscarded(rank=0, generation=gen(1, 1), reason="torn"))
     assert cluster.held(1) == []
     cluster.save(gen(1, 3))
-    assert cluster.held(0) == cluster.held(1) == ["e1s3"]
+    assert cluster.held(0) == cluster.held(1) == ["step 3 (term 1)"]
 
 
 def test_a_torn_snapshot_stops_the_writers_of_that_generation() -> None:
@@ -84,7 +84,10 @@ def test_commit_is_written_with_all_votes_in_rank_order() -> None:
     assert cluster.take(m.WriteCommit) == []
     cluster.persisted(0, gen(1, 1))
     (write,) = cluster.take(m.WriteCommit)
-    assert [record["root"] for record in write.records] == ["e1s1:0", "e1s1:1"]
+    assert [record["root"] for record in write.records] == [
+        f"{gen(1, 1)}:0",
+        f"{gen(1, 1)}:1",
+    ]
     cluster.tell(m.CommitWritten(generation=gen(1, 1)))
     assert len(cluster.take(m.AnnounceDurable)) == 2
 
@@ -143,7 +146,7 @@ def test_a_lost_request_to_write_is_repeated() -> None:
 
 
 def unheard() -> Cluster:
-    """All ranks hold e1s1, and node 1 has not heard of it."""
+    """All ranks hold (1, 1), and node 1 has not heard of it."""
     cluster = running()
     for rank in (0, 1):
         cluster.request(rank, gen(1, 1))
@@ -156,11 +159,11 @@ def unheard() -> Cluster:
 
 
 def test_a_lost_verdict_on_what_is_overwritten_is_not_waited_for() -> None:
-    """Node 1 does not hear that e1s1 is held by all, and saves over it before it asks again."""
+    """Node 1 does not hear that (1, 1) is held by all, and saves over it before it asks again."""
     cluster = unheard()
-    for seq in (2, 3):
-        cluster.save(gen(1, seq))
-    assert cluster.held(1) == ["e1s2", "e1s3"]
+    for step in (2, 3):
+        cluster.save(gen(1, step))
+    assert cluster.held(1) == ["step 2 (term 1)", "step 3 (term 1)"]
     assert cluster.nodes[1].settled
 
 
@@ -206,11 +209,11 @@ def test_a_failed_file_is_tried_again_under_a_new_name_and_then_given_up() -> No
         expected = [attempt + 1] if attempt < 3 else []
         assert [d.attempt for d in cluster.done if isinstance(d, m.StartPersist)] == expected
     assert cluster.take(m.AnnounceDropped) != []
-    assert cluster.held(0) == ["e1s1"]
+    assert cluster.held(0) == ["step 1 (term 1)"]
 
 
 def test_a_slot_under_way_to_storage_is_busy() -> None:
-    """e1s1 is superseded in memory, but its bytes are still being written."""
+    """(1, 1) is superseded in memory, but its bytes are still being written."""
     cluster = running()
     for rank in (0, 1):
         cluster.request(rank, gen(1, 1), disk=True)
@@ -232,7 +235,7 @@ def test_a_late_vote_is_a_no() -> None:
     cluster.done = []
     cluster.tick(1800)
     assert [d.generation for d in cluster.take(m.TrashGeneration)] == [gen(1, 1)]
-    assert cluster.held(1) == ["e1s1"]
+    assert cluster.held(1) == ["step 1 (term 1)"]
     cluster.persisted(1, gen(1, 1))
     assert cluster.take(m.WriteCommit) == []
 
@@ -295,7 +298,7 @@ def test_a_lost_node_has_commits_stored_until_it_is_back() -> None:
     cluster.tell(m.CommitWritten(generation=gen(1, 2)))
     cluster.done = []
     cluster.save(gen(1, 3))
-    assert cluster.held(0)[-1] == "e1s3"
+    assert cluster.held(0)[-1] == "step 3 (term 1)"
     assert cluster.take(m.StartPersist) == []
 
 
@@ -308,10 +311,10 @@ def test_a_suspect_state_protects_nothing_and_is_not_protected() -> None:
     for rank in (0, 1):
         cluster.seal(rank, gen(1, 2), health="suspect")
     cluster.save(gen(1, 3))
-    assert cluster.held(0) == ["e1s1", "e1s3"]
+    assert cluster.held(0) == ["step 1 (term 1)", "step 3 (term 1)"]
 
 
-def test_a_failed_commit_is_not_durable_and_a_fenced_one_ends_the_epoch() -> None:
+def test_a_failed_commit_is_not_durable_and_a_fenced_one_ends_the_term() -> None:
     """The record may stand: it is trashed only if it does not; nobody is told it is durable."""
     cluster = running()
     for rank in (0, 1):
@@ -319,7 +322,7 @@ def test_a_failed_commit_is_not_durable_and_a_fenced_one_ends_the_epoch() -> Non
         cluster.seal(rank, gen(1, 1))
         cluster.persisted(rank, gen(1, 1))
     cluster.done = []
-    cluster.tell(m.CommitFailed(generation=gen(1, 1), reason="epoch 2 exists", fenced=True))
+    cluster.tell(m.CommitFailed(generation=gen(1, 1), reason="term 2 exists", fenced=True))
     done = cluster.done
     assert [d for d in done if isinstance(d, m.AnnounceDurable)] == []
     assert sorted(d.rank for d in done if isinstance(d, m.FenceTrainer)) == [0, 1]
@@ -328,7 +331,7 @@ def test_a_failed_commit_is_not_durable_and_a_fenced_one_ends_the_epoch() -> Non
 
 
 def test_retention_waits_for_the_commit_to_be_read_back() -> None:
-    """keep_last 1: e1s1 goes when e1s2 is verified, not when it is written."""
+    """keep_last 1: (1, 1) goes when (1, 2) is verified, not when it is written."""
     cluster = running()
     cluster.save(gen(1, 1), disk=True)
     cluster.tell(m.GenerationVerified(generation=gen(1, 1), ok=True))
@@ -352,7 +355,7 @@ def test_a_shard_written_twice_stops_when_it_is_durable() -> None:
     shard = cluster.nodes[1].ranks[1].slots.held()[0]
     cluster.nodes[1] = NodeProtocol(node=1)
     cluster.tell_node(1, m.SlotsAdopted(rank=1, slots=2, held=(shard,)))
-    cluster.attach(1, epoch=1)
+    cluster.attach(1, term=1)
     cluster.tell_node(
         1, m.MessageReceived(from_node=0, message=m.PersistWanted(generation=gen(1, 1), ranks=(1,)))
     )
@@ -366,10 +369,10 @@ def test_a_single_slot_is_reused_when_what_it_holds_is_on_its_way_no_more() -> N
     """Not before all have sealed it, nor while it is written or waits for its COMMIT."""
     cluster = running(slots=1)
 
-    def granted(seq: int) -> list[int]:
+    def granted(step: int) -> list[int]:
         cluster.done = []
         for rank in (0, 1):
-            cluster.request(rank, gen(1, seq), disk=True)
+            cluster.request(rank, gen(1, step), disk=True)
         return [grant.rank for grant in cluster.take(m.GrantSlot)]
 
     assert granted(1) == [0, 1]
@@ -394,11 +397,11 @@ def test_a_storage_that_hangs_gives_its_slot_to_memory() -> None:
     """Only when a save finds no other one; the generation will not be durable then."""
     cluster = Cluster(nodes_of=(0, 1))
     cluster.start()
-    for seq in (1, 2):
+    for step in (1, 2):
         for rank in (0, 1):
-            cluster.request(rank, gen(1, seq), disk=seq == 1)
+            cluster.request(rank, gen(1, step), disk=step == 1)
         for rank in (0, 1):
-            cluster.seal(rank, gen(1, seq))
+            cluster.seal(rank, gen(1, step))
     cluster.take(m.GrantSlot)
     for rank in (0, 1):
         cluster.request(rank, gen(1, 3))
@@ -424,8 +427,8 @@ def test_a_storage_that_hangs_keeps_its_slot_while_others_are_free() -> None:
     cluster.request(0, gen(1, 2), disk=True)
     cluster.seal(0, gen(1, 2))
     cluster.tell_node(0, m.PersistStalled(rank=0, generation=gen(1, 2), attempt=1))
-    for seq in (3, 4, 5):
-        cluster.save(gen(1, seq))
+    for step in (3, 4, 5):
+        cluster.save(gen(1, step))
     assert cluster.take(m.AbortPersist) == []
     cluster.persisted(0, gen(1, 2))
     assert [commit.generation for commit in cluster.take(m.WriteCommit)] == [gen(1, 2)]
@@ -437,9 +440,9 @@ def test_older_ones_give_way_on_a_full_disk(full: bool) -> None:
     cluster = Cluster(nodes_of=(0,))
     cluster.coordinator.retention = Retention(keep_last=5)
     cluster.start()
-    for seq in (1, 2, 3):
-        cluster.save(gen(1, seq), disk=True)
-        cluster.tell(m.GenerationVerified(generation=gen(1, seq), ok=True))
+    for step in (1, 2, 3):
+        cluster.save(gen(1, step), disk=True)
+        cluster.tell(m.GenerationVerified(generation=gen(1, step), ok=True))
     cluster.save(gen(1, 4), disk=True)
     cluster.request(0, gen(1, 5), disk=True)
     cluster.seal(0, gen(1, 5))
@@ -473,13 +476,13 @@ def test_a_single_slot_is_reused_when_the_disk_refuses_what_it_holds(reason: str
         else:
             cluster.tick(1.0)
             cluster.tick(Deadlines().commit_s + 1.0)
-        assert cluster.held(0) == cluster.held(1) == ["e1s1"]
+        assert cluster.held(0) == cluster.held(1) == ["step 1 (term 1)"]
         cluster.save(gen(1, 2), disk=True)
-        kept = ["e1s2"] if free else ["e1s1", "e1s2"]
+        kept = ["step 2 (term 1)"] if free else ["step 1 (term 1)", "step 2 (term 1)"]
         assert cluster.held(0) == cluster.held(1) == kept
 
 
-def test_a_save_of_another_epoch_is_refused() -> None:
+def test_a_save_of_another_term_is_refused() -> None:
     """A zombie keeps asking; nobody grants."""
     cluster = running()
     cluster.request(0, gen(2, 1))
@@ -488,10 +491,10 @@ def test_a_save_of_another_epoch_is_refused() -> None:
 
 
 def test_a_forgotten_generation_is_answered_by_rule() -> None:
-    """Long after its record is gone, a late report of e1s1 gets a verdict."""
+    """Long after its record is gone, a late report of (1, 1) gets a verdict."""
     cluster = running()
-    for seq in range(1, 60):
-        cluster.save(gen(1, seq))
+    for step in range(1, 60):
+        cluster.save(gen(1, step))
     assert len(cluster.coordinator.saves) < 40
     late = m.RankDropped(rank=0, generation=gen(1, 1), reason="late", memory=True)
     answer = cluster.coordinator.handle(m.MessageReceived(from_node=0, message=late))
@@ -501,7 +504,7 @@ def test_a_forgotten_generation_is_answered_by_rule() -> None:
 
 
 def test_a_save_that_another_rank_has_passed_is_dropped_in_either_order_of_the_news() -> None:
-    """Rank 1 went on to e1s5 without e1s4; rank 0's e1s4, heard of later, must not hold a slot."""
+    """Rank 1 went on to step 5 without step 4; rank 0's, heard of later, must not hold a slot."""
     cluster = running()
     cluster.request(1, gen(1, 5))
     cluster.done = []
@@ -516,7 +519,7 @@ def proofs(digest: str, members: tuple[int, ...] = (0, 1)) -> tuple[m.ReplicaPro
 
 
 def sealed_with(*said: tuple[m.ReplicaProof, ...], disk: bool = False) -> Cluster:
-    """Ranks of one node that seal e1s1 with these proofs."""
+    """Ranks of one node that seal (1, 1) with these proofs."""
     cluster = running(nodes_of=(0,) * len(said))
     for rank in range(len(said)):
         cluster.request(rank, gen(1, 1), disk=disk)
@@ -575,7 +578,7 @@ def test_what_turns_out_to_be_suspect_supersedes_nothing_in_memory() -> None:
     cluster.save(gen(1, 2), disk=True)
     cluster.tell(suspect(gen(1, 2)))
     cluster.save(gen(1, 3))
-    assert cluster.held(0) == cluster.held(1) == ["e1s1", "e1s3"]
+    assert cluster.held(0) == cluster.held(1) == ["step 1 (term 1)", "step 3 (term 1)"]
 
 
 def test_a_verdict_that_was_lost_on_the_way_is_said_again() -> None:
@@ -588,14 +591,14 @@ def test_a_verdict_that_was_lost_on_the_way_is_said_again() -> None:
     cluster.cut = set()
     cluster.tick(10.0)
     cluster.save(gen(1, 3))
-    assert cluster.held(1) == ["e1s1", "e1s3"]
+    assert cluster.held(1) == ["step 1 (term 1)", "step 3 (term 1)"]
 
 
 def test_suspect_commits_push_no_older_one_out() -> None:
-    """keep_last 1: e1s1 goes when e1s3 is verified, not when e1s2 is."""
+    """keep_last 1: (1, 1) goes when (1, 3) is verified, not when (1, 2) is."""
     cluster = running()
-    for seq in (1, 2, 3):
-        cluster.save(gen(1, seq), disk=True)
+    for step in (1, 2, 3):
+        cluster.save(gen(1, step), disk=True)
     cluster.tell(m.GenerationVerified(generation=gen(1, 1), ok=True))
     cluster.tell(suspect(gen(1, 2)))
     assert cluster.take(m.DeleteGenerations) == []
@@ -605,7 +608,7 @@ def test_suspect_commits_push_no_older_one_out() -> None:
 
 
 def test_a_breakpoint_stores_the_newest_that_is_sound() -> None:
-    """e1s1 was in memory only, and e1s2 on disk is worth nothing."""
+    """(1, 1) was in memory only, and (1, 2) on disk is worth nothing."""
     cluster = running(slots=3)
     cluster.save(gen(1, 1))
     cluster.save(gen(1, 2), disk=True)
@@ -616,7 +619,7 @@ def test_a_breakpoint_stores_the_newest_that_is_sound() -> None:
 
 
 def test_a_file_name_is_not_used_again_when_a_newer_commit_turns_out_to_be_suspect() -> None:
-    """The disk refused e1s1 and has e1s2, which is worth nothing: a new coordinator asks again."""
+    """The disk refused step 1 and has step 2, which is suspect: a new coordinator asks again."""
     cluster = running(slots=3)
     for rank in (0, 1):
         cluster.request(rank, gen(1, 1), disk=True)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from autockpt.executors.protocol.messages import (
     CatalogueEntry,
-    EpochParent,
     HeldShard,
     ShardCopy,
+    TermParent,
 )
 from autockpt.executors.protocol.selection import (
     Question,
@@ -22,9 +22,9 @@ from autockpt.executors.protocol.selection import (
 from autockpt.values.generation import Generation
 
 
-def gen(epoch: int, seq: int) -> Generation:
+def gen(term: int, step: int) -> Generation:
     """Short for tests."""
-    return Generation(epoch=epoch, seq=seq)
+    return Generation(term=term, step=step)
 
 
 def shard(rank: int, generation: Generation, world: int = 2, **more: object) -> HeldShard:
@@ -33,7 +33,7 @@ def shard(rank: int, generation: Generation, world: int = 2, **more: object) -> 
         rank=rank,
         slot=0,
         generation=generation,
-        step=generation.seq,
+        step=generation.step,
         world_size=world,
         root=f"{generation}:{rank}",
     )
@@ -46,15 +46,15 @@ def commit(generation: Generation, world: int = 2, **more: object) -> CatalogueE
         {"file": f"{generation}-{r}", "root": f"{generation}:{r}"} for r in range(world)
     )
     base = CatalogueEntry(
-        generation=generation, step=generation.seq, world_size=world, records=records
+        generation=generation, step=generation.step, world_size=world, records=records
     )
     return replace(base, **more)  # type: ignore[arg-type]
 
 
-ONE_EPOCH = (EpochParent(epoch=1, parent=None),)
+ONE_TERM = (TermParent(term=1, parent=None),)
 
 
-def ask(*held: object, chain: tuple[EpochParent, ...] = ONE_EPOCH, **more: object) -> Question:
+def ask(*held: object, chain: tuple[TermParent, ...] = ONE_TERM, **more: object) -> Question:
     """A question about two ranks from shards and commits."""
     question = Question(
         world_size=2,
@@ -72,7 +72,7 @@ def chosen(question: Question) -> Generation | None:
 
 
 def test_memory_newer_than_disk_wins_if_every_rank_holds_it() -> None:
-    """Two ranks hold e1s7 and the disk has e1s5: e1s7, from memory."""
+    """Two ranks hold (1, 7) and the disk has (1, 5): (1, 7), from memory."""
     choice = choose(ask(shard(0, gen(1, 7)), shard(1, gen(1, 7)), commit(gen(1, 5))))
     assert choice is not None
     assert choice.generation == gen(1, 7)
@@ -80,7 +80,7 @@ def test_memory_newer_than_disk_wins_if_every_rank_holds_it() -> None:
 
 
 def test_a_generation_one_rank_misses_is_passed_over() -> None:
-    """Rank 1 has lost e1s7: the commit e1s5 is the greatest that all can get."""
+    """Rank 1 has lost (1, 7): the commit (1, 5) is the greatest that all can get."""
     assert chosen(ask(shard(0, gen(1, 7)), commit(gen(1, 5)))) == gen(1, 5)
 
 
@@ -99,8 +99,8 @@ def test_memory_with_another_root_than_the_commit_is_not_mixed_in() -> None:
 
 
 def test_a_generation_left_behind_is_never_chosen() -> None:
-    """Epoch 2 began from e1s5, so e1s9 is abandoned even when it is whole."""
-    chain = (EpochParent(epoch=2, parent=gen(1, 5)), EpochParent(epoch=1, parent=None))
+    """Term 2 began from (1, 5), so (1, 9) is abandoned even when it is whole."""
+    chain = (TermParent(term=2, parent=gen(1, 5)), TermParent(term=1, parent=None))
     question = ask(commit(gen(1, 9)), commit(gen(1, 5)), chain=chain)
     assert chosen(question) == gen(1, 5)
 
@@ -222,14 +222,14 @@ def test_commits_fill_in_for_lost_decision_records() -> None:
     """A copied directory without decisions still knows its lineage."""
     parents = parents_of((), (commit(gen(2, 3), parent=gen(1, 5)), commit(gen(1, 5))))
     assert newest_chain(parents) == (
-        EpochParent(epoch=2, parent=gen(1, 5)),
-        EpochParent(epoch=1, parent=None),
+        TermParent(term=2, parent=gen(1, 5)),
+        TermParent(term=1, parent=None),
     )
 
 
 def test_a_record_that_points_forward_ends_the_chain() -> None:
     """A corrupt parent cannot make the walk go on for ever."""
-    assert chain_from(2, {2: gen(3, 1), 3: gen(2, 1)}) == (EpochParent(epoch=2, parent=gen(3, 1)),)
+    assert chain_from(2, {2: gen(3, 1), 3: gen(2, 1)}) == (TermParent(term=2, parent=gen(3, 1)),)
 
 
 generations = st.builds(gen, st.integers(1, 4), st.integers(0, 6))
@@ -237,13 +237,13 @@ histories = st.dictionaries(st.integers(1, 4), st.one_of(st.none(), generations)
 
 
 @given(histories, generations)
-def test_lineage_is_closed_downwards_within_an_epoch(
+def test_lineage_is_closed_downwards_within_an_term(
     parents: dict[int, Generation | None], generation: Generation
 ) -> None:
-    """If a generation is eligible, so is every older one of its epoch."""
+    """If a generation is eligible, so is every older one of its term."""
     chain = newest_chain(parents)
-    if on_lineage(generation, chain) and generation.seq > 0:
-        assert on_lineage(gen(generation.epoch, generation.seq - 1), chain)
+    if on_lineage(generation, chain) and generation.step > 0:
+        assert on_lineage(gen(generation.term, generation.step - 1), chain)
 
 
 @given(

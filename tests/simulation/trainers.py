@@ -33,7 +33,7 @@ class Trainers(World):
     def fit(self, trainer: Trainer) -> None:
         """Shards of another number of ranks have another size: new slots, before the first save.
 
-        Keepers put it off until the epoch is open, and hear nobody who was replaced.
+        Keepers put it off until the term is open, and hear nobody who was replaced.
         """
         keeper = self.nodes[trainer.node].keeper
         if keeper is None:
@@ -64,7 +64,7 @@ class Trainers(World):
             if (content := slots.pop(key)) is not None and content.writer is not None:
                 self.oracle.fail(f"slot {key[1]} of rank {do.rank} given back while written")
 
-    def do_LendPlaced(self, keeper: Keeper, do: m.LendPlaced) -> None:
+    def do_ServeShards(self, keeper: Keeper, do: m.ServeShards) -> None:
         keeper.placed = do
 
     def may_advance(self, trainer: Trainer) -> bool:
@@ -74,25 +74,25 @@ class Trainers(World):
         peers = 0
         for other in self.trainers:
             if other.incarnation is trainer.incarnation:
-                if not other.running or other.seq < trainer.seq:
+                if not other.running or other.step < trainer.step:
                     return False
                 peers += 1
         return peers == len(trainer.nodes)
 
     def advance(self, trainer: Trainer) -> None:
         """One iteration, then the boundary."""
-        assert trainer.epoch is not None
+        assert trainer.term is not None
         self.oracle.passed(trainer)
-        trainer.seq += 1
         trainer.step += 1
-        trainer.history = hash((trainer.history, trainer.epoch, trainer.seq))
-        generation = Generation(epoch=trainer.epoch, seq=trainer.seq)
+        trainer.step += 1
+        trainer.history = hash((trainer.history, trainer.term, trainer.step))
+        generation = Generation(term=trainer.term, step=trainer.step)
         self.oracle.trained(generation, trainer.history)
         self.switch_plan(trainer)
         keeper = self.nodes[trainer.node].keeper
-        if trainer.seq % self.interval or keeper is None:
+        if trainer.step % self.interval or keeper is None:
             return
-        disk = (trainer.seq // self.interval) % self.disk_every == 0
+        disk = (trainer.step // self.interval) % self.disk_every == 0
         if self.in_flight and len(trainer.persisting - {generation}) >= self.in_flight:
             disk = False
         request = m.SaveRequested(
@@ -162,14 +162,14 @@ class Trainers(World):
         if content is None or content.corrupt or not content.sealed or flaky:
             self.oracle.forget_memory()
             bad = m.ShardBad(
-                rank=trainer.rank, epoch=order.epoch, attempt=order.attempt, detail="bad"
+                rank=trainer.rank, term=order.term, attempt=order.attempt, detail="bad"
             )
             self.local(trainer, bad)
             return
         trainer.loaded, trainer.step = content, order.step
         self.local(
             trainer,
-            m.ShardVerified(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt),
+            m.ShardVerified(rank=trainer.rank, term=order.term, attempt=order.attempt),
         )
 
     def gathered(self, trainer: Trainer, order: m.RestoreShard) -> list[Content | None] | None:
@@ -262,17 +262,17 @@ class Trainers(World):
         return found
 
     def do_GrantSlot(self, keeper: Keeper, do: m.GrantSlot) -> None:
-        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        trainer = self.find(keeper, do.rank, term=do.generation.term)
         if trainer is None:
             return
         slots = self.nodes[keeper.node].slots
         old = slots.get((do.rank, do.slot))
         if old is not None and old.writer is not None:
             self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
-        if old is not None and self.slots > 1 and trainer.epoch == self.disk.epoch:
+        if old is not None and self.slots > 1 and trainer.term == self.disk.term:
             own = (slots.get((do.rank, slot)) for slot in range(self.slots))
             held = {content.generation for content in own if content is not None and content.sealed}
-            self.oracle.overwritten(old.generation, trainer.epoch, held)
+            self.oracle.overwritten(old.generation, trainer.term, held)
         elif old is not None and self.slots == 1:  # which promises nothing beyond what it holds
             self.oracle.forget_up_to(old.generation)
         slots[do.rank, do.slot] = Content(
@@ -286,7 +286,7 @@ class Trainers(World):
         trainer.writing.append((do.generation, do.slot))
 
     def do_DiscardSnapshot(self, keeper: Keeper, do: m.DiscardSnapshot) -> None:
-        trainer = self.find(keeper, do.rank, epoch=do.generation.epoch)
+        trainer = self.find(keeper, do.rank, term=do.generation.term)
         if trainer is not None:
             trainer.told_discard.add(do.generation)
 
@@ -300,11 +300,11 @@ class Trainers(World):
                 same = now is not None and now.launch_id == do.incarnation.launch_id
                 older = now is not None and now.restart_round < do.incarnation.restart_round
                 early = older if same else now is not None and not trainer.refused
-                if early and trainer.running and trainer.epoch == self.disk.epoch:
+                if early and trainer.running and trainer.term == self.disk.term:
                     self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
 
     def do_RestoreRefused(self, keeper: Keeper, do: m.RestoreRefused) -> None:
-        final = not do.retryable and do.reason != "newer epoch"  # the next launch is the newest
+        final = not do.retryable and do.reason != "newer term"  # the next launch is the newest
         self._refuse(do.rank, do.incarnation, final=final)
 
     def _refuse(self, rank: int, incarnation: m.Incarnation, *, final: bool = False) -> None:
@@ -319,21 +319,21 @@ class Trainers(World):
 
     def do_StartFresh(self, keeper: Keeper, do: m.StartFresh) -> None:
         trainer = self.find(keeper, do.rank)
-        if self.oracle.decided.get(do.epoch, do) is not None:
-            self.oracle.fail(f"epoch {do.epoch} started from scratch without a decision")
+        if self.oracle.decided.get(do.term, do) is not None:
+            self.oracle.fail(f"term {do.term} started from scratch without a decision")
         if trainer is not None:
-            trainer.running, trainer.epoch = True, do.epoch
-            trainer.history = hash((0, do.epoch))
+            trainer.running, trainer.term = True, do.term
+            trainer.history = hash((0, do.term))
 
     def do_Resume(self, keeper: Keeper, do: m.Resume) -> None:
         trainer = self.find(keeper, do.rank)
         if trainer is None:
             return
-        self.oracle.loaded(do.epoch, do.generation, trainer.loaded)
+        self.oracle.loaded(do.term, do.generation, trainer.loaded)
         assert trainer.loaded is not None
         if trainer.loaded.world != len(trainer.nodes):
             self.oracle.fail(f"rank {do.rank} holds a shard of another number of ranks")
-        trainer.running, trainer.epoch = True, do.epoch
+        trainer.running, trainer.term = True, do.term
         trainer.history, trainer.step = trainer.loaded.history, do.step
 
     def do_PreparePlan(self, keeper: Keeper, do: m.PreparePlan) -> None:

@@ -1,7 +1,7 @@
 """The simulated world and its network: carries instructions out and events in.
 
 Deterministic: no clock, no thread; one `random.Random` decides.  Events are small on purpose: the
-last vote, the check of the epoch, the link, the fsync and the second check are separate moments,
+last vote, the check of the term, the link, the fsync and the second check are separate moments,
 because the bugs live between them.
 """
 
@@ -71,7 +71,7 @@ class World:
         self.in_flight = Random(f"in flight {seed}").choice((0, 0, 0, 1))
         """Generations that trainers have on their way to storage at once; 0: any number."""
         self.shapes: dict[int, tuple[int, ...]] = {}
-        """Node of every rank, by epoch."""
+        """Node of every rank, by term."""
         self.retention = retention(rng)
         self.disk = Disk()
         self.oracle = Oracle()
@@ -117,7 +117,7 @@ class World:
 
     def homes(self, generation: Generation) -> tuple[int, ...]:
         """Node of every rank that wrote it."""
-        return self.shapes.get(generation.epoch, self.nodes_of)
+        return self.shapes.get(generation.term, self.nodes_of)
 
     def say(self, *words: object) -> None:
         """One line of the trace."""
@@ -180,7 +180,7 @@ class World:
     def promise_memory(self, keeper: Keeper, message: m.MemoryCommitted) -> None:
         """A coordinator says all ranks hold it: from now on that must be true."""
         generation = message.generation
-        current = keeper.coordinator.epoch == self.disk.epoch
+        current = keeper.coordinator.term == self.disk.term
         if message.health == "good" and current and not keeper.coordinator.protects:
             self.oracle.protected.clear()  # nothing newer will be protected: it goes as memory does
         if generation in self.oracle.announced:
@@ -188,18 +188,18 @@ class World:
         self.oracle.announced.add(generation)
         nodes = keeper.coordinator.nodes
         whole = all(self.in_memory(rank, generation, nodes) for rank in range(len(nodes)))
-        current = generation.epoch == self.disk.epoch and not self.losses
+        current = generation.term == self.disk.term and not self.losses
         newest = not any(g > generation for g in self.oracle.memory)
         if not whole and current and newest:
             self.oracle.fail(f"{generation} was called memory-committed, but is not")
         if not whole or message.health != "good":
             return
         sound = self.oracle.announced - self.oracle.nan
-        if any(g.epoch == generation.epoch and g > generation for g in sound):
+        if any(g.term == generation.term and g > generation for g in sound):
             return  # said again by a new keeper, the older one first: that one is free
         if nodes == self.nodes_of:
             self.oracle.memory.add(generation)
-        elif generation.epoch == self.disk.epoch:
+        elif generation.term == self.disk.term:
             # Ranks of another number knock, and are refused: to those nothing is promised yet.
             self.oracle.forget_up_to(generation)
 
@@ -238,9 +238,9 @@ class World:
         # A keeper that comes back says what it lacks, and has not read what it has.
         known = absent and all(keeper.back.get(n) == self.lost_so_far() for _, n in absent)
         undisturbed = began == self.lost_so_far() or known
-        if missing and undisturbed and keeper.coordinator.epoch == self.disk.epoch:
+        if missing and undisturbed and keeper.coordinator.term == self.disk.term:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
-        if not missing and generation.epoch == self.disk.epoch:
+        if not missing and generation.term == self.disk.term:
             own = set(enumerate(homes))
             promise = Promise(
                 world=len(homes),
@@ -318,7 +318,7 @@ class World:
         if type(message) in _UPWARD:
             self.to_coordinator(keeper, event)
             running = keeper.coordinator.phase == "running"
-            if type(message) is m.RankAttached and message.attach.epoch and running:
+            if type(message) is m.RankAttached and message.attach.term and running:
                 keeper.back[key[0]] = self.lost_so_far()
         else:
             self.to_node(keeper, event)
@@ -328,19 +328,19 @@ class World:
         self.now_s += self.rng.choice((1, 2, 5, 5)) if not self.peace else 5
         event = m.TimePassed(now_s=self.now_s)
         for keeper in self.keepers():
-            held = keeper.coordinator.phase == "running" and keeper.coordinator.epoch
+            held = keeper.coordinator.phase == "running" and keeper.coordinator.term
             if held > self.disk.claim and not any(job[0] == "renew" for job in keeper.jobs):
                 keeper.jobs.append(["renew", 0])
             if self.peace or self.rng.random() < 0.9:
                 self.to_node(keeper, event)
                 self.to_coordinator(keeper, event)
 
-    def find(self, keeper: Keeper, rank: int, *, epoch: int | None = None) -> Trainer | None:
-        """The trainer an instruction means: by epoch, or of the keeper's incarnation."""
+    def find(self, keeper: Keeper, rank: int, *, term: int | None = None) -> Trainer | None:
+        """The trainer an instruction means: by term, or of the keeper's incarnation."""
         for trainer in self.trainers:
             if trainer.rank == rank and trainer.node == keeper.node:
-                if epoch is not None and trainer.epoch == epoch:
+                if term is not None and trainer.term == term:
                     return trainer
-                if epoch is None and trainer.incarnation == keeper.machine.incarnation:
+                if term is None and trainer.incarnation == keeper.machine.incarnation:
                     return trainer
         return None

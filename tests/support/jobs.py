@@ -8,9 +8,9 @@ from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
-    Iterated,
-    PersistCommitted,
+    IterationsTimed,
     PlanChanged,
     SnapshotBegan,
     SnapshotSealed,
@@ -83,7 +83,7 @@ class FakeJob:
             self.step += steps
             self._tell(
                 controller,
-                Iterated(
+                IterationsTimed(
                     at_s=self.now_s, rank=0, step=self.step, count=steps, total_s=quiet * steps,
                     checkpoint_s=0.0, quiet_s=quiet, busy_s=busy if not block else 0.0,
                 ),
@@ -110,7 +110,7 @@ class FakeJob:
             persist_s = self.persist_of(plan) if self.persist_of else self.persist_s
             self._tell(
                 controller,
-                PersistCommitted(
+                CheckpointDurable(
                     at_s=self.now_s, rank=-1, generation=name, step=self.step, bytes=10**9,
                     stored_bytes=10**9, latency_s=self._noisy(persist_s, self.noise),
                     write_s=persist_s,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal, intervals_of
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
-    Iterated,
-    PersistCommitted,
+    IterationsTimed,
     PlanChanged,
     PlanChangeWithheld,
     SnapshotBegan,
@@ -85,7 +85,7 @@ class SharedMachine:
             _, latency_s, name = self._landing
             self._landing = None
             self.persists += 1
-            durable = PersistCommitted(
+            durable = CheckpointDurable(
                 at_s=self.now_s, rank=-1, generation=name, step=self.step, bytes=1, stored_bytes=1,
                 latency_s=latency_s, write_s=latency_s,
             )  # fmt: skip
@@ -99,7 +99,7 @@ class SharedMachine:
         busy = [took for took, busy in self._block if busy]
         self._tell(
             controller,
-            Iterated(
+            IterationsTimed(
                 at_s=self.now_s, rank=0, step=self.step, count=len(self._block),
                 total_s=sum(took for took, _ in self._block), checkpoint_s=self._stalled_s,
                 quiet_s=sum(quiet) / len(quiet) if quiet else 0.0,

@@ -94,6 +94,7 @@ class _Archiver:
         from autockpt.integrations.places import find_place, good_generations
         from autockpt.run_directory import RunDirectory
         from autockpt.values.errors import NoCheckpointError
+        from autockpt.values.generation import Generation
 
         request, run = self._request, RunDirectory(self._request.source)
         if request.follow and run.exists and not run.checkpoints().is_dir():
@@ -110,7 +111,8 @@ class _Archiver:
         )  # fmt: skip
         with contextlib.closing(open_archive(request.destination, about)) as archive:
             there = archive.names()
-            newer = names if chosen else [n for n in names if not there or n > there[-1]]
+            last = Generation.from_name(there[-1]) if there else None
+            newer = [n for n in names if chosen or last is None or Generation.from_name(n) > last]
             for name in (name for name in newer if name not in self._passed):
                 if not chosen and (found := _sickness(place.directory, name)):
                     self._passed.add(name)

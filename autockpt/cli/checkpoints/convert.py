@@ -11,11 +11,11 @@ from autockpt.console import Console
 EXAMPLES = """
 autockpt convert runs/train-20260101-120000 weights --to safetensors   # the newest good one
 autockpt convert runs/train-20260101-120000 weights --to safetensors --max-shard-size 2GB
-autockpt convert checkpoints dcp --to dcp --generation gen-e000001-s000000400
+autockpt convert checkpoints dcp --to dcp --generation ckpt-t0001-step-00000400
 autockpt convert runs/train-20260101-120000 state.pt --to torch --force
 autockpt convert weights runs/tuned --to autockpt   # then: autockpt run --run-dir runs/tuned ...
 autockpt convert runs/train-20260101-120000 history --to archive --codec excp   # LOSSY
-autockpt convert history runs/again --to autockpt --generation gen-e000001-s000000400
+autockpt convert history runs/again --to autockpt --generation ckpt-t0001-step-00000400
 """
 PROGRESS_EVERY_S = 5.0
 

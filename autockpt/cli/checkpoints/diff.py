@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from autockpt.integrations.tree.lazy_tree import Tree
 
 EXAMPLES = """
-autockpt diff checkpoints/gen-e000001-s000000400 checkpoints/gen-e000001-s000000800
+autockpt diff checkpoints/ckpt-t0001-step-00000400 checkpoints/ckpt-t0001-step-00000800
 autockpt diff runs/train-20260101-120000 weights --only model   # a run and an export of it
 autockpt diff runs/a runs/b --json | jq '.groups'
 """

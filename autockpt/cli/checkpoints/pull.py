@@ -8,7 +8,7 @@ from autockpt.console import Console
 
 EXAMPLES = """
 autockpt pull s3://bucket/run-7 runs/again      # then: autockpt run --run-dir runs/again train.py
-autockpt pull s3://bucket/run-7 runs/again --generation gen-e000001-s000000400
+autockpt pull s3://bucket/run-7 runs/again --generation ckpt-t0001-step-00000400
 """
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from autockpt import new_files
 from autockpt.console import Console
 from autockpt.launch.elastic.signals import told_to_end
-from autockpt.launch.sidecars.sidecar import Follower
+from autockpt.launch.sidecars.sidecar import Sidecar
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal, RemoteWish
 
 if TYPE_CHECKING:
     from autockpt.executors.storage.directory import CommitFile
     from autockpt.executors.storage.remote import Copied, RemoteCopies
-    from autockpt.executors.throttle.rate_limit import Gate
+    from autockpt.executors.throttle.rate_limit import Throttle
     from autockpt.values.errors import AutockptError
 
 NAME = "copier"
@@ -57,14 +57,14 @@ class Request:
     """Go on with what the run writes, until SIGTERM; then a last time."""
 
 
-def copiers(run: RunDirectory, wish: RemoteWish) -> list[Follower]:
+def copiers(run: RunDirectory, wish: RemoteWish) -> list[Sidecar]:
     """Who copies what the run commits: one or nobody."""
     if wish.url is None:
         return []
     command = ["push", str(run.path), wish.url, "--keep", str(wish.keep_last), "--follow"]
     if wish.rate_bytes_per_s is not None:
         command += ["--rate", f"{wish.rate_bytes_per_s:.0f} B/s"]
-    return [Follower(name=NAME, command=tuple(command))]
+    return [Sidecar(name=NAME, command=tuple(command))]
 
 
 def push(console: Console, request: Request) -> int:
@@ -101,11 +101,13 @@ class _Copier:
 
     def __init__(self, console: Console, request: Request) -> None:
         from autockpt.executors.storage.event_log import TelemetryWriter
-        from autockpt.executors.throttle.rate_limit import OpenGate, PacedGate
+        from autockpt.executors.throttle.rate_limit import RateLimiter, Unlimited
 
         rate, self._request, self._console = request.wish.rate_bytes_per_s, request, console
         # No cap on a wait, which would let a part pass unpaid: nobody waits for the copy.
-        self._gate: Gate = OpenGate() if rate is None else PacedGate(rate, longest_wait_s=math.inf)
+        self._gate: Throttle = (
+            Unlimited() if rate is None else RateLimiter(rate, longest_wait_s=math.inf)
+        )
         self._copies = copies_at(str(request.wish.url))
         self._there = ""
         """Newest generation that was copied."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 autockpt show runs/train-20260101-120000                  # the newest one
-autockpt show checkpoints gen-e000001-s000000400 --tensors
+autockpt show checkpoints ckpt-t0001-step-00000400 --tensors
 """
 
 
@@ -44,7 +44,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
     shown = {
         "generation": name,
         "step": commit.step,
-        "epoch": commit.generation.epoch,
+        "term": commit.generation.term,
         "resumed from": commit.parent.name if commit.parent else "the beginning",
         "ranks": commit.world_size,
         "health": commit.health,

@@ -90,7 +90,7 @@ class ImageIndex:
     def root(self) -> str:
         """Binds every digest to this run, generation, rank and layout."""
         parts = [
-            "autockpt-image-1", self.run_id, str(self.generation), str(self.rank),
+            "autockpt-image-1", self.run_id, self.generation.name, str(self.rank),
             str(self.world_size), self.layout_digest, str(self.image_bytes),
             str(self.chunk_bytes), *self.digests, str(self.head_bytes), self.head_digest,
         ]  # fmt: skip
@@ -112,7 +112,7 @@ class ImageIndex:
         got = chunk_digest(data) if look is None else _digest_beside(data, look)
         if got != self.digests[index]:
             raise CorruptCheckpointError(
-                f"{source}: rank {self.rank}, chunk {index} of generation {self.generation}: "
+                f"{source}: rank {self.rank}, chunk {index} of checkpoint {self.generation}: "
                 f"expected digest {self.digests[index]}, got {got}"
             )
 
@@ -121,7 +121,7 @@ class ImageIndex:
         got = chunk_digest(data)
         if got != self.head_digest:
             raise CorruptCheckpointError(
-                f"{source}: rank {self.rank}, head of generation {self.generation}: expected "
+                f"{source}: rank {self.rank}, head of checkpoint {self.generation}: expected "
                 f"digest {self.head_digest}, got {got}"
             )
 

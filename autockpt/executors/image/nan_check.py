@@ -119,7 +119,7 @@ class NanScan:
 def sick_state(generation: Generation, rank: int, tensor: str) -> str:
     """What is said of a suspect generation."""
     return (
-        f"generation {generation}: rank {rank} has NaN in {tensor}; it is kept, but it is neither "
+        f"checkpoint {generation}: rank {rank} has NaN in {tensor}; it is kept, but it is neither "
         f"restored by itself nor does it push older ones out (--resume-from {generation.name} does)"
     )
 

@@ -47,10 +47,10 @@ class Outage:
     """An exception of the script began it: it says nothing about machines."""
 
 
-class Journal:
+class EventRecorder:
     """Telemetry events of one keeper, and one FailureRecord per interruption.
 
-    Keepers of other nodes write theirs to the same log; the epoch says which belong together.
+    Keepers of other nodes write theirs to the same log; the term says which belong together.
     """
 
     def __init__(self, run_directory: str, node: int) -> None:
@@ -115,7 +115,7 @@ class Journal:
         """Every shard has its copies on other nodes."""
         began, step = self._began.get(generation, (_now(), -1))
         self._writer.emit(
-            t.GenerationProtected(
+            t.GenerationReplicated(
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
                 latency_s=_now() - began,
             )
@@ -123,7 +123,7 @@ class Journal:
 
     def protection_lost(self, reason: str) -> None:
         """Copies are missing."""
-        self._writer.emit(t.ProtectionLost(at_s=_now(), rank=KEEPER, reason=reason))
+        self._writer.emit(t.ReplicationLost(at_s=_now(), rank=KEEPER, reason=reason))
 
     def copied(
         self,
@@ -136,7 +136,7 @@ class Journal:
     ) -> None:
         """A shard or a parity came from other nodes; callable from any thread."""
         self._writer.emit(
-            t.ShardCopied(
+            t.ReplicaFetched(
                 at_s=_now(), rank=KEEPER, generation=str(shard.generation), step=shard.step,
                 shard_rank=shard.rank, from_node=from_node, to_node=self._node, bytes=nbytes,
                 copy_s=copy_s,
@@ -148,7 +148,7 @@ class Journal:
     def sent(self, use: WindowUse, send_s: float) -> None:
         """Copies left for other nodes, in windows as far as these took them; from any thread."""
         self._writer.emit(
-            t.CopiesSent(
+            t.ReplicaSent(
                 at_s=_now(), rank=KEEPER, from_node=self._node, bytes=use.nbytes,
                 window_bytes=use.passed["window"], chunk_bytes=use.chunk_bytes,
                 held_s=use.blocked_s, send_s=send_s, reason=use.reason,
@@ -161,7 +161,7 @@ class Journal:
         began, step = self._began.get(generation, (_now(), -1))
         raw, stored = self._bytes.pop(generation, (0, 0))
         self._writer.emit(
-            t.PersistCommitted(
+            t.CheckpointDurable(
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=raw,
                 stored_bytes=stored, latency_s=_now() - began,
                 write_s=self._write_s.pop(generation, 0.0),
@@ -182,7 +182,7 @@ class Journal:
     def retired(self, generation: Generation, step: int, freed: int) -> None:
         """Retention deleted a commit."""
         self._writer.emit(
-            t.CheckpointRetired(
+            t.CheckpointDeleted(
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=freed
             )
         )
@@ -284,7 +284,7 @@ class Journal:
             source=message.source,
             lost_steps=lost_steps,
             lost_s=lost_s,
-            epoch=message.epoch,
+            term=message.term,
         )
         self.outage = None
         try:
@@ -326,7 +326,7 @@ def _unfinished_run(run_directory: str) -> Outage | None:
     return outage
 
 
-_SHOW_PROGRESS = ("Iterated", "SnapshotBegan", "SnapshotSealed", "TrainerFailed")
+_SHOW_PROGRESS = ("IterationsTimed", "SnapshotBegan", "SnapshotSealed", "TrainerFailed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ def _last_progress(path: str) -> _Progress | None:
             elif kind == "RunEnded":
                 result = None
             elif "step" in data and kind in _SHOW_PROGRESS:
-                steps += int(data.get("count", 0)) if kind == "Iterated" else 0
+                steps += int(data.get("count", 0)) if kind == "IterationsTimed" else 0
                 if kind == "TrainerFailed":
                     of_script = data["origin"] != "machine"
                 at_s, step = float(data["at_s"]), int(data["step"])

@@ -20,16 +20,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.event_recorder import EventRecorder
 from autockpt.executors.keeper.hangs.stack_dumps import status_of
 from autockpt.executors.keeper.hangs.watch import HangWatch, Watched
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.network_windows import LinkWindows, NodeWindows
-from autockpt.executors.keeper.replication.replica_slots import Guests
+from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.restoring.shard_gather import Gathering
-from autockpt.executors.keeper.restoring.shared_buffers import ReadingMemory
-from autockpt.executors.keeper.restoring.warm_pages import KeptPages
-from autockpt.executors.keeper.saving.shards import Shards
+from autockpt.executors.keeper.restoring.shared_buffers import SharedBuffers
+from autockpt.executors.keeper.restoring.warm_pages import WarmPages
+from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import CELL_STEP, MemoryTable
 from autockpt.executors.keeper.status_file import StatusFile
 from autockpt.executors.keeper.status_writer import Standing
@@ -88,7 +88,7 @@ class _State:
     trainers: dict[int, Trainer] = field(default_factory=dict)
     replaced: list[Trainer] = field(default_factory=list)
     """A later start has come, and they are still connected: they may write into their slots."""
-    epoch: int = 0
+    term: int = 0
     memory_committed: str = ""
     durable: str = ""
     protected: str = ""
@@ -97,13 +97,13 @@ class _State:
     unprotected: str = ""
     """Why copies on other nodes are missing; empty: they are not."""
     claimed_by: p.Incarnation | None = None
-    """For it this keeper holds the directory, or has assumed an epoch."""
-    claiming: tuple[p.ClaimEpoch, float] | None = None
+    """For it this keeper holds the directory, or has assumed an term."""
+    claiming: tuple[p.ClaimTerm, float] | None = None
     """What the storage has not answered, and since when, CLOCK_MONOTONIC."""
     ended: Trainer | None = None
     """The one that was there last."""
     unclaimed: int | None = None
-    """Epoch that was assumed: the storage has not taken its claim."""
+    """Term that was assumed: the storage has not taken its claim."""
 
 
 class Keeper:
@@ -115,7 +115,7 @@ class Keeper:
         self._directory = CheckpointDirectory(checkpoints)
         self._run_id = self._directory.open()
         self._directory.empty_trash()
-        self._journal = Journal(run_directory, node)
+        self._journal = EventRecorder(run_directory, node)
         self._memory = MemoryTable()
         self._hangs = HangWatch(run_directory, node, self._tell_stuck)
         self._s = _State()
@@ -145,14 +145,14 @@ class Keeper:
         )
         self._exchanges = KeeperExchanges(self._tell_trainer)
         self._windows = NodeWindows(self._copy_rate, self._journal.sent)
-        self._guests = Guests(
+        self._guests = ReplicaSlots(
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
             address=self._peers.transfer_address, rate=self._copy_rate,
             restoring=lambda: self._protocol.phase == "restoring", log=self._log,
             copied=self._journal.copied, receiver=self._receiver, exchanges=self._exchanges,
             windows=self._link_windows,
         )  # fmt: skip
-        self._shards = Shards(
+        self._shards = ShardSaves(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
             journal=self._journal, post=self.post, submit=self._disk.submit,
             tell=self._node_event, world_size=self._world_size, degrade=self._degrade,
@@ -173,8 +173,8 @@ class Keeper:
         """What the storage said of generations on their way there."""
         self._status = StatusFile(run_directory)
         self._next_status_s = 0.0
-        self._reading = ReadingMemory(self._log)
-        self._kept = KeptPages()
+        self._reading = SharedBuffers(self._log)
+        self._kept = WarmPages()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
     # ------------------------------------------------------------------ loop
@@ -207,9 +207,9 @@ class Keeper:
                 self._write_status(now)
                 self._peers.stand("settled" if self._settled() else "busy")
             # Without trainers it is not held: a launch on other machines may take over.
-            if now >= next_heartbeat and self._s.epoch and self._s.trainers:
+            if now >= next_heartbeat and self._s.term and self._s.trainers:
                 next_heartbeat = now + HEARTBEAT_S
-                self._disk.beat(self._s.epoch)
+                self._disk.beat(self._s.term)
             elif now >= next_heartbeat and self._disk.idle:
                 next_heartbeat = now + HEARTBEAT_S
                 self._disk.submit(self._look_for_run)
@@ -421,7 +421,7 @@ class Keeper:
         """The protocol decides whether it is admitted; if so, its nodes are the job."""
         attach = trainer.attach
         self._leave_when_drained = False
-        if attach.epoch is not None:
+        if attach.term is not None:
             self._journal.trainers_live()
         slots = len(self._memory.of(trainer.rank).slots)
         self._node_event(replace(attach, slots=slots))
@@ -429,7 +429,7 @@ class Keeper:
             return
         if control_host:
             self._peers.expect(attach.incarnation, attach.nodes, control_host)
-        if attach.epoch is None and not slots:
+        if attach.term is None and not slots:
             self._expect_to_read(attach)
 
     def _expect_to_read(self, attach: p.TrainerAttached) -> None:
@@ -518,7 +518,7 @@ class Keeper:
         self._lonely_since = time.monotonic()
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
-        """New slots; before the epoch is open nobody knows what of the old ones has to stay."""
+        """New slots; before the term is open nobody knows what of the old ones has to stay."""
         if self._protocol.phase != "open":
             trainer.wanted = wanted
             return
@@ -578,7 +578,7 @@ class Keeper:
         if isinstance(event, Exception):
             self._degrade("retention", str(event))
             return
-        if isinstance(event, p.EpochClaimed | p.EpochRefused) and self._claim_answered(event):
+        if isinstance(event, p.TermClaimed | p.TermRefused) and self._claim_answered(event):
             return
         if isinstance(event, p.DirectoryRenewed):
             self._shards.forget_bases()
@@ -591,14 +591,14 @@ class Keeper:
             self._shards.damaged(event.generation)
         self._coordinator_event(event)
 
-    def _claim_answered(self, event: p.EpochClaimed | p.EpochRefused) -> bool:
+    def _claim_answered(self, event: p.TermClaimed | p.TermRefused) -> bool:
         """True where the training goes on without the answer."""
         if self._is_replaced(event.incarnation):
             return False
         claiming, self._s.claiming = self._s.claiming, None
-        if isinstance(event, p.EpochClaimed):
+        if isinstance(event, p.TermClaimed):
             self._s.unclaimed = None
-            self._s.epoch, self._s.claimed_by = event.epoch, event.incarnation
+            self._s.term, self._s.claimed_by = event.term, event.incarnation
         elif event.storage:
             return self._s.unclaimed is not None or self._assume(claiming, event.reason)
         return False
@@ -608,19 +608,19 @@ class Keeper:
         if claiming is not None and now_s - claiming[1] >= CLAIM_PATIENCE_S:
             self._assume(claiming, f"the storage of {self._directory.path} hangs")
 
-    def _assume(self, claiming: tuple[p.ClaimEpoch, float] | None, reason: str) -> bool:
-        """A restart from memory needs no disk: it goes on under the next epoch, which is claimed
+    def _assume(self, claiming: tuple[p.ClaimTerm, float] | None, reason: str) -> bool:
+        """A restart from memory needs no disk: it goes on under the next term, which is claimed
         when the storage is well again."""
         if claiming is None or not self._is_restart_in_memory():
             return False
-        epoch = self._disk.stand_in(claiming[0])
-        if epoch is None:
+        term = self._disk.stand_in(claiming[0])
+        if term is None:
             return False
         who = claiming[0].incarnation
-        self._s.claiming, self._s.unclaimed = None, epoch
-        self._s.epoch, self._s.claimed_by = epoch, who
+        self._s.claiming, self._s.unclaimed = None, term
+        self._s.term, self._s.claimed_by = term, who
         self._disk_failed(reason)
-        self._coordinator_event(p.EpochAssumed(incarnation=who, epoch=epoch, reason=reason))
+        self._coordinator_event(p.TermAssumed(incarnation=who, term=term, reason=reason))
         return True
 
     def _is_restart_in_memory(self) -> bool:
@@ -639,7 +639,7 @@ class Keeper:
         return bool(common)
 
     def _refuse_persist(self, order: p.StartPersist) -> None:
-        """Nobody may write files under an epoch that another launch may claim as well."""
+        """Nobody may write files under an term that another launch may claim as well."""
         self._node_event(
             p.PersistFailed(
                 rank=order.rank, generation=order.generation, attempt=order.attempt,
@@ -687,7 +687,7 @@ class Keeper:
             case p.AbortPersist():
                 self._shards.abort_persist(instruction)
             case (
-                p.ClaimEpoch()
+                p.ClaimTerm()
                 | p.WriteDecision()
                 | p.WriteCommit()
                 | p.TrashGeneration()
@@ -708,7 +708,7 @@ class Keeper:
                 self._shards.leave(rank, sealed=True)
                 self._guests.overwritten(rank)
                 self._memory.free(rank)
-            case p.LendPlaced():
+            case p.ServeShards():
                 self._end_gathering()
                 self._gathering = Gathering(
                     instruction, run_id=self._run_id, node=self._node, memory=self._memory,
@@ -744,12 +744,12 @@ class Keeper:
                 self._to_trainer(instruction)
 
     def _order_disk(self, instruction: p.Instruction) -> None:
-        if isinstance(instruction, p.ClaimEpoch):
+        if isinstance(instruction, p.ClaimTerm):
             self._s.claiming, self._s.unclaimed = (instruction, time.monotonic()), None
         self._disk.execute(instruction)
-        if isinstance(instruction, p.WriteDecision) and self._s.unclaimed == instruction.epoch:
+        if isinstance(instruction, p.WriteDecision) and self._s.unclaimed == instruction.term:
             # It is written with the claim; each COMMIT says it, too.
-            written = p.DecisionWritten(epoch=instruction.epoch, attempt=instruction.attempt)
+            written = p.DecisionWritten(term=instruction.term, attempt=instruction.attempt)
             self.post(lambda: self._coordinator_event(written))
 
     def _send_node(self, send: p.Send) -> None:
@@ -845,7 +845,7 @@ class Keeper:
             self._send(trainer, lent, () if fd is None else (fd,))
 
         gathering = self._gathering
-        if gathering is None or gathering.attempt != (wanted.epoch, wanted.attempt):
+        if gathering is None or gathering.attempt != (wanted.term, wanted.attempt):
             refusal = f"nothing is gathered in attempt {wanted.attempt}"
             send(wire.ChunksLent(rank=trainer.rank, number=wanted.number, refusal=refusal), None)
         else:
@@ -855,7 +855,7 @@ class Keeper:
         """What several ranks of the node need is read from storage once."""
         fd = self._reading.lend(order)
         if fd is not None:
-            lent = wire.ReadingMemory(rank=trainer.rank, epoch=order.epoch, attempt=order.attempt)
+            lent = wire.ReadingMemory(rank=trainer.rank, term=order.term, attempt=order.attempt)
             self._send(trainer, lent, (fd,))
 
     def _lend_neighbours(self, trainer: Trainer, order: p.RestoreShard) -> None:
@@ -898,7 +898,7 @@ class Keeper:
         gathered = 0 if self._gathering is None else self._gathering.total_bytes
         status = wire.Status(
             pid=os.getpid(),
-            epoch=self._s.epoch,
+            term=self._s.term,
             trainers=tuple(sorted(self._s.trainers)),
             memory_committed=self._s.memory_committed,
             durable=self._s.durable,
@@ -964,7 +964,7 @@ class Keeper:
     def _write_status(self, now_s: float) -> None:
         """How it stands, and how it ended where no launcher of ours says so."""
         coordinates = bool(self._protocol.nodes) and self._node == self._protocol.coordinator
-        if not (coordinates and self._s.epoch) or now_s < self._next_status_s:
+        if not (coordinates and self._s.term) or now_s < self._next_status_s:
             return
         self._next_status_s = now_s + STATUS_S
         ended = self._s.ended
@@ -1006,9 +1006,9 @@ _ENDS: dict[str, Literal["finished", "interrupted"]] = {
 
 def _may_replace(new: p.TrainerAttached, old: p.TrainerAttached) -> bool:
     """Of two live processes with one rank the later round of the launch is right; of running ones,
-    which come to a new keeper, that of the newer epoch."""
-    if new.epoch is not None and old.epoch is not None:
-        return new.epoch > old.epoch
+    which come to a new keeper, that of the newer term."""
+    if new.term is not None and old.term is not None:
+        return new.term > old.term
     same_launch = new.incarnation.launch_id == old.incarnation.launch_id
     return same_launch and new.incarnation != old.incarnation
 

@@ -142,7 +142,7 @@ class RankMemory:
         """The verdict of the keeper before died with it."""
         image = self.slots[slot].view[: index.image_bytes]
         floats = floats_in(image, beyond=index.head_bytes)
-        return bool(sampled_nan(floats, image, index.generation.seq))
+        return bool(sampled_nan(floats, image, index.generation.step))
 
     def give_up(self, slot: int) -> Arena:
         """The memory of a slot, to be kept apart; the rank's slots are about to be closed."""

@@ -13,7 +13,7 @@ from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.file_reuse import is_tight
 from autockpt.executors.storage.guard import check_deletions
-from autockpt.executors.throttle.rate_limit import PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
 
@@ -57,7 +57,7 @@ class DiskWorker:
         self._deleted = deleted
         self._scrubbed = scrubbed
         self._replaced = replaced
-        self.scrub_gate = PacedGate(SCRUB_BYTES_PER_S)
+        self.scrub_gate = RateLimiter(SCRUB_BYTES_PER_S)
         """What a scrub asks before each chunk."""
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._pulses: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -65,9 +65,9 @@ class DiskWorker:
         self._asked = False
         """This keeper is the one that reads back."""
         self._expected = 0
-        """Epoch of the claim that was ordered last; 0: this process had made none before."""
-        self._unclaimed: p.ClaimEpoch | None = None
-        """Its epoch was assumed, and the claim does not stand yet."""
+        """Term of the claim that was ordered last; 0: this process had made none before."""
+        self._unclaimed: p.ClaimTerm | None = None
+        """Its term was assumed, and the claim does not stand yet."""
         self._tried_s: dict[Generation, float] = {}
         """When a generation was last taken to be read again, seconds since 1970."""
         threading.Thread(
@@ -95,98 +95,98 @@ class DiskWorker:
                 self.scrub_gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S
             return
         work: dict[type, Callable[..., None]] = {
-            p.ClaimEpoch: self._claim,
+            p.ClaimTerm: self._claim,
             p.WriteDecision: self._decide,
             p.WriteCommit: self._commit,
             p.TrashGeneration: self._trash,
             p.DeleteGenerations: self._delete,
             p.MarkEverCommitted: self._mark_ever,
         }
-        if isinstance(instruction, p.ClaimEpoch):
+        if isinstance(instruction, p.ClaimTerm):
             instruction = self._numbered(instruction)
         self._jobs.put(lambda: work[type(instruction)](instruction))
 
-    def _numbered(self, order: p.ClaimEpoch) -> p.ClaimEpoch:
-        """Its epoch is known from now on, unless others have claimed: it may have to be assumed."""
-        held = self._directory.claimed_epoch
-        if held is None or order.epoch is not None:
+    def _numbered(self, order: p.ClaimTerm) -> p.ClaimTerm:
+        """Its term is known from now on, unless others have claimed: it may have to be assumed."""
+        held = self._directory.claimed_term
+        if held is None or order.term is not None:
             return order
         self._expected = max(held, self._expected, order.after) + 1
         return replace(order, after=self._expected - 1)
 
-    def beat(self, epoch: int) -> None:
-        """Shows that the holder of `epoch` lives, and makes the directory again where it is gone;
+    def beat(self, term: int) -> None:
+        """Shows that the holder of `term` lives, and makes the directory again where it is gone;
         that not while an earlier job is at work."""
         if self.idle:
-            self._jobs.put(lambda: self._beat(epoch))
+            self._jobs.put(lambda: self._beat(term))
         elif self._pulses.unfinished_tasks == 0:
-            self._pulses.put(lambda: self._pulse(epoch))
+            self._pulses.put(lambda: self._pulse(term))
 
-    def _pulse(self, epoch: int) -> None:
+    def _pulse(self, term: int) -> None:
         """Beside a job that takes long, as the deletion of a large checkpoint does: a launch on
         another machine takes a holder for dead whose heart stands still."""
         with contextlib.suppress(AutockptError, OSError):
-            if self._directory.holds(epoch):
-                self._directory.heartbeat(epoch)
+            if self._directory.holds(term):
+                self._directory.heartbeat(term)
 
-    def stand_in(self, order: p.ClaimEpoch) -> int | None:
-        """The epoch of the newest claim, which the storage does not take now: it is made as soon as
+    def stand_in(self, order: p.ClaimTerm) -> int | None:
+        """The term of the newest claim, which the storage does not take now: it is made as soon as
         it does.  None where this process made none before, and knows too little."""
-        epoch = self._expected
-        if not epoch or order.epoch is not None:
+        term = self._expected
+        if not term or order.term is not None:
             return None
-        self._jobs.put(lambda: self._assume(order, epoch))
-        return epoch
+        self._jobs.put(lambda: self._assume(order, term))
+        return term
 
-    def _assume(self, order: p.ClaimEpoch, epoch: int) -> None:
+    def _assume(self, order: p.ClaimTerm, term: int) -> None:
         """Behind the claim: where that did not succeed."""
-        if self._directory.claimed_epoch != epoch:
+        if self._directory.claimed_term != term:
             who = order.incarnation
-            self._directory.assume(epoch, self._run_id, who.launch_id, who.restart_round)
+            self._directory.assume(term, self._run_id, who.launch_id, who.restart_round)
             self._unclaimed = order
 
-    def _beat(self, epoch: int) -> None:
+    def _beat(self, term: int) -> None:
         order = self._unclaimed
         try:
-            if self._directory.renew(epoch):
-                renewed = p.DirectoryRenewed(epoch=epoch)
-                self._tell(renewed if order is None else self._claimed(order, epoch))
+            if self._directory.renew(term):
+                renewed = p.DirectoryRenewed(term=term)
+                self._tell(renewed if order is None else self._claimed(order, term))
             self._unclaimed = None
-            self._directory.heartbeat(epoch)
+            self._directory.heartbeat(term)
         except GuardError as error:
             if order is not None:
                 self._unclaimed = None
-                self._tell(p.EpochRefused(incarnation=order.incarnation, reason=str(error)))
+                self._tell(p.TermRefused(incarnation=order.incarnation, reason=str(error)))
             return  # the next commit finds out, too, and says so
         except AutockptError as error:
-            self._tell(p.DirectoryGone(epoch=epoch, reason=str(error)))
+            self._tell(p.DirectoryGone(term=term, reason=str(error)))
 
     def _tell(self, event: object) -> None:
         self._post(lambda: self._answer(event))
 
-    def _claim(self, order: p.ClaimEpoch) -> None:
+    def _claim(self, order: p.ClaimTerm) -> None:
         who = order.incarnation
         try:
             if self._replaced(who):
                 raise GuardError(f"{who} was replaced before it could claim {self._directory.path}")
-            if order.epoch is None:
-                epoch = self._directory.claim(
+            if order.term is None:
+                term = self._directory.claim(
                     self._run_id, who.launch_id, who.restart_round, force=False, after=order.after
                 )
             else:
-                epoch = order.epoch
-                self._directory.go_on(epoch, self._run_id, who.launch_id, who.restart_round)
-            event: object = self._claimed(order, epoch)
+                term = order.term
+                self._directory.go_on(term, self._run_id, who.launch_id, who.restart_round)
+            event: object = self._claimed(order, term)
         except (AutockptError, OSError) as error:
-            storage = isinstance(error, StorageError | OSError) and order.epoch is None
-            event = p.EpochRefused(incarnation=who, reason=str(error), storage=storage)
+            storage = isinstance(error, StorageError | OSError) and order.term is None
+            event = p.TermRefused(incarnation=who, reason=str(error), storage=storage)
         self._tell(event)
 
-    def _claimed(self, order: p.ClaimEpoch, epoch: int) -> p.EpochClaimed:
+    def _claimed(self, order: p.ClaimTerm, term: int) -> p.TermClaimed:
         """With what the directory has.  Raises AutockptError or OSError."""
-        return p.EpochClaimed(
+        return p.TermClaimed(
             incarnation=order.incarnation,
-            epoch=epoch,
+            term=term,
             committed=self._directory.catalogue(self._run_id),
             parents=self._directory.parents(),
             ever_committed=self._directory.ever_committed(),
@@ -195,19 +195,19 @@ class DiskWorker:
     def _decide(self, order: p.WriteDecision) -> None:
         try:
             self._directory.write_decision(
-                order.epoch, order.attempt, order.generation, order.reason
+                order.term, order.attempt, order.generation, order.reason
             )
             chosen = order.generation
             event: object = p.DecisionWritten(
-                epoch=order.epoch,
+                term=order.term,
                 attempt=order.attempt,
                 suspect=chosen is not None and self._directory.is_suspect(chosen),
             )
             # Behind the answer, for which a restart waits.
-            self._jobs.put(lambda: self._directory.trash_unfinished(order.epoch))
+            self._jobs.put(lambda: self._directory.trash_unfinished(order.term))
         except (AutockptError, OSError) as error:
             event = p.DecisionFailed(
-                epoch=order.epoch,
+                term=order.term,
                 attempt=order.attempt,
                 reason=str(error),
                 fenced=isinstance(error, GuardError),
@@ -240,7 +240,7 @@ class DiskWorker:
         steps = {entry.generation: entry.step for entry in catalogue}
         present = tuple(g for g in order.generations if g in steps)
         try:
-            if not self._directory.holds(order.epoch):
+            if not self._directory.holds(order.term):
                 return
             check_deletions(catalogue, present)
             for generation in present:

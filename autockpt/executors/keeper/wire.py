@@ -107,7 +107,7 @@ class ReadingMemory:
     """
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
 
 
@@ -127,7 +127,7 @@ class ChunksWanted:
     """Bring chunks of a shard that is gathered into memory of this node; answer: ChunksLent."""
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
     shard: int
     chunks: tuple[int, ...]
@@ -221,7 +221,7 @@ class TrainerResumed:
     """The restored state is in place; for telemetry and the failure log."""
 
     rank: int
-    epoch: int
+    term: int
     """That goes on now."""
     generation: Generation | None
     step: int
@@ -342,7 +342,7 @@ class Status:
     """Answer to StatusWanted."""
 
     pid: int
-    epoch: int
+    term: int
     trainers: tuple[int, ...]
     memory_committed: str
     durable: str

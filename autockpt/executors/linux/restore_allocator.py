@@ -21,7 +21,7 @@ OWN_PAGES_BYTES = 64 * 2**10
 """Smaller tensors come from torch's allocator, which packs them."""
 
 
-class FreshMemory:
+class RestoreAllocator:
     """Room for tensors of these sizes (bytes); nothing of it is there before it is written."""
 
     def __init__(self, sizes: list[int], ready: Callable[[int], int] = lambda nbytes: 0) -> None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.network.transfer.frames import MAX_CHUNKS
 from autockpt.executors.network.transfer.lease import Lease
-from autockpt.executors.throttle.rate_limit import Gate, PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter, Throttle
 from autockpt.values.errors import ConfigError
 from autockpt.values.units import parse_rate_bytes_per_s
 
@@ -47,10 +47,10 @@ class DeviceLinks:
     bytes_per_s: float
     """Of both hops: device to peer device, and device to host."""
 
-    def gate(self, limit_bytes_per_s: float = 0.0) -> Gate:
+    def gate(self, limit_bytes_per_s: float = 0.0) -> Throttle:
         """A new link, no faster than a limit; 0: none."""
         rate = min(self.bytes_per_s, limit_bytes_per_s or self.bytes_per_s)
-        return PacedGate(rate, longest_wait_s=TIMEOUT_S / 2)
+        return RateLimiter(rate, longest_wait_s=TIMEOUT_S / 2)
 
 
 def emulated_links(environment: Mapping[str, str] = os.environ) -> DeviceLinks | None:

@@ -20,8 +20,8 @@ class Admission:
         """The last one that began to restore; differs from `current` until that one does."""
         self.rounds: dict[str, int] = {}
         """Highest round admitted per launch."""
-        self.epoch = 0
-        """Newest epoch known to have been claimed."""
+        self.term = 0
+        """Newest term known to have been claimed."""
         self.replaced: set[str] = set()
 
     def refusal(self, attach: TrainerAttached, alive: Sequence[int]) -> str | None:
@@ -36,28 +36,28 @@ class Admission:
         if asked.restart_round < self.rounds.get(asked.launch_id, 0):
             newest = self.rounds[asked.launch_id]
             return f"{asked} was replaced by round {newest}; {self.current} holds the run"
-        if attach.epoch is not None:
-            return self._running_refusal(attach.epoch)
+        if attach.term is not None:
+            return self._running_refusal(attach.term)
         same = asked.launch_id == self.current.launch_id
         if not same and alive:
             return f"{self.current} holds the run: its ranks {sorted(alive)} are alive"
         return None
 
-    def _running_refusal(self, epoch: int) -> str | None:
-        """After a keeper's death zombies come back as well: the newest epoch is the real one."""
-        if epoch > self.epoch:
+    def _running_refusal(self, term: int) -> str | None:
+        """After a keeper's death zombies come back as well: the newest term is the real one."""
+        if term > self.term:
             return None
-        return f"epoch {epoch} is over; {self.current} holds the run"
+        return f"term {term} is over; {self.current} holds the run"
 
     def admit(self, attach: TrainerAttached) -> None:
         """The incarnation of `attach` is the current one now."""
         self.current = attach.incarnation
         self.rounds[attach.incarnation.launch_id] = attach.incarnation.restart_round
-        self.epoch = max(self.epoch, attach.epoch or 0)
+        self.term = max(self.term, attach.term or 0)
 
-    def hold(self, epoch: int) -> None:
-        """The current one has claimed `epoch`: the launch before it is out for good."""
-        self.epoch = max(self.epoch, epoch)
+    def hold(self, term: int) -> None:
+        """The current one has claimed `term`: the launch before it is out for good."""
+        self.term = max(self.term, term)
         if self.current is None:
             return
         if self.holder is not None and self.holder.launch_id != self.current.launch_id:

@@ -189,7 +189,7 @@ class CatalogueEntry:
     step: int
     world_size: int
     parent: Generation | None = None
-    """Generation its epoch began from; None: from scratch."""
+    """Generation its term began from; None: from scratch."""
     records: tuple[Record, ...] = ()
     """Shard files, one per rank, in rank order."""
     layout_digests: tuple[str, ...] = ()
@@ -208,12 +208,12 @@ class CatalogueEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochParent:
-    """One decision on disk: the epoch continues the run from `parent`."""
+class TermParent:
+    """One decision on disk: the term continues the run from `parent`."""
 
-    epoch: int
+    term: int
     parent: Generation | None
-    """None: the epoch started from scratch."""
+    """None: the term started from scratch."""
 
 
 # --------------------------------------------------------------------------- events at a node
@@ -221,7 +221,7 @@ class EpochParent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerAttached:
-    """A trainer connected to its keeper and asks to be restored (or, with `epoch`, goes on).
+    """A trainer connected to its keeper and asks to be restored (or, with `term`, goes on).
 
     A rank whose slots this keeper has not seen is preceded by `SlotsAdopted`.
     """
@@ -239,8 +239,8 @@ class TrainerAttached:
     """What nodes share and lose together.  Equal on all ranks."""
     layout_digest: str = ""
     """Empty: not known yet (optimizer state is still empty); then shards are not compared."""
-    epoch: int | None = None
-    """Set when a *running* trainer comes back to a new keeper: the epoch it trains in."""
+    term: int | None = None
+    """Set when a *running* trainer comes back to a new keeper: the term it trains in."""
     resume_from: Generation | None = None
     """Explicit rollback: restore exactly this one.  Equal on all ranks."""
     fresh: bool = False
@@ -400,7 +400,7 @@ class ShardVerified:
     """The shard named by `RestoreShard` is in the trainer and every chunk matched."""
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
 
 
@@ -409,7 +409,7 @@ class ShardBad:
     """The source named by `RestoreShard` is missing, unreadable or does not match."""
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
     detail: str
 
@@ -485,51 +485,51 @@ class PlanProposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochClaimed:
-    """The directory is ours under `epoch`.  The catalogue was read *after* the claim stood."""
+class TermClaimed:
+    """The directory is ours under `term`.  The catalogue was read *after* the claim stood."""
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     committed: tuple[CatalogueEntry, ...]
-    """Every valid COMMIT on disk, of any epoch, made durable (fsync) before it was listed."""
-    parents: tuple[EpochParent, ...] = ()
-    """Every decision record on disk, the newest attempt per epoch."""
+    """Every valid COMMIT on disk, of any term, made durable (fsync) before it was listed."""
+    parents: tuple[TermParent, ...] = ()
+    """Every decision record on disk, the newest attempt per term."""
     ever_committed: bool = False
     """Some generation was once durable, even if it is gone now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochAssumed:
-    """The storage takes no claim now: go on as `epoch` with what is known and in memory.
+class TermAssumed:
+    """The storage takes no claim now: go on as `term` with what is known and in memory.
 
-    Only where this keeper made the claim before.  `EpochClaimed` follows when the claim stands, or
-    `EpochRefused` when somebody else was faster.
+    Only where this keeper made the claim before.  `TermClaimed` follows when the claim stands, or
+    `TermRefused` when somebody else was faster.
     """
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     reason: str
     """What is wrong with the storage, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryRenewed:
-    """The directory was empty and was made again under the claim of `epoch`: what was durable is
+    """The directory was empty and was made again under the claim of `term`: what was durable is
     gone."""
 
-    epoch: int
+    term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryGone:
-    """The claim of `epoch` is gone, and the directory cannot be made again now."""
+    """The claim of `term` is gone, and the directory cannot be made again now."""
 
-    epoch: int
+    term: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRefused:
+class TermRefused:
     """The directory is held by somebody alive, or cannot be read."""
 
     incarnation: Incarnation
@@ -543,7 +543,7 @@ class EpochRefused:
 class DecisionWritten:
     """The decision record stands on disk, fsynced."""
 
-    epoch: int
+    term: int
     attempt: int
     suspect: bool = False
     """The generation has that mark by now."""
@@ -551,9 +551,9 @@ class DecisionWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionFailed:
-    """The decision record could not be written, or a newer epoch exists (`fenced`)."""
+    """The decision record could not be written, or a newer term exists (`fenced`)."""
 
-    epoch: int
+    term: int
     attempt: int
     reason: str
     fenced: bool = False
@@ -561,7 +561,7 @@ class DecisionFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitWritten:
-    """COMMIT is linked, fsynced, and the epoch was *still* the highest one afterwards."""
+    """COMMIT is linked, fsynced, and the term was *still* the highest one afterwards."""
 
     generation: Generation
     created_s: float = 0.0
@@ -575,7 +575,7 @@ class CommitFailed:
     generation: Generation
     reason: str
     fenced: bool = False
-    """True: a newer epoch exists, this coordinator must stop."""
+    """True: a newer term exists, this coordinator must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,13 +686,13 @@ class AbortFetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LendPlaced:
+class ServeShards:
     """Let trainers of this node read shards of `generation` from where `places` says they are.
 
     For orders of this attempt, which follow; a newer attempt replaces an older one.
     """
 
-    epoch: int
+    term: int
     attempt: int
     generation: Generation
     places: tuple[ShardCopy, ...]
@@ -777,11 +777,11 @@ class FenceTrainer:
 class RestoreShard:
     """Read and verify the shard of `generation` from `source` into the trainer.
 
-    A newer attempt replaces an older one.  Answer: ShardVerified or ShardBad, same epoch, attempt.
+    A newer attempt replaces an older one.  Answer: ShardVerified or ShardBad, same term, attempt.
     """
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
     generation: Generation
     step: int
@@ -803,20 +803,20 @@ class RestoreRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFresh:
-    """Tell the trainer to start from scratch as `epoch`: its first save is (epoch, seq)."""
+    """Tell the trainer to start from scratch as `term`: its first save is (term, step)."""
 
     rank: int
-    epoch: int
+    term: int
     reason: str = ""
     """Why nothing of an earlier start is resumed; "" where there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Tell the trainer all ranks hold `generation`: train on, as `epoch`, seq counted from 0."""
+    """Tell the trainer all ranks hold `generation`: train on, as `term`, step counted from 0."""
 
     rank: int
-    epoch: int
+    term: int
     generation: Generation
     step: int
     durable: bool = False
@@ -857,31 +857,31 @@ class AbortPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimEpoch:
-    """Claim the directory.  Answer: EpochClaimed or EpochRefused.
+class ClaimTerm:
+    """Claim the directory.  Answer: TermClaimed or TermRefused.
 
-    `epoch` None: create the next epoch file.  A number: the same incarnation goes on with a new
-    keeper; answer EpochClaimed with that number if it is still the highest, else EpochRefused.
+    `term` None: create the next term file.  A number: the same incarnation goes on with a new
+    keeper; answer TermClaimed with that number if it is still the highest, else TermRefused.
     Refused as well if this keeper has let another incarnation in meanwhile: a claim that comes late
     would fence what replaced it.
     """
 
     incarnation: Incarnation
-    epoch: int | None
+    term: int | None
     after: int = 0
-    """Newest epoch that any keeper knows, where an emptied directory does not: this is newer."""
+    """Newest term that any keeper knows, where an emptied directory does not: this is newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteDecision:
-    """Write decisions/e-<epoch> (replacing an older attempt), fsync.  Answer: Decision*.
+    """Write decisions/t-<term> (replacing an older attempt), fsync.  Answer: Decision*.
 
-    Check for a newer epoch file before *and* after, and answer `fenced` if there is one.  Then look
+    Check for a newer term file before *and* after, and answer `fenced` if there is one.  Then look
     whether the generation was marked as suspect since the directory was claimed.  Then trash what
-    earlier epochs left without a COMMIT.
+    earlier terms left without a COMMIT.
     """
 
-    epoch: int
+    term: int
     attempt: int
     generation: Generation | None
     """None: from scratch."""
@@ -890,9 +890,9 @@ class WriteDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCommit:
-    """Check the epoch, write COMMIT, fsync, link, fsync, check the epoch *again*.
+    """Check the term, write COMMIT, fsync, link, fsync, check the term *again*.
 
-    Answer: CommitWritten, or CommitFailed (fenced if either check found a newer epoch).
+    Answer: CommitWritten, or CommitFailed (fenced if either check found a newer term).
     """
 
     generation: Generation
@@ -922,9 +922,9 @@ class VerifyGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteGenerations:
-    """Delete these commits (guarded; epoch checked first; COMMIT unlinked first); no answer."""
+    """Delete these commits (guarded; term checked first; COMMIT unlinked first); no answer."""
 
-    epoch: int
+    term: int
     generations: tuple[Generation, ...]
 
 
@@ -932,7 +932,7 @@ class DeleteGenerations:
 class MarkEverCommitted:
     """Leave a durable mark that something was durable once; repeated is harmless."""
 
-    epoch: int
+    term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -951,8 +951,8 @@ class RankAttached:
     """A trainer attached at this node; repeated until the coordinator answers."""
 
     attach: TrainerAttached
-    epoch: int = 0
-    """Newest epoch that this node knows."""
+    term: int = 0
+    """Newest term that this node knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -965,10 +965,10 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryReported:
-    """All sealed shards in this node's memory, as of `epoch`; answer to InventoryWanted."""
+    """All sealed shards in this node's memory, as of `term`; answer to InventoryWanted."""
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     held: tuple[HeldShard, ...]
     parities: tuple[HeldShard, ...] = ()
     protected: Generation | None = None
@@ -976,8 +976,8 @@ class InventoryReported:
     plan_version: int = 0
     """Newest plan version this node knows an apply step of; 0: none."""
     plan_apply_step: int = 0
-    lineage: tuple[EpochParent, ...] = ()
-    """As it was told when the last epoch opened, for a directory that has forgotten it."""
+    lineage: tuple[TermParent, ...] = ()
+    """As it was told when the last term opened, for a directory that has forgotten it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1056,7 +1056,7 @@ class RankVerified:
     """The trainer restored its shard."""
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
 
 
@@ -1065,7 +1065,7 @@ class RankBad:
     """The trainer could not restore its shard from the source it was told."""
 
     rank: int
-    epoch: int
+    term: int
     attempt: int
     detail: str
 
@@ -1091,7 +1091,7 @@ class PlanWanted:
 class RankPlanPrepared:
     """The trainer holds plan `version`, standing at `step`."""
 
-    epoch: int
+    term: int
     rank: int
     version: int
     step: int
@@ -1101,7 +1101,7 @@ class RankPlanPrepared:
 class RankPlanLate:
     """The trainer passed the apply step before it heard of it."""
 
-    epoch: int
+    term: int
     rank: int
     version: int
     step: int
@@ -1124,13 +1124,13 @@ class AttachDenied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryWanted:
-    """Report what you hold; everything older than `epoch` is fenced from now on.
+    """Report what you hold; everything older than `term` is fenced from now on.
 
-    `rejoin`: a new coordinator keeper continues a running epoch; nothing is fenced.
+    `rejoin`: a new coordinator keeper continues a running term; nothing is fenced.
     """
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     rejoin: bool = False
 
 
@@ -1140,7 +1140,7 @@ class RestoreOrdered:
 
     incarnation: Incarnation
     rank: int
-    epoch: int
+    term: int
     attempt: int
     generation: Generation
     step: int
@@ -1159,7 +1159,7 @@ class ShardsPlaced:
     """
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     attempt: int
     generation: Generation
     places: tuple[ShardCopy, ...]
@@ -1175,19 +1175,19 @@ class ShardsPlaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochOpened:
+class TermOpened:
     """All ranks hold `parent` (None: scratch); trainers that wait start, running ones go on.
 
     Also the answer to a running trainer that came back to a new keeper.
     """
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     parent: Generation | None
     step: int
     parent_durable: bool
     """`parent` is a commit on disk, so older slots need not be kept."""
-    lineage: tuple[EpochParent, ...]
+    lineage: tuple[TermParent, ...]
     """Chain of parents, newest first; slots off it are garbage."""
     memory_committed: Generation | None = None
     durable: Generation | None = None
@@ -1264,11 +1264,11 @@ class PersistWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochFenced:
-    """A newer epoch exists: stop every save of `epoch`."""
+class TermFenced:
+    """A newer term exists: stop every save of `term`."""
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     reason: str
 
 
@@ -1277,7 +1277,7 @@ class PlanOffered:
     """Phase one of a plan change."""
 
     incarnation: Incarnation
-    epoch: int
+    term: int
     version: int
     payload: dict[str, Any]
     margin_steps: int
@@ -1287,7 +1287,7 @@ class PlanOffered:
 class PlanDecided:
     """Phase two: every rank prepared `version`; it applies at `apply_step`."""
 
-    epoch: int
+    term: int
     version: int
     apply_step: int
 
@@ -1296,7 +1296,7 @@ class PlanDecided:
 class PlanDropped:
     """Plan `version` never applies."""
 
-    epoch: int
+    term: int
     version: int
     reason: str
 
@@ -1326,14 +1326,14 @@ ToNode = (
     | InventoryWanted
     | RestoreOrdered
     | ShardsPlaced
-    | EpochOpened
+    | TermOpened
     | MemoryCommitted
     | CopiesWanted
     | CopiesEnded
     | DurableCommitted
     | GenerationDropped
     | PersistWanted
-    | EpochFenced
+    | TermFenced
     | PlanOffered
     | PlanDecided
     | PlanDropped
@@ -1370,9 +1370,9 @@ NodeEvent = (
     | TimePassed
 )
 CoordinatorEvent = (
-    EpochClaimed
-    | EpochAssumed
-    | EpochRefused
+    TermClaimed
+    | TermAssumed
+    | TermRefused
     | DirectoryRenewed
     | DirectoryGone
     | DecisionWritten
@@ -1394,7 +1394,7 @@ NodeInstruction = (
     | AbortPersist
     | FetchShard
     | AbortFetch
-    | LendPlaced
+    | ServeShards
     | KeepOutgrown
     | FreeSlots
     | FreeGuests
@@ -1415,7 +1415,7 @@ NodeInstruction = (
 )
 CoordinatorInstruction = (
     Send
-    | ClaimEpoch
+    | ClaimTerm
     | WriteDecision
     | WriteCommit
     | TrashGeneration
@@ -1503,7 +1503,7 @@ def message_from_data(data: Any) -> WireMessage:
 
 
 def brief(what: object) -> str:
-    """A short name of an event or message for a report, e.g. `RankSealed rank 3 e2s40`."""
+    """Return a short name of an event or message, e.g. `RankSealed rank 3 step 40 (term 2)`."""
     parts = [type(what).__name__ if not isinstance(what, str) else what]
     rank, generation = getattr(what, "rank", None), getattr(what, "generation", None)
     parts += [f"rank {rank}"] if rank is not None else []

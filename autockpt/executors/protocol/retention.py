@@ -11,7 +11,7 @@ Source: docs/protocol.md, rule 10.
 import contextlib
 from collections.abc import Iterable
 
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Record
+from autockpt.executors.protocol.messages import CatalogueEntry, Record, TermParent
 from autockpt.executors.protocol.selection import on_lineage
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -25,7 +25,7 @@ def deletions(
     catalogue: Iterable[CatalogueEntry],
     retention: Retention,
     *,
-    chain: tuple[EpochParent, ...],
+    chain: tuple[TermParent, ...],
     pinned: frozenset[Generation] = frozenset(),
 ) -> tuple[Generation, ...]:
     """Generations to delete, oldest first.  Applying it twice deletes nothing more.
@@ -69,7 +69,7 @@ def with_bases(
     return frozenset(needed)
 
 
-def counts(entry: CatalogueEntry, chain: tuple[EpochParent, ...]) -> bool:
+def counts(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
     """True if this commit may push older ones out."""
     sound = entry.verified and not entry.corrupt and not entry.quarantined
     return sound and entry.health == "good" and on_lineage(entry.generation, chain)

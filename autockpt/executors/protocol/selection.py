@@ -1,10 +1,10 @@
 """Which generation to restore: one pure choice for all ranks, and the lineage it must lie on.
 
 After a rollback the same steps are trained again, so a generation that was left behind may be
-greater than the one restored and still be wrong.  Every epoch therefore records its *parent*, the
-generation it began from.  Following parents from the newest epoch gives the *chain*; a generation
-is eligible if its epoch stands on the chain and it is not newer than the point where the chain
-left that epoch.  All others are abandoned for ever.
+greater than the one restored and still be wrong.  Every term therefore records its *parent*, the
+generation it began from.  Following parents from the newest term gives the *chain*; a generation
+is eligible if its term stands on the chain and it is not newer than the point where the chain
+left that term.  All others are abandoned for ever.
 
 Source: docs/protocol.md, rules 5 to 8.
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from autockpt.executors.protocol.messages import (
     CatalogueEntry,
-    EpochParent,
     Health,
     HeldShard,
     Record,
     ShardCopy,
     ShardSource,
+    TermParent,
 )
 from autockpt.executors.protocol.parity_recovery import ParitySets, rebuilt
 from autockpt.values.generation import Generation
@@ -43,7 +43,7 @@ class Question:
     parities: tuple[ShardCopy, ...] = ()
     """Parities in the memory of any node."""
     committed: tuple[CatalogueEntry, ...]
-    chain: tuple[EpochParent, ...]
+    chain: tuple[TermParent, ...]
     layout_digests: tuple[str, ...] = ()
     """What each rank has today, [world_size]; empty: unknown, matches."""
     struck: frozenset[Strike] = frozenset()
@@ -106,39 +106,39 @@ class _Memory:
 
 
 def parents_of(
-    decisions: Iterable[EpochParent], committed: Iterable[CatalogueEntry]
+    decisions: Iterable[TermParent], committed: Iterable[CatalogueEntry]
 ) -> dict[int, Generation | None]:
-    """Parent of every known epoch; commits fill in for decision records that are missing."""
-    parents = {entry.generation.epoch: entry.parent for entry in committed}
-    parents.update({decision.epoch: decision.parent for decision in decisions})
+    """Parent of every known term; commits fill in for decision records that are missing."""
+    parents = {entry.generation.term: entry.parent for entry in committed}
+    parents.update({decision.term: decision.parent for decision in decisions})
     return parents
 
 
-def chain_from(epoch: int, parents: Mapping[int, Generation | None]) -> tuple[EpochParent, ...]:
-    """The chain of parents from `epoch` back, newest first; ends where a record is missing."""
-    chain: list[EpochParent] = []
-    while epoch in parents:
-        parent = parents[epoch]
-        chain.append(EpochParent(epoch=epoch, parent=parent))
-        if parent is None or parent.epoch >= epoch:  # the second would be a corrupt record
+def chain_from(term: int, parents: Mapping[int, Generation | None]) -> tuple[TermParent, ...]:
+    """The chain of parents from `term` back, newest first; ends where a record is missing."""
+    chain: list[TermParent] = []
+    while term in parents:
+        parent = parents[term]
+        chain.append(TermParent(term=term, parent=parent))
+        if parent is None or parent.term >= term:  # the second would be a corrupt record
             break
-        epoch = parent.epoch
+        term = parent.term
     return tuple(chain)
 
 
-def newest_chain(parents: Mapping[int, Generation | None]) -> tuple[EpochParent, ...]:
-    """The chain of the newest decided epoch: what the next epoch may continue."""
+def newest_chain(parents: Mapping[int, Generation | None]) -> tuple[TermParent, ...]:
+    """The chain of the newest decided term: what the next term may continue."""
     return chain_from(max(parents), parents) if parents else ()
 
 
-def on_lineage(generation: Generation, chain: tuple[EpochParent, ...]) -> bool:
-    """True if `generation` was never left behind, seen from the newest epoch of `chain`."""
+def on_lineage(generation: Generation, chain: tuple[TermParent, ...]) -> bool:
+    """True if `generation` was never left behind, seen from the newest term of `chain`."""
     if not chain:
         return False
-    if generation.epoch == chain[0].epoch:
+    if generation.term == chain[0].term:
         return True
     limits = (link.parent for link in chain if link.parent is not None)
-    return any(generation.epoch == p.epoch and generation.seq <= p.seq for p in limits)
+    return any(generation.term == p.term and generation <= p for p in limits)
 
 
 def choose(question: Question) -> Choice | None:

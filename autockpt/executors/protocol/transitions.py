@@ -50,13 +50,13 @@ TRANSITIONS: tuple[Transition, ...] = (
         "gathering",
         "claiming",
         "all ranks attached, or a running one came back",
-        "ClaimEpoch",
+        "ClaimTerm",
     ),
     _row(
         "coordinator",
         "claiming",
         "inventory",
-        "EpochClaimed, or EpochAssumed where memory has all",
+        "TermClaimed, or TermAssumed where memory has all",
         "InventoryWanted to every node",
     ),
     _row(
@@ -67,24 +67,22 @@ TRANSITIONS: tuple[Transition, ...] = (
         "WriteDecision",
     ),
     _row("coordinator", "deciding", "restoring", "DecisionWritten", "RestoreOrdered to all ranks"),
-    _row("coordinator", "restoring", "running", "all ranks verified", "EpochOpened"),
-    _row("coordinator", "deciding", "running", "DecisionWritten: from scratch", "EpochOpened"),
-    _row(
-        "coordinator", "inventory", "running", "the epoch already ran (new keeper)", "EpochOpened"
-    ),
+    _row("coordinator", "restoring", "running", "all ranks verified", "TermOpened"),
+    _row("coordinator", "deciding", "running", "DecisionWritten: from scratch", "TermOpened"),
+    _row("coordinator", "inventory", "running", "the term already ran (new keeper)", "TermOpened"),
     _row(
         "coordinator",
         "gathering, claiming, inventory, deciding, restoring",
         "refused",
-        "EpochRefused, rank or node lost, nothing recoverable, deadline",
+        "TermRefused, rank or node lost, nothing recoverable, deadline",
         "AttachDenied",
     ),
     _row(
         "coordinator",
         "claiming, deciding, running",
         "fenced",
-        "the directory has a newer epoch",
-        "EpochFenced",
+        "the directory has a newer term",
+        "TermFenced",
     ),
     _row(
         "node",
@@ -94,8 +92,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         "FenceTrainer, AbortPersist, RankAttached",
     ),
     _row("node", "waiting, restoring", "restoring", "InventoryWanted", "InventoryReported"),
-    _row("node", "waiting, restoring", "open", "EpochOpened", "Resume or StartFresh"),
-    _row("node", "waiting, restoring, open", "fenced", "EpochFenced", "FenceTrainer, AbortPersist"),
+    _row("node", "waiting, restoring", "open", "TermOpened", "Resume or StartFresh"),
+    _row("node", "waiting, restoring, open", "fenced", "TermFenced", "FenceTrainer, AbortPersist"),
     _row(
         "slot",
         "empty, sealed",
@@ -107,7 +105,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "slot",
         "writing",
         "sealed",
-        "ShardSealed of the open epoch, not dropped; ShardFetched",
+        "ShardSealed of the open term, not dropped; ShardFetched",
         "RankSealed, CopySealed",
     ),
     _row(

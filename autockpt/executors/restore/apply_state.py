@@ -10,7 +10,7 @@ from autockpt.executors.restore.saved_optimizer import SavedGroup, SavedOptimize
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.state.loader_rng import load_quietly
+from autockpt.executors.state.loader_rng import load_without_rng_draw
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 
@@ -50,7 +50,7 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     if missing and not skeleton.get("partial"):
         raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
     for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        load_quietly(value, state_tree.decode(skeleton["others"][name], tensors, device))
+        load_without_rng_draw(value, state_tree.decode(skeleton["others"][name], tensors, device))
     return {
         "progress": state_tree.decode(skeleton["progress"], tensors),
         "rng": state_tree.decode(skeleton["rng"], tensors),

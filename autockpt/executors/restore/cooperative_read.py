@@ -41,7 +41,7 @@ _LEFT = 2
 """Mark of a rank that takes nothing more."""
 
 
-class ReadTogether:
+class CooperativeRead:
     """One rank's end.  `chunks`: how many there are in all, numbered alike by all members."""
 
     def __init__(

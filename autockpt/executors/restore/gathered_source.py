@@ -13,7 +13,7 @@ from typing import Protocol
 from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.restore.shard_sources import Alone, Chunks, DiskShards
+from autockpt.executors.restore.shard_sources import Alone, Chunks, DiskSource
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
@@ -119,7 +119,7 @@ class LentChunks:
             arena.close()
 
 
-class GatheredShards(Alone):
+class GatheredSource(Alone):
     """All shards of one generation, for a rank of another number of them."""
 
     def __init__(
@@ -141,10 +141,10 @@ class GatheredShards(Alone):
         """memory, peer, disk: where shards came from so far."""
         self._generation, self._keeper = generation, keeper
         self._near = frozenset(began.near)
-        self._disk: DiskShards | None = None
+        self._disk: DiskSource | None = None
         if os.path.exists(os.path.join(folder, "COMMIT")):
             with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
-                self._disk = DiskShards(folder, rank, world_size)
+                self._disk = DiskSource(folder, rank, world_size)
 
     def open(self, shard: int) -> Chunks:
         """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""

@@ -40,7 +40,7 @@ SLACK = 4
 """A guess may be too small by this part of it; the rest is address space and no memory."""
 
 
-class PagesAhead:
+class PrefaultedMemory:
     """Memory for one restore; a failure means that there is none."""
 
     def __init__(self, checkpoints: str, state: LiveState, rank: int, *, ranks: int) -> None:
@@ -118,7 +118,7 @@ def new_bytes(checkpoints: str, rank: int, live: Mapping[str, torch.Tensor]) -> 
     """
     for name in sorted(os.listdir(checkpoints), reverse=True):
         path = os.path.join(checkpoints, name, "COMMIT")
-        if name.startswith("gen-") and os.path.exists(path):
+        if name.startswith("ckpt-") and os.path.exists(path):
             commit = read_commit(path)
             record = commit.records[rank if rank < len(commit.records) else 0]
             opened = OpenedShard(open_shard(os.path.join(checkpoints, name), record, commit))

@@ -15,12 +15,12 @@ import torch
 
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.apply_state import RestoredState
-from autockpt.executors.restore.cooperative_read import ReadTogether
+from autockpt.executors.restore.cooperative_read import CooperativeRead
 from autockpt.executors.restore.plan.moves import Loading, Move, Want, moves_for
 from autockpt.executors.restore.plan.stored import Piece, Stored
 from autockpt.executors.restore.plan.wanted import Wanted
-from autockpt.executors.restore.shard_sources import Chunks, OneShard, OpenedShard, Shards
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.restore.shard_sources import Chunks, OneShard, OpenedShard, ShardSources
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.sharding.rules.plain_tensors import seen_name
 from autockpt.executors.sharding.rules.rules import missing_rule
 from autockpt.executors.state.live_state import LiveState
@@ -42,7 +42,7 @@ def restore_tensors(chunks: Chunks, state: LiveState) -> RestoredState:
 
 
 def restore_shards(
-    shards: Shards, state: LiveState, ready: Callable[[int], int] = lambda nbytes: 0
+    shards: ShardSources, state: LiveState, ready: Callable[[int], int] = lambda nbytes: 0
 ) -> RestoredState:
     """Copies shards into the live parameters and buffers and into new tensors for the rest.
 
@@ -58,7 +58,7 @@ def restore_shards(
 class _Restore:
     """From headers to a plan, from the plan to bytes in place."""
 
-    def __init__(self, shards: Shards, state: LiveState, ready: Callable[[int], int]) -> None:
+    def __init__(self, shards: ShardSources, state: LiveState, ready: Callable[[int], int]) -> None:
         self._shards = shards
         self._ready = ready
         self._state = state
@@ -170,7 +170,7 @@ class _Restore:
             if len({(piece.global_shape, piece.dtype) for piece in pieces}) > 1:
                 raise _whose(parameter, pieces)
             copies = [torch.empty(piece.shape, dtype=piece.dtype) for piece in pieces]
-            part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
+            part = LocalShard(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
             wants = [Want(name=f"{name} {i}", holding=part, memory=c) for i, c in enumerate(copies)]
             moves = [moves_for(w, [piece]) for w, piece in zip(wants, pieces, strict=True)]
             self._read_alone(Loading(move for some in moves for move in some))
@@ -243,7 +243,7 @@ class _Restore:
 
         run_parallel(range(len(jobs)), work, workers=min(workers, max(1, len(jobs))))
 
-    def _read_together(self, group: ReadTogether, loading: Loading) -> None:
+    def _read_together(self, group: CooperativeRead, loading: Loading) -> None:
         """With the other ranks of this node; chunks are numbered alike by all."""
         jobs, workers = self._jobs(loading)
         numbers = {

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from autockpt.executors.image.container import read_trailer
-from autockpt.executors.keeper.client.client import KeeperLink, Lent
+from autockpt.executors.keeper.client.client import KeeperClient, RestoreBuffers
 from autockpt.executors.keeper.wire import ChunksLent
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.restore.apply_state import RestoredState, apply_state, left_as_built
-from autockpt.executors.restore.gathered_source import GatheredShards
-from autockpt.executors.restore.prefault import PagesAhead
+from autockpt.executors.restore.gathered_source import GatheredSource
+from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.progress import merge_progress
 from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import (
-    DiskShards,
-    NodeShards,
-    Shards,
+    DiskSource,
+    NodeSource,
+    ShardSources,
     SlotChunks,
     Together,
 )
@@ -56,7 +56,7 @@ QUIET_S = 300.0
 class Resumed:
     """Where the training goes on."""
 
-    epoch: int
+    term: int
     step: int
     generation: Generation | None
     """None: from scratch."""
@@ -79,7 +79,9 @@ class Resumed:
     """Putting optimizers and stateful objects together."""
 
 
-def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhead) -> Resumed:
+def resume(
+    link: KeeperClient, state: LiveState, checkpoints: str, ahead: PrefaultedMemory
+) -> Resumed:
     """Waits for the decision and carries it out, in memory that was made ready meanwhile.
 
     Raises DirectoryBusyError (another live run), NoCheckpointError (durable once, nothing can be
@@ -94,10 +96,10 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
                 began = time.monotonic()
                 restored, source = _carry_out(link, state, checkpoints, order, ahead)
                 read_s += time.monotonic() - began
-            case p.StartFresh(epoch=epoch, reason=reason):
+            case p.StartFresh(term=term, reason=reason):
                 notices = (f"begins at step 0: {reason}",) if reason else ()
                 return Resumed(
-                    epoch=epoch, step=0, generation=None, source="", bytes=0, progress=None,
+                    term=term, step=0, generation=None, source="", bytes=0, progress=None,
                     rng=None, notices=notices,
                 )  # fmt: skip
             case p.Resume() as message if restored is not None:
@@ -114,7 +116,7 @@ def resume(link: KeeperLink, state: LiveState, checkpoints: str, ahead: PagesAhe
                 )
 
 
-def _next_order(link: KeeperLink) -> Any:
+def _next_order(link: KeeperClient) -> Any:
     """What the keepers say next.  Raises AutockptError when they say nothing."""
     where = "is a rank missing? see logs/keeper-*.log in the run directory"
     with contextlib.suppress(queue.Empty):
@@ -132,11 +134,11 @@ def _next_order(link: KeeperLink) -> Any:
 
 
 def _carry_out(
-    link: KeeperLink,
+    link: KeeperClient,
     state: LiveState,
     checkpoints: str,
     order: p.RestoreShard,
-    ahead: PagesAhead,
+    ahead: PrefaultedMemory,
 ) -> tuple[RestoredState | None, str]:
     """What was restored, None if the source is bad; and where from."""
     try:
@@ -152,15 +154,17 @@ def _carry_out(
         # As many ranks with another mesh: a slot holds one rank's part, the disk has all of them.
         _bad(link, order, f"memory: {error}")
         return None, ""
-    link.send(p.ShardVerified(rank=link.rank, epoch=order.epoch, attempt=order.attempt))
+    link.send(p.ShardVerified(rank=link.rank, term=order.term, attempt=order.attempt))
     return restored, _named(order.source, shards)
 
 
-def _bad(link: KeeperLink, order: p.RestoreShard, detail: str) -> None:
-    link.send(p.ShardBad(rank=link.rank, epoch=order.epoch, attempt=order.attempt, detail=detail))
+def _bad(link: KeeperClient, order: p.RestoreShard, detail: str) -> None:
+    link.send(p.ShardBad(rank=link.rank, term=order.term, attempt=order.attempt, detail=detail))
 
 
-def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard) -> Shards:
+def _open(
+    link: KeeperClient, lent: RestoreBuffers, checkpoints: str, order: p.RestoreShard
+) -> ShardSources:
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
     if source.copied:
         return _open_copy(link, lent, folder, order)
@@ -172,25 +176,25 @@ def _open(link: KeeperLink, lent: Lent, checkpoints: str, order: p.RestoreShard)
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+        return NodeSource(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
     if source.kind == "gather":
         if lent.gathering is None:
             raise CorruptCheckpointError("memory: nobody said what there is to gather")
-        return GatheredShards(
+        return GatheredSource(
             link.rank, link.world_size, order.generation, lent.gathering, _Gathering(link, order),
             folder,
         )  # fmt: skip
     together = None
     if lent.reading is not None:
         together = Together(lent.reading, order.readers, link.rank)
-    return DiskShards(folder, link.rank, link.world_size, source.root, together)
+    return DiskSource(folder, link.rank, link.world_size, source.root, together)
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathering:
     """The keeper, as far as one order to gather goes."""
 
-    link: KeeperLink
+    link: KeeperClient
     order: p.RestoreShard
 
     def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
@@ -202,15 +206,17 @@ class _Gathering:
         return self.link.take_chunks(number)
 
 
-def _named(source: p.ShardSource, shards: Shards) -> str:
-    if isinstance(shards, GatheredShards):
+def _named(source: p.ShardSource, shards: ShardSources) -> str:
+    if isinstance(shards, GatheredSource):
         return shards.farthest
     if source.copied:
         return "parity" if source.rebuilt else "peer"
     return "memory" if source.kind == "memory" else "disk"
 
 
-def _open_copy(link: KeeperLink, lent: Lent, folder: str, order: p.RestoreShard) -> Shards:
+def _open_copy(
+    link: KeeperClient, lent: RestoreBuffers, folder: str, order: p.RestoreShard
+) -> ShardSources:
     """This rank's own shard was fetched from another node; it is lent like those of the others."""
     if link.rank not in lent.neighbours:
         raise CorruptCheckpointError("peer: what was fetched was not handed over")
@@ -218,11 +224,11 @@ def _open_copy(link: KeeperLink, lent: Lent, folder: str, order: p.RestoreShard)
     index = read_trailer(arena.view[capacity:])
     if index is None or index.root != order.source.root or index.generation != order.generation:
         raise CorruptCheckpointError(f"peer: what was fetched is not {order.generation}")
-    return NodeShards(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+    return NodeSource(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
 
 
 def _finish(
-    link: KeeperLink,
+    link: KeeperClient,
     state: LiveState,
     message: p.Resume,
     source: str,
@@ -242,11 +248,11 @@ def _finish(
     step = int(progress["step"])
     if step != message.step:
         raise CorruptCheckpointError(
-            f"generation {message.generation}: its state says step {step}, its commit says "
+            f"checkpoint {message.generation}: its state says step {step}, its commit says "
             f"{message.step}"
         )
     return Resumed(
-        epoch=message.epoch,
+        term=message.term,
         step=step,
         generation=message.generation,
         source=source,

@@ -24,7 +24,7 @@ from autockpt.executors.image.container import (
 from autockpt.executors.image.dtypes import true_form
 from autockpt.executors.image.layout.plan import EXTRA
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.restore.cooperative_read import ReadTogether
+from autockpt.executors.restore.cooperative_read import CooperativeRead
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.skeleton_schema import require_skeleton
 from autockpt.executors.storage.catalogue import ChunkSource, open_shard
@@ -109,7 +109,7 @@ class Together:
     """This one."""
 
 
-class Shards(Protocol):
+class ShardSources(Protocol):
     """The shards of one generation, as far as this rank can reach them."""
 
     @property
@@ -141,7 +141,7 @@ class Shards(Protocol):
         """Another number of ranks wrote them."""
 
     @property
-    def together(self) -> ReadTogether | None:
+    def together(self) -> CooperativeRead | None:
         """By which ranks of this node read every chunk once."""
 
     @property
@@ -157,7 +157,7 @@ class Alone:
 
     regrouped, complete = False, True
     near: Sequence[int] = ()
-    together: ReadTogether | None = None
+    together: CooperativeRead | None = None
     first_chunks: Sequence[int] = ()
 
 
@@ -175,7 +175,7 @@ class OneShard(Alone):
         return self._chunks
 
 
-class NodeShards(Alone):
+class NodeSource(Alone):
     """The slots of a node that hold one generation: this rank's own, and its neighbours'.
 
     What they lack comes from the disk, where the generation is durable.
@@ -193,9 +193,9 @@ class NodeShards(Alone):
         self.count = self.world_size = own.index.world_size
         self._own, self._neighbours = own, neighbours
         self.near: Sequence[int] = sorted({rank, *neighbours})
-        self._disk: DiskShards | None = None
+        self._disk: DiskSource | None = None
         with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
-            self._disk = DiskShards(folder, rank, self.world_size) if folder else None
+            self._disk = DiskSource(folder, rank, self.world_size) if folder else None
         self.complete = self._disk is not None or len(self.near) == self.count
         on_disk = () if self._disk is None else self._disk.within_reach
         self.within_reach: Sequence[int] = sorted({*self.near, *on_disk})
@@ -216,7 +216,7 @@ class NodeShards(Alone):
         return SlotChunks(arena, index)
 
 
-class DiskShards(Alone):
+class DiskSource(Alone):
     """The shard files of a commit, for one of `world_size` ranks; each is opened when needed."""
 
     def __init__(
@@ -243,11 +243,11 @@ class DiskShards(Alone):
             raise CorruptCheckpointError(f"{folder}: COMMIT names another shard of rank {rank}")
         counts = [int(record.get("chunks", 0)) for record in self._commit.records]
         self.first_chunks: Sequence[int] = [0, *itertools.accumulate(counts)]
-        self.together: ReadTogether | None = None
+        self.together: CooperativeRead | None = None
         if together is not None and all(counts):
             sizes = [int(record.get("chunk_bytes", 0)) for record in self._commit.records]
             with contextlib.suppress(StorageError):  # too many or too large: everybody alone
-                self.together = ReadTogether(
+                self.together = CooperativeRead(
                     together.memory, together.ranks, together.rank,
                     chunks=self.first_chunks[-1], chunk_bytes=max(sizes),
                 )  # fmt: skip

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.values.errors import ConfigError
 
 
-def own_elements(tensor: torch.Tensor, holding: Holding) -> torch.Tensor:
+def own_elements(tensor: torch.Tensor, holding: LocalShard) -> torch.Tensor:
     """The elements of this rank in the order of the boxes, without copying.
 
     The local tensor of a DTensor, the partition of a ZeRO-3 parameter, without the padding at the

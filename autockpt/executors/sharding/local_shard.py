@@ -18,7 +18,7 @@ from autockpt.values.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class LocalShard:
     """This rank's part of one global tensor."""
 
     global_shape: tuple[int, ...]
@@ -47,13 +47,13 @@ class Holding:
         return self.boxes == (whole(self.global_shape),)
 
 
-def whole_of(tensor: torch.Tensor, holders: tuple[int, ...] = ()) -> Holding:
+def whole_of(tensor: torch.Tensor, holders: tuple[int, ...] = ()) -> LocalShard:
     """The holding of a plain tensor."""
     shape = tuple(tensor.shape)
-    return Holding(global_shape=shape, boxes=(whole(shape),), holders=holders)
+    return LocalShard(global_shape=shape, boxes=(whole(shape),), holders=holders)
 
 
-def holding_of(tensor: torch.Tensor) -> Holding | None:
+def holding_of(tensor: torch.Tensor) -> LocalShard | None:
     """What a distributed tensor says of itself; None for a plain one.
 
     Raises ConfigError for one whose parts still have to be added up.
@@ -77,16 +77,16 @@ def holding_of(tensor: torch.Tensor) -> Holding | None:
     return known[kind]
 
 
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, Holding]] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, LocalShard]] = weakref.WeakKeyDictionary()
 """By mesh, then by shape, placements and place: torch divides anew each time it is asked, and
 builds the tensor of the mesh, 0.4 ms in all, and hundreds of tensors are few of a kind."""
 
 
 def _in_chunks(
     tensor: torch.Tensor, chunks: Sequence[Any], holders: tuple[int, ...] = ()
-) -> Holding:
+) -> LocalShard:
     places = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
-    return Holding(
+    return LocalShard(
         global_shape=tuple(tensor.shape),
         boxes=tuple(Box(offset=o, shape=s) for o, s in places if math.prod(s)),
         holders=holders,
@@ -103,7 +103,7 @@ def _same_part(mesh: Any, placements: Sequence[Any], here: Sequence[int]) -> tup
     return tuple(ranks) if len(ranks) > 1 else ()
 
 
-def ranks_sharing(tensor: torch.Tensor, declared: Holding | None) -> int:
+def ranks_sharing(tensor: torch.Tensor, declared: LocalShard | None) -> int:
     """Ranks among which a tensor is known to be divided or copied; 1 when nobody says."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is not None:
@@ -112,8 +112,8 @@ def ranks_sharing(tensor: torch.Tensor, declared: Holding | None) -> int:
 
 
 def follow(
-    state: torch.Tensor, parameter: torch.Tensor, declared: Holding | None
-) -> Holding | None:
+    state: torch.Tensor, parameter: torch.Tensor, declared: LocalShard | None
+) -> LocalShard | None:
     """The holding of optimizer state; None: nobody knows.
 
     Its own, or that of its parameter when it has its shape.  A step count is the same wherever the
@@ -130,5 +130,5 @@ def follow(
     return whole_of(state, known.holders if state.numel() != 1 else ())
 
 
-Declared = Mapping[int, Holding]
+Declared = Mapping[int, LocalShard]
 """By id of a plain parameter what a collector knows of it."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
-from autockpt.executors.sharding.local_shard import Holding, follow, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, follow, whole_of
 from autockpt.values.errors import ConfigError
 
 
@@ -49,8 +49,8 @@ def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> boo
 
 
 def held_state(
-    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, declared: Holding
-) -> Holding:
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, declared: LocalShard
+) -> LocalShard:
     """What this rank holds of state in the form of a parameter, from the parameter's own holding.
 
     Copies of a parameter have copies of its state, unless the optimizer divides it.
@@ -65,8 +65,8 @@ def state_holding(
     optimizer: torch.optim.Optimizer,
     parameter: torch.Tensor,
     state: torch.Tensor,
-    declared: Holding | None,
-) -> Holding | None:
+    declared: LocalShard | None,
+) -> LocalShard | None:
     """What this rank holds of a tensor of optimizer state; None: nobody knows.
 
     `declared`: what is known of the parameter, None for a DTensor, which says so itself.

@@ -22,7 +22,7 @@ import torch
 
 from autockpt.executors.linux.memcpy_threshold import PIECE_BYTES
 from autockpt.executors.linux.timeslice import ask_for_long_slices, give_way
-from autockpt.executors.throttle.idle_windows import WindowGate, WindowUse
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle, WindowUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CopyTask:
 
     jobs: list[CopyJob]
     publish: ProgressCounter
-    gate: WindowGate | None = None
+    gate: IdleWindowThrottle | None = None
     """Asked before each piece; whoever waits for the copy makes it open."""
     use: WindowUse | None = None
     """What the gate, whose `begin` was called, does with the bytes."""
@@ -181,7 +181,7 @@ def run_jobs(
     publish: ProgressCounter | None,
     went: Callable[[int], None] = lambda end: None,
     *,
-    gate: WindowGate | None = None,
+    gate: IdleWindowThrottle | None = None,
 ) -> None:
     """Copies in order, when `gate` lets it; what a device copies by itself is only waited for."""
     for job in jobs:
@@ -197,7 +197,7 @@ def run_jobs(
         went(job.end)
 
 
-def _wait_for_turn(gate: WindowGate | None, nbytes: int) -> None:
+def _wait_for_turn(gate: IdleWindowThrottle | None, nbytes: int) -> None:
     """Until the gate lets them pass, and the training has posted what it still had to post.
 
     A window opens when a chunk ends, and where cores are short the thread that woke for it had the
@@ -215,7 +215,7 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
         torch._foreach_copy_(targets, sources)
 
 
-def _memcpy(job: CopyJob, publish: ProgressCounter | None, gate: WindowGate | None) -> None:
+def _memcpy(job: CopyJob, publish: ProgressCounter | None, gate: IdleWindowThrottle | None) -> None:
     start = job.end - job.nbytes
     piece = PIECE_BYTES if gate is None else gate.use.chunk_bytes
     for done in range(0, job.nbytes, piece):

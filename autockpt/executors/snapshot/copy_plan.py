@@ -17,7 +17,7 @@ from autockpt.executors.snapshot.copy_engine import CopyJob
 from autockpt.executors.snapshot.device import device_of
 from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_groups
 from autockpt.executors.snapshot.replica_shares import Place, Shares
-from autockpt.executors.state.tensor_index import Geometry, Inventory, addresses, local_part
+from autockpt.executors.state.tensor_index import Geometry, TensorIndex, addresses, local_part
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class Part:
 
 
 @dataclass(slots=True)
-class Recipe:
+class CopyPlan:
     """How a state is copied, for as long as its tensors stay where they are."""
 
-    inventory: Inventory
+    inventory: TensorIndex
     places: Geometry
     place: Place | None
     """Among which ranks `shares` were taken."""
@@ -94,7 +94,7 @@ def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]
 
 
 def parts_of(
-    inventory: Inventory,
+    inventory: TensorIndex,
     layout: Layout,
     tensors: dict[str, torch.Tensor],
     sources: dict[str, torch.Tensor],
@@ -114,7 +114,9 @@ def parts_of(
     return parts
 
 
-def tensors_now(recipe: Recipe, name: str, inventory: Inventory) -> dict[str, torch.Tensor] | None:
+def tensors_now(
+    recipe: CopyPlan, name: str, inventory: TensorIndex
+) -> dict[str, torch.Tensor] | None:
     """The tensors that stand where those of a part stood; None when it is the same ones.
 
     Of this part only: what came to another one (its optimizer's first step) is not its business.

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.throttle.idle_windows import WindowGate
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle
 
 PIECE_BYTES = 64 * 2**20
 """Bytes per transfer: one of 20 GB would keep every collective's host traffic waiting."""
@@ -66,7 +66,7 @@ class GatedCopy:
         device: Copies,
         targets: list[torch.Tensor],
         sources: list[torch.Tensor],
-        gate: WindowGate,
+        gate: IdleWindowThrottle,
     ) -> None:
         """Several tensors, or one that is not contiguous, are one piece."""
         self._device, self._gate = device, gate

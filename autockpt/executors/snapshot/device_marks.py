@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from autockpt.executors.throttle.idle_windows import WindowGate
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle
 
 
 class Marker(Protocol):
@@ -21,9 +21,9 @@ class Marker(Protocol):
 
 
 class DeviceMarks:
-    """Tells `gate` what a `WindowGate` is told; from the training thread."""
+    """Tells `gate` what a `IdleWindowThrottle` is told; from the training thread."""
 
-    def __init__(self, gate: WindowGate, device: Marker) -> None:
+    def __init__(self, gate: IdleWindowThrottle, device: Marker) -> None:
         self._gate, self._device = gate, device
         self.error: Exception | None = None
         """Why nothing is told any more: then everything passes the gate."""

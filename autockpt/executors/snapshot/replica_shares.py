@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from autockpt.executors.image.layout.dedup import Item, Range, divide
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.snapshot.device import DeviceRead
 from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_groups, host_bytes
 
@@ -77,7 +77,7 @@ NOTHING = Shares({}, [])
 
 
 def take_shares(
-    place: Place | None, tensors: Mapping[str, torch.Tensor], holdings: Mapping[str, Holding]
+    place: Place | None, tensors: Mapping[str, torch.Tensor], holdings: Mapping[str, LocalShard]
 ) -> Shares:
     """Divides what is held on several ranks of this node; `tensors`: local parts by name.
 

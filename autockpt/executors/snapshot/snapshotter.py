@@ -29,8 +29,8 @@ from autockpt.executors.snapshot.copy_engine import (
     run_jobs,
 )
 from autockpt.executors.snapshot.copy_plan import (
+    CopyPlan,
     Part,
-    Recipe,
     boundary_key,
     copied_at_once,
     copy_jobs,
@@ -50,7 +50,7 @@ from autockpt.executors.snapshot.tear_check import (
     SAMPLE_BYTES,
     DeviceProbe,
     Probe,
-    Sampler,
+    TearChecker,
     by_part,
     entries_of,
     part_differs,
@@ -59,8 +59,8 @@ from autockpt.executors.snapshot.tear_check import (
 from autockpt.executors.snapshot.tensor_specs import describe
 from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.state.skeleton import SkeletonText
-from autockpt.executors.state.tensor_index import Inventory, geometry
-from autockpt.executors.throttle.idle_windows import WindowGate, WindowUse
+from autockpt.executors.state.tensor_index import TensorIndex, geometry
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle, WindowUse
 from autockpt.values.errors import ConfigError
 
 EXTRA_SLACK = 2
@@ -78,7 +78,7 @@ class Snapshot:
 
     layout: Layout
     arena: Arena
-    recipe: Recipe
+    recipe: CopyPlan
     began_s: float
     task: CopyTask
     boundary: tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -139,17 +139,17 @@ class Snapshotter:
         self.counters = ProgressCounter(counters)
         self.engine = CopyEngine()
         self.layout: Layout | None = None
-        self._recipe: Recipe | None = None
+        self._recipe: CopyPlan | None = None
         self._extra_bytes = 0
         self._text = SkeletonText()
-        self._sampler, self._probe = Sampler(), Probe()
+        self._sampler, self._probe = TearChecker(), Probe()
         self._draw = random.Random()  # never the script's generators
         self._headers: weakref.WeakKeyDictionary[Arena, bytes] = weakref.WeakKeyDictionary()
         """The header that stands in each slot; by object, because ids and digests recur."""
         self._device = device
         self.device_clone: Literal["auto", "on", "off"] = "auto"
         """Clone on the device first; auto: when its free memory allows."""
-        self.gate: WindowGate | None = None
+        self.gate: IdleWindowThrottle | None = None
         """When bytes of a lazy snapshot may move, or be given to a device; None: at once."""
         self.current: Snapshot | None = None
         self._tasks: dict[int, CopyTask] = {}
@@ -172,7 +172,7 @@ class Snapshotter:
         return self._planned(inventory, boundary, text, held).layout
 
     def _gather(
-        self, inventory: Inventory, progress: dict[str, Any], rng: Any
+        self, inventory: TensorIndex, progress: dict[str, Any], rng: Any
     ) -> tuple[dict[str, torch.Tensor], bytes, frozenset[str]]:
         """(boundary tensors, skeleton as text, lazy tensors that are among the former).
 
@@ -186,11 +186,11 @@ class Snapshotter:
 
     def _planned(
         self,
-        inventory: Inventory,
+        inventory: TensorIndex,
         boundary: dict[str, torch.Tensor],
         text: bytes,
         held: frozenset[str],
-    ) -> Recipe:
+    ) -> CopyPlan:
         kept = self._recipe
         places = geometry(inventory.locals.values())
         same = kept is not None and kept.inventory is inventory and kept.places == places
@@ -210,7 +210,7 @@ class Snapshotter:
         layout = self._laid_out(inventory, boundary, text, held, shares)
         tensors = {n: t for n, t in lazy.items() if n not in elsewhere(shares)}
         sources = {n: stored_of(n, t, shares) for n, t in tensors.items()}
-        self._recipe = Recipe(
+        self._recipe = CopyPlan(
             inventory=inventory, places=places, place=place, layout=layout, boundary=shape,
             extra=layout.entry(EXTRA), at_once=copied_at_once(layout),
             held=held, tensors=tensors, lazy_places=lazy_places, shares=shares, sources=sources,
@@ -222,7 +222,7 @@ class Snapshotter:
 
     def _laid_out(
         self,
-        inventory: Inventory,
+        inventory: TensorIndex,
         boundary: dict[str, torch.Tensor],
         text: bytes,
         held: frozenset[str],
@@ -421,7 +421,7 @@ class Snapshotter:
     def _write_boundary(
         self,
         arena: Arena,
-        recipe: Recipe,
+        recipe: CopyPlan,
         boundary: dict[str, torch.Tensor],
         text: bytes,
         *,
@@ -452,7 +452,7 @@ class Snapshotter:
             copy_tensors(*now)
         return late
 
-    def _jobs(self, recipe: Recipe, arena: Arena) -> list[CopyJob]:
+    def _jobs(self, recipe: CopyPlan, arena: Arena) -> list[CopyJob]:
         jobs = recipe.jobs.get(arena)
         if jobs is None:
             jobs = recipe.jobs[arena] = copy_jobs(recipe.layout, recipe.sources, arena)
@@ -635,7 +635,7 @@ class Snapshotter:
             self._prove_part(snapshot, name, inventory)
 
     def _prove_part(
-        self, snapshot: Snapshot, name: str, inventory: Inventory, *, patient: bool = False
+        self, snapshot: Snapshot, name: str, inventory: TensorIndex, *, patient: bool = False
     ) -> None:
         with snapshot.lock:
             proof = snapshot.proofs.get(name)

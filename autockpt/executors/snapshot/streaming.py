@@ -21,7 +21,7 @@ from autockpt.executors.image.layout.plan import Entry
 from autockpt.executors.keeper.slots import CELL_DRAINED
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.snapshot.copy_engine import ProgressCounter, copy_tensors
-from autockpt.executors.snapshot.copy_plan import Recipe, is_plain, slot_tensor
+from autockpt.executors.snapshot.copy_plan import CopyPlan, is_plain, slot_tensor
 from autockpt.executors.state.tensor_index import local_part
 from autockpt.values.errors import StorageError
 from autockpt.values.units import format_bytes
@@ -60,7 +60,7 @@ class Passage:
 
     def write_boundary(
         self,
-        recipe: Recipe,
+        recipe: CopyPlan,
         boundary: dict[str, torch.Tensor],
         text: bytes,
         arena: Arena,
@@ -81,7 +81,7 @@ class Passage:
 
     def copy(
         self,
-        recipe: Recipe,
+        recipe: CopyPlan,
         arena: Arena,
         publish: ProgressCounter,
         went: Callable[[int], None] = lambda end: None,
@@ -97,7 +97,7 @@ class Passage:
             self._digests[name] = digest.hexdigest()
             went(entry.end)
 
-    def differing(self, recipe: Recipe, part: str) -> list[str]:
+    def differing(self, recipe: CopyPlan, part: str) -> list[str]:
         """Names of tensors of a part that are not what was copied of them."""
         return [
             entry.spec.name
@@ -105,7 +105,7 @@ class Passage:
             if entry.spec.part == part and not self._is_same(entry, recipe)
         ]
 
-    def _is_same(self, entry: Entry, recipe: Recipe) -> bool:
+    def _is_same(self, entry: Entry, recipe: CopyPlan) -> bool:
         source = recipe.sources[entry.spec.name]
         if not source.data_ptr():
             return False  # its memory was given back

@@ -25,7 +25,7 @@ import torch
 
 from autockpt.executors.image.layout.plan import Entry
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.snapshot.copy_plan import Recipe, slot_tensor, stored_of
+from autockpt.executors.snapshot.copy_plan import CopyPlan, slot_tensor, stored_of
 
 FIRST_SNAPSHOTS = 10
 FIRST_SHARE, LATER_SHARE = 0.1, 0.01
@@ -134,7 +134,7 @@ def _view(source: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-class Sampler:
+class TearChecker:
     """Whose turn it is."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Sampler:
 
 
 def sample_differs(
-    recipe: Recipe, arena: Arena, sample: Sequence[Entry], limit: int | None
+    recipe: CopyPlan, arena: Arena, sample: Sequence[Entry], limit: int | None
 ) -> list[str]:
     """Names of tensors that are not what stands in the slot, in their first `limit` bytes."""
     return [
@@ -166,7 +166,7 @@ def sample_differs(
 
 
 def part_differs(
-    recipe: Recipe, arena: Arena, part: str, now: dict[str, torch.Tensor]
+    recipe: CopyPlan, arena: Arena, part: str, now: dict[str, torch.Tensor]
 ) -> list[str]:
     """All tensors of a part that are not what stands in the slot: only once a change was seen."""
     differing = []

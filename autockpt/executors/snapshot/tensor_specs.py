@@ -9,7 +9,7 @@ from autockpt.executors.image.dtypes import dtype_name, stored_form
 from autockpt.executors.image.layout.boxes import overlaps
 from autockpt.executors.image.layout.dedup import Range
 from autockpt.executors.image.layout.plan import TensorSpec
-from autockpt.executors.sharding.local_shard import Holding, holding_of
+from autockpt.executors.sharding.local_shard import LocalShard, holding_of
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.tensor_index import local_part, memory_of
 
@@ -19,7 +19,7 @@ def describe(
     boundary: dict[str, torch.Tensor],
     classes: LiveState,
     parts: Mapping[str, str] | None = None,
-    holdings: Mapping[str, Holding] | None = None,
+    holdings: Mapping[str, LocalShard] | None = None,
     ranges: Mapping[str, Range] | None = None,
 ) -> tuple[list[TensorSpec], dict[str, str]]:
     """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
@@ -61,7 +61,7 @@ def _spec(name: str, local: torch.Tensor, lazy: bool, tensor_class: str) -> Tens
     )  # fmt: skip
 
 
-def _cut(spec: TensorSpec, local: torch.Tensor, holding: Holding, stored: Range) -> TensorSpec:
+def _cut(spec: TensorSpec, local: torch.Tensor, holding: LocalShard, stored: Range) -> TensorSpec:
     """Of a range of the elements; they stand one after another, so it has one dimension."""
     _, shape = stored_form(local.dtype, (stored[1] - stored[0],))
     boxes = tuple(part.box for part in overlaps(holding.boxes, *stored))

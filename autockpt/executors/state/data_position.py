@@ -21,8 +21,8 @@ from autockpt.executors.state.live_state import Stateful
 from autockpt.executors.state.loader_rng import (
     forget,
     is_torchdata,
-    load_quietly,
-    nothing_drawn,
+    load_without_rng_draw,
+    preserve_rng,
     seeds_of,
 )
 from autockpt.executors.state.rng import rng_state, set_rng_state
@@ -141,7 +141,7 @@ class DataPosition:
 
     def _load_stateful(self, state: Any, seeds: Any) -> None:
         self._going_on = self.index > 0
-        load_quietly(self.loader, state, begun=self._going_on, seeds=seeds)
+        load_without_rng_draw(self.loader, state, begun=self._going_on, seeds=seeds)
 
     def _go_on(self, old: Place | None, own: Place | None) -> None:
         if old is None:
@@ -257,7 +257,7 @@ class DataPosition:
         if not self._going_on:
             return iter(self.loader)
         self._going_on = False
-        with nothing_drawn():
+        with preserve_rng():
             return iter(self.loader)
 
     def _tell_sampler(self) -> None:

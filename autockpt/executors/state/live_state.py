@@ -17,7 +17,7 @@ from autockpt.executors.sharding.adapters.deepspeed import is_zero
 from autockpt.executors.sharding.adapters.fsdp2_gathered import gathering_units, shard_again
 from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
 from autockpt.executors.sharding.fqns import ModelNames
-from autockpt.executors.sharding.local_shard import Holding, holding_of, ranks_sharing, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, holding_of, ranks_sharing, whole_of
 from autockpt.executors.sharding.optimizers import owns_state
 from autockpt.executors.sharding.rules.plain_tensors import (
     RankRules,
@@ -30,7 +30,7 @@ from autockpt.executors.state import state_tree
 from autockpt.executors.state.own_state import OwnState, inner_optimizers
 from autockpt.executors.state.rng import rng_state
 from autockpt.executors.state.skeleton import KeptOptimizers, KeptRandomState
-from autockpt.executors.state.tensor_index import Inventory, Structure, memory_of, take_inventory
+from autockpt.executors.state.tensor_index import Structure, TensorIndex, memory_of, take_inventory
 from autockpt.executors.state.tensor_index import local_part as local_part
 from autockpt.executors.state.wrapping import unwrapped_optimizer
 from autockpt.values.errors import AutockptError, ConfigError
@@ -55,7 +55,7 @@ class LiveState:
         models: dict[str, torch.nn.Module],
         optimizers: dict[str, torch.optim.Optimizer],
         others: dict[str, Any],
-        holdings: dict[int, Holding] | None = None,
+        holdings: dict[int, LocalShard] | None = None,
         placed: Mapping[int, Placed] | None = None,
         axes: str = "",
     ) -> None:
@@ -78,7 +78,7 @@ class LiveState:
         self._declared = with_places(holdings or {}, self._placed)
         self._renamed = renamed(models, self._placed)
         self._axes = axes
-        self._inventory: Inventory | None = None
+        self._inventory: TensorIndex | None = None
         self._built: Structure | None = None
         """As `attach` found it."""
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
@@ -114,7 +114,7 @@ class LiveState:
         placed = placed_parameters(models, attached, known, ruled)
         return cls(models, optimizers, kept, known, placed, "" if ruled is None else ruled.axes)
 
-    def holding(self, tensor: torch.Tensor) -> Holding:
+    def holding(self, tensor: torch.Tensor) -> LocalShard:
         """Which part of which whole this rank holds."""
         found = holding_of(tensor) or self._declared.get(id(tensor))
         return whole_of(tensor) if found is None else found
@@ -181,7 +181,7 @@ class LiveState:
                     names.setdefault(id(parameter), f"{prefix}.group{g}.param{i}")
         return names
 
-    def at_boundary(self) -> Inventory:
+    def at_boundary(self) -> TensorIndex:
         """What there is, once every module holds what its optimizer steps: not so after an
         evaluation."""
         kept = self._inventory
@@ -199,7 +199,7 @@ class LiveState:
             if isinstance(optimizer, ZeroView):
                 optimizer.refresh()
 
-    def inventory(self) -> Inventory:
+    def inventory(self) -> TensorIndex:
         """What there is now; walked again only when something was added, replaced or removed.
 
         Raises ConfigError for optimizer state that cannot be saved or named.
@@ -207,14 +207,14 @@ class LiveState:
         kept = self._inventory
         return kept if kept is not None and self._confirmed(kept) else self._walked()
 
-    def _confirmed(self, kept: Inventory) -> bool:
+    def _confirmed(self, kept: TensorIndex) -> bool:
         """Nothing came, went or was replaced since that walk; its local parts are up to date."""
         holds = kept.holds()
         if holds and kept.distributed:
             kept.renew_locals()
         return holds
 
-    def _walked(self) -> Inventory:
+    def _walked(self) -> TensorIndex:
         self._names = self._parameter_names()
         order = [*self.step_order, *(p for p in self.optimizers if p not in self.step_order)]
         self._inventory = take_inventory(
@@ -339,7 +339,7 @@ class LiveState:
         progress: dict[str, Any],
         *,
         rng: Any = None,
-        inventory: Inventory | None = None,
+        inventory: TensorIndex | None = None,
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """(skeleton, boundary tensors) of everything that is not a lazy tensor, as of now.
 
@@ -377,7 +377,7 @@ class LiveState:
         """What optimizers keep beside their state, from a skeleton; see `OwnState.load`."""
         self._own.load(section, decode, lambda: self._known(self.inventory()), again)
 
-    def _known(self, inventory: Inventory) -> dict[str, Any]:
+    def _known(self, inventory: TensorIndex) -> dict[str, Any]:
         """Parameters, optimizer state and modules by name."""
         return {**self.extra_places(), **self.parameters(), **inventory.lazy}
 

@@ -15,7 +15,7 @@ from autockpt.executors.state.rng import rng_state, set_rng_state
 
 
 @contextmanager
-def nothing_drawn() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """What is drawn within is drawn again after it."""
     before = rng_state()
     try:
@@ -24,7 +24,9 @@ def nothing_drawn() -> Iterator[None]:
         set_rng_state(before)
 
 
-def load_quietly(loader: Any, state: Any, *, begun: bool = False, seeds: Any = None) -> None:
+def load_without_rng_draw(
+    loader: Any, state: Any, *, begun: bool = False, seeds: Any = None
+) -> None:
     """`load_state_dict` of anything; the iterator that a DataLoader makes from it draws nothing.
 
     `begun`: the state is known to be of an epoch under way.  torchdata's loaders say it themselves:
@@ -72,7 +74,7 @@ class _Once:
 
     def __call__(self) -> Any:
         forget(self._loader)
-        with nothing_drawn():
+        with preserve_rng():
             made = self._loader._get_iterator()
         if self._seeds is not None and self._loader.generator is not None:
             self._loader.generator.set_state(self._seeds)

@@ -18,7 +18,7 @@ import torch
 from autockpt.executors.sharding.adapters.fsdp2_gathered import gathering_units
 from autockpt.executors.sharding.fqns import ModelNames, has_extra_state
 from autockpt.executors.sharding.local_memory import own_elements
-from autockpt.executors.sharding.local_shard import Declared, Holding, holding_of
+from autockpt.executors.sharding.local_shard import Declared, LocalShard, holding_of
 from autockpt.executors.sharding.optimizers import state_holding, state_of
 from autockpt.executors.state import state_tree
 from autockpt.values.errors import ConfigError
@@ -83,7 +83,7 @@ class Structure:
 
 
 @dataclass(slots=True)
-class Inventory:
+class TensorIndex:
     """One walk of a live state."""
 
     lazy: dict[str, torch.Tensor]
@@ -104,7 +104,7 @@ class Inventory:
     anchors: Anchors
     roots: list[tuple[torch.optim.Optimizer, Any, Any, list[Any]]]
     """(optimizer, its state, its groups, the list of parameters of each group)."""
-    holdings: dict[str, Holding]
+    holdings: dict[str, LocalShard]
     """Of those in `lazy` that are a part of something, or that other ranks hold as well."""
     distributed: tuple[str, ...]
     """Tensors whose local part is asked for anew every time."""
@@ -167,7 +167,7 @@ def take_inventory(
     names: Mapping[str, ModelNames],
     declared: Declared,
     outer: Mapping[str, str] | None = None,
-) -> Inventory:
+) -> TensorIndex:
     """Walks everything.  `optimizers` in the order in which they step; `path_of`: from prefix and
     name in the module the name of a parameter; `names` of the rest, by prefix; `outer`: by prefix
     the optimizer whose step changes it, where that is another one.
@@ -201,7 +201,7 @@ class _Walk:
         self._named: dict[str, Any] = {}
         """Parameters, buffers and modules with an extra state."""
         self._declared = declared
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, LocalShard] = {}
         self._parameters: dict[int, dict[str, torch.Tensor]] = {}
         """By id of the tensor all its names, in the order of the modules."""
         self._owner: dict[int, str] = {}
@@ -314,7 +314,7 @@ class _Walk:
                 if not isinstance(value, bool | int | float | str):
                     state_tree.encode(value, f"{path}.{key}", part)
 
-    def finish(self) -> Inventory:
+    def finish(self) -> TensorIndex:
         rest: dict[str, torch.Tensor] = {}
         for names in self._parameters.values():
             rest.update(names)
@@ -324,7 +324,7 @@ class _Walk:
         held = self._holdings
         local = {name: local_part(tensor, held.get(name)) for name, tensor in lazy.items()}
         named = {name for name, one in self._named.items() if isinstance(one, torch.Tensor)}
-        return Inventory(
+        return TensorIndex(
             structure=Structure(
                 frozenset(named - self._passing), {p: o.names for p, o in self._optimizers.items()}
             ),
@@ -357,7 +357,7 @@ def _tensor_keys(values: Any) -> str | None:
     return " ".join(marks)
 
 
-def local_part(tensor: torch.Tensor, holding: Holding | None = None) -> torch.Tensor:
+def local_part(tensor: torch.Tensor, holding: LocalShard | None = None) -> torch.Tensor:
     """The bytes that this rank holds: a DTensor's local tensor, else the tensor itself.
 
     `holding`: the elements that count, where that is known; see `own_elements`.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from autockpt.executors.state.loader_rng import nothing_drawn
+from autockpt.executors.state.loader_rng import preserve_rng
 from autockpt.values.errors import ConfigError
 
 OPTIMIZER_WRAPPERS = {
@@ -101,7 +101,7 @@ def require_iterates(loader: "DataLoader[Any]") -> None:
     clone.__dict__["_get_iterator"] = nothing
     detail = ""
     try:
-        with nothing_drawn():
+        with preserve_rng():
             next(iter(clone), None)
     except Exception as error:
         detail = f" (iterating it raised {error!r:.200})"

@@ -13,9 +13,15 @@ from autockpt.executors.image.codecs import codec as codec_of
 from autockpt.executors.image.container import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.image.nan_check import NanScan
 from autockpt.executors.linux.memory import Arena, page_align
-from autockpt.executors.storage.directory import CommitFile, lossy_mark, read_commit, read_small
+from autockpt.executors.storage.directory import (
+    CommitFile,
+    lossy_mark,
+    read_commit,
+    read_small,
+    require_format,
+)
 from autockpt.executors.storage.shard_file import ImageReader
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate
+from autockpt.executors.throttle.rate_limit import Throttle, Unlimited
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
@@ -23,7 +29,7 @@ READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
 MOST_BASES = 16
 """In a row; whoever writes keeps far fewer (`TierPlan.chain`)."""
-_NOW = OpenGate()
+_NOW = Unlimited()
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
 """The file is not there, or something else is: asking again will not help."""
 
@@ -67,19 +73,20 @@ class VerifyResult:
 
 
 def list_generations(directory: str) -> list[GenerationRecord]:
-    """All generations, oldest first; incomplete ones are listed and marked."""
-    records = []
+    """All generations, oldest first; incomplete ones are listed and marked.
+
+    Raises ConfigError for a directory of another format, AutockptError for one that is unreadable.
+    """
+    require_format(directory)
     try:
-        names = sorted(os.listdir(directory))
+        names = os.listdir(directory)
     except OSError as error:
         raise AutockptError(f"{directory}: cannot be read: {error.strerror}") from error
+    found = []
     for name in names:
-        try:
-            Generation.from_name(name)
-        except AutockptError:
-            continue
-        records.append(_record(directory, name))
-    return records
+        with contextlib.suppress(ConfigError):
+            found.append(Generation.from_name(name))
+    return [_record(directory, generation.name) for generation in sorted(found)]
 
 
 def committed_names(directory: str) -> list[str]:
@@ -333,7 +340,7 @@ def _open_base(folder: str, index: ImageIndex, named: Generation, most_bases: in
     return base
 
 
-def verify_generation(directory: str, name: str, *, gate: Gate = _NOW) -> VerifyResult:
+def verify_generation(directory: str, name: str, *, gate: Throttle = _NOW) -> VerifyResult:
     """Reads a committed generation back and compares every chunk.
 
     Every chunk asks `gate` first, so that a background scrub yields to the training.
@@ -386,7 +393,7 @@ def _gone(name: str) -> VerifyResult:
 class _Reading:
     """What comes of reading the shards of a generation."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Throttle) -> None:
         self._gate = gate
         self.bytes = 0
         self.problems: list[str] = []

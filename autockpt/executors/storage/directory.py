@@ -1,9 +1,9 @@
 """The checkpoint directory on a POSIX file system: lease, shards, commits, retention.
 
     RUN                       run id and format, created with the directory
-    epochs/e-000007           one file per incarnation, created by link(2): the fence
-    gen-e000007-s000000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
-    decisions/e-000007        what an incarnation resumed from: the lineage
+    terms/t-000007           one file per incarnation, created by link(2): the fence
+    ckpt-t0007-step-00000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
+    decisions/t-000007        what an incarnation resumed from: the lineage
     trash/                    renamed here before anything is removed
     spare/                    shard files of retired generations, kept for their blocks
 
@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from autockpt import new_files
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent, Health, Record
+from autockpt.executors.protocol.messages import CatalogueEntry, Health, Record, TermParent
 from autockpt.executors.storage.claim_renewal import is_mounted, mount_point_of
-from autockpt.executors.storage.file_reuse import SpareFiles
+from autockpt.executors.storage.file_reuse import ReusableFiles
 from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.values.errors import (
     AutockptError,
@@ -42,9 +42,9 @@ from autockpt.values.errors import (
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
 
-FORMAT = 1
+FORMAT = 2
 _T = TypeVar("_T")
-_EPOCH = re.compile(r"e-\d{6}")
+_TERM = re.compile(r"t-\d{6}")
 _OURS = re.compile(
     r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|COMMIT(\.\w+\.tmp)?"
 )
@@ -66,11 +66,11 @@ class RunFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochFile:
-    """epochs/e-N: who claimed the directory."""
+class TermFile:
+    """terms/t-N: who claimed the directory."""
 
     schema_version: int = 1
-    epoch: int
+    term: int
     run_id: str
     launch_id: str
     restart_round: int
@@ -119,19 +119,20 @@ class CheckpointDirectory:
         """As it was opened."""
         self._mount = ""
         """Where the file system is mounted that it was opened on; "" where that is not known."""
-        self._claim: EpochFile | None = None
-        """The claim that this process made, or found when it went on with a running epoch."""
+        self._claim: TermFile | None = None
+        """The claim that this process made, or found when it went on with a running term."""
         self._decision = b""
-        """The decision of that epoch as it was written."""
-        self.spares = SpareFiles(self.path)
+        """The decision of that term as it was written."""
+        self.spares = ReusableFiles(self.path)
 
     # ------------------------------------------------------------------ identity and lease
 
     def open(self) -> str:
         """Creates the directory if needed; the run id.  Raises StorageError."""
         path = self.path
+        require_format(path)
         try:
-            for name in ("", "epochs", "decisions", "trash"):
+            for name in ("", "terms", "decisions", "trash"):
                 path = os.path.join(self.path, name)
                 new_files.make_directory(path)
             path = os.path.join(self.path, "RUN")
@@ -149,15 +150,13 @@ class CheckpointDirectory:
                 f"{self.path}: cannot be used for checkpoints: {path}: {error.strerror}; name "
                 "another directory with disk.path in the policy"
             ) from error
-        if run.format != FORMAT:
-            raise ConfigError(f"{path}: format {run.format}, this autockpt writes {FORMAT}")
         self._run = run
         return run.run_id
 
     def require_writable(self) -> None:
         """Opens the directory and writes a page into it.  Raises StorageError when it cannot."""
         self.open()
-        path = os.path.join(self.path, "epochs", f"probe.{secrets.token_hex(6)}.tmp")
+        path = os.path.join(self.path, "terms", f"probe.{secrets.token_hex(6)}.tmp")
         try:
             _write_plain(path, bytes(4096))
         except OSError as error:
@@ -170,40 +169,40 @@ class CheckpointDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def highest_epoch(self) -> EpochFile | None:
+    def highest_term(self) -> TermFile | None:
         """The newest claim, or None; of a damaged one all but its number is unknown.
 
         Raises StorageError.
         """
-        names = sorted(n for n in _names(os.path.join(self.path, "epochs")) if _EPOCH.fullmatch(n))
+        names = sorted(n for n in _names(os.path.join(self.path, "terms")) if _TERM.fullmatch(n))
         if not names:
             return None
-        path = os.path.join(self.path, "epochs", names[-1])
-        epoch = int(names[-1][2:])
+        path = os.path.join(self.path, "terms", names[-1])
+        term = int(names[-1][2:])
         with _storage("read", path), contextlib.suppress(ConfigError, CorruptCheckpointError):
-            found = from_json(EpochFile, read_small(path), where=path)
-            if found.epoch == epoch:
+            found = from_json(TermFile, read_small(path), where=path)
+            if found.term == term:
                 return found
-        return EpochFile(
-            epoch=epoch, run_id="", launch_id="?", restart_round=0, host="?", boot_id="", pid=0,
+        return TermFile(
+            term=term, run_id="", launch_id="?", restart_round=0, host="?", boot_id="", pid=0,
             pid_start=0, nonce="",
         )  # fmt: skip
 
     def claim(
         self, run_id: str, launch_id: str, restart_round: int, *, force: bool, after: int = 0
     ) -> int:
-        """Claims the next epoch; its number, which is greater than `after`.
+        """Claims the next term; its number, which is greater than `after`.
 
         The same launch takes over at once; a foreign one only when its holder is dead (`force`
         states that it is known to be).  Raises DirectoryBusyError naming the holder, StorageError.
         """
         for _ in range(100):
-            holder = self.highest_epoch()
+            holder = self.highest_term()
             if holder is not None and not force and holder.launch_id != launch_id:
                 self._require_dead(holder)
-            epoch = max(holder.epoch if holder else 0, after) + 1
-            mine = _own_claim(epoch, run_id, launch_id, restart_round)
-            path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+            term = max(holder.term if holder else 0, after) + 1
+            mine = _own_claim(term, run_id, launch_id, restart_round)
+            path = os.path.join(self.path, "terms", f"t-{term:06d}")
             with _storage("look for", os.path.dirname(path)):
                 emptied = self._run is not None and not _is_there(os.path.dirname(path))
             if emptied:
@@ -211,69 +210,69 @@ class CheckpointDirectory:
             with _storage("claim", path):
                 if publish(path, to_json(mine).encode(), replace=False):
                     self._claim, self._decision = mine, b""
-                    return epoch
+                    return term
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
-    def assume(self, epoch: int, run_id: str, launch_id: str, restart_round: int) -> None:
-        """Goes on as if `epoch` were claimed, which it is not: `renew` claims it as soon as the
+    def assume(self, term: int, run_id: str, launch_id: str, restart_round: int) -> None:
+        """Goes on as if `term` were claimed, which it is not: `renew` claims it as soon as the
         storage takes that, unless another launch was faster."""
         mine = self._claim
-        if mine is None or mine.epoch != epoch:
-            self._claim = _own_claim(epoch, run_id, launch_id, restart_round)
+        if mine is None or mine.term != term:
+            self._claim = _own_claim(term, run_id, launch_id, restart_round)
             self._decision = b""
 
     @property
-    def claimed_epoch(self) -> int | None:
+    def claimed_term(self) -> int | None:
         """Of the claim that this process made, or went on with."""
-        return None if self._claim is None else self._claim.epoch
+        return None if self._claim is None else self._claim.term
 
-    def holds(self, epoch: int) -> bool:
-        """True while `epoch` is the newest claim, and that of the launch that made it."""
-        newest = self.highest_epoch()
-        return newest is not None and newest.epoch == epoch and not self._is_foreign(newest)
+    def holds(self, term: int) -> bool:
+        """True while `term` is the newest claim, and that of the launch that made it."""
+        newest = self.highest_term()
+        return newest is not None and newest.term == term and not self._is_foreign(newest)
 
-    def _is_foreign(self, claim: EpochFile) -> bool:
+    def _is_foreign(self, claim: TermFile) -> bool:
         """Another start has taken the same number, in a directory that was made again."""
         mine = self._claim
-        known = mine is not None and mine.epoch == claim.epoch and bool(claim.launch_id != "?")
+        known = mine is not None and mine.term == claim.term and bool(claim.launch_id != "?")
         return known and mine is not None and _start_of(mine) != _start_of(claim)
 
-    def go_on(self, epoch: int, run_id: str, launch_id: str, restart_round: int) -> None:
-        """A new keeper of a running epoch: the claim may be gone with what was in the directory.
+    def go_on(self, term: int, run_id: str, launch_id: str, restart_round: int) -> None:
+        """A new keeper of a running term: the claim may be gone with what was in the directory.
 
-        Raises GuardError when a newer epoch exists, StorageError.
+        Raises GuardError when a newer term exists, StorageError.
         """
-        newest = self.highest_epoch()
-        if newest is not None and newest.epoch == epoch and newest.launch_id == launch_id:
+        newest = self.highest_term()
+        if newest is not None and newest.term == term and newest.launch_id == launch_id:
             self._claim = newest
             return
-        if newest is not None and newest.epoch >= epoch:
-            raise self._fenced(epoch)
-        self._claim = _own_claim(epoch, run_id, launch_id, restart_round)
+        if newest is not None and newest.term >= term:
+            raise self._fenced(term)
+        self._claim = _own_claim(term, run_id, launch_id, restart_round)
         self._decision = b""  # the other keepers know it, and each COMMIT says it
-        self.renew(epoch)
+        self.renew(term)
 
-    def renew(self, epoch: int) -> bool:
+    def renew(self, term: int) -> bool:
         """Makes the directory again where its claim is gone; True when it had to be.
 
         A claim that is missing is not a newer one: the directory was emptied, unmounted, or made
-        again.  Raises GuardError when a newer epoch exists, StorageError when it cannot be used.
+        again.  Raises GuardError when a newer term exists, StorageError when it cannot be used.
         """
-        if not self._is_claim_missing(epoch):
+        if not self._is_claim_missing(term):
             return False
         mine = self._claim
-        if mine is None or mine.epoch != epoch or self._run is None:
-            raise self._gone(epoch, "and this process did not make it")
+        if mine is None or mine.term != term or self._run is None:
+            raise self._gone(term, "and this process did not make it")
         self._make_again()
-        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        path = os.path.join(self.path, "decisions", f"t-{term:06d}")
         with _storage("write", path):
             if self._decision:
                 publish(path, self._decision, replace=True)
-        path = os.path.join(self.path, "epochs", f"e-{epoch:06d}")
+        path = os.path.join(self.path, "terms", f"t-{term:06d}")
         with _storage("claim", path):
             publish(path, to_json(mine).encode(), replace=False)
-        if self._is_claim_missing(epoch):
-            raise self._gone(epoch, "also after it was made again")
+        if self._is_claim_missing(term):
+            raise self._gone(term, "also after it was made again")
         return True
 
     def _make_again(self) -> None:
@@ -285,7 +284,7 @@ class CheckpointDirectory:
                 raise StorageError(
                     f"{self.path}: nothing is mounted at {self._mount}; mount it again"
                 )
-        for name in ("", "epochs", "decisions", "trash"):
+        for name in ("", "terms", "decisions", "trash"):
             path = os.path.join(self.path, name)
             with _storage("make again", path), contextlib.suppress(FileExistsError):
                 os.mkdir(path, new_files.READABLE_DIRECTORY)
@@ -299,44 +298,44 @@ class CheckpointDirectory:
                 "give that run another --run-dir"
             )
 
-    def _is_claim_missing(self, epoch: int) -> bool:
+    def _is_claim_missing(self, term: int) -> bool:
         """Raises GuardError when a newer one, or another start's, is there; StorageError."""
-        newest = self.highest_epoch()
-        if newest is not None and (newest.epoch > epoch or self._is_foreign(newest)):
-            raise self._fenced(epoch)
-        return newest is None or newest.epoch < epoch
+        newest = self.highest_term()
+        if newest is not None and (newest.term > term or self._is_foreign(newest)):
+            raise self._fenced(term)
+        return newest is None or newest.term < term
 
-    def _fenced(self, epoch: int) -> GuardError:
-        return GuardError(f"{self.path}: epoch {epoch} is fenced by a newer incarnation")
+    def _fenced(self, term: int) -> GuardError:
+        return GuardError(f"{self.path}: term {term} is fenced by a newer incarnation")
 
-    def _gone(self, epoch: int, what: str) -> StorageError:
+    def _gone(self, term: int, what: str) -> StorageError:
         return StorageError(
-            f"{self.path}: emptied, unmounted or made again: the claim of epoch {epoch} is gone, "
+            f"{self.path}: emptied, unmounted or made again: the claim of term {term} is gone, "
             f"{what}"
         )
 
-    def release(self, epoch: int) -> None:
+    def release(self, term: int) -> None:
         """The holder is done though its process lives on: whoever comes next may claim at once."""
         with contextlib.suppress(OSError):
-            _write_plain(self._left(epoch), b"")
+            _write_plain(self._left(term), b"")
 
-    def _left(self, epoch: int) -> str:
-        return os.path.join(self.path, "epochs", f"e-{epoch:06d}.left")
+    def _left(self, term: int) -> str:
+        return os.path.join(self.path, "terms", f"t-{term:06d}.left")
 
-    def heartbeat(self, epoch: int) -> None:
+    def heartbeat(self, term: int) -> None:
         """Shows holders elsewhere that we are alive."""
-        path = os.path.join(self.path, "epochs", "heartbeat")
+        path = os.path.join(self.path, "terms", "heartbeat")
         with contextlib.suppress(OSError):
-            _write_plain(path, f"{epoch} {secrets.token_hex(4)}\n".encode())
+            _write_plain(path, f"{term} {secrets.token_hex(4)}\n".encode())
 
     def require_unheld(self) -> None:
         """Raises DirectoryBusyError naming the live run that holds the directory."""
-        holder = self.highest_epoch()
+        holder = self.highest_term()
         if holder is not None:
             self._require_dead(holder)
 
-    def _require_dead(self, holder: EpochFile) -> None:
-        if os.path.exists(self._left(holder.epoch)):
+    def _require_dead(self, holder: TermFile) -> None:
+        if os.path.exists(self._left(holder.term)):
             return
         if _pid_is_visible(holder):
             if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
@@ -352,13 +351,13 @@ class CheckpointDirectory:
                 return
         raise DirectoryBusyError(
             f"{self.path}: owned by another live run (launch {holder.launch_id}, keeper pid "
-            f"{holder.pid} on {holder.host}, epoch {holder.epoch}); stop that run first, or use "
+            f"{holder.pid} on {holder.host}, term {holder.term}); stop that run first, or use "
             "another --run-dir"
         )
 
     def _heartbeat_text(self) -> bytes:
         try:
-            return read_small(os.path.join(self.path, "epochs", "heartbeat"))
+            return read_small(os.path.join(self.path, "terms", "heartbeat"))
         except OSError:
             return b""
 
@@ -372,14 +371,14 @@ class CheckpointDirectory:
         """Makes the directory of a generation durable; existing is fine."""
         path = self.generation_path(generation)
         # Past the claims: nothing is made on what is under a mount point.  No look-up of its own.
-        past = os.path.join(self.path, "epochs", os.pardir, generation.name)
+        past = os.path.join(self.path, "terms", os.pardir, generation.name)
         try:
             os.mkdir(past, 0o755)
             _fsync_directory(self.path)
         except FileExistsError:
             pass
         except (FileNotFoundError, NotADirectoryError):
-            raise self._gone(generation.epoch, "so nothing is written there") from None
+            raise self._gone(generation.term, "so nothing is written there") from None
         except OSError as error:
             raise StorageError(f"{path}: cannot create: {error.strerror}") from error
         return path
@@ -408,9 +407,9 @@ class CheckpointDirectory:
     ) -> float:  # fmt: skip
         """Writes COMMIT; seconds since 1970.
 
-        Raises GuardError (fenced) when a newer epoch exists before or after, StorageError else.
+        Raises GuardError (fenced) when a newer term exists before or after, StorageError else.
         """
-        self._require_epoch(generation.epoch)
+        self._require_term(generation.term)
         self._require_bases(records)
         created_s = time.time()
         commit = CommitFile(
@@ -424,14 +423,14 @@ class CheckpointDirectory:
                     raise StorageError(f"{path}: exists already")
         except StorageError:
             with contextlib.suppress(StorageError):
-                self._require_epoch(generation.epoch)  # a newer one may have deleted it
+                self._require_term(generation.term)  # a newer one may have deleted it
             raise
-        self._require_epoch(generation.epoch)
+        self._require_term(generation.term)
         return created_s
 
-    def _require_epoch(self, epoch: int) -> None:
-        if self._is_claim_missing(epoch):
-            raise self._gone(epoch, "so nothing is committed there")
+    def _require_term(self, term: int) -> None:
+        if self._is_claim_missing(term):
+            raise self._gone(term, "so nothing is committed there")
 
     def _require_bases(self, records: tuple[Record, ...]) -> None:
         """What the shards are stored as differences to may have been removed by somebody."""
@@ -442,19 +441,19 @@ class CheckpointDirectory:
                     raise StorageError(f"{commit}: is gone, and a shard is a difference to it")
 
     def write_decision(
-        self, epoch: int, attempt: int, generation: Generation | None, reason: str
+        self, term: int, attempt: int, generation: Generation | None, reason: str
     ) -> None:
         """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
-        text = decision_text(epoch, attempt, generation, reason)
-        if self.claimed_epoch == epoch:
+        text = decision_text(term, attempt, generation, reason)
+        if self.claimed_term == term:
             self._decision = text  # for `renew`, where the claim itself is missing
-        self._require_epoch(epoch)
-        path = os.path.join(self.path, "decisions", f"e-{epoch:06d}")
+        self._require_term(term)
+        path = os.path.join(self.path, "decisions", f"t-{term:06d}")
         with _storage("write", path):
             publish(path, text, replace=True)
             self._decision = text
 
-    def parents(self) -> tuple[EpochParent, ...]:
+    def parents(self) -> tuple[TermParent, ...]:
         """The lineage on disk; damaged records are none.
 
         Raises StorageError when one cannot be read: without it an abandoned generation may look
@@ -462,10 +461,10 @@ class CheckpointDirectory:
         """
         found = []
         directory = os.path.join(self.path, "decisions")
-        for name in sorted(filter(_EPOCH.fullmatch, _names(directory))):
+        for name in sorted(filter(_TERM.fullmatch, _names(directory))):
             path = os.path.join(directory, name)
             with contextlib.suppress(CorruptCheckpointError), _storage("read", path):
-                found.append(read_decision(read_small(path), epoch=int(name[2:]), where=path))
+                found.append(read_decision(read_small(path), term=int(name[2:]), where=path))
         return tuple(found)
 
     def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
@@ -554,8 +553,8 @@ class CheckpointDirectory:
                 raise GuardError(f"{path}: has a COMMIT and is not trash")
         self._remove(path)
 
-    def trash_unfinished(self, epoch: int) -> None:
-        """Trashes what incarnations before `epoch` left without a COMMIT: now that it is claimed,
+    def trash_unfinished(self, term: int) -> None:
+        """Trashes what incarnations before `term` left without a COMMIT: now that it is claimed,
         none of it can become durable.  What a person set aside stays; so does what cannot be
         removed."""
         with contextlib.suppress(StorageError):
@@ -563,7 +562,7 @@ class CheckpointDirectory:
                 with contextlib.suppress(AutockptError, OSError):  # no generation, or committed
                     generation = Generation.from_name(name)
                     kept = os.path.join(self.generation_path(generation), "QUARANTINE")
-                    if generation.epoch < epoch and not _is_there(kept):
+                    if generation.term < term and not _is_there(kept):
                         self.trash(generation)
 
     def delete(self, generation: Generation) -> int:
@@ -614,17 +613,31 @@ class CheckpointDirectory:
         self.spares.clear()
 
 
-def _own_claim(epoch: int, run_id: str, launch_id: str, restart_round: int) -> EpochFile:
+def require_format(directory: str) -> None:
+    """Raise ConfigError where `directory` has a RUN of another format; nothing is changed there."""
+    path = os.path.join(directory, "RUN")
+    try:
+        run = from_json(RunFile, read_small(path), where=path)
+    except (OSError, AutockptError):
+        return  # none yet, or damaged: reported where it is needed
+    if run.format != FORMAT:
+        raise ConfigError(
+            f"{path}: written in format {run.format}, and this autockpt reads and writes format "
+            f"{FORMAT}; resume this run with the version that wrote it, or name a new directory"
+        )
+
+
+def _own_claim(term: int, run_id: str, launch_id: str, restart_round: int) -> TermFile:
     """A claim of this process."""
-    return EpochFile(
-        epoch=epoch, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
+    return TermFile(
+        term=term, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
         host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
         pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
         pid_namespace=pid_namespace(),
     )  # fmt: skip
 
 
-def _start_of(claim: EpochFile) -> tuple[str, int]:
+def _start_of(claim: TermFile) -> tuple[str, int]:
     """Which start of the run it belongs to; keepers may change within one."""
     return claim.launch_id, claim.restart_round
 
@@ -726,7 +739,7 @@ def pid_namespace() -> str:
         return ""
 
 
-def _pid_is_visible(holder: EpochFile) -> bool:
+def _pid_is_visible(holder: TermFile) -> bool:
     """Whether its pid means the same process here: containers of one machine share its boot."""
     if holder.boot_id != boot_id():
         return False

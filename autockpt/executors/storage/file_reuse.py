@@ -29,7 +29,7 @@ def is_tight(path: str) -> bool:
     return room.f_bavail < TIGHT_SHARE * room.f_blocks
 
 
-class SpareFiles:
+class ReusableFiles:
     """The folder `spare/` of a checkpoint directory.
 
     Taken from any thread and by the keepers of several nodes; whose rename comes first has it.

@@ -21,8 +21,8 @@ from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.directory import (
     FORMAT,
     CheckpointDirectory,
-    EpochFile,
     RunFile,
+    TermFile,
     is_ours,
     publish,
     read_commit,
@@ -64,16 +64,16 @@ class Leftover:
 def damaged_records(directory: str) -> list[Damage]:
     """Records beside the generations that cannot be believed: RUN, claims, decisions."""
     found = []
-    for path, epoch in _records(directory):
+    for path, term in _records(directory):
         try:
             text = read_small(path)
             if os.path.basename(path) == "RUN":
                 from_json(RunFile, text, where=path)
-            elif os.path.basename(os.path.dirname(path)) == "epochs":
-                if from_json(EpochFile, text, where=path).epoch != epoch:
-                    raise CorruptCheckpointError(f"{path}: names another epoch")
+            elif os.path.basename(os.path.dirname(path)) == "terms":
+                if from_json(TermFile, text, where=path).term != term:
+                    raise CorruptCheckpointError(f"{path}: names another term")
             else:
-                read_decision(text, epoch=epoch, where=path)
+                read_decision(text, term=term, where=path)
         except FileNotFoundError:
             continue  # a live run removes old ones
         except OSError as error:
@@ -85,12 +85,12 @@ def damaged_records(directory: str) -> list[Damage]:
 
 
 def _records(directory: str) -> Iterator[tuple[str, int]]:
-    """(path, epoch), 0 for RUN."""
+    """(path, term), 0 for RUN."""
     if os.path.lexists(os.path.join(directory, "RUN")):
         yield os.path.join(directory, "RUN"), 0
-    for folder in ("epochs", "decisions"):
+    for folder in ("terms", "decisions"):
         for name in sorted(_listed(os.path.join(directory, folder))):
-            if name.startswith("e-") and name[2:].isdecimal():
+            if name.startswith("t-") and name[2:].isdecimal():
                 yield os.path.join(directory, folder, name), int(name[2:])
 
 
@@ -111,7 +111,7 @@ def repair(directory: str, results: list[VerifyResult]) -> list[str]:
             done += _marked_right(CheckpointDirectory(directory), generation, result)
     for damage in damaged_records(directory):
         name = os.path.relpath(damage.path, directory)
-        if name.startswith("epochs/") or not damage.readable:
+        if name.startswith("terms/") or not damage.readable:
             continue  # its number counts, and must not be given out again
         done.append(set_aside(directory, name, damage.reason))
         if name == "RUN":
@@ -173,7 +173,7 @@ def leftovers(directory: str) -> list[Leftover]:
     for kind in ("trash", "spare"):
         folder = os.path.join(directory, kind)
         found += [_leftover(os.path.join(folder, name), kind) for name in _listed(folder)]
-    for folder in (directory, *(os.path.join(directory, n) for n in ("epochs", "decisions"))):
+    for folder in (directory, *(os.path.join(directory, n) for n in ("terms", "decisions"))):
         for name in _listed(folder):
             if name.endswith(".tmp"):
                 found.append(_leftover(os.path.join(folder, name), "temporary"))

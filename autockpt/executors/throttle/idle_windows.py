@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autockpt.executors.throttle.window_forecast import Laps, nearly_all_had
+from autockpt.executors.throttle.window_forecast import IdleWindowForecast, nearly_all_had
 
 MARGIN = 0.2
 """Part of a window that is left free: chunks and windows scatter by about this much."""
@@ -83,7 +83,7 @@ class WindowUse:
 _KINDS: tuple[Passed, ...] = ("window", "overlap", "fence")
 
 
-class WindowGate:
+class IdleWindowThrottle:
     """Implements `gate.Gate`; `began`, `ended`, `step_began` and `boundary` are told by the
     training thread (a few microseconds each), all else belongs to whoever moves bytes.
 
@@ -109,7 +109,7 @@ class WindowGate:
         """Most that moves beside the compute, whatever is late by that."""
         self._chunks = chunks
         self.use = WindowUse(chunk_bytes=chunks[0])
-        self._laps = Laps()
+        self._laps = IdleWindowForecast()
         self._margin = margin
         self._now_s = now_s
         self._lock = threading.RLock()  # entered by itself: a Condition does that in Python

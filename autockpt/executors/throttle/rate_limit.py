@@ -13,7 +13,7 @@ from typing import Protocol
 from autockpt.values.errors import ConfigError
 
 
-class Gate(Protocol):
+class Throttle(Protocol):
     """Lets bytes pass, in turn; called from several threads at once.
 
     `wait(n)` blocks until `n` more bytes may move and returns the seconds it blocked.  It never
@@ -45,7 +45,7 @@ class Windows(Protocol):
         """A transfer of `nbytes`; it ends with the context."""
 
 
-class OpenGate:
+class Unlimited:
     """Always open: somebody waits for the result."""
 
     longest_wait_s = 0.0
@@ -55,7 +55,7 @@ class OpenGate:
         return 0.0
 
 
-class PacedGate:
+class RateLimiter:
     """Lets `bytes_per_s` pass, for work that nobody waits for.
 
     Bytes that passed at once are paid for by the next ones.  What a capped wait left unpaid is

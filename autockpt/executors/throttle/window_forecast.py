@@ -39,7 +39,7 @@ class Lap:
     """Another order than the known one: an evaluation, or a new schedule."""
 
 
-class Laps:
+class IdleWindowForecast:
     """The last laps of one rank, and the one under way."""
 
     def __init__(self) -> None:

@@ -43,6 +43,14 @@ def is_archive(path: str) -> bool:
     return os.path.isfile(os.path.join(path, NAME))
 
 
+def _order(name: str) -> tuple[bool, Generation | str]:
+    """Sort the names of generations as generations, behind names that are none."""
+    try:
+        return True, Generation.from_name(name)
+    except ConfigError:
+        return False, name
+
+
 class Archive:
     """Reads; close it when done."""
 
@@ -66,7 +74,8 @@ class Archive:
             found = os.listdir(self.path)
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be read: {error.strerror}") from error
-        return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
+        names = [name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX)]
+        return sorted(names, key=_order)
 
     def newest(self) -> str:
         """Raises NoCheckpointError for an empty archive."""

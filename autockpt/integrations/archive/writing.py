@@ -36,6 +36,7 @@ from autockpt.integrations.archive.records import (
 from autockpt.integrations.archive.sources import Group, Source
 from autockpt.integrations.tree.lazy_tree import LazyTensor
 from autockpt.values.errors import ConfigError, StorageError
+from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 
 BLOCK_ELEMENTS = 2**22
@@ -142,7 +143,7 @@ def add_generation(
 def _base_of(archive: Archive, name: str) -> tuple[str, Codec]:
     """(predecessor, codec) of a new member: ("", "none") when a full one is due."""
     names = archive.names()
-    if names and names[-1] >= name:
+    if names and Generation.from_name(names[-1]) >= Generation.from_name(name):
         raise ConfigError(
             f"{archive.path}: ends with {names[-1]}, and {name} is not newer; members are added "
             "in the order of the training"

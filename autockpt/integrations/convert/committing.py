@@ -14,8 +14,8 @@ from autockpt.values.generation import Generation
 class GenerationsOf:
     """Writes generations to a checkpoint directory of which it holds the lease.
 
-    Everything that another run relies on happens as with a keeper: the epoch is claimed, what it
-    goes on from is written down, and a newer epoch fences it.
+    Everything that another run relies on happens as with a keeper: the term is claimed, what it
+    goes on from is written down, and a newer term fences it.
     """
 
     def __init__(self, path: str) -> None:
@@ -23,18 +23,18 @@ class GenerationsOf:
         self._directory = CheckpointDirectory(path)
         self.path, self.run_id = self._directory.path, self._directory.open()
         launch = f"writer-{os.getpid()}-{os.urandom(4).hex()}"
-        self._epoch = self._directory.claim(self.run_id, launch, 0, force=False)
+        self._term = self._directory.claim(self.run_id, launch, 0, force=False)
         self._parent: Generation | None = None
         with contextlib.suppress(NoCheckpointError):
             self._parent = Generation.from_name(good_generations(path)[-1])
-        self._directory.write_decision(self._epoch, 1, self._parent, "written by a tool")
+        self._directory.write_decision(self._term, 1, self._parent, "written by a tool")
         self._open: Generation | None = None
 
-    def begin(self, seq: int) -> Generation:
+    def begin(self, step: int) -> Generation:
         """A new generation, the folder of which is there; an unfinished one is dropped."""
         if self._open is not None:
             self._directory.trash(self._open)
-        self._open = Generation(epoch=self._epoch, seq=seq)
+        self._open = Generation(term=self._term, step=step)
         self._directory.create_generation(self._open)
         return self._open
 
@@ -57,4 +57,4 @@ class GenerationsOf:
         if self._open is not None:
             self._directory.trash(self._open)
             self._open = None
-        self._directory.release(self._epoch)
+        self._directory.release(self._term)

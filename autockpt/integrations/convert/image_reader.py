@@ -15,7 +15,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.plan.moves import Loading, Want, moves_for
 from autockpt.executors.restore.plan.stored import Piece, Stored
 from autockpt.executors.restore.shard_sources import parse_skeleton
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.storage.catalogue import ChunkSource, open_shard
 from autockpt.executors.storage.directory import CommitFile, read_commit
 from autockpt.integrations.tree.lazy_tree import LazyTensor, empty
@@ -119,7 +119,7 @@ class Images:
         memory = empty(box.shape, pieces[0].dtype)
         if not box.count:
             return memory
-        holding = Holding(global_shape=pieces[0].global_shape, boxes=(box,))
+        holding = LocalShard(global_shape=pieces[0].global_shape, boxes=(box,))
         loading = Loading(moves_for(Want(name=name, holding=holding, memory=memory), pieces))
         with self._lock:
             for rank in loading.shards:

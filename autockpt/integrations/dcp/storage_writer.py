@@ -95,7 +95,7 @@ class GenerationWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the image of this rank, durable; one tensor in memory at a time."""
         ticket = plan.storage_data
-        if not isinstance(ticket, Ticket) or ticket.generation.seq != self._saves:
+        if not isinstance(ticket, Ticket) or ticket.generation.step != self._saves:
             raise ConfigError(
                 "GenerationWriter: the planner kept a plan of an earlier save; use a planner with "
                 "enable_plan_caching=False"

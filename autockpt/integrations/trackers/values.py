@@ -9,7 +9,7 @@ _FIELDS: Mapping[type[t.Event], Mapping[str, str]] = {
         "snapshot_bytes": "bytes", "snapshot_copy_s": "copy_s", "fence_stall_s": "fence_stall_s",
         "boundary_stall_s": "boundary_stall_s",
     },
-    t.PersistCommitted: {
+    t.CheckpointDurable: {
         "durable_latency_s": "latency_s", "durable_bytes": "stored_bytes", "write_s": "write_s",
     },
     t.Restored: {
@@ -28,7 +28,7 @@ def charted(event: t.Event) -> tuple[int, dict[str, float]] | None:
     """(step, values by name) of an event of rank 0, or of a keeper; None for all others."""
     if event.rank > 0:
         return None
-    if isinstance(event, t.Iterated):
+    if isinstance(event, t.IterationsTimed):
         return event.step, {
             "iteration_s": event.total_s / event.count,
             "checkpoint_stall_s": event.checkpoint_s / event.count,

@@ -1,14 +1,14 @@
 """The archiver of a run, as far as the launcher goes."""
 
 from autockpt.console import Console
-from autockpt.launch.sidecars.sidecar import Follower
+from autockpt.launch.sidecars.sidecar import Sidecar
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Archiving
 
 NAME = "archive"
 
 
-def archivers(run: RunDirectory, wish: Archiving, console: Console) -> list[Follower]:
+def archivers(run: RunDirectory, wish: Archiving, console: Console) -> list[Sidecar]:
     """Who archives what the run commits: one or nobody."""
     if wish.codec is None:
         return []
@@ -21,4 +21,4 @@ def archivers(run: RunDirectory, wish: Archiving, console: Console) -> list[Foll
         "convert", str(run.path), str(run.path / NAME), "--to", "archive", "--codec",
         str(wish.codec), "--full-every", str(wish.full_every), "--follow",
     )  # fmt: skip
-    return [Follower(name="archiver", command=command)]
+    return [Sidecar(name="archiver", command=command)]

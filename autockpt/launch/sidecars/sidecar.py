@@ -19,7 +19,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follower:
+class Sidecar:
     """An `autockpt` command that follows a run until SIGTERM, then looks a last time."""
 
     name: str
@@ -27,7 +27,7 @@ class Follower:
     command: tuple[str, ...]
 
 
-_Running = list[tuple[Follower, "subprocess.Popen[bytes]"]]
+_Running = list[tuple[Sidecar, "subprocess.Popen[bytes]"]]
 
 
 @dataclass(slots=True)
@@ -39,9 +39,7 @@ class Patience:
 
 
 @contextlib.contextmanager
-def beside(
-    run: RunDirectory, followers: Sequence[Follower], console: Console
-) -> Iterator[Patience]:
+def beside(run: RunDirectory, followers: Sequence[Sidecar], console: Console) -> Iterator[Patience]:
     """They follow the run as long as the block lasts; then what is left.
 
     SIGTERM tells them that the training has ended, and so does the death of this process.  One
@@ -66,7 +64,7 @@ def beside(
 
 
 @contextlib.contextmanager
-def _only_one(run: RunDirectory, follower: Follower) -> Iterator[bool]:
+def _only_one(run: RunDirectory, follower: Sidecar) -> Iterator[bool]:
     """Whether no other launcher of this run has it."""
     fd = os.open(run.logs / f"{follower.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -80,7 +78,7 @@ def _only_one(run: RunDirectory, follower: Follower) -> Iterator[bool]:
         os.close(fd)
 
 
-def _start(run: RunDirectory, follower: Follower, console: Console) -> _Running:
+def _start(run: RunDirectory, follower: Sidecar, console: Console) -> _Running:
     words = [
         sys.executable, "-m", "autockpt.cli.sidecar_main",
             str(run.logs / f"{follower.name}.running"),

@@ -82,7 +82,7 @@ def _trained_s(run: RunDirectory) -> float:
 def _reported_s(lines: bytes) -> float:
     total_s = 0.0
     for line in lines.splitlines():
-        if b'"Iterated"' in line:
+        if b'"IterationsTimed"' in line:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 event = json.loads(line)
                 total_s += float(event["total_s"]) + float(event["checkpoint_s"])

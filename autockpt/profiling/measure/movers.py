@@ -21,7 +21,7 @@ from autockpt.executors.snapshot.snapshotter import Snapshot, Snapshotter
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.tensor_index import local_part
 from autockpt.executors.storage.shard_file import write_image
-from autockpt.executors.throttle.idle_windows import WindowGate
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle
 from autockpt.profiles.probes.codecs import Codec, Piece
 from autockpt.profiles.probes.links import Move
 from autockpt.profiles.probes.proof import raw_bytes
@@ -74,7 +74,7 @@ class LiveSnapshot:
         self._snapshotter.fence()
         return time.monotonic() - began
 
-    def begin(self, gate: WindowGate | None = None) -> float:
+    def begin(self, gate: IdleWindowThrottle | None = None) -> float:
         """At the boundary: copies what must be copied now, starts the rest; seconds blocked."""
         snapshot = self._take(lazy=True, gate=gate)
         self._began_s = snapshot.began_s
@@ -85,7 +85,7 @@ class LiveSnapshot:
         """The device that copies the state; None: the copy thread does."""
         return self._snapshotter.copier
 
-    def _take(self, *, lazy: bool, gate: WindowGate | None = None) -> Snapshot:
+    def _take(self, *, lazy: bool, gate: IdleWindowThrottle | None = None) -> Snapshot:
         assert self.arena is not None
         self._snapshotter.gate = gate
         return self._snapshotter.begin(
@@ -137,7 +137,9 @@ class LiveSnapshot:
 class InWindows:
     """The same snapshots, held back by a gate."""
 
-    def __init__(self, snapshot: LiveSnapshot, gate: Callable[[], WindowGate | None]) -> None:
+    def __init__(
+        self, snapshot: LiveSnapshot, gate: Callable[[], IdleWindowThrottle | None]
+    ) -> None:
         self._snapshot, self._gate = snapshot, gate
 
     def begin(self) -> float:

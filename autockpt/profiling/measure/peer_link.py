@@ -135,7 +135,7 @@ def meet(ranks: Ranks, link: NodeLink | None) -> str:
 def _index(image: memoryview, size: int) -> ImageIndex:
     starts = range(0, size, CHUNK_BYTES)
     return ImageIndex(
-        run_id=RUN, generation=Generation(epoch=1, seq=size), step=0, rank=0, world_size=1,
+        run_id=RUN, generation=Generation(term=1, step=size), step=0, rank=0, world_size=1,
         layout_digest=RUN, image_bytes=size, chunk_bytes=CHUNK_BYTES,
         digests=tuple(chunk_digest(image[start : start + CHUNK_BYTES]) for start in starts),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from autockpt.executors.throttle.idle_windows import (
     DEVICE_CHUNKS,
     MARGIN,
     UNKNOWN_BYTES_PER_S,
-    WindowGate,
+    IdleWindowThrottle,
 )
 from autockpt.profiles.probes.windows.pipeline_hooks import StageHooks
 from autockpt.values.profile import Bubble, Lap
@@ -33,7 +33,7 @@ class StageGate:
         device: DeviceCopier | None = None,
     ) -> None:
         """`bytes_per_s`: of the copy alone; `device`: that copies the state."""
-        self._gate = WindowGate(
+        self._gate = IdleWindowThrottle(
             bytes_per_s=bytes_per_s, margin=margin, longest_wait_s=LONGEST_WAIT_S,
             chunks=CHUNKS if device is None else DEVICE_CHUNKS,
         )  # fmt: skip
@@ -42,7 +42,7 @@ class StageGate:
         self._hooks.attach()
 
     @property
-    def gate(self) -> WindowGate | None:
+    def gate(self) -> IdleWindowThrottle | None:
         """For the copy; None once nobody knows any more where the device is."""
         lost = isinstance(self._marks, DeviceMarks) and self._marks.error is not None
         return None if lost else self._gate

@@ -20,7 +20,7 @@ from autockpt.values.failure import FailureRecord
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
-    Iterated,
+    IterationsTimed,
     Restored,
     RunEnded,
     RunStarted,
@@ -160,7 +160,7 @@ def account(
     witness = witness_of(events)
     stream = [e for e in events if e.rank == witness or isinstance(e, FailureObserved | Restored)]
     start_s, end_s = span(events)
-    blocks = [e for e in stream if isinstance(e, Iterated)]
+    blocks = [e for e in stream if isinstance(e, IterationsTimed)]
     ledger = _Ledger(iteration_s=_mean_iteration_s(blocks, iteration_s), mark_s=start_s)
     _walk(stream, ledger, start_s)
     paused_s = _paused_s(events)
@@ -193,7 +193,7 @@ def span(events: Sequence[Event]) -> tuple[float, float]:
     witness = witness_of(events)
     start_s = min(e.at_s for e in mine)
     for event in mine:
-        if isinstance(event, Iterated) and event.rank == witness:
+        if isinstance(event, IterationsTimed) and event.rank == witness:
             start_s = min(start_s, event.at_s - event.total_s - event.checkpoint_s)
             break
     return start_s, max(e.at_s for e in mine)
@@ -201,11 +201,11 @@ def span(events: Sequence[Event]) -> tuple[float, float]:
 
 def witness_of(events: Sequence[Event]) -> int | None:
     """The lowest rank that trained, or else the lowest rank seen."""
-    trained = [e.rank for e in events if isinstance(e, Iterated) and e.rank >= 0]
+    trained = [e.rank for e in events if isinstance(e, IterationsTimed) and e.rank >= 0]
     return min(trained or [e.rank for e in events if e.rank >= 0], default=None)
 
 
-def _mean_iteration_s(blocks: Sequence[Iterated], profiled_s: float | None) -> float:
+def _mean_iteration_s(blocks: Sequence[IterationsTimed], profiled_s: float | None) -> float:
     count = sum(block.count for block in blocks)
     return sum(block.total_s for block in blocks) / count if count > 0 else profiled_s or 0.0
 
@@ -229,7 +229,7 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
             ledger.unsettled_stall_s += event.boundary_stall_s + event.fence_stall_s
         elif isinstance(event, RunEnded):
             ledger.step = max(ledger.step, event.step)
-        elif isinstance(event, Iterated):
+        elif isinstance(event, IterationsTimed):
             _settle(pending, ledger, start_s, first_step=event.step - event.count)
             pending = _Interruption()
             ledger.trained_s += event.total_s
@@ -319,7 +319,9 @@ def _sources(restored: Sequence[Restored]) -> str:
     return next((far for far in ("disk", "parity", "peer") if far in found), ", ".join(found))
 
 
-def _slowdown_s(blocks: Sequence[Iterated], profiled_s: float | None, trained_s: float) -> float:
+def _slowdown_s(
+    blocks: Sequence[IterationsTimed], profiled_s: float | None, trained_s: float
+) -> float:
     """Time of the blocks above the same iterations undisturbed; noise of both signs cancels."""
     quiet = [block.quiet_s for block in blocks if block.quiet_s > 0]
     usual_s = median(quiet) if quiet else profiled_s

@@ -12,10 +12,10 @@ from autockpt.reports.analysis.clock import align, utc_s
 from autockpt.reports.analysis.replication import losses
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Degraded,
     Event,
     MemoryCommitted,
-    PersistCommitted,
     PersistFailed,
     RemoteCopied,
     RunStarted,
@@ -45,7 +45,7 @@ _Tier = Literal["memory", "other nodes", "disk", "object store"]
 def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
     """Those that are at the end of `events`, of a whole run, in the order in which they serve."""
     events = align(events)
-    epoch_s = _epoch_s(events)
+    term_s = _term_s(events)
     found: tuple[tuple[_Tier, list[_Trouble], str], ...] = (
         ("memory", _in_memory(events), _MEMORY_DOES),
         ("other nodes", [(e.at_s, e.reason) for e in losses(events)], _NODES_DO),
@@ -56,7 +56,7 @@ def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
     return tuple(
         DegradedTier(
             tier=tier,
-            since=_utc(epoch_s, troubles[0][0]),
+            since=_utc(term_s, troubles[0][0]),
             because=troubles[-1][1],
             doing=doing,
         )
@@ -73,13 +73,13 @@ def failing_disk(events: Sequence[Event]) -> DegradedTier | None:
     events = align(events)
     troubles: list[_Trouble] = []
     for event in events:
-        if isinstance(event, PersistCommitted):
+        if isinstance(event, CheckpointDurable):
             troubles = []
         elif _is_about(event, _ON_DISK):
             troubles.append((event.at_s, event.reason))
     if not troubles:
         return None
-    since = _utc(_epoch_s(events), troubles[0][0])
+    since = _utc(_term_s(events), troubles[0][0])
     return DegradedTier(tier="disk", since=since, because=troubles[-1][1], doing=_DISK_DOES)
 
 
@@ -109,7 +109,7 @@ def _on_disk(events: Sequence[Event]) -> list[_Trouble]:
             began.setdefault(event.generation, event.at_s)
             if "disk" in event.tiers:
                 wanted.add(event.generation)
-        elif isinstance(event, PersistCommitted):
+        elif isinstance(event, CheckpointDurable):
             durable_s = max(durable_s, began.get(event.generation, event.at_s - event.latency_s))
             troubles = []
         elif isinstance(event, PersistFailed):
@@ -138,7 +138,7 @@ def _is_about(event: Event, whats: Sequence[str]) -> TypeGuard[Degraded]:
     return isinstance(event, Degraded) and event.what in whats
 
 
-def _epoch_s(events: Sequence[Event]) -> float | None:
+def _term_s(events: Sequence[Event]) -> float | None:
     """What aligned times count from, in seconds since 1970."""
     for event in events:
         if isinstance(event, RunStarted) and (wall := utc_s(event.wall)) is not None:
@@ -146,8 +146,8 @@ def _epoch_s(events: Sequence[Event]) -> float | None:
     return None
 
 
-def _utc(epoch_s: float | None, at_s: float) -> str:
-    if epoch_s is None:
+def _utc(term_s: float | None, at_s: float) -> str:
+    if term_s is None:
         return ""
-    moment = datetime.fromtimestamp(epoch_s + at_s, UTC)
+    moment = datetime.fromtimestamp(term_s + at_s, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
     FailureObserved,
-    Iterated,
-    PersistCommitted,
+    IterationsTimed,
     RunEnded,
     RunStarted,
     TrainerFailed,
@@ -137,7 +137,7 @@ def _newest_step(events: Sequence[Event]) -> int:
     """Of the last stretch of training: an earlier one may have been longer, and was lost then."""
     step = 0
     for event in events:
-        if isinstance(event, Iterated) or (isinstance(event, RunEnded) and event.step):
+        if isinstance(event, IterationsTimed) or (isinstance(event, RunEnded) and event.step):
             step = event.step
         elif isinstance(event, TrainerFailed | FailureObserved):
             step = max(step, event.step)
@@ -145,12 +145,12 @@ def _newest_step(events: Sequence[Event]) -> int:
 
 
 def _durable_step(events: Sequence[Event]) -> int | None:
-    steps = [e.step for e in events if isinstance(e, PersistCommitted) and e.step >= 0]
+    steps = [e.step for e in events if isinstance(e, CheckpointDurable) and e.step >= 0]
     return steps[-1] if steps else None
 
 
 def _iteration_s(events: Sequence[Event]) -> float:
-    blocks = [e for e in events if isinstance(e, Iterated)]
+    blocks = [e for e in events if isinstance(e, IterationsTimed)]
     count = sum(block.count for block in blocks)
     return sum(block.total_s for block in blocks) / count if count > 0 else 0.0
 

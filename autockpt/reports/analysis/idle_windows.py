@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from autockpt.reports.analysis.timeline import ROWS, Row, Timeline
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Bubble, Profile
-from autockpt.values.telemetry import Event, Iterated, ScheduleTried, WindowsUsed
+from autockpt.values.telemetry import Event, IdleWindowsUsed, IterationsTimed, ScheduleMeasured
 
 DRAWN = 16
 """Ranks in the chart: each has some hundred spans, and neighbours look alike."""
@@ -74,7 +74,7 @@ def windows(
 
 
 def _found(events: Sequence[Event], profile: Profile | None) -> Windows | None:
-    used = [event for event in events if isinstance(event, WindowsUsed)]
+    used = [event for event in events if isinstance(event, IdleWindowsUsed)]
     bubbles = [b for b in profile.bubbles if b.what == "device"] if profile else []
     schedule = next((lap.schedule for lap in profile.laps), "") if profile else ""
     if used:
@@ -86,10 +86,12 @@ def _found(events: Sequence[Event], profile: Profile | None) -> Windows | None:
 
 def _compared(events: Sequence[Event], decision: Decision | None) -> tuple[Compared, ...]:
     """Costs beyond the quiet iterations of the run, those of a run without any beyond the least."""
-    tried = [event for event in events if isinstance(event, ScheduleTried) and event.rank == 0]
+    tried = [event for event in events if isinstance(event, ScheduleMeasured) and event.rank == 0]
     if not tried:
         return ()
-    blocks = [e.quiet_s for e in events if isinstance(e, Iterated) and e.rank == 0 and e.quiet_s]
+    blocks = [
+        e.quiet_s for e in events if isinstance(e, IterationsTimed) and e.rank == 0 and e.quiet_s
+    ]
     quiet_s = statistics.median(blocks) if blocks else min(t.total_s / t.iterations for t in tried)
     choice = None if decision is None else decision.choice("staging")
     expected = {} if choice is None else choice.numbers
@@ -106,8 +108,8 @@ def _compared(events: Sequence[Event], decision: Decision | None) -> tuple[Compa
     return tuple(found)
 
 
-def _of_run(used: Sequence[WindowsUsed], schedule: str) -> Windows:
-    by_rank: dict[int, list[WindowsUsed]] = defaultdict(list)
+def _of_run(used: Sequence[IdleWindowsUsed], schedule: str) -> Windows:
+    by_rank: dict[int, list[IdleWindowsUsed]] = defaultdict(list)
     for event in used:
         by_rank[event.rank].append(event)
     drawn = {rank: e for rank, events in by_rank.items() if (e := _drawn(events)) is not None}
@@ -130,11 +132,13 @@ def _of_run(used: Sequence[WindowsUsed], schedule: str) -> Windows:
     )
 
 
-def _drawn(events: Sequence[WindowsUsed]) -> WindowsUsed | None:
+def _drawn(events: Sequence[IdleWindowsUsed]) -> IdleWindowsUsed | None:
     return next((event for event in reversed(events) if event.windows_s), None)
 
 
-def _rank_use(rank: int, events: Sequence[WindowsUsed], drawn: WindowsUsed | None) -> RankUse:
+def _rank_use(
+    rank: int, events: Sequence[IdleWindowsUsed], drawn: IdleWindowsUsed | None
+) -> RankUse:
     lengths = _lengths(_whole(drawn.windows_s)) if drawn else []
     inside = sum(event.window_bytes for event in events)
     fence = sum(event.fence_bytes for event in events)

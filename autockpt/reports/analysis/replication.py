@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from autockpt.reports.analysis.saves import Spread, spread
 from autockpt.values.redundancy import Redundancy, said
 from autockpt.values.telemetry import (
-    CopiesSent,
     Event,
-    GenerationProtected,
+    GenerationReplicated,
     MemoryCommitted,
-    ProtectionLost,
+    ReplicaFetched,
+    ReplicaSent,
+    ReplicationLost,
     RunStarted,
-    ShardCopied,
 )
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
@@ -72,8 +72,8 @@ class Protection:
 
 def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | None:
     """What aligned `events` say; None where no copies were wanted and none made."""
-    protected = [e for e in events if isinstance(e, GenerationProtected)]
-    copied = [e for e in events if isinstance(e, ShardCopied)]
+    protected = [e for e in events if isinstance(e, GenerationReplicated)]
+    copied = [e for e in events if isinstance(e, ReplicaFetched)]
     if redundancy.scheme == "none" and not protected and not copied:
         return None
     kept = [e for e in copied if e.purpose == "protect"]
@@ -81,7 +81,7 @@ def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | 
     newest = protected[-1] if protected else None
     # A keeper that was not there when the snapshot began knows neither its step nor its age.
     timed = [e for e in protected if e.step >= 0]
-    named: list[ShardCopied | GenerationProtected] = [*copied, *timed]
+    named: list[ReplicaFetched | GenerationReplicated] = [*copied, *timed]
     steps = {e.generation: e.step for e in named}
     lost = losses(events)
     return Protection(
@@ -98,7 +98,7 @@ def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | 
         copy=spread(e.copy_s for e in kept),
         copied_bytes=sum(e.bytes for e in kept),
         emulated=sum(e.path == "emulated device" for e in kept),
-        windowed=_windowed([e for e in events if isinstance(e, CopiesSent)]),
+        windowed=_windowed([e for e in events if isinstance(e, ReplicaSent)]),
         fetched_bytes=sum(e.bytes for e in fetched),
         fetch=spread(e.copy_s for e in fetched),
     )
@@ -110,7 +110,7 @@ def facts(copies: Protection) -> tuple[tuple[str, str], ...]:
     if copies.newest_step is not None:
         behind = f", {copies.behind} newer in memory only" if copies.behind else ""
         age = "" if copies.age_s is None else f", {format_duration(copies.age_s)} old"
-        newest = f"step {copies.newest_step} ({copies.newest_generation}){age}{behind}"
+        newest = f"{copies.newest_generation}{age}{behind}"
     rows = [
         ("scheme", copies.scheme),
         ("newest protected", newest),
@@ -137,7 +137,7 @@ def _windowed_words(sent: Windowed) -> str:
     return f"{format_fraction(sent.share)} of {format_bytes(sent.bytes)}{why}"
 
 
-def _windowed(sent: Sequence[CopiesSent]) -> Windowed | None:
+def _windowed(sent: Sequence[ReplicaSent]) -> Windowed | None:
     nbytes = sum(e.bytes for e in sent)
     if not nbytes:
         return None
@@ -157,7 +157,7 @@ def _wanted(events: Sequence[Event], redundancy: Redundancy) -> int:
     return each * (started.world_size if started else 0)
 
 
-def _held(kept: Sequence[ShardCopied], newest: GenerationProtected | None) -> int:
+def _held(kept: Sequence[ReplicaFetched], newest: GenerationReplicated | None) -> int:
     """Nodes and shards are counted once, however often a lost answer made them be fetched."""
     generation = newest.generation if newest else (kept[-1].generation if kept else "")
     return len({(e.shard_rank, e.to_node) for e in kept if e.generation == generation})
@@ -165,8 +165,8 @@ def _held(kept: Sequence[ShardCopied], newest: GenerationProtected | None) -> in
 
 def _age_s(
     events: Sequence[Event],
-    timed: Sequence[GenerationProtected],
-    newest: GenerationProtected | None,
+    timed: Sequence[GenerationReplicated],
+    newest: GenerationReplicated | None,
 ) -> float | None:
     """What was restored and copied again is as old as the restore lets it be: not known here."""
     if newest is None:
@@ -176,7 +176,7 @@ def _age_s(
     return max(0.0, end_s - min(began)) if began else None
 
 
-def _behind(events: Sequence[Event], newest: GenerationProtected | None) -> int:
+def _behind(events: Sequence[Event], newest: GenerationReplicated | None) -> int:
     """Generations after the newest protected one that all ranks hold."""
     seen: dict[str, None] = {}
     for event in events:
@@ -188,18 +188,18 @@ def _behind(events: Sequence[Event], newest: GenerationProtected | None) -> int:
     return len(order) - 1 - order.index(newest.generation)
 
 
-def losses(events: Sequence[Event]) -> list[ProtectionLost]:
+def losses(events: Sequence[Event]) -> list[ReplicationLost]:
     """Of copies, since all were there last."""
-    found: list[ProtectionLost] = []
+    found: list[ReplicationLost] = []
     for event in events:
-        if isinstance(event, GenerationProtected):
+        if isinstance(event, GenerationReplicated):
             found = []
-        elif isinstance(event, ProtectionLost):
+        elif isinstance(event, ReplicationLost):
             found.append(event)
     return found
 
 
-def _last(protected: Sequence[GenerationProtected]) -> dict[str, float]:
+def _last(protected: Sequence[GenerationReplicated]) -> dict[str, float]:
     """Every node says it; the slowest counts."""
     latest: dict[str, float] = {}
     for event in protected:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
-    FirstIterated,
+    FirstIterationEnded,
+    ReplicaFetched,
     Restored,
     RunEnded,
     RunStarted,
-    ShardCopied,
 )
 
 LABELS = {
@@ -68,14 +68,14 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
         elif isinstance(event, Restored):
             if event.rank == witness:
                 detect_s = event.detect_s
-        elif isinstance(event, ShardCopied):
+        elif isinstance(event, ReplicaFetched):
             if event.purpose == "restore" and event.shard_rank == witness:
                 fetch_s = event.copy_s
         elif event.rank != witness or failed is None:
             continue
         elif isinstance(event, RunStarted):
             started = event
-        elif isinstance(event, FirstIterated) and started is not None:
+        elif isinstance(event, FirstIterationEnded) and started is not None:
             found.append(_restart(failed, started, event, fetch_s, detect_s, start_s))
             failed = started = None
     return tuple(found)
@@ -84,7 +84,7 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
 def _restart(
     failed: FailureObserved,
     started: RunStarted,
-    first: FirstIterated | None,
+    first: FirstIterationEnded | None,
     fetch_s: float | None,
     told_s: float | None,
     start_s: float,

@@ -14,13 +14,13 @@ from typing import TypeGuard
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     LOST,
-    CheckpointRetired,
+    CheckpointDeleted,
+    CheckpointDurable,
     Event,
     FailureObserved,
-    GenerationProtected,
-    Iterated,
+    GenerationReplicated,
+    IterationsTimed,
     MemoryCommitted,
-    PersistCommitted,
     PersistFailed,
     PlanChanged,
     RemoteCopied,
@@ -128,7 +128,7 @@ def waits(decision: Decision | None) -> bool:
 def saves(events: Sequence[Event], *, sync: bool = False) -> Saves:
     """The checkpoints in aligned `events`; `sync`: training waited until they were durable."""
     sealed = [e for e in events if isinstance(e, SnapshotSealed)]
-    durable = [e for e in events if isinstance(e, PersistCommitted)]
+    durable = [e for e in events if isinstance(e, CheckpointDurable)]
     stalls = [(e.generation, e.boundary_stall_s + e.fence_stall_s) for e in sealed]
     if sync and durable:
         stalls = [(e.generation, e.latency_s) for e in durable]
@@ -142,7 +142,7 @@ def saves(events: Sequence[Event], *, sync: bool = False) -> Saves:
         skipped=_skipped(events),
         discarded=len(_generations(events, SnapshotDiscarded)),
         failed=len({e.generation for e in events if _is_failed(e)}),
-        retired=len(_generations(events, CheckpointRetired)),
+        retired=len(_generations(events, CheckpointDeleted)),
         state_bytes=newest.bytes if newest else 0,
         stored_bytes=newest.stored_bytes if newest else 0,
         reasons=_reasons(events),
@@ -156,15 +156,15 @@ def saves(events: Sequence[Event], *, sync: bool = False) -> Saves:
 
 def ages(events: Sequence[Event]) -> tuple[Age, ...]:
     """Recoverable-step age of each tier that committed anything."""
-    blocks = [e for e in events if isinstance(e, Iterated)]
+    blocks = [e for e in events if isinstance(e, IterationsTimed)]
     if not blocks:
         return ()
     found = (
         _age(tier, events, kind, blocks[-1].step, max(e.at_s for e in blocks))
         for tier, kind in (
             ("memory", MemoryCommitted),
-            ("other nodes", GenerationProtected),
-            ("disk", PersistCommitted),
+            ("other nodes", GenerationReplicated),
+            ("disk", CheckpointDurable),
             ("object store", RemoteCopied),
         )
     )
@@ -190,7 +190,7 @@ def changes(events: Sequence[Event], start_s: float) -> tuple[Change, ...]:
 def _age(
     tier: str,
     events: Sequence[Event],
-    kind: type[MemoryCommitted | GenerationProtected | PersistCommitted | RemoteCopied],
+    kind: type[MemoryCommitted | GenerationReplicated | CheckpointDurable | RemoteCopied],
     step: int,
     end_s: float,
 ) -> Age | None:

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from autockpt.reports.analysis.accounting import Restore
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Degraded,
     Event,
     FailureObserved,
     LossyRestored,
-    PersistCommitted,
     PersistFailed,
     PlanChanged,
     PlanChangeWithheld,
-    ProtectionLost,
+    ReplicaFetched,
+    ReplicationLost,
     Restored,
     RunEnded,
     RunStarted,
     SaveSkipped,
-    ShardCopied,
     SnapshotDiscarded,
     SnapshotSealed,
     TrainerFailed,
@@ -157,7 +157,7 @@ def _add_restore(spans: dict[str, list[Span]], restore: Restore) -> None:
 
 
 def _persist_spans(events: Sequence[Event], start_s: float) -> list[Span]:
-    commits = (e for e in events if isinstance(e, PersistCommitted))
+    commits = (e for e in events if isinstance(e, CheckpointDurable))
     return [(e.at_s - start_s - e.latency_s, e.at_s - start_s) for e in commits]
 
 
@@ -226,15 +226,14 @@ def _marks(events: Sequence[Event], start_s: float) -> list[Mark]:
 def _describe(event: Event) -> tuple[str, str] | None:
     match event:
         case RunStarted():
-            return "start", f"epoch {event.epoch} started on {event.world_size} ranks"
+            return "start", f"term {event.term} started on {event.world_size} ranks"
         case FailureObserved():
             return "failure", (
                 f"{event.what} lost: rank {event.failed_rank}, step {event.step}. {event.detail}"
             )
         case Restored():
             return "restore", (
-                f"restored {event.generation} (step {event.step}) from {event.source}, "
-                f"{event.lost_steps} steps lost"
+                f"restored {event.generation} from {event.source}, {event.lost_steps} steps lost"
             )
         case LossyRestored():
             return "restore", f"LOSSY restore of {event.generation}: {event.lost}"
@@ -255,9 +254,9 @@ def _describe(event: Event) -> tuple[str, str] | None:
             return "discarded", f"snapshot of step {event.step} discarded: {event.reason}"
         case PersistFailed():
             return "failed", f"step {event.step} did not become durable: {event.reason}"
-        case ProtectionLost():
+        case ReplicationLost():
             return "degraded", f"copies on other nodes are missing: {event.reason}"
-        case ShardCopied(purpose="restore"):
+        case ReplicaFetched(purpose="restore"):
             where = "several nodes" if event.from_node < 0 else f"node {event.from_node}"
             return "fetched", (
                 f"rank {event.shard_rank}'s shard of {event.generation} came from {where} to node "

@@ -52,7 +52,7 @@ REMEMBERED = 64
 """Snapshots for disk whose end is waited for."""
 
 
-class Mind:
+class AutoTuner:
     """Rank 0's planner.  What it is told is cheap to tell, from any thread."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Mind:
             return
         began_s, step = began
         self._queue.append(
-            t.PersistCommitted(
+            t.CheckpointDurable(
                 at_s=now, rank=-1, generation=name, step=step, bytes=0, stored_bytes=0,
                 latency_s=now - began_s, write_s=0.0,
             )
@@ -172,13 +172,13 @@ class Mind:
             self._write_down(self._applied.popleft())
         while self._queue:
             event = self._queue.popleft()
-            if isinstance(event, t.Iterated):
+            if isinstance(event, t.IterationsTimed):
                 self._unasked, self._step = True, event.step
                 self._expect_end(event)
             self._samples.observe(event)
             self._controller.observe(event)
 
-    def _expect_end(self, event: t.Iterated) -> None:
+    def _expect_end(self, event: t.IterationsTimed) -> None:
         """A run of known length dwells on a plan for a part of it, not for an hour."""
         if self.total is None or not event.count:
             return
@@ -354,7 +354,7 @@ class _Samples:
         """Takes one event in; memory is bounded by `enough`."""
         if len(self.quiet) > 1000 or len(self.stalls) > 1000:
             return
-        if isinstance(event, t.Iterated):
+        if isinstance(event, t.IterationsTimed):
             self._blocks += 1
             if self._blocks > 1:
                 self.quiet += [event.quiet_s] if event.quiet_s else []
@@ -362,7 +362,7 @@ class _Samples:
         elif isinstance(event, t.SnapshotSealed):
             self.stalls.append(event.boundary_stall_s + event.fence_stall_s)
             self.copies.append(event.copy_s)
-        elif isinstance(event, t.PersistCommitted):
+        elif isinstance(event, t.CheckpointDurable):
             self.persists.append(event.latency_s)
 
     def enough(self) -> bool:

@@ -8,11 +8,11 @@ from autockpt.tuner.online.estimates import BLOCKS, Contrast, Window
 from autockpt.tuner.online.schedules import KEPT
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
-    Iterated,
-    PersistCommitted,
+    IterationsTimed,
     PersistFailed,
-    ScheduleTried,
+    ScheduleMeasured,
     SnapshotBegan,
     SnapshotDiscarded,
     SnapshotSealed,
@@ -66,7 +66,7 @@ class Observed:
     """Times of the newest snapshots."""
     saving: dict[str, UnderWay] = field(default_factory=dict)
     """By generation."""
-    tried: tuple[ScheduleTried, ...] = ()
+    tried: tuple[ScheduleMeasured, ...] = ()
     """The newest snapshots of the comparison of schedules under way, or of the last one."""
 
     def observe(self, event: Event) -> None:
@@ -78,16 +78,16 @@ class Observed:
             self._began(event)
         elif isinstance(event, SnapshotSealed):
             self._sealed(event)
-        elif isinstance(event, PersistCommitted):
+        elif isinstance(event, CheckpointDurable):
             self.persist.observe(event.latency_s)
             self.persisted += 1
             self.busy_saves += 1
             self._ended(event.generation)
         elif isinstance(event, PersistFailed | SnapshotDiscarded):
             self.saving.pop(event.generation, None)
-        elif isinstance(event, Iterated):
+        elif isinstance(event, IterationsTimed):
             self._iterated(event)
-        elif isinstance(event, ScheduleTried):
+        elif isinstance(event, ScheduleMeasured):
             self.tried = (*self.tried, event)[-KEPT:]
 
     def _began(self, event: SnapshotBegan) -> None:
@@ -114,7 +114,7 @@ class Observed:
         self.sealed += 1
         self.seals_s = (*self.seals_s, event.at_s)[-2:]
 
-    def _iterated(self, event: Iterated) -> None:
+    def _iterated(self, event: IterationsTimed) -> None:
         if event.quiet_s > 0:
             self.busy_saves = 0
             self.quiet.observe(event.quiet_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autockpt.tuner.online.estimates import WINDOW, Window, winsorised
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Schedule, Staging
-from autockpt.values.telemetry import ScheduleTried
+from autockpt.values.telemetry import ScheduleMeasured
 from autockpt.values.units import format_duration
 
 ROUNDS = 8
@@ -68,7 +68,7 @@ class Comparison:
 
 
 def schedule_costs(
-    rivals: Sequence[Schedule], tried: Sequence[ScheduleTried], quiet_s: float
+    rivals: Sequence[Schedule], tried: Sequence[ScheduleMeasured], quiet_s: float
 ) -> tuple[ScheduleCost, ...]:
     """What each schedule cost, those that were never tried left out.
 
@@ -84,7 +84,7 @@ def schedule_costs(
 
 
 def compare(
-    rivals: Sequence[Schedule], tried: Sequence[ScheduleTried], quiet_s: float
+    rivals: Sequence[Schedule], tried: Sequence[ScheduleMeasured], quiet_s: float
 ) -> Comparison | None:
     """The verdict; None while too little was tried.  `rivals`: the expected best first."""
     samples = {name: _costs_s(name, tried, quiet_s) for name in rivals}
@@ -126,7 +126,7 @@ def doubt(stall: Window, meant_s: float, period_s: float) -> str:
 
 
 def _costs_s(
-    schedule: Schedule, tried: Sequence[ScheduleTried], quiet_s: float
+    schedule: Schedule, tried: Sequence[ScheduleMeasured], quiet_s: float
 ) -> tuple[float, ...]:
     base_s = quiet_s or min((t.total_s / t.iterations for t in tried), default=0.0)
     return tuple(t.total_s - t.iterations * base_s for t in tried if t.schedule == schedule)

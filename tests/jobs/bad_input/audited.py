@@ -36,7 +36,7 @@ def restore(out: str) -> None:
     directory = CheckpointDirectory(str(Path(out) / "checkpoints"))
     run_id = directory.open()
     directory.claim(run_id, "launch", 0, force=False)
-    folder = commit_state(directory, run_id, Generation(epoch=1, seq=1), state)
+    folder = commit_state(directory, run_id, Generation(term=1, step=1), state)
 
     def disk() -> Chunks:
         return open_disk(folder, read_commit(f"{folder}/COMMIT").records[0])

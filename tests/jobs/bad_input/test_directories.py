@@ -62,7 +62,7 @@ def test_a_full_directory_costs_checkpoints_and_not_the_training(
     assert caught.value.exit_code == 74
     filler.unlink()
     (name,) = [
-        path.name for path in small_disk.glob("checkpoints/gen-*") if (path / "COMMIT").exists()
+        path.name for path in small_disk.glob("checkpoints/ckpt-*") if (path / "COMMIT").exists()
     ]
     assert verify_generation(str(small_disk / "checkpoints"), name).ok
     job, ckpt = live.attach(SPEC, goal=goal)

@@ -127,7 +127,7 @@ def save():
     answers = (link.grants, link.refused, link.dropped)
     link.wait_until(lambda: any(generation in answer for answer in answers), 60)
     one()
-    ckpt.fence()
+    ckpt.wait_for_staging()
     return generation
 if ckpt.step_count == 0:
     one(); one()
@@ -173,8 +173,8 @@ def test_ranks_that_disagree_on_the_step_lose_that_generation_and_train_on(
             assert "only the good one is durable True" in said
             assert "trained on" in said
         end_keeper(run_dir)
-        commits = tmp_path.glob("run/checkpoints/gen-*/COMMIT")
-        assert [path.parent.name for path in commits] == ["gen-e000001-s000000003"]
+        commits = tmp_path.glob("run/checkpoints/ckpt-*/COMMIT")
+        assert [path.parent.name for path in commits] == ["ckpt-t0001-step-00000003"]
         outs = [tmp_path / f"again-{rank}" for rank in range(2)]
         for out in outs:
             out.mkdir()

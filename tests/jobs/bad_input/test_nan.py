@@ -36,7 +36,7 @@ def test_the_newest_sound_generation_is_resumed(
     told = [event.reason for event in live.events(Degraded) if event.what == "health"]
     assert "rank 0 has NaN in model." in told[0]
     verdicts = {event.generation: event.verdict for event in live.events(Scrubbed)}
-    assert verdicts.get("e1s4", "whole") == "whole"
+    assert verdicts.get("step 4 (term 1)", "whole") == "whole"
     assert set(verdicts.values()) <= {"whole", "suspect"}
     job, ckpt = live.attach(SPEC)
     assert ckpt.step_count == 4
@@ -89,7 +89,7 @@ def test_nan_that_spreads_is_named_where_people_look(
     assert "rank 0 has NaN in " in told
     live.leave()
     newest = max(one.name for one in list_generations(live.checkpoints))
-    with pytest.raises(NoCheckpointError, match=r"NaN in .*restored only by --resume-from gen-"):
+    with pytest.raises(NoCheckpointError, match=r"NaN in .*restored only by --resume-from ckpt-"):
         live.attach(SPEC, PLAN)
     live.leave()
     monkeypatch.setenv("AUTOCKPT_RESUME_FROM", newest)

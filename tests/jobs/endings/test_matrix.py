@@ -21,7 +21,7 @@ import pytest
 from autockpt.launch.owner import is_alive
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import FailureDeclaration, Goal
-from autockpt.values.telemetry import PersistCommitted
+from autockpt.values.telemetry import CheckpointDurable
 from tests.support import trainings
 from tests.unit.cli.scripts import environment, write
 
@@ -229,4 +229,4 @@ def at_step(cwd: Path) -> int:
 def durable_step(run_dir: str) -> int:
     """Of the newest durable checkpoint."""
     events = RunDirectory.open(run_dir).events()
-    return max((e.step for e in events if isinstance(e, PersistCommitted)), default=0)
+    return max((e.step for e in events if isinstance(e, CheckpointDurable)), default=0)

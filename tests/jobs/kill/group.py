@@ -64,7 +64,7 @@ class Group:
     def wait_durable(self, step: int) -> None:
         """A checkpoint of this step or a later one."""
         deadline = time.monotonic() + PATIENCE_S
-        while not any(e["step"] >= step for e in self.events("PersistCommitted")):
+        while not any(e["step"] >= step for e in self.events("CheckpointDurable")):
             assert time.monotonic() < deadline, self.tale()
             time.sleep(0.005)
 
@@ -101,7 +101,7 @@ class Group:
 
     def parts_differ(self) -> bool:
         """Whether the ranks stored different parts in the newest commit."""
-        commit = max(Path(self.run_dir).glob("checkpoints/gen-*/COMMIT"))
+        commit = max(Path(self.run_dir).glob("checkpoints/ckpt-*/COMMIT"))
         return len({record["layout_digest"] for record in read_commit(str(commit)).records}) > 1
 
     def tale(self) -> str:

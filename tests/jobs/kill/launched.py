@@ -60,7 +60,7 @@ class Launch:
         return [event for event in read_events(path) if event["event"] == kind]
 
     def newest(self, kind: str, since_s: float = 0.0) -> int:
-        """Newest step that the keeper reported as PersistCommitted or MemoryCommitted."""
+        """Newest step that the keeper reported as CheckpointDurable or MemoryCommitted."""
         events = self.events("keeper-000", kind)
         return max((event["step"] for event in events if event["at_s"] > since_s), default=0)
 
@@ -96,7 +96,7 @@ class Launch:
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         when = time.monotonic()
-        promised = self.newest("PersistCommitted")
+        promised = self.newest("CheckpointDurable")
         if held:
             promised = max(promised, self.newest("MemoryCommitted", self.memory_lost_s))
         elif victim != "keeper":
@@ -122,7 +122,7 @@ class Launch:
         for rank in (0, 1):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.trainer(rank), signal.SIGKILL)
-        when, promised = time.monotonic(), self.newest("PersistCommitted")
+        when, promised = time.monotonic(), self.newest("CheckpointDurable")
         self.process = self._start()
         for r in (0, 1):
             self.wait(

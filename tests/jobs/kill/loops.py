@@ -60,7 +60,7 @@ class Loop:
 
     def durable(self) -> None:
         """Waits until the checkpoint that was begun last is durable."""
-        self.ckpt.fence()
+        self.ckpt.wait_for_staging()
         assert self.ckpt._link.wait_until(lambda: not self.ckpt._background(), PATIENCE_S)
 
 

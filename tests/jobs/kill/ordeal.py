@@ -181,7 +181,7 @@ class Ordeal:
         """What has been promised so far, and is not in memory that was lost."""
         path = Path(self.run_dir) / "telemetry" / "keeper-000.jsonl"
         for event in read_events(path):
-            if event["event"] == "PersistCommitted":
+            if event["event"] == "CheckpointDurable":
                 self.durable = max(self.durable, event["step"])
             elif event["event"] == "MemoryCommitted" and event["at_s"] > self._memory_lost_s:
                 self.in_memory = max(self.in_memory, event["step"])

@@ -120,7 +120,7 @@ class Bench:
 
     def on_disk(self, step: int) -> Path | None:
         """The committed generation of a step."""
-        for commit in self.run_dir.glob("checkpoints/gen-*/COMMIT"):
+        for commit in self.run_dir.glob("checkpoints/ckpt-*/COMMIT"):
             if json.loads(commit.read_text())["step"] == step:
                 return commit.parent
         return None
@@ -181,7 +181,7 @@ def test_running_statistics_are_saved_as_of_the_boundary(bench: Callable[..., Be
     before = it.job.model.norm.running_mean.clone()
     it.job.model(torch.randn(8, trainings.FEATURES))
     assert not torch.equal(it.job.model.norm.running_mean, before)
-    it.ckpt.fence()
+    it.ckpt.wait_for_staging()
     assert_saved(it.saved(2), expected)
 
 
@@ -207,10 +207,10 @@ def test_load_state_dict_waits_for_the_copy(bench: Callable[..., Bench]) -> None
 
 
 def test_a_public_fence_makes_a_manual_update_safe(bench: Callable[..., Bench]) -> None:
-    """`ckpt.fence()` before code that changes the state by itself."""
+    """`ckpt.wait_for_staging()` before code that changes the state by itself."""
     it = bench()
     expected = it.boundary()
-    it.ckpt.fence()
+    it.ckpt.wait_for_staging()
     with torch.no_grad():
         it.job.model.head.weight.data.add_(1.0)
     assert_saved(it.saved(2), expected)

@@ -58,7 +58,7 @@ def test_while_it_writes(attach: Callable[..., Any], new_run: Callable[..., str]
     loop.warm_up()
     loop.train()
     loop.ckpt.step()
-    loop.ckpt.fence()
+    loop.ckpt.wait_for_staging()
     kill_keeper(run_dir)
     began = time.monotonic()
     assert loop.ckpt.wait_durable(10 * PATIENCE_S) == 0.0 or durable_steps(run_dir) == {2}

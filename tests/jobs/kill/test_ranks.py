@@ -34,7 +34,7 @@ def test_what_two_ranks_share_comes_back_from_memory_and_from_disk(
         assert min(pair.started_at()) >= promised
         pair.wait_durable(24)
         pair.kill(0, 1, keeper=True)
-        durable = max(event["step"] for event in pair.events("PersistCommitted"))
+        durable = max(event["step"] for event in pair.events("CheckpointDurable"))
         pair.start()
         digests = pair.finish()
         assert min(pair.started_at()) >= durable

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from autockpt.executors.throttle.rate_limit import PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter
 from tests.unit.executors.network.transfer.ends import PATIENCE_S, End, Image
 
 IMAGE_BYTES = 2**26
@@ -32,7 +32,7 @@ def main() -> None:
     image = Image(IMAGE_BYTES)
     say(port=end.port)
     if role == "lend":
-        end.gate, end.deadline_s = PacedGate(IMAGE_BYTES / 10), 10 * PATIENCE_S
+        end.gate, end.deadline_s = RateLimiter(IMAGE_BYTES / 10), 10 * PATIENCE_S
         end.lend(image)
     else:
         end.placing = lambda number: say(chunk=number) if number % 100 == 0 else None

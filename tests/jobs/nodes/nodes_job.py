@@ -70,7 +70,7 @@ class NodesJob:
 
     def durable(self, node: int) -> int:
         """Newest step that this node's keeper knows to be durable."""
-        return max((e["step"] for e in self.events(f"keeper-{node:03d}", "PersistCommitted")),
+        return max((e["step"] for e in self.events(f"keeper-{node:03d}", "CheckpointDurable")),
                    default=0)  # fmt: skip
 
     def wait(self, done: Callable[[], bool], what: str) -> None:

@@ -32,11 +32,11 @@ def test_saves_go_on_while_the_clock_of_a_keeper_jumps(new_job: MakeJob, node: i
     files = RunDirectory.open(job.run_dir)
     files.write_goal(replace(Goal(), retention=Retention(keep_last=KEEP_LAST)))
     job.start(STEPS_EACH)
-    job.wait(lambda: job.newest("PersistCommitted") == STEPS_EACH, "durable ones")
+    job.wait(lambda: job.newest("CheckpointDurable") == STEPS_EACH, "durable ones")
     for number, jump_s in enumerate(JUMPS_S, start=2):
         job.runtime(node).joinpath("clock").write_text(str(jump_s))
         job.limit.set(number * STEPS_EACH)
-        job.wait(lambda n=number: job.newest("PersistCommitted") == n * STEPS_EACH, "durable ones")
+        job.wait(lambda n=number: job.newest("CheckpointDurable") == n * STEPS_EACH, "durable ones")
         if node == 0:  # who coordinates writes COMMIT
             assert abs(written_s(job) - time.time() - jump_s) < 600, "the clock did not jump"
         newest = [number * STEPS_EACH - 20 * k for k in range(KEEP_LAST)]

@@ -15,7 +15,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal, RedundancyWish
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import Redundancy
-from autockpt.values.telemetry import ShardCopied
+from autockpt.values.telemetry import ReplicaFetched
 from benchmarks.cluster import Cluster
 from benchmarks.namespaces import DEVICE_INTERFACE
 from tests.jobs.nodes.conftest import MakeJob, launched
@@ -33,10 +33,10 @@ def test_a_lost_node_comes_back_from_a_copy_that_went_through_the_devices(
     """Copies are made through the devices, and restored from host memory to the bit."""
     job = new_job(2, BY_DEVICE, steps=STEPS, devices=True, environment=EMULATED)
     job.start(STEPS // 2)
-    job.wait(lambda: job.newest("GenerationProtected") > 12, "protection")
-    job.wait(lambda: job.newest("PersistCommitted") > 0, "a durable one")
+    job.wait(lambda: job.newest("GenerationReplicated") > 12, "protection")
+    job.wait(lambda: job.newest("CheckpointDurable") > 0, "a durable one")
     job.lose((1,))
-    promised = job.newest("GenerationProtected")
+    promised = job.newest("GenerationReplicated")
     job.start(STEPS)
     restored = job.restored()
     # What is durable as well is read from storage by the rank that was lost.
@@ -44,7 +44,7 @@ def test_a_lost_node_comes_back_from_a_copy_that_went_through_the_devices(
     assert sources in (["memory", "peer"], ["memory", "disk"]), job.tale()
     assert restored[0]["step"] >= promised, job.tale()
     assert job.finish() == job.undisturbed(), job.tale()
-    events = job.events("ShardCopied")
+    events = job.events("ReplicaFetched")
     paths = [e["path"] for e in events if e["purpose"] == "protect"]
     # When trainers are killed or leave, the last copies come from host memory.
     assert paths.count("emulated device") > 0.8 * len(paths), (paths, job.tale())
@@ -107,12 +107,14 @@ def profiled(folder: Path, speeds: Speeds) -> Profile:
     return profile
 
 
-def copied(folder: Path, speeds: Speeds, path: str) -> list[ShardCopied]:
+def copied(folder: Path, speeds: Speeds, path: str) -> list[ReplicaFetched]:
     """Copies that a run made, the first of each node dropped: it makes memory and the path."""
     settings = (*SETTINGS, f"redundancy.path={path}")
     with two_nodes(folder, speeds, "run", ("--steps", "100000"), settings=settings) as job:
         found = job.wait_for(
-            "copies", lambda: found if len(found := job.events(ShardCopied)) >= 10 else None, 120.0
+            "copies",
+            lambda: found if len(found := job.events(ReplicaFetched)) >= 10 else None,
+            120.0,
         )
     return found[4:]
 

@@ -16,8 +16,8 @@ STEPS_EACH = 60
 
 def protected_after(job: NetworkJob, step: int) -> int:
     """Waits until something well beyond a step survives the loss of a node; the newest."""
-    job.wait(lambda: job.newest("GenerationProtected") > step + 12, "protection")
-    return job.newest("GenerationProtected")
+    job.wait(lambda: job.newest("GenerationReplicated") > step + 12, "protection")
+    return job.newest("GenerationReplicated")
 
 
 @pytest.mark.root
@@ -57,9 +57,9 @@ def test_ranks_on_other_machines_than_before_lose_nothing_that_is_durable(
     job = new_job(4, COPIES, steps=2 * STEPS_EACH)
     job.start(STEPS_EACH)
     protected_after(job, 0)
-    job.wait(lambda: job.newest("PersistCommitted") > 0, "a durable one")
+    job.wait(lambda: job.newest("CheckpointDurable") > 0, "a durable one")
     job.lose([])
-    durable = job.newest("PersistCommitted")
+    durable = job.newest("CheckpointDurable")
     job.places = [1, 2, 3, 0]
     job.start(2 * STEPS_EACH)
     assert job.restored()[0]["step"] >= durable, job.tale()
@@ -81,8 +81,8 @@ def test_survivors_keep_their_places_when_a_machine_of_another_name_replaces_one
     """Machine 0 is lost and one whose address sorts last comes: the rendezvous would number all
     nodes anew, and every checkpoint in memory would be looked for on the wrong machine."""
     with launched(3, BITS_PER_S, tmp_path, settings=SETTINGS, script=SCRIPT, spare=1) as job:
-        job.wait_for("protection", lambda: job.events(t.GenerationProtected) or None, 90.0)
-        promised = max(event.step for event in job.events(t.GenerationProtected))
+        job.wait_for("protection", lambda: job.events(t.GenerationReplicated) or None, 90.0)
+        promised = max(event.step for event in job.events(t.GenerationReplicated))
         lost_s = job.lose(0)
         job.launch(3)
 
@@ -107,8 +107,8 @@ def test_two_launchers_go_on_without_the_third_from_memory(tmp_path: Path) -> No
     numbers, and with these the memory of the newest protected checkpoint."""
     settings = (*SETTINGS[:-1], "redundancy.copies=3")  # any two may be lost
     with launched(3, BITS_PER_S, tmp_path, settings=settings, script=SCRIPT, least=2) as job:
-        job.wait_for("protection", lambda: job.events(t.GenerationProtected) or None, 90.0)
-        promised = max(event.step for event in job.events(t.GenerationProtected))
+        job.wait_for("protection", lambda: job.events(t.GenerationReplicated) or None, 90.0)
+        promised = max(event.step for event in job.events(t.GenerationReplicated))
         lost_s = job.lose(0)
 
         def back() -> dict[int, t.Restored] | None:

@@ -34,11 +34,11 @@ def lose_in_turn(job: NetworkJob, redundancy: Redundancy, losses: Sequence[Patte
     job.start(STEPS_EACH)
     began = 0
     for number, pattern in enumerate(losses, start=1):
-        job.wait(lambda began=began: job.newest("GenerationProtected") > began + 12, "protection")
-        job.wait(lambda began=began: job.newest("PersistCommitted") > began, "a durable one")
+        job.wait(lambda began=began: job.newest("GenerationReplicated") > began + 12, "protection")
+        job.wait(lambda began=began: job.newest("CheckpointDurable") > began, "a durable one")
         job.lose(pattern)
-        promised = job.newest("GenerationProtected")
-        durable = job.newest("PersistCommitted")
+        promised = job.newest("GenerationReplicated")
+        durable = job.newest("CheckpointDurable")
         job.start(STEPS_EACH * (number + 1))
         restored = job.restored()
         began = restored[0]["step"]
@@ -93,9 +93,9 @@ def test_two_of_five_nodes_lost_at_once_are_rebuilt_from_parity(new_job: MakeJob
     job = new_job(5, TWO_OF_FIVE, steps=3 * held)
     job.start(held)
     for number, pattern in enumerate([(1, 3), (0, 4)], start=1):
-        job.wait(lambda n=number: job.newest("GenerationProtected") >= n * held - 2, "protection")
-        promised = job.newest("GenerationProtected")
-        assert promised > job.newest("PersistCommitted"), job.tale()
+        job.wait(lambda n=number: job.newest("GenerationReplicated") >= n * held - 2, "protection")
+        promised = job.newest("GenerationReplicated")
+        assert promised > job.newest("CheckpointDurable"), job.tale()
         job.lose(pattern)
         job.start((number + 1) * held)
         restored = job.restored()

@@ -565,7 +565,7 @@ def test_a_connection_for_transfers_is_none_for_messages() -> None:
 def test_a_keeper_speaks_only_for_its_ranks() -> None:
     """And only the coordinator's keeper gives orders."""
     ranks = (0, 0, 1, 1)
-    generation = Generation(epoch=1, seq=1)
+    generation = Generation(term=1, step=1)
 
     def began(rank: int) -> p.RankBegan:
         return p.RankBegan(rank=rank, generation=generation, step=1, disk=False)

@@ -18,7 +18,7 @@ newest one is two steps old, in memory only."""
 def goes_on(job: NetworkJob, places: list[int], limit: int, *, is_durable: bool = False) -> None:
     """Starts on these nodes: all ranks go on with the newest protected state, from memory alone."""
     had = {fact["step"]: fact["digest"] for fact in job.said(0, "state")}
-    promised, durable = job.newest("GenerationProtected"), job.newest("PersistCommitted")
+    promised, durable = job.newest("GenerationReplicated"), job.newest("CheckpointDurable")
     assert is_durable or promised > durable, f"{promised} is durable: {job.tale()}"
     former = job.starts
     job.resize(places)
@@ -51,7 +51,7 @@ def train(job: NetworkJob, limit: int) -> None:
         return all(limit in steps for steps in said)
 
     job.wait(there, f"step {limit}")
-    job.wait(lambda: job.newest("GenerationProtected") >= limit - 2, "protection")
+    job.wait(lambda: job.newest("GenerationReplicated") >= limit - 2, "protection")
 
 
 @pytest.mark.root

@@ -21,7 +21,7 @@ def job(tmp_path: Path) -> Iterator[NodesJob]:
 
 def protected(job: NodesJob, node: int) -> int:
     """Newest step that this node's keeper knows to survive the loss of a node."""
-    events = job.events(f"keeper-{node:03d}", "GenerationProtected")
+    events = job.events(f"keeper-{node:03d}", "GenerationReplicated")
     return max((event["step"] for event in events), default=0)
 
 

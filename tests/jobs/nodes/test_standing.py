@@ -31,12 +31,12 @@ def test_training_goes_on_beside_a_coordinator_that_stands_still(new_job: MakeJo
     """However long: nothing is promised meanwhile, and everything again when it is awake."""
     job = new_job(2, Redundancy(), steps=UNANSWERED_STEPS + 160)
     job.start(UNANSWERED_STEPS + 140)
-    job.wait(lambda: job.newest("PersistCommitted") >= 20, "a durable one")
+    job.wait(lambda: job.newest("CheckpointDurable") >= 20, "a durable one")
     with standing(job, 0):
-        durable, held = job.newest("PersistCommitted"), job.newest("MemoryCommitted")
+        durable, held = job.newest("CheckpointDurable"), job.newest("MemoryCommitted")
         job.wait(lambda: reached(job) >= held + UNANSWERED_STEPS, "training")
-        assert job.newest("PersistCommitted") <= durable + 20, "one may have been on its way"
-    job.wait(lambda: job.newest("PersistCommitted") > held + UNANSWERED_STEPS, "a durable one")
+        assert job.newest("CheckpointDurable") <= durable + 20, "one may have been on its way"
+    job.wait(lambda: job.newest("CheckpointDurable") > held + UNANSWERED_STEPS, "a durable one")
     from_disk(job)
     assert job.finish() == job.undisturbed(), job.tale()
     let_go(job, 0, 1)
@@ -48,32 +48,32 @@ def test_training_goes_on_beside_a_coordinator_that_stands_still(new_job: MakeJo
 def test_a_coordinator_that_was_replaced_while_it_stood_still_promises_nothing(
     new_job: MakeJob, when: str
 ) -> None:
-    """It stops between the first look at its epoch and the second one, before or after COMMIT has
+    """It stops between the first look at its term and the second one, before or after COMMIT has
     its name; the job goes on without its node; then it wakes, and is fenced."""
     job = new_job(2, Redundancy(), steps=240, spare=1, numbered=True, environment=DISTURBED)
     job.start(100)
-    job.wait(lambda: job.newest("PersistCommitted") >= 20, "a durable one")
+    job.wait(lambda: job.newest("CheckpointDurable") >= 20, "a durable one")
     job.runtime(0).joinpath(when).touch()
     (zombie,) = keeper_pids(job.run_dir, 0)
     job.wait(lambda: stopped(zombie), "a COMMIT")
     held = reached(job)
     job.wait(lambda: reached(job) >= min(100, held + 20), "training")
-    promised = job.newest("PersistCommitted")
+    promised = job.newest("CheckpointDurable")
     job.lose([])
     job.places = [2, 1]
     job.start(1)  # held where they go on
     began = job.restored()[0]["step"]
     assert began >= promised, job.tale()
     job.limit.set(began + 21)
-    job.wait(lambda: job.newest("PersistCommitted") > began, "a durable one of the next epoch")
-    said = job.events("PersistCommitted", [0])
+    job.wait(lambda: job.newest("CheckpointDurable") > began, "a durable one of the next term")
+    said = job.events("CheckpointDurable", [0])
     os.kill(zombie, signal.SIGCONT)
     log = Path(job.run_dir, "logs", "keeper-000.log")
     job.wait(lambda: "fenced" in log.read_text(), "the fence")
     let_go(job, 0)
-    assert job.events("PersistCommitted", [0]) == said, job.tale()
+    assert job.events("CheckpointDurable", [0]) == said, job.tale()
     job.limit.set(200)
-    job.wait(lambda: job.newest("PersistCommitted") >= 180, "a durable one behind the fence")
+    job.wait(lambda: job.newest("CheckpointDurable") >= 180, "a durable one behind the fence")
     from_disk(job)
     assert job.finish() == job.undisturbed(), job.tale()
     let_go(job, 1, 2)
@@ -103,7 +103,7 @@ def standing(job: NetworkJob, node: int) -> Iterator[None]:
 def from_disk(job: NetworkJob) -> None:
     """All nodes are lost with their memory: all ranks go on with the newest that was promised."""
     job.lose(range(len(job.network.nodes)))
-    promised = job.newest("PersistCommitted")
+    promised = job.newest("CheckpointDurable")
     job.start(job.spec.steps)
     restored = job.restored()
     assert {event["source"] for event in restored} == {"disk"}, job.tale()

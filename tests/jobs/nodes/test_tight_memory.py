@@ -92,14 +92,14 @@ def test_a_node_too_full_for_guests_trains_and_saves_on_and_is_protected_once_th
         except OSError as error:
             pytest.skip(f"no memory control groups here: {error}")
         job.limit.set(30)
-        job.wait(lambda: bool(job.events("ProtectionLost", [1])), "a reason")
-        job.wait(lambda: job.newest("PersistCommitted") >= 20, "durable ones all the same")
-        assert not job.events("GenerationProtected"), job.tale()
-        (lost, *others) = job.events("ProtectionLost", [1])
+        job.wait(lambda: bool(job.events("ReplicationLost", [1])), "a reason")
+        job.wait(lambda: job.newest("CheckpointDurable") >= 20, "durable ones all the same")
+        assert not job.events("GenerationReplicated"), job.tale()
+        (lost, *others) = job.events("ReplicationLost", [1])
         assert "copy of rank 0" in lost["reason"]
         assert limited.name in lost["reason"], lost
         assert not others, "once, and not after every checkpoint"
         (limited / "memory.limit_in_bytes").write_text("-1")
         job.limit.set(60)
-        job.wait(lambda: job.newest("GenerationProtected") > 30, "protection")
+        job.wait(lambda: job.newest("GenerationReplicated") > 30, "protection")
     assert job.finish() == job.undisturbed(), job.tale()

@@ -6,7 +6,7 @@ import pytest
 
 from autockpt.reports.analysis.replication import facts, protection
 from autockpt.values.redundancy import Redundancy
-from autockpt.values.telemetry import CopiesSent, GenerationProtected, ShardCopied
+from autockpt.values.telemetry import GenerationReplicated, ReplicaFetched, ReplicaSent
 from tests.jobs.nodes.conftest import launched
 
 BITS_PER_S = 400_000_000
@@ -25,10 +25,10 @@ def test_copies_leave_in_the_windows_between_collectives(tmp_path: Path) -> None
     with launched(2, BITS_PER_S, tmp_path, settings=SETTINGS, script=SCRIPT) as job:
         job.wait_for(
             "copies in windows",
-            lambda: True if len(job.events(CopiesSent)) >= 2 * ROUNDS else None, 140.0,
+            lambda: True if len(job.events(ReplicaSent)) >= 2 * ROUNDS else None, 140.0,
         )  # fmt: skip
         events = job.files.events()
-    sent = [e for e in events if isinstance(e, CopiesSent)]
+    sent = [e for e in events if isinstance(e, ReplicaSent)]
     for node in range(2):
         own = [e for e in sent if e.from_node == node]
         assert all(e.bytes > 12e6 for e in own)
@@ -38,8 +38,8 @@ def test_copies_leave_in_the_windows_between_collectives(tmp_path: Path) -> None
         share = sum(e.window_bytes for e in later) / sum(e.bytes for e in later)
         print(f"node {node}: {share:.3f} of the bytes of {len(later)} copies left in windows")
         assert share > 0.7
-    assert any(isinstance(e, GenerationProtected) for e in events)
-    assert any(isinstance(e, ShardCopied) for e in events)
+    assert any(isinstance(e, GenerationReplicated) for e in events)
+    assert any(isinstance(e, ReplicaFetched) for e in events)
     found = protection(events, Redundancy(scheme="replicas", copies=2, schedule="windows"))
     assert found is not None
     assert "left in windows" in dict(facts(found))

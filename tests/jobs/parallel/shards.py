@@ -14,16 +14,16 @@ import torch
 from autockpt.executors.image.container import header_bytes
 from autockpt.executors.image.layout.boxes import Box, whole
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskShards
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.states import Module, snapshot
 
-G = Generation(epoch=1, seq=1)
-Part = dict[str, tuple[torch.Tensor, Holding]]
+G = Generation(term=1, step=1)
+Part = dict[str, tuple[torch.Tensor, LocalShard]]
 """By name a rank's tensor and what it is a part of."""
 Lie = Callable[[dict[str, Any]], None]
 """Changes the table of a header."""
@@ -32,7 +32,7 @@ Lie = Callable[[dict[str, Any]], None]
 def rows(full: torch.Tensor, start: int, stop: int, holders: tuple[int, ...] = ()) -> Any:
     """(tensor, holding) of some rows of a matrix."""
     box = Box(offset=(start, 0), shape=(stop - start, full.shape[1]))
-    return full[start:stop].clone(), Holding(
+    return full[start:stop].clone(), LocalShard(
         global_shape=tuple(full.shape), boxes=(box,), holders=holders
     )
 
@@ -40,7 +40,7 @@ def rows(full: torch.Tensor, start: int, stop: int, holders: tuple[int, ...] = (
 def everything(full: torch.Tensor, holders: tuple[int, ...] = ()) -> Any:
     """(tensor, holding) of all of it."""
     shape = tuple(full.shape)
-    return full.clone(), Holding(global_shape=shape, boxes=(whole(shape),), holders=holders)
+    return full.clone(), LocalShard(global_shape=shape, boxes=(whole(shape),), holders=holders)
 
 
 def live(part: Part) -> LiveState:
@@ -56,7 +56,7 @@ def blank(part: Part) -> LiveState:
 
 
 def commit(
-    folder: Path, parts: list[Part], *, lies: dict[int, Lie] | None = None, seq: int = 1
+    folder: Path, parts: list[Part], *, lies: dict[int, Lie] | None = None, step: int = 1
 ) -> str:
     """A committed generation; its folder."""
     directory = CheckpointDirectory(str(folder))
@@ -65,7 +65,7 @@ def commit(
     images = [_image(part) for part in parts]
     for rank, lie in (lies or {}).items():
         _forge(images[rank], lie)
-    return commit_images(directory, run_id, Generation(epoch=1, seq=seq), images)
+    return commit_images(directory, run_id, Generation(term=1, step=step), images)
 
 
 def _image(part: Part) -> memoryview:
@@ -95,7 +95,7 @@ def saying(name: str, of: list[int], *boxes: tuple[list[int], list[int]]) -> Lie
 
 def restore(folder: str, state: LiveState, rank: int = 0, world_size: int = 1) -> None:
     """Into a state, as one of `world_size` ranks."""
-    restore_shards(DiskShards(folder, rank, world_size), state)
+    restore_shards(DiskSource(folder, rank, world_size), state)
 
 
 def numbers(state: LiveState) -> dict[str, torch.Tensor]:

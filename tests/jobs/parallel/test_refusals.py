@@ -167,6 +167,6 @@ def test_shards_that_do_not_belong_together_are_refused(what: str, tmp_path: Pat
     damage, match = DAMAGE[what]
     folder = commit(tmp_path / "run", HALVES)
     changed: list[Part] = [{"w": (-t, held)} for t, held in (part["w"] for part in HALVES)]
-    damage(Path(folder), Path(commit(tmp_path / "other", changed, seq=2)))
+    damage(Path(folder), Path(commit(tmp_path / "other", changed, step=2)))
     assert G.name in folder
     require_refused(CorruptCheckpointError, match, folder, blank({"w": everything(FULL)}))

@@ -8,7 +8,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
 from autockpt.values.goal import Goal, Pins
-from autockpt.values.telemetry import PersistCommitted, PlanChanged
+from autockpt.values.telemetry import CheckpointDurable, PlanChanged
 from tests.support import trainings
 from tests.support.live import PATIENCE_S, Live, granted
 from tests.support.profiles import example_profile, example_state
@@ -47,7 +47,7 @@ def test_saves_are_written_as_they_are_once_the_codec_is_given_up(
     (change, *_) = live.events(PlanChanged)
     assert "with planes checkpoints are durable after" in change.reason
     assert (change.memory_interval_steps, change.disk_interval_steps) == (EVERY, EVERY)
-    saves = {e.step: e.stored_bytes / e.bytes for e in live.events(PersistCommitted) if e.bytes}
+    saves = {e.step: e.stored_bytes / e.bytes for e in live.events(CheckpointDurable) if e.bytes}
     before = [share for at, share in saves.items() if at < changed]
     after = [share for at, share in saves.items() if changed < at <= changed + 3 * EVERY]
     assert before

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autockpt.run_directory import RunDirectory
-from autockpt.values.telemetry import Degraded, PersistCommitted
+from autockpt.values.telemetry import CheckpointDurable, Degraded
 from tests.jobs.points.presets import preset_plan
 from tests.support import trainings
 from tests.support.live import Live
@@ -36,7 +36,7 @@ def trained(live: Live, preset: str, written: Path) -> list[dict[str, Any]]:
     """Writes to the shards of a training under this preset; all of its checkpoints are durable."""
     whole = trainings.bare(trainings.build(SPEC))
     assert live.train(SPEC, preset_plan(preset, memory=0, disk=2)) == whole
-    assert len(live.events(PersistCommitted)) >= 2
+    assert len(live.events(CheckpointDurable)) >= 2
     notes = [json.loads(line) for line in written.read_text().splitlines()]
     return [note for note in notes if "/shard-" in note["path"]]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autockpt.executors.keeper.client.client import KeeperLink
+from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.session import saving as sessions
 from autockpt.values.generation import Generation
 from autockpt.values.telemetry import SaveSkipped, SnapshotBegan
@@ -47,5 +47,5 @@ def test_as_many_saves_are_under_way_as_the_plan_allows(
     assert skipped == due[in_flight:]
 
 
-def _holds(link: KeeperLink, generation: Generation) -> Callable[[], bool]:
+def _holds(link: KeeperClient, generation: Generation) -> Callable[[], bool]:
     return lambda: link.memory_committed == generation

@@ -9,9 +9,9 @@ from autockpt.session import Session, saving
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
-    Iterated,
-    PersistCommitted,
+    IterationsTimed,
     PersistFailed,
     SnapshotBegan,
 )
@@ -69,8 +69,8 @@ def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
     time.sleep(max(0.0, saved_s + HELD_S - time.monotonic()))
     held.unlink()
     assert ckpt.wait_durable(PATIENCE_S) > 0
-    wait_for(told, PersistCommitted)
-    (durable,) = (event for event in told if isinstance(event, PersistCommitted))
+    wait_for(told, CheckpointDurable)
+    (durable,) = (event for event in told if isinstance(event, CheckpointDurable))
     assert durable.step == SAVED
     assert durable.latency_s >= HELD_S
 
@@ -86,8 +86,8 @@ def test_an_iteration_in_which_a_save_began_and_ended_is_no_quiet_one(
         trainings.train_step(job, step, batch)
         granted(ckpt)
         ckpt.wait_durable(PATIENCE_S)
-    blocks = {event.step: event for event in live.events(Iterated)}
-    durable = {event.step for event in live.events(PersistCommitted)} - {14}
+    blocks = {event.step: event for event in live.events(IterationsTimed)}
+    durable = {event.step for event in live.events(CheckpointDurable)} - {14}
     assert durable == {2, 4, 8, 12}  # the first one goes to disk, whatever the interval
     assert {step for step, block in blocks.items() if block.busy_s > 0} == {3, 5, 9, 13}
     assert {step for step, block in blocks.items() if block.quiet_s > 0} >= {7, 11}

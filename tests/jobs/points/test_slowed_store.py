@@ -12,7 +12,7 @@ from autockpt.session import Session
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
 from autockpt.values.goal import FailureDeclaration, Goal, Limits
-from autockpt.values.telemetry import Event, Iterated, PersistCommitted, PlanChanged
+from autockpt.values.telemetry import CheckpointDurable, Event, IterationsTimed, PlanChanged
 from tests.support import trainings
 from tests.support.live import Live
 
@@ -38,14 +38,14 @@ class Watched:
 
     persists: int = 0
     changes: list[PlanChanged] = field(default_factory=list)
-    blocks: list[Iterated] = field(default_factory=list)
+    blocks: list[IterationsTimed] = field(default_factory=list)
 
     def hear(self, event: Event) -> None:
         """One event of this run."""
-        self.persists += isinstance(event, PersistCommitted)
+        self.persists += isinstance(event, CheckpointDurable)
         if isinstance(event, PlanChanged):
             self.changes.append(event)
-        if isinstance(event, Iterated):
+        if isinstance(event, IterationsTimed):
             self.blocks.append(event)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autockpt.executors.snapshot import streaming
-from autockpt.executors.snapshot.copy_plan import Recipe
+from autockpt.executors.snapshot.copy_plan import CopyPlan
 from autockpt.session import saving
 from autockpt.session.saving import Saving
 from autockpt.values.goal import Goal, Limits
@@ -105,7 +105,7 @@ def test_a_change_of_one_element_behind_the_fence_is_found(
     compare = streaming.Passage.differing
     changes = iter([1.0])
 
-    def change(self: streaming.Passage, recipe: Recipe, part: str) -> list[str]:
+    def change(self: streaming.Passage, recipe: CopyPlan, part: str) -> list[str]:
         weight.detach().numpy()[100, 100] += next(changes, 0.0)
         return compare(self, recipe, part)
 

@@ -97,7 +97,7 @@ def test_a_group_without_room_for_all_slots_still_gets_checkpoints(
         first = trained(group, tmp_path, left, 16)
         assert how in first
         assert "begins at 0" in first
-        assert list((tmp_path / "run" / "checkpoints").glob("gen-*/COMMIT"))
+        assert list((tmp_path / "run" / "checkpoints").glob("ckpt-*/COMMIT"))
         second = trained(group, tmp_path, left, 24)
         assert "begins at 16" in second
         assert group.killed() == 0

@@ -36,7 +36,7 @@ def test_without_a_pipeline_it_is_plain_lazy_copying_and_says_why(live: Live) ->
     for step, batch in ckpt.batches(SPEC.steps):
         trainings.train_step(job, step, batch)
         granted(ckpt)
-    used = live.events(t.WindowsUsed)
+    used = live.events(t.IdleWindowsUsed)
     assert used
     assert all(event.window_bytes == 0 for event in used)
     assert "no windows known yet" in used[-1].reason
@@ -83,7 +83,7 @@ def pipeline(live: Live, plan: CheckpointPlan, steps: int, goal: Goal | None = N
 def test_in_a_pipeline_the_bytes_move_in_its_windows(live: Live) -> None:
     """The chunks of a real schedule, hooks and gate and copy thread as a user gets them."""
     pipeline(live, preset_plan("baft", memory=1, disk=0), STEPS)
-    used = live.events(t.WindowsUsed)
+    used = live.events(t.IdleWindowsUsed)
     late = [event for event in used if not event.reason]
     assert late, [event.reason for event in used]
     # Of the best checkpoint: on a machine that does much else a gap may be missed.
@@ -91,7 +91,7 @@ def test_in_a_pipeline_the_bytes_move_in_its_windows(live: Live) -> None:
     drawn = [event for event in late if event.windows_s]
     assert drawn
     assert any(event.moved_s for event in drawn)
-    assert live.events(t.ScheduleTried) == []
+    assert live.events(t.ScheduleMeasured) == []
 
 
 @pytest.mark.usefixtures("alone")
@@ -100,12 +100,12 @@ def test_schedules_that_are_compared_take_turns_and_tell_what_they_cost(live: Li
     compared: tuple[Schedule, ...] = ("windows", "lazy", "blocking")
     plan = preset_plan("baft", memory=1, disk=0)
     pipeline(live, replace(plan, staging=replace(plan.staging, compare=compared)), STEPS)
-    tried = live.events(t.ScheduleTried)
+    tried = live.events(t.ScheduleMeasured)
     assert {event.schedule for event in tried} == set(compared)
     staging = replace(plan.staging, compare=compared)
     assert [e.schedule for e in tried] == [staging.schedule_of(e.step) for e in tried]
     assert all(event.iterations >= 1 and event.total_s > 0.04 for event in tried)
-    in_windows = {event.step for event in live.events(t.WindowsUsed)}
+    in_windows = {event.step for event in live.events(t.IdleWindowsUsed)}
     assert in_windows
     assert in_windows >= {event.step for event in tried if event.schedule == "windows"}
     assert not in_windows & {event.step for event in tried if event.schedule != "windows"}

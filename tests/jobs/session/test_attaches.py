@@ -292,7 +292,7 @@ def test_a_forked_child_leaves_the_run_to_its_parent(training: tuple[Any, Any, s
         for _ in range(5):
             iterate()
         ckpt.save()
-        ckpt.fence()
+        ckpt.wait_for_staging()
         ckpt._at_exit()
         ckpt.close()
 

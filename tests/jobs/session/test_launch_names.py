@@ -122,7 +122,7 @@ def test_the_next_launch_under_one_run_id_does_what_it_was_asked_for(
 
     assert first_step() == 0
     assert first_step() > 0
-    oldest = min(Path(run).glob("checkpoints/gen-*/COMMIT"))
+    oldest = min(Path(run).glob("checkpoints/ckpt-*/COMMIT"))
     wanted = read_commit(str(oldest))
     assert first_step(AUTOCKPT_RESUME_FROM=wanted.generation.name) == wanted.step
     assert first_step(AUTOCKPT_FRESH="1") == 0

@@ -72,7 +72,7 @@ def epochs(it: Counted) -> Iterator[tuple[int, list[float]]]:
             yield step, batch.tolist()
             it.await_slots()
         with torch.no_grad():
-            it.ckpt.fence()
+            it.ckpt.wait_for_staging()
             it.model.weight -= 100
 
 
@@ -198,7 +198,7 @@ def test_steps_that_were_counted_are_taken_back_when_the_loop_begins(
         it.train()
         if loop == "step":
             getattr(it.ckpt, begin_loop)()
-        if it.ckpt._newest.seq > 6:
+        if it.ckpt._newest.step > 6:
             break
         it.ckpt._link.wait_until(lambda: not it.ckpt._link.writing(), 30)
     assert it.ckpt.wait_durable(30)

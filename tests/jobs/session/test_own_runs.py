@@ -34,11 +34,11 @@ def test_processes_of_a_sweep_get_a_run_each(
 ) -> None:
     """The first has the directory of `autockpt run`, with the policy; the others their own."""
     RunDirectory.create("r").write_goal(Goal(storage_path="/fast/ckpt", objective="durability"))
-    monkeypatch.setenv("AUTOCKPT_RESUME_FROM", "gen-e000001-s000000003")
+    monkeypatch.setenv("AUTOCKPT_RESUME_FROM", "ckpt-t0001-step-00000003")
     first, second, third = (started(monkeypatch, "--lr", lr) for lr in "123")
     assert (first.run_directory, first.placed) == (str(tmp_path / "r"), "")
     assert first.checkpoints == "/fast/ckpt"
-    assert str(first.resume_from) == "e1s3"
+    assert str(first.resume_from) == "step 3 (term 1)"
     assert len({one.run_directory for one in (first, second, third)}) == 3
     assert "--lr 2 (there: 1)" in second.placed
     suffix = second.run_directory.removeprefix(first.run_directory)

@@ -41,7 +41,7 @@ def test_a_plan_that_does_not_fit_says_what_is_missing() -> None:
 
 def test_it_looks_at_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only generations count as stored."""
-    for name in ("gen-e000001-s000000001", "spare"):
+    for name in ("ckpt-t0001-step-00000001", "spare"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(bytes(1000))
     seen: list[int] = []

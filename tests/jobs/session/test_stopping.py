@@ -166,7 +166,7 @@ def ranks(
 def durable_steps(run_dir: str) -> list[int]:
     """Of the checkpoints that were made durable."""
     events = RunDirectory.open(run_dir).events()
-    return [e.step for e in events if isinstance(e, t.PersistCommitted)]
+    return [e.step for e in events if isinstance(e, t.CheckpointDurable)]
 
 
 def ended_at(run_dir: str) -> list[int]:

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.client.client import KeeperLink
+from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.executors.keeper.slots import CELL_COPIED, MAX_SLOTS
 from autockpt.executors.protocol import messages as p
 from autockpt.values.generation import Generation
@@ -43,10 +43,10 @@ class BareTrainer:
         """How it was received: `refusal`, empty when it goes on, and what it restored."""
         return self.tell("attach")
 
-    def save(self, seq: int, fill: int) -> dict[str, Any]:
+    def save(self, step: int, fill: int) -> dict[str, Any]:
         """A checkpoint full of one number, streamed to disk: `skipped`, or `stored` numbers."""
-        began = self.tell("begin", seq)
-        return began if began["skipped"] else self.tell("copy", seq, fill)
+        began = self.tell("begin", step)
+        return began if began["skipped"] else self.tell("copy", step, fill)
 
     def tell(self, *order: object) -> dict[str, Any]:
         """Gives an order and waits for the answer."""
@@ -93,7 +93,7 @@ class _Trainer:
         attach = p.TrainerAttached(
             rank=0, incarnation=incarnation, world_size=1, nodes=(0,), slots=0
         )
-        self._link = KeeperLink(
+        self._link = KeeperClient(
             run_dir, 0, checkpoints=self._checkpoints, attach=attach, launcher_pid=launcher,
             on_lost=lambda reason: None,
         )  # fmt: skip
@@ -102,7 +102,7 @@ class _Trainer:
         cells[CELL_COPIED : CELL_COPIED + MAX_SLOTS] = memoryview(
             struct.pack(f"{MAX_SLOTS}Q", *[IMAGE_BYTES] * MAX_SLOTS)
         ).cast("Q")
-        self._epoch = 0
+        self._term = 0
         self._slots: dict[int, int] = {}
         """By number of the save that is under way."""
 
@@ -117,13 +117,13 @@ class _Trainer:
                 return {"refusal": "no answer"}
             if isinstance(order, p.RestoreShard):
                 restored = str(order.generation)
-                done = p.ShardVerified(rank=0, epoch=order.epoch, attempt=order.attempt)
+                done = p.ShardVerified(rank=0, term=order.term, attempt=order.attempt)
                 self._link.send(done)
             elif isinstance(order, p.Resume | p.StartFresh):
                 break
             else:
                 return {"refusal": order.reason}
-        self._epoch = order.epoch
+        self._term = order.term
         if not self._link.slots:
             self._link.want_slots(
                 image_bytes=IMAGE_BYTES, chunk_bytes=CHUNK_BYTES, slots=2, limit_bytes=None
@@ -131,19 +131,19 @@ class _Trainer:
         assert self._link.wait_until(lambda: bool(self._link.slots), PATIENCE_S)
         return {"refusal": "", "restored": restored}
 
-    def begin(self, seq: int) -> dict[str, Any]:
+    def begin(self, step: int) -> dict[str, Any]:
         """A snapshot of which nothing is copied yet."""
-        link, generation = self._link, Generation(epoch=self._epoch, seq=seq)
-        link.ask(p.SaveRequested(rank=0, generation=generation, step=seq, disk=True))
+        link, generation = self._link, Generation(term=self._term, step=step)
+        link.ask(p.SaveRequested(rank=0, generation=generation, step=step, disk=True))
         link.wait_until(lambda: generation in link.grants or generation in link.refused, PATIENCE_S)
         slot = link.take_grant(generation, disk=True)
         if slot is None:
             return {"skipped": link.refused.get(generation, "no answer")}
-        self._slots[seq] = slot
+        self._slots[step] = slot
         link.board.view.cast("Q")[CELL_COPIED + slot] = 0
         link.send(
             wire.SnapshotBegan(
-                rank=0, generation=generation, step=seq, slot=slot, image_bytes=IMAGE_BYTES,
+                rank=0, generation=generation, step=step, slot=slot, image_bytes=IMAGE_BYTES,
                 boundary_end=HEAD_BYTES, layout_digest="layout", writers=2,
                 chunk_bytes=CHUNK_BYTES, direct_io=False, streaming=True, codec="none",
                 at_s=time.monotonic(),
@@ -151,10 +151,10 @@ class _Trainer:
         )  # fmt: skip
         return {"skipped": ""}
 
-    def copy(self, seq: int, fill: int) -> dict[str, Any]:
+    def copy(self, step: int, fill: int) -> dict[str, Any]:
         """The rest of it, in pieces that the keeper can follow; then what its file holds."""
-        link, generation = self._link, Generation(epoch=self._epoch, seq=seq)
-        slot = self._slots[seq]
+        link, generation = self._link, Generation(term=self._term, step=step)
+        slot = self._slots[step]
         view, copied = link.slots[slot].view, link.board.view.cast("Q")
         time.sleep(0.1)  # whoever follows another board is done by now
         view[:HEAD_BYTES] = _header()

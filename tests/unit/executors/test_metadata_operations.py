@@ -11,7 +11,7 @@ from autockpt.values.generation import Generation
 from tests.campaigns.faults import MOVING, Call, Layer
 from tests.campaigns.job import Job, Shape
 
-FIRST, SECOND = Generation(epoch=1, seq=1), Generation(epoch=1, seq=2)
+FIRST, SECOND = Generation(term=1, step=1), Generation(term=1, step=2)
 ONCE, BY_RANK = 11, 7
 """Names made, opened, looked up or removed: for a generation, and for each rank of it."""
 

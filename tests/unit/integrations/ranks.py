@@ -98,7 +98,7 @@ def save(root: Path, way: str, net: torch.nn.Module, optimizer: torch.optim.Opti
         torch.save(whole, root / f"{way}.pt")
         directory, run_id = opened_directory(root / way)
         images = [memoryview((root / f"{way}.{r}.image").read_bytes()) for r in range(WORLD)]
-        commit_images(directory, run_id, Generation(epoch=1, seq=2), images, step=2)
+        commit_images(directory, run_id, Generation(term=1, step=2), images, step=2)
     dist.barrier()
 
 

@@ -101,7 +101,8 @@ def _json(data: Any) -> bytes:
 def _root(index: Any) -> str:
     try:
         lines = [
-            "autockpt-image-1", index["run_id"], "e{epoch}s{seq}".format(**index["generation"]),
+            "autockpt-image-1", index["run_id"],
+            "ckpt-t{term:04}-step-{step:08}".format(**index["generation"]),
             index["rank"], index["world_size"], index["layout_digest"], index["image_bytes"],
             index["chunk_bytes"], *index["digests"], index["head_bytes"], index["head_digest"],
         ]  # fmt: skip

@@ -11,7 +11,7 @@ from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images, commit_state
 from tests.unit.executors.states import snapshot
 
-FIRST = Generation(epoch=1, seq=7)
+FIRST = Generation(term=1, step=7)
 
 
 class Net(torch.nn.Module):
@@ -72,10 +72,10 @@ def state_of(job: Job, **others: Any) -> LiveState:
 
 
 def opened_directory(path: Path) -> tuple[CheckpointDirectory, str]:
-    """A checkpoint directory in its first epoch, and its run id."""
+    """A checkpoint directory in its first term, and its run id."""
     directory = CheckpointDirectory(str(path))
     run_id = directory.open()
-    if not any((path / "epochs").glob("e-*")):
+    if not any((path / "terms").glob("t-*")):
         directory.claim(run_id, "launch", 0, force=False)
     return directory, run_id
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autockpt.launch import startup_timing
-from autockpt.launch.startup_timing import Birth
+from autockpt.launch.startup_timing import StartupTimer
 
 TORCH = {
     "torch/__init__.py": "import time\nend = time.monotonic() + 0.05\n"
@@ -78,6 +78,6 @@ def test_without_a_boot_module_only_the_sum_is_known(tmp_path: Path) -> None:
 def test_a_time_that_is_none_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's variable must not end a training."""
     monkeypatch.setenv(startup_timing.DECIDED, "soon")
-    here = Birth()
+    here = StartupTimer()
     here.attach_begins()
     assert here.startup()[1].launch_s is None

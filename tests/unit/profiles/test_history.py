@@ -13,7 +13,7 @@ from autockpt.values.failure import FailureRecord
 def run_with(parent: Path, name: str, *, trained_s: float, failures: int = 0) -> RunDirectory:
     """A run directory with telemetry, and failures after 100 s of training each."""
     run = RunDirectory.create(parent / name)
-    line = f'{{"event":"Iterated","total_s":{trained_s - 1.0},"checkpoint_s":1.0}}\n'
+    line = f'{{"event":"IterationsTimed","total_s":{trained_s - 1.0},"checkpoint_s":1.0}}\n'
     run.rank_telemetry(0).write_text(line + '{"event":"Iter')
     for number in range(failures):
         run.append_failure(
@@ -67,7 +67,7 @@ def test_a_damaged_log_is_passed_over(tmp_path: Path) -> None:
 def test_a_long_quiet_run_is_exposure_too(tmp_path: Path) -> None:
     """Four days in blocks of a second, with saves between that became rarer: too much to read."""
     run = run_with(tmp_path, "a", trained_s=1.0)
-    block = '{"event":"Iterated","total_s":0.99,"checkpoint_s":0.01,"at_s":%d}\n'
+    block = '{"event":"IterationsTimed","total_s":0.99,"checkpoint_s":0.01,"at_s":%d}\n'
     save = '{"event":"SnapshotBegan","generation":"e1s%d"}\n'
     blocks = 4 * 86400
     with run.rank_telemetry(0).open("w") as file:

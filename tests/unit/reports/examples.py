@@ -26,12 +26,12 @@ from autockpt.values.profile import (
     StorageMeasure,
 )
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
     FailureObserved,
-    FirstIterated,
-    Iterated,
+    FirstIterationEnded,
+    IterationsTimed,
     MemoryCommitted,
-    PersistCommitted,
     PlanChanged,
     Restored,
     RunEnded,
@@ -414,13 +414,13 @@ class _Run:
     """Writes the telemetry of a job that checkpoints every 72 and 360 steps."""
 
     def __init__(self, ranks: int, start_s: float) -> None:
-        self.ranks, self.now, self.epoch, self.seq = ranks, start_s, 0, 0
+        self.ranks, self.now, self.term = ranks, start_s, 0
         self.events: list[Event] = []
         self.memory: tuple[str, int] = ("", 0)
         self.disk: tuple[str, int] = ("", 0)
 
     def start(self, restart: int) -> None:
-        self.epoch += 1
+        self.term += 1
         for rank in range(self.ranks):
             self.events.append(
                 RunStarted(
@@ -428,7 +428,7 @@ class _Run:
                     rank=rank,
                     wall="2026-11-21T04:10:00+00:00" if not restart else "",
                     run_id="gpt-1.3b-0421",
-                    epoch=self.epoch,
+                    term=self.term,
                     world_size=self.ranks,
                     pid=4000 + rank,
                     plan_id="auto-3f9a17",
@@ -453,11 +453,11 @@ class _Run:
         busy = 9.0 if step % 360 == STEP else 0.6
         slowed = count * ITERATION_S + busy * 0.016
         self.now += slowed + stall
-        generation = f"gen-e{self.epoch:06d}-s{self.seq + step:09d}"
+        generation = f"step {step} (term {self.term})"
         for rank in range(self.ranks):
             at_s = self.now + 1e-4 * rank
             self.events.append(
-                Iterated(
+                IterationsTimed(
                     at_s=at_s,
                     rank=rank,
                     step=step,
@@ -498,7 +498,7 @@ class _Run:
         if disk:
             latency = 9.1 + (step % 7) * 0.2
             self.events.append(
-                PersistCommitted(
+                CheckpointDurable(
                     at_s=self.now + latency,
                     rank=-1,
                     generation=generation,
@@ -537,7 +537,7 @@ class _Run:
             )
         )
         self.now = failed_at + down_s - restore_s
-        self.start(restart=self.epoch)
+        self.start(restart=self.term)
         self.now = failed_at + down_s
         for rank in range(self.ranks):
             self.events.append(
@@ -554,7 +554,7 @@ class _Run:
                     down_s=down_s,
                 )
             )
-            self.events.append(FirstIterated(at_s=self.now + 1.9, rank=rank, step=back + 1))
+            self.events.append(FirstIterationEnded(at_s=self.now + 1.9, rank=rank, step=back + 1))
         return back
 
     def train(self, total: int) -> list[Event]:
@@ -650,7 +650,7 @@ def unprotected_data() -> RunData:
             rank=0,
             wall="2026-11-21T04:10:00+00:00",
             run_id="plain",
-            epoch=1,
+            term=1,
             world_size=1,
             pid=1,
             plan_id="default",
@@ -658,7 +658,7 @@ def unprotected_data() -> RunData:
             state_bytes=0,
             restart_count=0,
         ),
-        Iterated(
+        IterationsTimed(
             at_s=3610.0,
             rank=0,
             step=9000,

@@ -10,7 +10,7 @@ from hypothesis import given
 
 import autockpt.values
 from autockpt.executors.image.container import StoredChunk
-from autockpt.executors.storage.directory import EpochFile, RunFile
+from autockpt.executors.storage.directory import RunFile, TermFile
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import CheckpointPlan, safe_default_plan
 from autockpt.values.record import from_json, parse_json, to_data, to_json
@@ -32,7 +32,7 @@ def values_records() -> list[type]:
     return found
 
 
-RECORDS = [*values_records(), RunFile, EpochFile, StoredChunk]
+RECORDS = [*values_records(), RunFile, TermFile, StoredChunk]
 
 for _record in RECORDS:
     _name = f"Test{_record.__name__}"

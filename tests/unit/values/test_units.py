@@ -102,19 +102,39 @@ def test_quantities_print_as_people_read_them() -> None:
     )  # fmt: skip
 
 
-@given(st.integers(1, 10**6 - 1), st.integers(0, 10**9 - 1))
-def test_a_generation_and_its_name_are_one(epoch: int, seq: int) -> None:
-    """Names read back, and sort as generations do."""
-    generation = Generation(epoch=epoch, seq=seq)
+@given(st.integers(1, 10**6 - 1), st.integers(0, 10**9 - 1), st.integers(0, 99))
+def test_a_generation_its_name_and_its_text_are_one(term: int, step: int, attempt: int) -> None:
+    """Both read back; names of an attempt sort as generations do."""
+    generation = Generation(term=term, step=step, attempt=attempt)
     assert Generation.from_name(generation.name) == generation
-    later = Generation(epoch=epoch + 1, seq=0)
-    assert (generation < later) == (generation.name < later.name) or epoch + 1 == 10**6
+    assert Generation.from_text(generation.name) == generation
+    assert Generation.from_text(str(generation)) == generation
+    first, later = Generation(term=term, step=step), Generation(term=term + 1, step=0)
+    assert first.name < later.name or term + 1 >= 10**4
+
+
+def test_generations_are_ordered_by_term_attempt_and_step() -> None:
+    """A step that is saved again is newer than a greater step of an earlier attempt."""
+    texts = ["step 9 (term 1)", "step 3 (term 1), attempt 1", "step 4 (term 1), attempt 1"]
+    made = [Generation.from_text(text) for text in [*texts, "ckpt-t0002-step-00000001"]]
+    assert sorted({*made}) == made
+    assert made[1].name == "ckpt-t0001-step-00000003.1"
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gen-e1-s2", "gen-e000001-s000000001x", "trash", "gen-e000000-s000000001"]
+    "name",
+    [
+        "",
+        "ckpt-t1-step-2",
+        "gen" + "-e1-s2",
+        "ckpt-t0001-step-00000001.0",
+        "ckpt-t00001-step-00000001",
+        "ckpt-t0001-step-00000001x",
+        "trash",
+        "ckpt-t0000-step-00000001",
+    ],
 )
 def test_foreign_names_are_no_generation(name: str) -> None:
     """Whatever else lies in the directory is left alone."""
-    with pytest.raises(ConfigError, match="generation"):
+    with pytest.raises(ConfigError, match=r"no name of a checkpoint|expected term >= 1"):
         Generation.from_name(name)

@@ -40,7 +40,7 @@ when the attempt to restore ends the keeper refuses what is missing."""
 
 
 @dataclass(slots=True)
-class Lent:
+class RestoreBuffers:
     """What the keeper lends for one order to restore."""
 
     neighbours: dict[int, tuple[Arena, int]]
@@ -58,7 +58,7 @@ class Lent:
             self.reading.close()
 
 
-class KeeperLink:
+class KeeperClient:
     """Connection of one rank to the keeper of its node."""
 
     def __init__(
@@ -102,16 +102,16 @@ class KeeperLink:
         """Why there is less than was asked for; empty: there is not."""
         self.given_s = 0.0
         """When slots came last, CLOCK_MONOTONIC."""
-        self._lent = Lent({})
+        self._lent = RestoreBuffers({})
         """Given since the last order to restore: for the next one."""
         self._chunks_lent: dict[int, tuple[wire.ChunksLent, Arena | None]] = {}
         """Answers to requests that nobody has taken."""
         self._requests = itertools.count()
         self._unanswered: set[int] = set()
-        self._lent_for: dict[tuple[int, int], Lent] = {}
-        """By epoch and attempt of an order that nobody has begun to carry out."""
+        self._lent_for: dict[tuple[int, int], RestoreBuffers] = {}
+        """By term and attempt of an order that nobody has begun to carry out."""
         self._wanted: wire.SlotsWanted | None = None
-        self._restored = attach.epoch is not None
+        self._restored = attach.term is not None
         """Slots are for saves now: nothing waits for them, and no save shall fault."""
         self.slots_refused = ""
         self.no_room_s: float | None = None
@@ -198,10 +198,10 @@ class KeeperLink:
         assert self.board.fd is not None
         return hello, (self.board.fd, *held)
 
-    def running_as(self, epoch: int, plan_version: int, plan_apply_step: int | None) -> None:
+    def running_as(self, term: int, plan_version: int, plan_apply_step: int | None) -> None:
         """What a re-attach after a keeper's death says of us."""
         self._attach = replace(
-            self._attach, epoch=epoch, plan_version=plan_version, plan_apply_step=plan_apply_step
+            self._attach, term=term, plan_version=plan_version, plan_apply_step=plan_apply_step
         )
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class KeeperLink:
         """Asks for chunks of a shard that is gathered; the number of the request."""
         number = next(self._requests)
         wanted = wire.ChunksWanted(
-            rank=self.rank, epoch=order.epoch, attempt=order.attempt, shard=shard, chunks=chunks,
+            rank=self.rank, term=order.term, attempt=order.attempt, shard=shard, chunks=chunks,
             number=number, elsewhere=elsewhere,
         )  # fmt: skip
         self._unanswered.add(number)
@@ -400,7 +400,7 @@ class KeeperLink:
 
     def _reconnect(self, reason: str) -> bool:
         """Starts a keeper and says hello, again and again for a while."""
-        if self._attach.epoch is not None or self._refusals > 1:
+        if self._attach.term is not None or self._refusals > 1:
             # Else nothing was lost: it was the leaving keeper of a run that has just ended.
             self._on_lost(f"the keeper is gone ({reason}); starting a new one")
         for _ in range(RECONNECT_ATTEMPTS):
@@ -421,11 +421,11 @@ class KeeperLink:
         elif isinstance(message, wire.NeighbourSlots):
             arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
             slots = zip(message.ranks, arenas, message.image_bytes, strict=True)
-            self._lend(Lent({rank: (arena, size) for rank, arena, size in slots}))
+            self._lend(RestoreBuffers({rank: (arena, size) for rank, arena, size in slots}))
         elif isinstance(message, wire.ReadingMemory):
-            self._lend(Lent({}, Arena.attach(*descriptors)))
+            self._lend(RestoreBuffers({}, Arena.attach(*descriptors)))
         elif isinstance(message, wire.GatheringBegan):
-            self._lend(Lent({}, gathering=message))
+            self._lend(RestoreBuffers({}, gathering=message))
         elif isinstance(message, wire.ChunksLent):
             arenas = [Arena.attach(fd, fault=False) for fd in descriptors]
             self._unanswered.discard(message.number)
@@ -444,15 +444,15 @@ class KeeperLink:
             for arena in [] if self.window_bytes else self.slots:
                 arena.fault()
 
-    def _lend(self, lent: Lent) -> None:
+    def _lend(self, lent: RestoreBuffers) -> None:
         self._lent.close()
         self._lent = lent
 
-    def take_lent(self, order: p.RestoreShard) -> Lent:
+    def take_lent(self, order: p.RestoreShard) -> RestoreBuffers:
         """What came with an order; the caller closes it.  Other orders have their own: a newer one
         may arrive, with what belongs to it, while an older one is still being carried out."""
         with self.news:
-            return self._lent_for.pop((order.epoch, order.attempt), Lent({}))
+            return self._lent_for.pop((order.term, order.attempt), RestoreBuffers({}))
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
         self.chunk_bytes = given.chunk_bytes
@@ -511,8 +511,8 @@ class KeeperLink:
                 self._replace_slots([])  # they did not fit, and the keeper has let them go
             case p.FenceTrainer(reason=reason):
                 self.fenced = reason
-            case p.RestoreShard(epoch=epoch, attempt=attempt):
-                self._lent_for[epoch, attempt], self._lent = self._lent, Lent({})
+            case p.RestoreShard(term=term, attempt=attempt):
+                self._lent_for[term, attempt], self._lent = self._lent, RestoreBuffers({})
                 self.restore_orders.put(message)
             case p.Resume() | p.StartFresh() | p.RestoreRefused() | p.AttachRefused():
                 self.restore_orders.put(message)

@@ -1,8 +1,8 @@
 """Copies leave while the network of this node's training idles, where its trainer says when.
 
-One `WindowGate` for the link, fed with the marks of one rank: ranks of a node meet in the same
-collectives.  Transfers that overlap share it.  Where windows are not known, take too little, or
-nothing is heard any more, the rest goes at the rate of the plan.
+One `IdleWindowThrottle` for the link, fed with the marks of one rank: ranks of a node meet in
+the same collectives.  Transfers that overlap share it.  Where windows are not known, take too
+little, or nothing is heard any more, the rest goes at the rate of the plan.
 """
 
 import threading
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from autockpt.executors.keeper.client.traffic_marks import Kind, MarkReader
 from autockpt.executors.keeper.slots import CELL_SPREAD, RankMemory
-from autockpt.executors.throttle.idle_windows import CHUNKS, WindowGate, WindowUse
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate, PacedGate
+from autockpt.executors.throttle.idle_windows import CHUNKS, IdleWindowThrottle, WindowUse
+from autockpt.executors.throttle.rate_limit import RateLimiter, Throttle, Unlimited
 
 LONGEST_WAIT_S = 1.0
 """Of one piece."""
@@ -42,8 +42,8 @@ class LinkWindows:
         self.board = board
         self._marks, self._now_s = MarkReader(board, now_s), now_s
         self._rate, self._told = rate, told
-        self._gate = WindowGate(longest_wait_s=LONGEST_WAIT_S, now_s=now_s, sleep=sleep)
-        self._beside: Gate = OpenGate()
+        self._gate = IdleWindowThrottle(longest_wait_s=LONGEST_WAIT_S, now_s=now_s, sleep=sleep)
+        self._beside: Throttle = Unlimited()
         self._lock = threading.Lock()
         self._active, self._began_s, self._heard_s = 0, 0.0, now_s()
         self._wake, self._closed = threading.Event(), False
@@ -110,7 +110,7 @@ class LinkWindows:
     def _start(self, nbytes: int) -> None:
         rate = self._rate()
         self._began_s = self._now_s()
-        self._beside = PacedGate(rate, longest_wait_s=LONGEST_WAIT_S) if rate else OpenGate()
+        self._beside = RateLimiter(rate, longest_wait_s=LONGEST_WAIT_S) if rate else Unlimited()
         self._gate.beside_bytes_per_s = rate or float("inf")
         self._gate.begin(nbytes, laps=max(1, self._marks.spread))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from autockpt.executors.image.container import ImageIndex, chunk_digest, trailer_capacity
 from autockpt.executors.keeper.replication.parity.geometry import ParitySet
 from autockpt.executors.keeper.replication.parity.sums import ParityMemory, Rebuild
-from autockpt.executors.keeper.replication.shard_fetch import Copying, Filling, Part, subject_of
+from autockpt.executors.keeper.replication.shard_fetch import Copying, FetchTarget, Part, subject_of
 from autockpt.executors.linux.memory import page_align
 from autockpt.executors.network.transfer.destination import PassingDestination, Staging
 from autockpt.executors.network.transfer.frames import Span, spans_of
@@ -29,7 +29,7 @@ class MemberIndexes:
     """Of the members whose chunks are in this parity."""
 
 
-def filling_of(order: p.FetchShard, run_id: str) -> Filling:
+def filling_of(order: p.FetchShard, run_id: str) -> FetchTarget:
     """How an order fills its slot.  Raises ConfigError for a set that cannot be."""
     if order.shard.parity is not None:
         return Encoding(order, run_id)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from autockpt.executors.image.container import ImageIndex, chunk_digest, clear_trailer, read_trailer
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.parity_slots import filling_of
-from autockpt.executors.keeper.replication.shard_fetch import Bringing, time_for
+from autockpt.executors.keeper.replication.shard_fetch import ShardFetch, time_for
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.linux.memory import Arena, gather_pages, require_headroom
 from autockpt.executors.network.handshake import Identity
@@ -27,7 +27,7 @@ from autockpt.executors.network.transfer.session import Loan
 from autockpt.executors.network.transfer.source import ImageSource
 from autockpt.executors.network.transfer.transfer import Transfer
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate, PacedGate, Windows
+from autockpt.executors.throttle.rate_limit import RateLimiter, Throttle, Unlimited, Windows
 from autockpt.values.errors import AutockptError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
@@ -48,7 +48,7 @@ Home = tuple[What, bool, int, int]
 
 
 @dataclass(slots=True)
-class Guest:
+class ReplicaSlot:
     """One guest slot."""
 
     arena: Arena
@@ -68,7 +68,7 @@ SEVERAL = -1
 """Nodes that something came from."""
 
 
-class Guests:
+class ReplicaSlots:
     """Guest slots by rank and number, and the transfers in both directions."""
 
     def __init__(
@@ -101,11 +101,11 @@ class Guests:
         self._windows = windows
         self._copied = 0
         self._pool: TransferPool | None = None
-        self._guests: dict[Key, Guest] = {}
-        self._fetches: dict[Key, Bringing] = {}
+        self._guests: dict[Key, ReplicaSlot] = {}
+        self._fetches: dict[Key, ShardFetch] = {}
         self._sources: dict[Home, ImageSource] = {}
         """What is lent."""
-        self._paced: tuple[float, Gate] = (0.0, OpenGate())
+        self._paced: tuple[float, Throttle] = (0.0, Unlimited())
         """(rate, gate): one for all who fetch from here at a time."""
         self._lock = threading.RLock()
         """Of the guest slots between threads of fetches and the keeper's."""
@@ -141,7 +141,7 @@ class Guests:
             reason = str(error)
             self._post(lambda: self._tell_failed(order, reason, final=True))
             return
-        bringing = Bringing(
+        bringing = ShardFetch(
             order, filling, complete=self._complete, failed=self._failed, coming=self._coming
         )  # fmt: skip
         self._fetches[key] = bringing
@@ -149,7 +149,7 @@ class Guests:
             target=self._bring, args=(bringing,), name="autockpt-fetch", daemon=True
         ).start()
 
-    def bring_elsewhere(self, bringing: Bringing, memory: memoryview) -> None:
+    def bring_elsewhere(self, bringing: ShardFetch, memory: memoryview) -> None:
         """Carries out a fetch into memory that is no guest slot; on any thread.
 
         Raises AutockptError.
@@ -171,7 +171,7 @@ class Guests:
             self._revoke(_home(key))
             self._guests.pop(key).arena.close()
 
-    def _bring(self, bringing: Bringing) -> None:
+    def _bring(self, bringing: ShardFetch) -> None:
         """On a thread of its own: memory, addresses, transfers."""
         try:
             guest, pool = self._make(bringing), self._pool
@@ -195,7 +195,7 @@ class Guests:
         return self._receiver(order.shard.rank)
 
     def _begin_exchange(
-        self, bringing: Bringing, guest: Guest, pool: TransferPool, rank: int
+        self, bringing: ShardFetch, guest: ReplicaSlot, pool: TransferPool, rank: int
     ) -> None:
         """Has a trainer receive into the guest slot; if it can not, host memory is asked."""
         shard = bringing.order.shard
@@ -216,7 +216,7 @@ class Guests:
         if not begun:  # nobody was asked to send, so nothing will be written
             self._exchanges.abandon(exchange, "it is not needed any more")
 
-    def _from_host(self, bringing: Bringing, guest: Guest, reason: str) -> None:
+    def _from_host(self, bringing: ShardFetch, guest: ReplicaSlot, reason: str) -> None:
         """The exchange has failed; its trainer may still write, so the slot gets other memory."""
         # That a path is given up says the trainer whose it is; here it may be the end of the job.
         self._log(f"{_what(bringing.order)} not through the devices, from host memory: {reason}")
@@ -234,7 +234,7 @@ class Guests:
         except (AutockptError, OSError) as error:
             bringing.fail(str(error), final=True)
 
-    def _abandon(self, bringing: Bringing, reason: str) -> None:
+    def _abandon(self, bringing: ShardFetch, reason: str) -> None:
         """It was aborted; memory that a trainer may still write is not used again."""
         exchange, bringing.exchange = bringing.exchange, None
         if exchange is not None:
@@ -242,13 +242,13 @@ class Guests:
             with self._lock:
                 self._discard(bringing.order, self._guests.get(_key(bringing.order)))
 
-    def _discard(self, order: p.FetchShard, guest: Guest | None) -> None:
+    def _discard(self, order: p.FetchShard, guest: ReplicaSlot | None) -> None:
         if guest is not None and self._guests.get(_key(order)) is guest:
             self._guests.pop(_key(order)).arena.close()
 
     # ------------------------------------------------------------------ ends of fetches
 
-    def _make(self, bringing: Bringing) -> Guest | None:
+    def _make(self, bringing: ShardFetch) -> ReplicaSlot | None:
         """The guest slot of a fetch; memory of the right size is used again.
 
         None when the fetch is over meanwhile.  Raises GuardError without headroom.
@@ -270,7 +270,7 @@ class Guests:
         name = f"autockpt-{'parity' if key[2] else 'guest'}-r{key[0]}-s{key[1]}"
         arena = Arena.create_shared(size, name=name)
         gather_pages([arena])
-        made = Guest(arena=arena, image_bytes=capacity)
+        made = ReplicaSlot(arena=arena, image_bytes=capacity)
         with self._lock:
             if bringing.is_over():
                 arena.close()
@@ -288,14 +288,14 @@ class Guests:
             time.sleep(0.05)
         return address
 
-    def _coming(self, bringing: Bringing) -> None:
+    def _coming(self, bringing: ShardFetch) -> None:
         """On any thread, for every chunk."""
         now_s = time.monotonic()
         if now_s >= bringing.told_s + COMING_S:
             bringing.told_s = now_s
             self._post(lambda: self._tell_coming(bringing))
 
-    def _tell_coming(self, bringing: Bringing) -> None:
+    def _tell_coming(self, bringing: ShardFetch) -> None:
         rank, slot, parity = key = _key(bringing.order)
         if self._fetches.get(key) is bringing:
             generation = bringing.order.shard.generation
@@ -305,11 +305,11 @@ class Guests:
                 )
             )
 
-    def _complete(self, bringing: Bringing, index: ImageIndex) -> None:
+    def _complete(self, bringing: ShardFetch, index: ImageIndex) -> None:
         """On any thread."""
         self._post(lambda: self._fetched(bringing, index))
 
-    def _fetched(self, bringing: Bringing, index: ImageIndex) -> None:
+    def _fetched(self, bringing: ShardFetch, index: ImageIndex) -> None:
         if not self._ends(bringing):
             return
         order = bringing.order
@@ -334,7 +334,7 @@ class Guests:
             )
         )  # fmt: skip
 
-    def _failed(self, bringing: Bringing, reason: str, final: bool) -> None:
+    def _failed(self, bringing: ShardFetch, reason: str, final: bool) -> None:
         """On any thread."""
 
         def tell() -> None:
@@ -353,7 +353,7 @@ class Guests:
             )
         )  # fmt: skip
 
-    def _ends(self, bringing: Bringing) -> bool:
+    def _ends(self, bringing: ShardFetch) -> bool:
         """It ends now; False when it was aborted before."""
         key = _key(bringing.order)
         if self._fetches.get(key) is not bringing:
@@ -372,11 +372,13 @@ class Guests:
             if former is not None:
                 former.arena.close()
             image_bytes = memory.image_capacity
-            self._guests[key] = Guest(arena=memory.give_up(order.slot), image_bytes=image_bytes)
+            self._guests[key] = ReplicaSlot(
+                arena=memory.give_up(order.slot), image_bytes=image_bytes
+            )
 
     # ------------------------------------------------------------------ lending
 
-    def holding(self, rank: int, generation: Generation) -> Guest | None:
+    def holding(self, rank: int, generation: Generation) -> ReplicaSlot | None:
         """A guest slot that holds this shard, sealed."""
         for home, _, index in self._guests_of(rank, "image"):
             if index.generation == generation and index.rank == rank:
@@ -460,10 +462,10 @@ class Guests:
                     found.append((_home(key), guest.arena, index))
         return found
 
-    def _gate(self) -> Gate:
+    def _gate(self) -> Throttle:
         rate = self._rate()
         if rate != self._paced[0]:
-            gate: Gate = PacedGate(rate, longest_wait_s=HELD_S) if rate > 0 else OpenGate()
+            gate: Throttle = RateLimiter(rate, longest_wait_s=HELD_S) if rate > 0 else Unlimited()
             self._paced = (rate, gate)
         return self._paced[1]
 

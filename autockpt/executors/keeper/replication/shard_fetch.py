@@ -52,7 +52,7 @@ class Part:
     destination: Destination
 
 
-class Filling(Protocol):
+class FetchTarget(Protocol):
     """What a guest slot is filled with."""
 
     image_bytes: int
@@ -147,17 +147,17 @@ class _Carried:
         return self._exchange.bring(transfer, looked)
 
 
-class Bringing:
+class ShardFetch:
     """One FetchShard that is being carried out."""
 
     def __init__(
         self,
         order: p.FetchShard,
-        filling: Filling,
+        filling: FetchTarget,
         *,
-        complete: Callable[["Bringing", ImageIndex], None],
-        failed: Callable[["Bringing", str, bool], None],
-        coming: Callable[["Bringing"], None] = lambda bringing: None,
+        complete: Callable[["ShardFetch", ImageIndex], None],
+        failed: Callable[["ShardFetch", str, bool], None],
+        coming: Callable[["ShardFetch"], None] = lambda bringing: None,
     ) -> None:
         """`complete(self, index)` or `failed(self, reason, final)` is called once, on any thread,
         unless it was aborted before; then nothing writes into the slot any more.  `coming(self)`

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from autockpt.executors.image.container import trailer_capacity
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.replication.replica_slots import Guests
-from autockpt.executors.keeper.replication.shard_fetch import Bringing, Copying, time_for
+from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
+from autockpt.executors.keeper.replication.shard_fetch import Copying, ShardFetch, time_for
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.linux.memory import Arena, page_align, require_headroom
 from autockpt.executors.network.transfer.frames import spans_of
@@ -51,9 +51,15 @@ class Gathering:
     """What is gathered in one attempt to restore; the next attempt gets another one."""
 
     def __init__(
-        self, order: p.LendPlaced, *, run_id: str, node: int, memory: MemoryTable, guests: Guests
+        self,
+        order: p.ServeShards,
+        *,
+        run_id: str,
+        node: int,
+        memory: MemoryTable,
+        guests: ReplicaSlots,
     ) -> None:
-        self.attempt = (order.epoch, order.attempt)
+        self.attempt = (order.term, order.attempt)
         self._generation = order.generation
         self._run_id, self._node = run_id, node
         self._memory, self._guests = memory, guests
@@ -64,7 +70,7 @@ class Gathering:
         self._fetched: dict[int, _Fetched] = {}
         self._damaged: list[_Fetched] = []
         """What came before it was asked for elsewhere; somebody may still read it."""
-        self._under_way: dict[Bringing, Future[str]] = {}
+        self._under_way: dict[ShardFetch, Future[str]] = {}
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="autockpt-gather")
         self._over = threading.Event()
 
@@ -203,7 +209,7 @@ class Gathering:
         ended: Future[str] = Future()
         within_s = time_for(len(chunks) * place.shard.chunk_bytes)
         order = p.FetchShard(shard=place.shard, sources=(place,), slot=0)
-        bringing = Bringing(
+        bringing = ShardFetch(
             order, Copying(order, self._run_id, spans_of(chunks)),
             complete=lambda *_: _end(ended, ""),
             failed=lambda _, reason, __: _end(ended, reason or "it failed"),

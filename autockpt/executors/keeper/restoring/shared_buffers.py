@@ -12,13 +12,13 @@ from autockpt.executors.protocol.messages import RestoreShard
 from autockpt.values.errors import AutockptError
 
 
-class ReadingMemory:
+class SharedBuffers:
     """Of one attempt to restore at a time.  Used by the keeper's thread."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._attempt: tuple[int, int] | None = None
-        """Epoch and attempt of those it was lent to."""
+        """Term and attempt of those it was lent to."""
         self._making: Future[Arena] | None = None
 
     def prepare(self, ranks: int) -> None:
@@ -30,7 +30,7 @@ class ReadingMemory:
 
     def lend(self, order: RestoreShard) -> int | None:
         """Its descriptor, the same for all readers of an attempt; None: every rank reads alone."""
-        attempt = (order.epoch, order.attempt)
+        attempt = (order.term, order.attempt)
         if self._attempt not in (None, attempt):
             self.close()
         self._attempt = attempt

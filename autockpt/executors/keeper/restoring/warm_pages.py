@@ -31,7 +31,7 @@ def host_takes_free_pages(parameter: Path = REPORTING_ORDER) -> bool:
         return False
 
 
-class KeptPages:
+class WarmPages:
     """By rank.  Used by the keeper's thread."""
 
     def __init__(self, *, needed: bool | None = None) -> None:

@@ -226,7 +226,7 @@ class ShardPipeline:
         digest = chunk_digest(self._image[start:stop])
         if self._known is not None and digest != self._known.digests[index]:
             raise CorruptCheckpointError(
-                f"slot: chunk {index} of generation {self._known.generation} changed since it "
+                f"slot: chunk {index} of checkpoint {self._known.generation} changed since it "
                 "was sealed"
             )
         self._digests[index] = digest

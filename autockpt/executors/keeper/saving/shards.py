@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from autockpt.executors.image.container import ImageIndex, chunk_digest, header_bytes
 from autockpt.executors.image.nan_check import Floats, floats_in, sampled_nan, sick_state
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.event_recorder import EventRecorder
 from autockpt.executors.keeper.saving.delta_bases import Base, Bases
 from autockpt.executors.keeper.saving.drain import Drain
 from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
@@ -64,7 +64,7 @@ class Shard:
     """It was said that the storage hangs."""
 
 
-class Shards:
+class ShardSaves:
     """What the ranks of this node have in slots, by rank and generation."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Shards:
         directory: CheckpointDirectory,
         run_id: str,
         memory: MemoryTable,
-        journal: Journal,
+        journal: EventRecorder,
         post: Callable[[Callable[[], None]], None],
         submit: Callable[[Callable[[], None]], None],
         tell: Callable[[p.NodeEvent], None],
@@ -303,7 +303,7 @@ class Shards:
         if key not in self._floats:
             floats = floats_in(image, beyond=shard.began.boundary_end)
             self._floats = dict([*self._floats.items(), (key, floats)][-MAX_LAYOUTS:])
-        shard.sick = sampled_nan(self._floats[key], image, generation.seq)
+        shard.sick = sampled_nan(self._floats[key], image, generation.step)
 
     def _digested(
         self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]

@@ -32,7 +32,7 @@ from autockpt.executors.network.transfer.frames import (
 from autockpt.executors.network.transfer.source import ImageSource
 from autockpt.executors.network.transfer.stream import RefusedByPeer, Silent, Stream
 from autockpt.executors.network.transfer.transfer import Transfer
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate, Windows
+from autockpt.executors.throttle.rate_limit import Throttle, Unlimited, Windows
 from autockpt.values.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -50,7 +50,7 @@ class Loan:
     source: ImageSource
     deadline_s: float
     """For the whole transfer, however lively the other end is."""
-    gate: Gate = field(default_factory=OpenGate)
+    gate: Throttle = field(default_factory=Unlimited)
     windows: Windows | None = None
     """In which the chunks leave, in place of the gate."""
     carry: Callable[[Want, Transfer], None] | None = None
@@ -137,7 +137,7 @@ class Fetch:
         index = expect(ImageIndex, stream.hear(limit=subject.index_bytes))
         if index.root != self._root or Subject.of(index, subject.what) != subject:
             raise ProtocolError(
-                f"asked for root {self._root[:16]} of generation {subject.generation} of rank "
+                f"asked for root {self._root[:16]} of checkpoint {subject.generation} of rank "
                 f"{subject.rank}, got {index.root[:16]} of {index.generation} of {index.rank}"
             )
         if self._carrier is not None:
@@ -163,7 +163,7 @@ class Fetch:
         digests = carrier.bring(self._transfer, look)
         if digests != index.digests:
             raise CorruptCheckpointError(
-                f"{len(digests)} chunks of generation {self._subject.generation} came, expected "
+                f"{len(digests)} chunks of checkpoint {self._subject.generation} came, expected "
                 f"{len(index.digests)}, or some have other digests"
             )
 
@@ -186,7 +186,7 @@ class Fetch:
             stream.read(chunk)
             if (got := chunk_digest(chunk)) != expected:
                 raise CorruptCheckpointError(
-                    f"chunk {number} of generation {self._subject.generation}: expected digest "
+                    f"chunk {number} of checkpoint {self._subject.generation}: expected digest "
                     f"{expected}, got {got}"
                 )
         except BaseException:
@@ -241,7 +241,9 @@ def serve(transfer: Transfer, stream: Stream, want: Want, loan: Loan) -> None:
     )
 
 
-def _send(transfer: Transfer, stream: Stream, want: Want, source: ImageSource, gate: Gate) -> int:
+def _send(
+    transfer: Transfer, stream: Stream, want: Want, source: ImageSource, gate: Throttle
+) -> int:
     """Whole chunks, when the gate lets them; bytes sent."""
     nbytes = 0
     for number in numbers_of(want.chunks):

@@ -27,9 +27,9 @@ class CoordinatorProtocol(Planning):
         """`retention`: which commits to keep; `deadlines`: how long to wait for what."""
         super().__init__(retention=retention, deadlines=deadlines)
         self._events: dict[type, Callable[[Any], None]] = {
-            m.EpochClaimed: self.epoch_claimed,
-            m.EpochAssumed: self.epoch_assumed,
-            m.EpochRefused: self.epoch_refused,
+            m.TermClaimed: self.term_claimed,
+            m.TermAssumed: self.term_assumed,
+            m.TermRefused: self.term_refused,
             m.DirectoryRenewed: self.directory_renewed,
             m.DirectoryGone: self.directory_gone,
             m.DecisionWritten: self.decision_written,

@@ -48,7 +48,7 @@ class Planning(Restoring):
         if len(self.alive) < self.world_size:
             self.emit(Report(kind="refused", detail=f"plan {version}: a rank is lost"))
             self.plan_verdicts[version] = None
-            lost = PlanDropped(epoch=self.epoch, version=version, reason="a rank is lost")
+            lost = PlanDropped(term=self.term, version=version, reason="a rank is lost")
             self.broadcast(lost)
             return
         self.proposal = Proposal(version=version, payload=payload, began_s=self.now_s)
@@ -60,7 +60,7 @@ class Planning(Restoring):
         for node in sorted({self.nodes[rank] for rank in waiting}):
             offer = PlanOffered(
                 incarnation=self.incarnation,
-                epoch=self.epoch,
+                term=self.term,
                 version=proposal.version,
                 payload=proposal.payload,
                 margin_steps=self._margin_steps(proposal.version),
@@ -73,7 +73,7 @@ class Planning(Restoring):
 
     def rank_plan_prepared(self, from_node: int, message: RankPlanPrepared) -> None:
         """One more rank holds; the last answer decides."""
-        if message.epoch != self.epoch or self.phase != "running":
+        if message.term != self.term or self.phase != "running":
             self.stale(message)
             return
         proposal = self.proposal
@@ -91,11 +91,11 @@ class Planning(Restoring):
     def _answer_plan(self, node: int, version: int) -> None:
         apply_step = self.plan_verdicts.get(version)
         if apply_step is not None:
-            decided = PlanDecided(epoch=self.epoch, version=version, apply_step=apply_step)
+            decided = PlanDecided(term=self.term, version=version, apply_step=apply_step)
             self.send(node, decided)
         else:
             reason = "dropped before"
-            self.send(node, PlanDropped(epoch=self.epoch, version=version, reason=reason))
+            self.send(node, PlanDropped(term=self.term, version=version, reason=reason))
 
     def _decide_plan(self, proposal: Proposal) -> None:
         margin_steps = self._margin_steps(proposal.version)
@@ -110,12 +110,12 @@ class Planning(Restoring):
     def _set_plan(self, version: int, apply_step: int) -> None:
         self.proposal = None
         self.plan_verdicts[version] = apply_step
-        self.broadcast(PlanDecided(epoch=self.epoch, version=version, apply_step=apply_step))
+        self.broadcast(PlanDecided(term=self.term, version=version, apply_step=apply_step))
 
     def rank_plan_late(self, from_node: int, message: RankPlanLate) -> None:
         """A rank did not wait as promised: move the switch for all that have not made it yet."""
         decided = self.plan_verdicts.get(message.version)
-        if message.epoch != self.epoch or self.phase != "running" or decided is None:
+        if message.term != self.term or self.phase != "running" or decided is None:
             self.stale(message)
             return
         detail = f"rank {message.rank} passed step {message.step} before plan {message.version}"
@@ -130,7 +130,7 @@ class Planning(Restoring):
         if proposal is None:
             return
         self.plan_verdicts[proposal.version] = None
-        self.broadcast(PlanDropped(epoch=self.epoch, version=proposal.version, reason=reason))
+        self.broadcast(PlanDropped(term=self.term, version=proposal.version, reason=reason))
 
     def rank_interrupted(self, rank: int) -> None:
         """Its keeper also forgot what the rank promised."""

@@ -239,7 +239,7 @@ class Protecting(CoordinatorState):
             self.send(node, wanted)
 
     def _sealed(self, generation: Generation) -> dict[int, HeldShard]:
-        """Shards by rank, as their owners sealed them: in this epoch, or before it."""
+        """Shards by rank, as their owners sealed them: in this term, or before it."""
         if generation in self.saves:
             return dict(self.saves[generation].sealed)
         shards = [shard for report in self.inventory.values() for shard in report.held]

@@ -13,13 +13,9 @@ from autockpt.executors.protocol.coordinator.saving import Saving
 from autockpt.executors.protocol.messages import (
     AttachDenied,
     CatalogueEntry,
-    ClaimEpoch,
+    ClaimTerm,
     DecisionFailed,
     DecisionWritten,
-    EpochAssumed,
-    EpochClaimed,
-    EpochOpened,
-    EpochRefused,
     HeldShard,
     InventoryReported,
     InventoryWanted,
@@ -32,6 +28,10 @@ from autockpt.executors.protocol.messages import (
     RestoreOrdered,
     ShardCopy,
     ShardsPlaced,
+    TermAssumed,
+    TermClaimed,
+    TermOpened,
+    TermRefused,
     TrainerAttached,
     VerifyGeneration,
     WriteDecision,
@@ -60,7 +60,7 @@ class Restoring(Saving):
     def rank_attached(self, from_node: int, message: RankAttached) -> None:
         """Admit, refuse, or tell again what a repeated question wants to know."""
         attach = message.attach
-        back = attach.epoch is not None and self.phase == "running"
+        back = attach.term is not None and self.phase == "running"
         if back and from_node in self.every_node:
             # Whoever comes back comes to a new keeper, also one that is denied here.
             self.copies_lost(f"the keeper of node {from_node} restarted")
@@ -73,7 +73,7 @@ class Restoring(Saving):
         self.knocking.clear()
         if attach.incarnation != self.incarnation:
             self._take_over(attach)
-        self.known_epoch = max(self.known_epoch, message.epoch, self.admission.epoch)
+        self.known_term = max(self.known_term, message.term, self.admission.term)
         same = attach.nodes is self.nodes or attach.nodes == self.nodes
         if same:
             self.nodes = attach.nodes  # the object that most ranks name: next time a glance will do
@@ -126,23 +126,23 @@ class Restoring(Saving):
     def _gather(self, attach: TrainerAttached) -> None:
         self.attaches[attach.rank] = attach
         self.alive.add(attach.rank)
-        if attach.epoch is not None:
-            self.rejoining = attach.epoch
+        if attach.term is not None:
+            self.rejoining = attach.term
         elif len(self.attaches) < self.world_size:
             return
         self.go("claiming")
         assert self.incarnation is not None
         self.emit(
-            ClaimEpoch(incarnation=self.incarnation, epoch=self.rejoining, after=self.known_epoch)
+            ClaimTerm(incarnation=self.incarnation, term=self.rejoining, after=self.known_term)
         )
 
     def _rank_back(self, node: int, attach: TrainerAttached) -> None:
         """Its keeper restarted, or the start order was lost on the way."""
-        if attach.epoch is not None and attach.epoch != self.epoch:
-            self._deny(node, attach, f"epoch {attach.epoch} is over, {self.epoch} runs")
+        if attach.term is not None and attach.term != self.term:
+            self._deny(node, attach, f"term {attach.term} is over, {self.term} runs")
             return
         self.alive.add(attach.rank)
-        if attach.epoch is not None:
+        if attach.term is not None:
             self.rank_interrupted(attach.rank)
         self.send(node, self._opened(node))
         self.begin_round()
@@ -155,13 +155,13 @@ class Restoring(Saving):
             elif save.disk == "open" and rank not in save.votes:
                 self.drop_disk(save, f"the keeper of rank {rank} restarted")
 
-    def epoch_claimed(self, event: EpochClaimed) -> None:
-        """Older epochs are fenced: ask every keeper what it holds."""
+    def term_claimed(self, event: TermClaimed) -> None:
+        """Older terms are fenced: ask every keeper what it holds."""
         late = self.assumed and self.phase != "claiming"
         if event.incarnation != self.incarnation or not (late or self.phase == "claiming"):
             self.stale(event)
-        elif late and event.epoch != self.epoch:
-            self._lose(f"another launch claimed epoch {self.epoch} while the storage stood still")
+        elif late and event.term != self.term:
+            self._lose(f"another launch claimed term {self.term} while the storage stood still")
         else:
             parents = parents_of(event.parents, event.committed)
             self.parents = {**parents, **self.parents} if late else parents
@@ -171,17 +171,17 @@ class Restoring(Saving):
             if late:
                 self._claimed_at_last()
             else:
-                self._begin_inventory(event.epoch)
+                self._begin_inventory(event.term)
 
-    def epoch_assumed(self, event: EpochAssumed) -> None:
+    def term_assumed(self, event: TermAssumed) -> None:
         """The claim before was made here, so nobody else can have committed since, and what is in
         memory needs no disk.  No COMMIT is written before the claim stands."""
         if event.incarnation != self.incarnation or self.phase != "claiming":
             self.stale(event)
             return
         self.assumed = True
-        self.emit(Report(kind="warning", detail=f"epoch {event.epoch} unclaimed: {event.reason}"))
-        self._begin_inventory(event.epoch)
+        self.emit(Report(kind="warning", detail=f"term {event.term} unclaimed: {event.reason}"))
+        self._begin_inventory(event.term)
 
     def _claimed_at_last(self) -> None:
         """What is in memory goes to disk where there is nothing else."""
@@ -190,16 +190,16 @@ class Restoring(Saving):
             self.persist_newest()
 
     def _lose(self, reason: str) -> None:
-        """An epoch that was assumed is somebody else's."""
+        """An term that was assumed is somebody else's."""
         self.assumed = False
         if self.phase == "running":
             self.fence(reason)
         elif self.phase in ("inventory", "deciding", "restoring"):
             self.refuse(reason, retryable=False, restoring=False)
 
-    def _begin_inventory(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.admission.hold(epoch)
+    def _begin_inventory(self, term: int) -> None:
+        self.term = term
+        self.admission.hold(term)
         self.go("inventory")
         for node in self.every_node:
             self._want_inventory(node)
@@ -214,10 +214,10 @@ class Restoring(Saving):
         assert self.incarnation is not None
         rejoin = self.rejoining is not None
         self.send(
-            node, InventoryWanted(incarnation=self.incarnation, epoch=self.epoch, rejoin=rejoin)
+            node, InventoryWanted(incarnation=self.incarnation, term=self.term, rejoin=rejoin)
         )
 
-    def epoch_refused(self, event: EpochRefused) -> None:
+    def term_refused(self, event: TermRefused) -> None:
         """Somebody alive holds the directory, or we were replaced while our keeper was away."""
         late = self.assumed and self.phase != "claiming"
         if event.incarnation != self.incarnation or not (late or self.phase == "claiming"):
@@ -225,7 +225,7 @@ class Restoring(Saving):
         elif late:
             self._lose(event.reason)
         elif self.rejoining is not None:
-            self.epoch = self.rejoining
+            self.term = self.rejoining
             self.refusal = (event.reason, False, False)
             self.fence(event.reason)
         else:
@@ -235,13 +235,13 @@ class Restoring(Saving):
 
     def inventory_reported(self, from_node: int, message: InventoryReported) -> None:
         """The last answer starts the decision."""
-        fits = message.incarnation == self.incarnation and message.epoch == self.epoch
+        fits = message.incarnation == self.incarnation and message.term == self.term
         if not fits or self.phase != "inventory":
             self.stale(message)
             return
         self.inventory[from_node] = message
         for link in message.lineage:
-            self.parents.setdefault(link.epoch, link.parent)
+            self.parents.setdefault(link.term, link.parent)
         everybody = len(self.inventory) >= len(self.every_node)
         if everybody and self.inventory.keys() >= set(self.every_node):
             self._inventory_complete()
@@ -254,10 +254,10 @@ class Restoring(Saving):
             self.decide()
 
     def _link_memory(self) -> None:
-        """The directory was emptied, and no keeper remembers these epochs: memory is all there is.
+        """The directory was emptied, and no keeper remembers these terms: memory is all there is.
 
         Each counts as begun from what is in memory of the one before.  A start that took the newest
-        epoch alone would begin from scratch where that one is in pieces and an older one is whole.
+        term alone would begin from scratch where that one is in pieces and an older one is whole.
         """
         if self.catalogue:
             return
@@ -265,9 +265,9 @@ class Restoring(Saving):
         held = {shard.generation for r in self.inventory.values() for shard in r.held}
         older: Generation | None = None
         for generation in sorted(held):
-            first = older is None or older.epoch < generation.epoch
-            if first and generation.epoch > known:
-                self.parents[generation.epoch] = None if self.rejoining else older
+            first = older is None or older.term < generation.term
+            if first and generation.term > known:
+                self.parents[generation.term] = None if self.rejoining else older
             older = generation
 
     def recoverable_memory(self) -> tuple[HeldShard, ...]:
@@ -319,8 +319,8 @@ class Restoring(Saving):
         )
 
     def _older_parents(self) -> dict[int, Generation | None]:
-        """Decisions before this epoch: what we decide ourselves is not history yet."""
-        return {epoch: parent for epoch, parent in self.parents.items() if epoch < self.epoch}
+        """Decisions before this term: what we decide ourselves is not history yet."""
+        return {term: parent for term, parent in self.parents.items() if term < self.term}
 
     def decide(self) -> None:
         """Rule 6: choose for all ranks and write it down before anybody acts on it."""
@@ -335,7 +335,7 @@ class Restoring(Saving):
         generation = self.choice.generation if self.choice else None
         self.emit(
             WriteDecision(
-                epoch=self.epoch,
+                term=self.term,
                 attempt=self.attempt,
                 generation=generation,
                 reason=self._why(fresh=fresh),
@@ -415,7 +415,7 @@ class Restoring(Saving):
         """It stands: all ranks restore, or start from scratch."""
         if not self._deciding(event):
             return
-        self.parents[self.epoch] = self.choice.generation if self.choice else None
+        self.parents[self.term] = self.choice.generation if self.choice else None
         if self.choice is None:
             self.open()
             return
@@ -449,7 +449,7 @@ class Restoring(Saving):
             self.refuse(f"decision could not be written: {event.reason}", retryable=True)
 
     def _deciding(self, event: DecisionWritten | DecisionFailed) -> bool:
-        fits = (event.epoch, event.attempt) == (self.epoch, self.attempt)
+        fits = (event.term, event.attempt) == (self.term, self.attempt)
         if not fits or self.phase != "deciding":
             self.stale(event)
             return False
@@ -479,7 +479,7 @@ class Restoring(Saving):
         assert self.incarnation is not None
         return ShardsPlaced(
             incarnation=self.incarnation,
-            epoch=self.epoch,
+            term=self.term,
             attempt=self.attempt,
             generation=choice.generation,
             places=choice.places,
@@ -498,7 +498,7 @@ class Restoring(Saving):
         order = RestoreOrdered(
             incarnation=self.incarnation,
             rank=rank,
-            epoch=self.epoch,
+            term=self.term,
             attempt=self.attempt,
             generation=choice.generation,
             step=choice.step,
@@ -509,7 +509,7 @@ class Restoring(Saving):
         self.send(self.nodes[rank], order)
 
     def rank_verified(self, from_node: int, message: RankVerified) -> None:
-        """The last one opens the epoch."""
+        """The last one opens the term."""
         if not self._restoring(message):
             return
         self.verified.add(message.rank)
@@ -526,7 +526,7 @@ class Restoring(Saving):
             self.strike((message.rank,), message.detail)
 
     def strike(self, ranks: tuple[int, ...], detail: str) -> None:
-        """These ranks' sources are not offered again in this epoch."""
+        """These ranks' sources are not offered again in this term."""
         assert self.choice is not None
         for rank in ranks:
             self.struck.add((rank, self.choice.generation, self.choice.sources[rank].name))
@@ -535,16 +535,16 @@ class Restoring(Saving):
         self.decide()
 
     def _restoring(self, message: RankVerified | RankBad) -> bool:
-        fits = (message.epoch, message.attempt) == (self.epoch, self.attempt)
+        fits = (message.term, message.attempt) == (self.term, self.attempt)
         if not fits or self.phase != "restoring" or self.choice is None:
             self.stale(message)
             return False
         return True
 
     def open(self) -> None:
-        """All ranks hold the same state: the epoch begins."""
+        """All ranks hold the same state: the term begins."""
         self.go("running")
-        self.chain = chain_from(self.epoch, self.parents)
+        self.chain = chain_from(self.term, self.parents)
         if self.choice is not None and self.choice.in_memory:
             self.memory_committed = self.choice.generation
         self.place_copies()
@@ -554,7 +554,7 @@ class Restoring(Saving):
         self.retain()
 
     def _verify_leftovers(self) -> None:
-        """Commits the previous epoch did not live to read back would never count in retention."""
+        """Commits the previous term did not live to read back would never count in retention."""
         for generation, entry in sorted(self.catalogue.items()):
             unread = not entry.verified and not entry.corrupt
             if unread and on_lineage(generation, self.chain):
@@ -564,14 +564,14 @@ class Restoring(Saving):
         for node in self.every_node:
             self.send(node, self._opened(node))
 
-    def _opened(self, node: int) -> EpochOpened:
+    def _opened(self, node: int) -> TermOpened:
         assert self.incarnation is not None
-        parent = self.parents.get(self.epoch)
-        durable = [g for g in self.catalogue if g.epoch == self.epoch]
+        parent = self.parents.get(self.term)
+        durable = [g for g in self.catalogue if g.term == self.term]
         version = max((v for v, step in self.plan_verdicts.items() if step is not None), default=0)
-        return EpochOpened(
+        return TermOpened(
             incarnation=self.incarnation,
-            epoch=self.epoch,
+            term=self.term,
             parent=parent,
             step=self._parent_step(parent),
             parent_durable=self._is_sound_on_disk(parent),
@@ -603,16 +603,16 @@ class Restoring(Saving):
         )
 
     def _rejoin(self) -> None:
-        """A new keeper continues a running epoch: rebuild what the old one knew from memory."""
-        if self.epoch not in self.parents:
+        """A new keeper continues a running term: rebuild what the old one knew from memory."""
+        if self.term not in self.parents:
             if self.catalogue:
-                self.refuse(f"epoch {self.epoch} has no decision record", retryable=True)
+                self.refuse(f"term {self.term} has no decision record", retryable=True)
                 return
-            self.parents[self.epoch] = None  # the directory was emptied, and nobody else knows it
+            self.parents[self.term] = None  # the directory was emptied, and nobody else knows it
         self.alive = set(range(self.world_size))
-        self.chain = chain_from(self.epoch, self.parents)
+        self.chain = chain_from(self.term, self.parents)
         self.go("running")
-        parent = self.parents[self.epoch]
+        parent = self.parents[self.term]
         holders = {s.rank for s in self.recoverable_memory() if s.generation == parent}
         if len(holders) == self.world_size:
             self.memory_committed = parent
@@ -623,7 +623,7 @@ class Restoring(Saving):
                 self.plan_verdicts[report.plan_version] = report.plan_apply_step
                 self.plan_newest = max(self.plan_newest, report.plan_version)
         for shard in sorted(self.recoverable_memory(), key=lambda s: s.generation):
-            if shard.generation.epoch == self.epoch:
+            if shard.generation.term == self.term:
                 self.rebuild(shard)
         self.place_copies()
         self._tell_opened()
@@ -651,7 +651,7 @@ class Restoring(Saving):
         denied = AttachDenied(
             incarnation=self.incarnation,
             rank=rank,
-            refusal=reason or "this epoch was fenced",
+            refusal=reason or "this term was fenced",
             retryable=retryable,
             restoring=restoring,
         )
@@ -677,7 +677,7 @@ class Restoring(Saving):
             self.strike(tuple(silent), f"no answer in {waited:.0f} s")
 
     def _inventory_late(self) -> None:
-        """A restore counts the silent as empty; a running epoch needs all, so it waits on."""
+        """A restore counts the silent as empty; a running term needs all, so it waits on."""
         if self.rejoining is None:
             self.decide()
         else:

@@ -20,7 +20,6 @@ from autockpt.executors.protocol.messages import (
     DirectoryGone,
     DirectoryRenewed,
     DurableCommitted,
-    EpochFenced,
     GenerationDropped,
     GenerationVerified,
     Health,
@@ -33,6 +32,7 @@ from autockpt.executors.protocol.messages import (
     RankPrepared,
     RankSealed,
     Report,
+    TermFenced,
     TrashGeneration,
     VerifyGeneration,
     WriteCommit,
@@ -66,7 +66,7 @@ def replicas_that_differ(shards: Iterable[HeldShard]) -> str:
 
 
 class Saving(Protecting):
-    """Counts seals and votes of the open epoch."""
+    """Counts seals and votes of the open term."""
 
     # ------------------------------------------------------------------ rules
 
@@ -79,7 +79,7 @@ class Saving(Protecting):
         return len(save.votes) == self.world_size and self.memory_complete(save)
 
     def to_delete(self) -> tuple[Generation, ...]:
-        """Rule 10: what retention lets go, seen from the open epoch."""
+        """Rule 10: what retention lets go, seen from the open term."""
         return self._beyond(self.retention)
 
     def _beyond(self, retention: Retention) -> tuple[Generation, ...]:
@@ -278,7 +278,7 @@ class Saving(Protecting):
             generation=save.generation,
             step=save.step,
             world_size=self.world_size,
-            parent=self.parents.get(self.epoch),
+            parent=self.parents.get(self.term),
             records=tuple(save.votes[rank] for rank in ranks),
             layout_digests=tuple(save.sealed[rank].layout_digest for rank in ranks),
             health=self._health(save),
@@ -311,7 +311,7 @@ class Saving(Protecting):
         self.catalogue[save.generation] = self._entry(save, event.created_s)
         if not self.ever_durable:
             self.ever_durable = True
-            self.emit(MarkEverCommitted(epoch=self.epoch))
+            self.emit(MarkEverCommitted(term=self.term))
         self.broadcast(DurableCommitted(generation=save.generation))
         self.emit(VerifyGeneration(generation=save.generation))
         for older in list(self.saves.values()):
@@ -326,7 +326,7 @@ class Saving(Protecting):
             generation=save.generation,
             step=save.step,
             world_size=self.world_size,
-            parent=self.parents.get(self.epoch),
+            parent=self.parents.get(self.term),
             records=tuple(save.votes[rank] for rank in ranks),
             layout_digests=tuple(save.sealed[rank].layout_digest for rank in ranks),
             created_s=created_s,
@@ -402,7 +402,7 @@ class Saving(Protecting):
             for generation in doomed:
                 del self.catalogue[generation]
                 self.suspect.discard(generation)
-            self.emit(DeleteGenerations(epoch=self.epoch, generations=doomed))
+            self.emit(DeleteGenerations(term=self.term, generations=doomed))
 
     # ------------------------------------------------------------------ breakpoint, fence, time
 
@@ -438,7 +438,7 @@ class Saving(Protecting):
 
     def directory_renewed(self, event: DirectoryRenewed) -> None:
         """What was durable is gone with the directory; what is in memory is not."""
-        if self.phase != "running" or event.epoch != self.epoch:
+        if self.phase != "running" or event.term != self.term:
             self.stale(event)
             return
         self.emit(Report(kind="warning", detail="the directory was empty and was made again"))
@@ -448,16 +448,16 @@ class Saving(Protecting):
 
     def directory_gone(self, event: DirectoryGone) -> None:
         """A claim that is missing is not a newer one: the training goes on."""
-        if event.epoch == self.epoch:
+        if event.term == self.term:
             self.emit(Report(kind="warning", detail=event.reason))
 
     def fence(self, reason: str) -> None:
-        """A newer epoch owns the directory."""
+        """A newer term owns the directory."""
         assert self.incarnation is not None
         self.go("fenced")
-        fenced = EpochFenced(incarnation=self.incarnation, epoch=self.epoch, reason=reason)
+        fenced = TermFenced(incarnation=self.incarnation, term=self.term, reason=reason)
         self.broadcast(fenced)
-        self.emit(Report(kind="fenced", detail=f"epoch {self.epoch}: {reason}"))
+        self.emit(Report(kind="fenced", detail=f"term {self.term}: {reason}"))
 
     def expire_saves(self) -> None:
         """A vote missing at the deadline is a no."""

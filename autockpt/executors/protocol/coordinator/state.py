@@ -9,7 +9,6 @@ from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.messages import (
     CatalogueEntry,
     CoordinatorInstruction,
-    EpochParent,
     Health,
     HeldShard,
     Incarnation,
@@ -18,6 +17,7 @@ from autockpt.executors.protocol.messages import (
     Record,
     Report,
     Send,
+    TermParent,
     ToNode,
     TrainerAttached,
     brief,
@@ -35,7 +35,7 @@ from autockpt.values.goal import Retention
 
 @dataclass(slots=True)
 class Save:
-    """One generation of the open epoch on its way to memory and disk."""
+    """One generation of the open term on its way to memory and disk."""
 
     generation: Generation
     step: int
@@ -152,12 +152,12 @@ class CoordinatorState:
         """Nodes reported lost and not heard of since."""
         self.refusal = ("", False, False)
         """(reason, retryable, while restoring) that late ranks are told."""
-        self.epoch = 0
+        self.term = 0
         self.rejoining: int | None = None
-        """The running epoch a new coordinator keeper continues."""
+        """The running term a new coordinator keeper continues."""
         self.assumed = False
-        """The claim of this epoch does not stand yet."""
-        self.chain: tuple[EpochParent, ...] = ()
+        """The claim of this term does not stand yet."""
+        self.chain: tuple[TermParent, ...] = ()
         self.inventory: dict[int, InventoryReported] = {}
         """By node."""
         self.struck: set[Strike] = set()
@@ -192,11 +192,11 @@ class CoordinatorState:
         """Every memory commit goes to disk: the end of this incarnation is near."""
         self.bare = False
         """The directory was made again, and nothing is in it: what is in memory goes there."""
-        self.known_epoch = 0
-        """Newest epoch that any node of the incarnation knew when it attached."""
+        self.known_term = 0
+        """Newest term that any node of the incarnation knew when it attached."""
         self.proposal: Proposal | None = None
         self.plan_newest = 0
-        """Newest version ever proposed in this epoch."""
+        """Newest version ever proposed in this term."""
         self.plan_verdicts: dict[int, int | None] = {}
         """Apply step by version; None: dropped."""
 
@@ -238,8 +238,8 @@ class CoordinatorState:
         return found
 
     def accepts(self, generation: Generation) -> bool:
-        """Rule 9: news about another epoch than the open one is from a zombie or late."""
-        return self.phase == "running" and generation.epoch == self.epoch
+        """Rule 9: news about another term than the open one is from a zombie or late."""
+        return self.phase == "running" and generation.term == self.term
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""

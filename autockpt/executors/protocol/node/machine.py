@@ -52,14 +52,14 @@ class NodeProtocol(NodeSaving):
             m.InventoryWanted: self.inventory_wanted,
             m.RestoreOrdered: self.restore_ordered,
             m.ShardsPlaced: self.shards_placed,
-            m.EpochOpened: self.epoch_opened,
+            m.TermOpened: self.term_opened,
             m.MemoryCommitted: self.memory_committed_heard,
             m.CopiesWanted: self.copies_wanted,
             m.CopiesEnded: self.copies_ended,
             m.DurableCommitted: self.durable_heard,
             m.GenerationDropped: self.dropped_heard,
             m.PersistWanted: self.persist_wanted,
-            m.EpochFenced: self.fenced,
+            m.TermFenced: self.fenced,
             m.PlanOffered: self.plan_offered,
             m.PlanDecided: self.plan_decided,
             m.PlanDropped: self.plan_dropped,
@@ -80,7 +80,7 @@ class NodeProtocol(NodeSaving):
 
     def trainer_attached(self, event: m.TrainerAttached) -> None:
         """Admit the trainer, replacing an older incarnation if rule 9 says so."""
-        self.seen_epoch = max(self.seen_epoch, event.epoch or 0)
+        self.seen_term = max(self.seen_term, event.term or 0)
         refusal = self.attach_refusal(event)
         if refusal is not None:
             self.emit(
@@ -97,9 +97,9 @@ class NodeProtocol(NodeSaving):
         self._report_inventory()
 
     def _attached(self, attach: m.TrainerAttached) -> m.RankAttached:
-        held = (shard.generation.epoch for slots in self._all_slots() for shard in slots.held())
-        known = max((self.epoch, self.admission.epoch, self.seen_epoch, *held))
-        return m.RankAttached(attach=attach, epoch=known)
+        held = (shard.generation.term for slots in self._all_slots() for shard in slots.held())
+        known = max((self.term, self.admission.term, self.seen_term, *held))
+        return m.RankAttached(attach=attach, term=known)
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:
         """Rule 9, as far as this keeper can see; the refusal names the holder."""
@@ -223,22 +223,22 @@ class NodeProtocol(NodeSaving):
     # ------------------------------------------------------------------ restore
 
     def inventory_wanted(self, message: m.InventoryWanted) -> None:
-        """From now on older epochs are fenced here; answer once every local rank has attached."""
+        """From now on older terms are fenced here; answer once every local rank has attached."""
         if message.incarnation != self.incarnation or not self._may_restore(message):
             self.stale(message)
             return
-        self.admission.hold(message.epoch)
+        self.admission.hold(message.term)
         if not message.rejoin:
-            self.epoch = message.epoch
+            self.term = message.term
             if self.phase == "waiting":
                 self.go("restoring")
-        self.inventory_due = (message.epoch, message.rejoin)
+        self.inventory_due = (message.term, message.rejoin)
         self._report_inventory()
 
     def _may_restore(self, message: m.InventoryWanted) -> bool:
         if self.phase == "open":
-            return message.rejoin and message.epoch == self.epoch
-        return self.phase in ("waiting", "restoring") and message.epoch >= self.epoch
+            return message.rejoin and message.term == self.term
+        return self.phase in ("waiting", "restoring") and message.term >= self.term
 
     def _report_inventory(self) -> None:
         """Rule 11: an answer without a rank that is still to attach would lose what it knows."""
@@ -247,11 +247,11 @@ class NodeProtocol(NodeSaving):
         here = [rank for rank, node in enumerate(self.nodes) if node == self.node]
         if any(rank not in self.ranks or self.ranks[rank].attach is None for rank in here):
             return
-        epoch, _ = self.inventory_due
+        term, _ = self.inventory_due
         self.inventory_due = None
         report = m.InventoryReported(
             incarnation=self.incarnation,
-            epoch=epoch,
+            term=term,
             held=tuple(shard for slots in self._shard_slots() for shard in slots.held()),
             parities=tuple(
                 parity
@@ -277,7 +277,7 @@ class NodeProtocol(NodeSaving):
     def restore_ordered(self, message: m.RestoreOrdered) -> None:
         """Start it, or repeat the answer; a newer attempt replaces an older one."""
         local = self.ranks.get(message.rank)
-        fits = message.incarnation == self.incarnation and message.epoch == self.epoch
+        fits = message.incarnation == self.incarnation and message.term == self.term
         if local is None or local.attach is None or not fits or self.phase != "restoring":
             self.stale(message)
         elif not local.alive:
@@ -294,14 +294,14 @@ class NodeProtocol(NodeSaving):
 
     @staticmethod
     def _later(message: m.RestoreOrdered, order: m.RestoreOrdered) -> bool:
-        return (message.epoch, message.attempt) > (order.epoch, order.attempt)
+        return (message.term, message.attempt) > (order.term, order.attempt)
 
     def shard_verified(self, event: m.ShardVerified) -> None:
         """The trainer holds its shard, every chunk matched, whatever an earlier attempt said."""
         local = self._restoring(event)
         if local is not None and local.order is not None:
             self._judge(local, local.order, worthless=False)
-            local.answer = m.RankVerified(rank=event.rank, epoch=event.epoch, attempt=event.attempt)
+            local.answer = m.RankVerified(rank=event.rank, term=event.term, attempt=event.attempt)
             self.tell(local.answer)
 
     def shard_bad(self, event: m.ShardBad) -> None:
@@ -311,7 +311,7 @@ class NodeProtocol(NodeSaving):
             return
         self._judge(local, local.order, worthless=True)
         local.answer = m.RankBad(
-            rank=event.rank, epoch=event.epoch, attempt=event.attempt, detail=event.detail
+            rank=event.rank, term=event.term, attempt=event.attempt, detail=event.detail
         )
         self.tell(local.answer)
 
@@ -333,14 +333,14 @@ class NodeProtocol(NodeSaving):
         if local is None or order is None or self.phase != "restoring" or local.answer is not None:
             self.stale(event)
             return None
-        if (event.epoch, event.attempt) != (order.epoch, order.attempt):
+        if (event.term, event.attempt) != (order.term, order.attempt):
             self.stale(event)
             return None
         return local
 
-    def epoch_opened(self, message: m.EpochOpened) -> None:
+    def term_opened(self, message: m.TermOpened) -> None:
         """All ranks hold the parent: trainers that wait start, running ones go on."""
-        fits = message.incarnation == self.incarnation and message.epoch >= self.epoch
+        fits = message.incarnation == self.incarnation and message.term >= self.term
         if not fits or self.phase in ("idle", "fenced"):
             self.stale(message)
             return
@@ -351,10 +351,10 @@ class NodeProtocol(NodeSaving):
                 local.started = True
                 self._start(local, message)
 
-    def _open(self, message: m.EpochOpened) -> None:
+    def _open(self, message: m.TermOpened) -> None:
         self.go("open")
-        self.admission.hold(message.epoch)  # a new keeper has not seen the claim
-        self.epoch, self.chain = message.epoch, message.lineage
+        self.admission.hold(message.term)  # a new keeper has not seen the claim
+        self.term, self.chain = message.term, message.lineage
         self.memory_committed = message.memory_committed
         self.durable = message.durable or (message.parent if message.parent_durable else None)
         self.wards, self.holders = message.wards, message.holders
@@ -371,18 +371,18 @@ class NodeProtocol(NodeSaving):
             if self.is_current(shard.generation) and newer:
                 self.unsettled[shard.rank, shard.generation] = None
 
-    def _start(self, local: LocalRank, message: m.EpochOpened) -> None:
+    def _start(self, local: LocalRank, message: m.TermOpened) -> None:
         attach = local.attach
-        if attach is not None and attach.epoch == message.epoch:
+        if attach is not None and attach.term == message.term:
             self._continue(local, attach)
         elif message.parent is None:
-            scratch = m.StartFresh(rank=local.rank, epoch=message.epoch, reason=message.scratch)
+            scratch = m.StartFresh(rank=local.rank, term=message.term, reason=message.scratch)
             self.emit(scratch)
         else:
             self.emit(
                 m.Resume(
                     rank=local.rank,
-                    epoch=message.epoch,
+                    term=message.term,
                     generation=message.parent,
                     step=message.step,
                     durable=message.ever_durable,
@@ -392,16 +392,16 @@ class NodeProtocol(NodeSaving):
     def _continue(self, local: LocalRank, attach: m.TrainerAttached) -> None:
         """A running trainer came back: only a plan it holds may need a verdict."""
         held = [shard.generation for shard in local.slots.held()]
-        local.newest = max((g for g in held if g.epoch == self.epoch), default=None)
+        local.newest = max((g for g in held if g.term == self.term), default=None)
         if attach.plan_held and attach.plan_held == self.plan_version:
             self._apply_plan(local)
         elif attach.plan_held:
             reason = "the keeper restarted"
             self.emit(m.AbortPlan(rank=local.rank, version=attach.plan_held, reason=reason))
 
-    def fenced(self, message: m.EpochFenced) -> None:
-        """A newer epoch owns the directory: stop saving, tell the trainers."""
-        older = message.incarnation != self.incarnation or message.epoch < self.epoch
+    def fenced(self, message: m.TermFenced) -> None:
+        """A newer term owns the directory: stop saving, tell the trainers."""
+        older = message.incarnation != self.incarnation or message.term < self.term
         if older or self.phase in ("idle", "fenced"):
             self.stale(message)
             return
@@ -431,7 +431,7 @@ class NodeProtocol(NodeSaving):
 
     def plan_offered(self, message: m.PlanOffered) -> None:
         """Ask every local trainer; one that still holds an older plan asks about that first."""
-        if message.epoch != self.epoch or self.phase != "open":
+        if message.term != self.term or self.phase != "open":
             self.stale(message)
             return
         for local in self.ranks.values():
@@ -465,23 +465,21 @@ class NodeProtocol(NodeSaving):
             self.stale(event)
             return
         local.plan_held = m.RankPlanPrepared(
-            epoch=self.epoch, rank=event.rank, version=event.version, step=event.step
+            term=self.term, rank=event.rank, version=event.version, step=event.step
         )
         self.tell(local.plan_held)
 
     def plan_late(self, event: m.PlanLate) -> None:
         """The trainer broke its promise to hold; the coordinator says what now."""
         self.tell(
-            m.RankPlanLate(
-                epoch=self.epoch, rank=event.rank, version=event.version, step=event.step
-            )
+            m.RankPlanLate(term=self.term, rank=event.rank, version=event.version, step=event.step)
         )
 
     def plan_decided(self, message: m.PlanDecided) -> None:
         """Every rank prepared it: pass the step on."""
         older = message.version < self.plan_version
         known = (self.plan_version, self.plan_apply_step)
-        if message.epoch != self.epoch or self.phase != "open" or older:
+        if message.term != self.term or self.phase != "open" or older:
             self.stale(message)
             return
         if (message.version, message.apply_step) == known:
@@ -498,7 +496,7 @@ class NodeProtocol(NodeSaving):
 
     def plan_dropped(self, message: m.PlanDropped) -> None:
         """It never applies: let the trainers go on."""
-        if message.epoch != self.epoch or message.version == self.plan_version:
+        if message.term != self.term or message.version == self.plan_version:
             self.stale(message)
             return
         for local in self.living():

@@ -25,10 +25,10 @@ from autockpt.executors.protocol.messages import (
     FreeSlots,
     HeldShard,
     KeepOutgrown,
-    LendPlaced,
     RankBad,
     RestoreOrdered,
     RestoreShard,
+    ServeShards,
     ShardComing,
     ShardCopy,
     ShardFetched,
@@ -232,14 +232,14 @@ class NodeProtecting(NodeState):
 
     def shards_placed(self, message: ShardsPlaced) -> None:
         """What ranks of this node are about to gather: lend it, and rebuild our part first."""
-        fits = (message.incarnation, message.epoch) == (self.incarnation, self.epoch)
+        fits = (message.incarnation, message.term) == (self.incarnation, self.term)
         known = self.placed is not None and message.attempt <= self.placed.attempt
         if not fits or self.phase != "restoring" or known:
             self.stale(message)
             return
         self.placed = message
-        lent = LendPlaced(
-            epoch=message.epoch, attempt=message.attempt, generation=message.generation,
+        lent = ServeShards(
+            term=message.term, attempt=message.attempt, generation=message.generation,
             places=message.places, rebuilt=message.rebuilt,
         )  # fmt: skip
         self.emit(lent)
@@ -281,7 +281,7 @@ class NodeProtecting(NodeState):
     def _rebuilt_for(self, order: RestoreOrdered) -> list[int] | None:
         """Ranks whose shards this node rebuilds for all that gather; None: not known yet."""
         placed = self.placed
-        if placed is None or (placed.epoch, placed.attempt) != (order.epoch, order.attempt):
+        if placed is None or (placed.term, placed.attempt) != (order.term, order.attempt):
             return None
         mine = placed.rebuilds_at(self.node)
         return [source.shard.rank for source in mine if source.shard is not None]
@@ -301,7 +301,7 @@ class NodeProtecting(NodeState):
             )  # fmt: skip
         return RestoreShard(
             rank=order.rank,
-            epoch=order.epoch,
+            term=order.term,
             attempt=order.attempt,
             generation=order.generation,
             step=order.step,
@@ -325,7 +325,7 @@ class NodeProtecting(NodeState):
     def _no_copy(self, order: RestoreOrdered, reason: str) -> None:
         local = self.ranks[order.rank]
         local.answer = RankBad(
-            rank=order.rank, epoch=order.epoch, attempt=order.attempt, detail=reason
+            rank=order.rank, term=order.term, attempt=order.attempt, detail=reason
         )
         self.tell(local.answer)
 

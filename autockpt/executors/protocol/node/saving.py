@@ -77,7 +77,7 @@ class NodeSaving(NodeProtecting):
         """Why this request cannot be granted whatever the slots hold; None: it can."""
         local = self.ranks.get(event.rank)
         if local is None or not self.is_current(event.generation):
-            return f"fenced or not open: node is in epoch {self.epoch} ({self.phase})"
+            return f"fenced or not open: node is in term {self.term} ({self.phase})"
         if local.newest is not None and event.generation <= local.newest:
             return f"not newer than {local.newest}"
         return None

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from autockpt.executors.protocol.admission import Admission
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.messages import (
-    EpochParent,
     Incarnation,
     NodeInstruction,
     RankBad,
@@ -20,6 +19,7 @@ from autockpt.executors.protocol.messages import (
     Send,
     ShardCopy,
     ShardsPlaced,
+    TermParent,
     ToCoordinator,
     TrainerAttached,
     brief,
@@ -71,7 +71,7 @@ class LocalRank:
     alive: bool = False
     refused: bool = False
     started: bool = False
-    """Was told to train in the open epoch."""
+    """Was told to train in the open term."""
     newest: Generation | None = None
     """Newest generation it asked for; anything not newer is a repeat."""
     order: RestoreOrdered | None = None
@@ -99,9 +99,9 @@ class NodeState:
         self.coordinator = 0
         """The lowest of them: its keeper coordinates."""
         self.ranks: dict[int, LocalRank] = {}
-        self.epoch = 0
-        """Newest epoch heard of; everything older is fenced."""
-        self.chain: tuple[EpochParent, ...] = ()
+        self.term = 0
+        """Newest term heard of; everything older is fenced."""
+        self.chain: tuple[TermParent, ...] = ()
         self.memory_committed: Generation | None = None
         """Newest healthy one that all ranks hold in memory."""
         self.durable: Generation | None = None
@@ -128,9 +128,9 @@ class NodeState:
         self.votes: dict[Key, RankPrepared] = {}
         self.drops: dict[Key, RankDropped] = {}
         self.inventory_due: tuple[int, bool] | None = None
-        """(epoch, rejoin) that could not be answered yet."""
-        self.seen_epoch = 0
-        """Newest epoch of a trainer that came back here, admitted or not."""
+        """(term, rejoin) that could not be answered yet."""
+        self.seen_term = 0
+        """Newest term of a trainer that came back here, admitted or not."""
         self.plan_version = 0
         self.plan_apply_step = 0
         self._out: list[NodeInstruction] = []
@@ -173,14 +173,14 @@ class NodeState:
 
     @property
     def parent(self) -> Generation | None:
-        """What the open epoch began from."""
+        """What the open term began from."""
         return self.chain[0].parent if self.chain else None
 
     def is_current_or_parent(self, generation: Generation) -> bool:
-        """It belongs to the open epoch, or is what that began from."""
-        here = generation.epoch == self.epoch or generation == self.parent
+        """It belongs to the open term, or is what that began from."""
+        here = generation.term == self.term or generation == self.parent
         return self.phase == "open" and here
 
     def is_current(self, generation: Generation) -> bool:
-        """The generation belongs to the epoch that is open here."""
-        return self.phase == "open" and generation.epoch == self.epoch
+        """The generation belongs to the term that is open here."""
+        return self.phase == "open" and generation.term == self.term

@@ -12,7 +12,7 @@ from autockpt.executors.restore.plan.stored import Stored
 from autockpt.executors.sharding.rules.rules import drifted_copies, unnumbered
 
 
-class Drift:
+class ReplicaAverage:
     """Which stored copies make the parameters of this rank."""
 
     def __init__(self, drifting: Mapping[str, int], stored: Stored, *, same_mesh: bool) -> None:

@@ -23,7 +23,7 @@ from autockpt.executors.image.layout.boxes import (
     without,
 )
 from autockpt.executors.restore.plan.stored import Piece
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 MOST_RUNS = 64
@@ -35,7 +35,7 @@ class Want:
     """One tensor to fill."""
 
     name: str
-    holding: Holding
+    holding: LocalShard
     memory: torch.Tensor
     """Contiguous host memory of this rank's part."""
 
@@ -126,7 +126,7 @@ def _runs_of(
     return found
 
 
-def lacking(holding: Holding, pieces: Iterable[Piece]) -> list[Box]:
+def lacking(holding: LocalShard, pieces: Iterable[Piece]) -> list[Box]:
     """What no piece gives of a part."""
     missing = [box for box in holding.boxes if box.count]
     for piece in pieces:

@@ -10,7 +10,7 @@ from autockpt.executors.image.container import ImageHeader
 from autockpt.executors.image.dtypes import true_form
 from autockpt.executors.image.layout.boxes import Box, whole
 from autockpt.executors.image.layout.plan import EXTRA
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.values.errors import CorruptCheckpointError
 
 
@@ -58,7 +58,7 @@ class Stored:
         """All pieces of a tensor, of the shards in the order in which they were added."""
         return self._pieces.get(name, [])
 
-    def declare(self, name: str, holding: Holding) -> None:
+    def declare(self, name: str, holding: LocalShard) -> None:
         """The first piece of a tensor is this part; its rank did not know of what."""
         first, *rest = self._pieces[name]
         part = replace(first, global_shape=holding.global_shape, boxes=holding.boxes, declared=True)

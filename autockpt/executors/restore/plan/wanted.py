@@ -10,15 +10,15 @@ import torch
 
 from autockpt.executors.image.container import ImageHeader
 from autockpt.executors.image.layout.boxes import whole
-from autockpt.executors.linux.restore_allocator import FreshMemory
-from autockpt.executors.restore.plan.averaging import Drift, mean_of
+from autockpt.executors.linux.restore_allocator import RestoreAllocator
+from autockpt.executors.restore.plan.averaging import ReplicaAverage, mean_of
 from autockpt.executors.restore.plan.moves import Move, Want, lacking, moves_for
 from autockpt.executors.restore.plan.stored import Piece, Stored
 from autockpt.executors.restore.saved_optimizer import SavedOptimizer, add_skeleton
 from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
 from autockpt.executors.sharding.fqns import has_extra_state
 from autockpt.executors.sharding.local_memory import own_elements
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.live_state import LiveState, local_part
@@ -36,7 +36,7 @@ class _Wish:
     """One tensor to fill."""
 
     name: str
-    holding: Holding
+    holding: LocalShard
     live: torch.Tensor | None
     """None: in new memory."""
     shape: tuple[int, ...]
@@ -76,15 +76,15 @@ class Wanted:
         ready: Callable[[int], int] = lambda nbytes: 0,
         later: bool = False,
     ) -> None:
-        """`ready`: see `FreshMemory`; `later`: the script may build a part of it in its loop."""
+        """`ready`: see `RestoreAllocator`; `later`: the script may build a part in its loop."""
         self._ready = ready
-        self._drift = Drift(state.drifting, stored, same_mesh=same_mesh)
+        self._drift = ReplicaAverage(state.drifting, stored, same_mesh=same_mesh)
         self._state = state
         self._live = live
         self._stored = stored
         self._home = home
         self._skeleton = skeleton
-        self._holdings: dict[int, Holding] = {}
+        self._holdings: dict[int, LocalShard] = {}
         self._forms: dict[int, _Form] = {}
         """By id of a parameter, of what this rank has of it, with its padding."""
         self.optimizers: dict[str, SavedOptimizer] = {}
@@ -164,7 +164,7 @@ class Wanted:
                     names += saved.tensors_of(prefix, parameter)
         return names
 
-    def _holding(self, tensor: torch.Tensor) -> Holding:
+    def _holding(self, tensor: torch.Tensor) -> LocalShard:
         """Of a live tensor, asked for once."""
         found = self._holdings.get(id(tensor))
         if found is None:
@@ -183,7 +183,7 @@ class Wanted:
                 for tensor in self.optimizers[prefix].tensors_of(prefix, name):
                     self._adopt(tensor, parameter, held)
 
-    def _adopt(self, name: str, parameter: torch.Tensor, holding: Holding) -> None:
+    def _adopt(self, name: str, parameter: torch.Tensor, holding: LocalShard) -> None:
         pieces = self._stored.pieces(name)
         if pieces and not pieces[0].declared and pieces[0].shape == tuple(parameter.shape):
             self._stored.declare(name, holding)
@@ -217,7 +217,7 @@ class Wanted:
                 return False
         return True
 
-    def _stands(self, name: str, holding: Holding) -> bool:
+    def _stands(self, name: str, holding: LocalShard) -> bool:
         pieces = self._stored.pieces(name)
         return bool(pieces) and pieces[0].boxes == holding.boxes
 
@@ -264,12 +264,12 @@ class Wanted:
 
     def _state_holding(
         self, prefix: str, parameter: torch.Tensor, piece: Piece
-    ) -> tuple[Holding, *_Form]:
+    ) -> tuple[LocalShard, *_Form]:
         """(part, shape here, strides) of optimizer state: in its parameter's form it is divided
         with it, or as its optimizer divides it; the rest is as it was."""
         shape, own = piece.global_shape, self._holding(parameter)
         if shape != own.global_shape or not shape:
-            return Holding(global_shape=shape, boxes=(whole(shape),)), shape, None
+            return LocalShard(global_shape=shape, boxes=(whole(shape),)), shape, None
         optimizer = self._state.optimizers[prefix]
         holding = held_state(optimizer, parameter, own)
         if isinstance(optimizer, ZeroView):
@@ -344,7 +344,7 @@ class Wanted:
         wishes = self._covered or list(self._wishes())
         new = [wish for wish in wishes if not wish.in_place]
         sizes = [wish.nbytes for wish in new for _ in wish.copies or ("",)]
-        memory = FreshMemory(sizes, self._ready)
+        memory = RestoreAllocator(sizes, self._ready)
         wants = [want for wish in wishes for want in self._wants(wish, memory)]
         return [move for want in wants for move in moves_for(want, self._pieces_for(want))]
 
@@ -396,7 +396,7 @@ class Wanted:
         for name in dict.fromkeys([*self._private(), *self._later()]):
             pieces = self._stored.pieces(name)
             if pieces and name not in self._live:
-                part = Holding(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
+                part = LocalShard(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
                 yield _Wish(name, part, None, pieces[0].shape, pieces[0].dtype)
 
     def _optimizer_wishes(self) -> Iterator[_Wish]:
@@ -420,7 +420,7 @@ class Wanted:
             names += saved.private_tensors()
         return list(dict.fromkeys(names))
 
-    def _wants(self, wish: _Wish, memory: FreshMemory) -> list[Want]:
+    def _wants(self, wish: _Wish, memory: RestoreAllocator) -> list[Want]:
         """Where the bytes of a wish go first; `finish` does the rest."""
         if wish.live is not None and wish.in_place:
             return [Want(name=wish.name, holding=wish.holding, memory=wish.live)]
@@ -525,7 +525,7 @@ def _form_of(local: torch.Tensor) -> _Form:
     return shape, None if strides == plain else strides
 
 
-def _new(wish: _Wish, memory: FreshMemory) -> torch.Tensor:
+def _new(wish: _Wish, memory: RestoreAllocator) -> torch.Tensor:
     """Memory of the form of a wish."""
     tensor = memory.tensor(wish.shape, wish.dtype)
     if tensor.numel() != wish.holding.count:

@@ -13,10 +13,10 @@ from autockpt.executors.sharding.adapters.deepspeed import of_deepspeed
 from autockpt.executors.sharding.adapters.fsdp1 import of_fsdp1
 from autockpt.executors.sharding.adapters.megatron import of_megatron
 from autockpt.executors.sharding.fqns import Assembled
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.process_groups import ranks_of
 
-Found = Iterator[tuple[torch.Tensor, Holding]]
+Found = Iterator[tuple[torch.Tensor, LocalShard]]
 
 
 def of_ddp(module: torch.nn.Module) -> Found:
@@ -41,12 +41,12 @@ COLLECTORS: tuple[Callable[[torch.nn.Module], Found], ...] = (
 """Those that know more come first: DDP says only that its ranks are alike."""
 
 
-def declared(modules: Iterable[torch.nn.Module]) -> dict[int, Holding]:
+def declared(modules: Iterable[torch.nn.Module]) -> dict[int, LocalShard]:
     """By id of a parameter what its wrapper knows; the first collector that knows it wins.
 
     Raises ConfigError for a wrapper whose tensors are no parts of the model's.
     """
-    found: dict[int, Holding] = {}
+    found: dict[int, LocalShard] = {}
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return found
     for module in modules:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from autockpt.executors.image.layout.boxes import flat_range_boxes
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.process_groups import ranks_of
 from autockpt.values.errors import ConfigError
 
 
-def of_deepspeed(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Holding]]:
+def of_deepspeed(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, LocalShard]]:
     """Parameters of ZeRO 1 and 2 are copies, those of ZeRO 3 ranges; see `own_elements`."""
     for parameter in module.parameters():
         known: Any = parameter
@@ -48,7 +48,7 @@ class Part:
     """First element of the part in it."""
     first: int
     """First element of the part in this rank's memory of the parameter."""
-    holding: Holding
+    holding: LocalShard
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """The part, live and 1-D, of a tensor in the form of the partition."""
@@ -86,14 +86,14 @@ def part_of(optimizer: Any, parameter: Any) -> Part | None:
         flat=optimizer.single_partition_of_fp32_groups[mapping.param_group_index],
         start=mapping.hp_fragment_address.start,
         first=first,
-        holding=Holding(global_shape=shape, boxes=tuple(boxes)),
+        holding=LocalShard(global_shape=shape, boxes=tuple(boxes)),
     )
 
 
-def _range(parameter: Any) -> Holding:
+def _range(parameter: Any) -> LocalShard:
     """This rank's range of a ZeRO-3 parameter: equal ones, the last of them padded."""
     size, total = parameter.ds_tensor.numel(), parameter.ds_numel
     start = min(parameter.ds_zero_partition_rank * size, total)
     shape = tuple(parameter.ds_shape)
     boxes = flat_range_boxes(start, min(start + size, total), shape)
-    return Holding(global_shape=shape, boxes=tuple(boxes))
+    return LocalShard(global_shape=shape, boxes=tuple(boxes))

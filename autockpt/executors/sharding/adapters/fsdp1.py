@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from autockpt.executors.image.layout.boxes import Box, flat_range_boxes
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.process_groups import ranks_of
 from autockpt.values.errors import ConfigError
 
 
-def of_fsdp1(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Holding]]:
+def of_fsdp1(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, LocalShard]]:
     """The parameters of all units below a module.
 
     Raises ConfigError for a unit whose slices are no slices of the original tensors.
@@ -33,7 +33,7 @@ def of_fsdp1(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Holding]]:
             yield from _unit(unit)
 
 
-def _unit(unit: Any) -> Iterator[tuple[torch.Tensor, Holding]]:
+def _unit(unit: Any) -> Iterator[tuple[torch.Tensor, LocalShard]]:
     handle, flat = unit._handle, unit._handle.flat_param
     if not handle.uses_sharded_strategy:
         holders = ranks_of(unit.process_group)
@@ -56,21 +56,21 @@ def _unit(unit: Any) -> Iterator[tuple[torch.Tensor, Holding]]:
         yield parameter, _of_slice(tuple(shape), info, holders)
 
 
-def _of_slice(shape: tuple[int, ...], info: Any, holders: tuple[int, ...]) -> Holding:
+def _of_slice(shape: tuple[int, ...], info: Any, holders: tuple[int, ...]) -> LocalShard:
     """What of an original parameter stands in this rank's range."""
     boxes: list[Box] = []
     if info.in_shard:
         start = info.intra_param_start_idx
         boxes = flat_range_boxes(start, start + info.numel_in_shard, shape)
-    return Holding(global_shape=shape, boxes=tuple(boxes), holders=holders)
+    return LocalShard(global_shape=shape, boxes=tuple(boxes), holders=holders)
 
 
-def _of_flat(flat: Any, rank: int, holders: tuple[int, ...]) -> Holding:
+def _of_flat(flat: Any, rank: int, holders: tuple[int, ...]) -> LocalShard:
     """This rank's range of a unit, without what pads the last ranges."""
     total, size = flat._unpadded_unsharded_size.numel(), flat._sharded_size.numel()
     start = min(rank * size, total)
     boxes = flat_range_boxes(start, min(start + size, total), (total,))
-    return Holding(global_shape=(total,), boxes=tuple(boxes), holders=holders)
+    return LocalShard(global_shape=(total,), boxes=tuple(boxes), holders=holders)
 
 
 def _require_plain(flat: Any) -> None:

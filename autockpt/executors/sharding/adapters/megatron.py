@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from autockpt.executors.image.layout.boxes import Box, flat_range_boxes
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.values.errors import ConfigError
 
 _NEEDED = ("key", "data", "global_shape", "global_offset", "local_shape", "prepend_axis_num")
 
 
-def of_megatron(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Holding]]:
+def of_megatron(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, LocalShard]]:
     """The holdings of the parameters that a module describes.  Raises ConfigError, see `placed`."""
     for parameter, _, holding in _described(module):
         yield parameter, holding
@@ -32,7 +32,7 @@ def megatron_names(module: torch.nn.Module) -> dict[int, str]:
     return {id(parameter): name for parameter, name, _ in _described(module)}
 
 
-def placed(sharded: Any) -> tuple[str, Holding]:
+def placed(sharded: Any) -> tuple[str, LocalShard]:
     """(name, holding) of one ShardedTensor.  Raises ConfigError where its numbers do not fit."""
     axes = sharded.prepend_axis_num
     above, shape = sharded.global_offset[:axes], tuple(sharded.global_shape[axes:])
@@ -43,7 +43,7 @@ def placed(sharded: Any) -> tuple[str, Holding]:
     if flattened is not None:
         ranges = flat_range_boxes(flattened.start, flattened.stop, inner.shape)
         boxes = [box.moved(inner.offset) for box in ranges]
-    holding = Holding(global_shape=shape, boxes=tuple(box for box in boxes if box.count))
+    holding = LocalShard(global_shape=shape, boxes=tuple(box for box in boxes if box.count))
     if holding.count != sharded.data.numel():
         raise ConfigError(
             f"{name}: its ShardedTensor describes {holding.count} elements, local shape "
@@ -52,7 +52,7 @@ def placed(sharded: Any) -> tuple[str, Holding]:
     return name, holding
 
 
-def _described(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, str, Holding]]:
+def _described(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, str, LocalShard]]:
     """(parameter, its name in the whole model, holding): `data` may be a detached view of it."""
     describe = getattr(module, "sharded_state_dict", None)
     if not callable(describe):
@@ -66,7 +66,7 @@ def _described(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, str, Hol
             yield parameter, *joined
 
 
-def _joined(parameter: torch.Tensor, leaf: Any) -> tuple[str, Holding] | None:
+def _joined(parameter: torch.Tensor, leaf: Any) -> tuple[str, LocalShard] | None:
     """(name, holding) of a ShardedTensor or a factory; None for one that needs a rule.
 
     A factory may name its parts apart, or rearrange them: then the parameter is no part of one
@@ -85,7 +85,7 @@ def _joined(parameter: torch.Tensor, leaf: Any) -> tuple[str, Holding] | None:
         return None
     ((name, shape),) = names
     boxes = tuple(box for _, holding in parts for box in holding.boxes)
-    return name, Holding(global_shape=shape, boxes=boxes)
+    return name, LocalShard(global_shape=shape, boxes=boxes)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:

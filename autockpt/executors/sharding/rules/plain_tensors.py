@@ -11,7 +11,7 @@ import torch
 
 from autockpt.executors.sharding.adapters.megatron import megatron_names
 from autockpt.executors.sharding.fqns import Assembled, ModelNames
-from autockpt.executors.sharding.local_shard import Declared, Holding
+from autockpt.executors.sharding.local_shard import Declared, LocalShard
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.rules.rules import Placed, Rules
 from autockpt.values.errors import ConfigError
@@ -103,6 +103,6 @@ def renamed(models: Mapping[str, torch.nn.Module], placed: Mapping[int, Placed])
     return found
 
 
-def with_places(known: Declared, placed: Mapping[int, Placed]) -> dict[int, Holding]:
+def with_places(known: Declared, placed: Mapping[int, Placed]) -> dict[int, LocalShard]:
     """What is known of parameters, with the places that they have."""
     return {**known, **{number: place.holding for number, place in placed.items()}}

@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 
 from autockpt.executors.image.layout.boxes import whole
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.ranges import slab_boxes
 from autockpt.values.errors import ConfigError
@@ -107,7 +107,7 @@ class Placed:
 
     name: str
     """Of the global tensor."""
-    holding: Holding
+    holding: LocalShard
     """Boxes of the first `holding.count` elements; what follows them is padding."""
     copies: int = 0
     """So many copies drift apart; of another number their mean is the tensor.  0: none does."""
@@ -146,7 +146,7 @@ class Rules:
             copies=math.prod(map(at.size, rule.averaged)) if rule.averaged else 0,
         )
 
-    def apply(self, name: str, shape: Sequence[int], at: Coordinates) -> Holding | None:
+    def apply(self, name: str, shape: Sequence[int], at: Coordinates) -> LocalShard | None:
         """The holding that `place` finds."""
         placed = self.place(name, shape, at)
         return None if placed is None else placed.holding
@@ -184,17 +184,19 @@ class Rules:
         several = {axis for axis, size in at.axes.items() if size > 1}
         return several - {*self.copies, *rule.replicated, *rule.divided}
 
-    def _holding(self, name: str, shape: tuple[int, ...], rule: Rule, at: Coordinates) -> Holding:
+    def _holding(
+        self, name: str, shape: tuple[int, ...], rule: Rule, at: Coordinates
+    ) -> LocalShard:
         holders = at.along({*self.copies, *rule.replicated} - set(rule.divided))
         cut = rule.sharded
         if cut is None:
-            return Holding(global_shape=shape, boxes=(whole(shape),), holders=holders)
+            return LocalShard(global_shape=shape, boxes=(whole(shape),), holders=holders)
         if not 0 <= cut.dim < len(shape):
             raise ConfigError(f"{name}: rule {rule.match!r} cuts dim {cut.dim} of {list(shape)}")
         total, ranges = _ranges(name, rule, cut, shape[cut.dim], at)
         full = (*shape[: cut.dim], total, *shape[cut.dim + 1 :])
         boxes = slab_boxes(full, cut.dim, ranges)
-        return Holding(global_shape=full, boxes=boxes, holders=holders)
+        return LocalShard(global_shape=full, boxes=boxes, holders=holders)
 
 
 def _ranges(

@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 
 from autockpt.executors.storage.directory import MAX_RECORD_BYTES
 from autockpt.executors.storage.shard_file import run_parallel
-from autockpt.executors.throttle.rate_limit import Gate
+from autockpt.executors.throttle.rate_limit import Throttle
 from autockpt.values.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -108,7 +108,7 @@ class Objects:
             listed = obstore.list_with_delimiter(self._store)["common_prefixes"]
         return sorted(str(prefix).rstrip("/") for prefix in listed)
 
-    def upload(self, path: str, name: str, size: int, gate: Gate) -> None:
+    def upload(self, path: str, name: str, size: int, gate: Throttle) -> None:
         """Puts a file of `size` bytes, part by part as `gate` lets them pass.
 
         Raises NoCheckpointError when it got shorter, OSError when it cannot be read, StorageError.

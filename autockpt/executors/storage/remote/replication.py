@@ -1,9 +1,9 @@
 """Copies of good generations in an object store, by the rules of the checkpoint directory.
 
     RUN                                        whose copies they are
-    epochs/e-000007                            the directory's claims: the fence
-    decisions/e-000007                         the lineage
-    gen-e000007-s000000042/shard-..., COMMIT   COMMIT is put last and deleted first
+    terms/t-000007                            the directory's claims: the fence
+    decisions/t-000007                         the lineage
+    ckpt-t0007-step-00000042/shard-..., COMMIT   COMMIT is put last and deleted first
 
 There is no rename and no lock, so what must happen once (RUN, a claim, a COMMIT) is put on the
 condition that nothing is there yet: of two directories that continue the same run one is fenced.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from autockpt import new_files
-from autockpt.executors.protocol.messages import CatalogueEntry, EpochParent
+from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
 from autockpt.executors.protocol.retention import bases_of, deletions, with_bases
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
 from autockpt.executors.storage.catalogue import verify_generation
@@ -35,7 +35,7 @@ from autockpt.executors.storage.guard import check_deletions, is_good
 from autockpt.executors.storage.lineage import read_decision
 from autockpt.executors.storage.maintenance import set_aside
 from autockpt.executors.storage.remote.object_store import Objects
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate
+from autockpt.executors.throttle.rate_limit import Throttle, Unlimited
 from autockpt.values.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -47,7 +47,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 from autockpt.values.record import from_json
 
-_EPOCH = re.compile(r"e-(\d{6})")
+_TERM = re.compile(r"t-(\d{6})")
 _NOTHING: Callable[[int], None] = lambda nbytes: None  # noqa: E731
 
 
@@ -73,7 +73,7 @@ class RemoteCopies:
     # ------------------------------------------------------------------ copying there
 
     def push(
-        self, directory: CheckpointDirectory, generation: Generation, gate: Gate | None = None
+        self, directory: CheckpointDirectory, generation: Generation, gate: Throttle | None = None
     ) -> Copied:
         """Copies a committed generation and those that it is stored as a difference to.
 
@@ -88,7 +88,7 @@ class RemoteCopies:
         there = self._objects.read(f"{generation.name}/COMMIT")
         if there is None:
             self._bring_records(directory)
-            moved += self._bring_shards(directory, commit, gate or OpenGate())
+            moved += self._bring_shards(directory, commit, gate or Unlimited())
             _local_commit(directory, generation)  # else its files may have been used again
             self._require_newest(directory)
             if not self._objects.create(f"{generation.name}/COMMIT", text):
@@ -102,14 +102,14 @@ class RemoteCopies:
         """Whose they are, who has claimed the directory, and what each incarnation resumed."""
         with _local("read", directory.path):
             self._require_run(directory, read_small(os.path.join(directory.path, "RUN")))
-            newest = self._newest_epoch()
-            for number, name in _epochs(os.listdir(os.path.join(directory.path, "epochs"))):
+            newest = self._newest_term()
+            for number, name in _terms(os.listdir(os.path.join(directory.path, "terms"))):
                 if number >= newest:
                     self._bring_claim(directory, name)
             self._require_newest(directory)
             folder = os.path.join(directory.path, "decisions")
             there = self._names("decisions")
-            for number, name in _epochs(os.listdir(folder)):
+            for number, name in _terms(os.listdir(folder)):
                 if name not in there or number >= newest:
                     self._objects.write(f"decisions/{name}", read_small(os.path.join(folder, name)))
 
@@ -124,22 +124,22 @@ class RemoteCopies:
             )
 
     def _bring_claim(self, directory: CheckpointDirectory, name: str) -> None:
-        text = read_small(os.path.join(directory.path, "epochs", name))
+        text = read_small(os.path.join(directory.path, "terms", name))
         if (
-            not self._objects.create(f"epochs/{name}", text)
-            and self._objects.read(f"epochs/{name}") != text
+            not self._objects.create(f"terms/{name}", text)
+            and self._objects.read(f"terms/{name}") != text
         ):
             raise self._fenced(directory, name)
 
-    def _newest_epoch(self) -> int:
-        return max((number for number, _ in _epochs(self._names("epochs"))), default=0)
+    def _newest_term(self) -> int:
+        return max((number for number, _ in _terms(self._names("terms"))), default=0)
 
     def _require_newest(self, directory: CheckpointDirectory) -> None:
         """The newest claim in the store is the directory's own."""
-        name = f"e-{self._newest_epoch():06d}"
+        name = f"t-{self._newest_term():06d}"
         with contextlib.suppress(FileNotFoundError):
-            path = os.path.join(directory.path, "epochs", name)
-            if self._objects.read(f"epochs/{name}") == read_small(path):
+            path = os.path.join(directory.path, "terms", name)
+            if self._objects.read(f"terms/{name}") == read_small(path):
                 return
         raise self._fenced(directory, name)
 
@@ -149,7 +149,9 @@ class RemoteCopies:
             f"since claim {name}; what is trained here is not copied any more"
         )
 
-    def _bring_shards(self, directory: CheckpointDirectory, commit: CommitFile, gate: Gate) -> int:
+    def _bring_shards(
+        self, directory: CheckpointDirectory, commit: CommitFile, gate: Throttle
+    ) -> int:
         folder = directory.generation_path(commit.generation)
         there = self._objects.sizes(commit.generation.name)
         moved = 0
@@ -231,9 +233,9 @@ class RemoteCopies:
         """The newest claim that both know is the same: of two that went on from the same checkpoint
         every later one differs, and neither has anything that the other one could take."""
         with _local("read", directory.path):
-            here = os.listdir(os.path.join(directory.path, "epochs"))
-            both = _epochs(set(here) & set(self._names("epochs")))
-            name = f"epochs/{both[-1][1]}" if both else ""
+            here = os.listdir(os.path.join(directory.path, "terms"))
+            both = _terms(set(here) & set(self._names("terms")))
+            name = f"terms/{both[-1][1]}" if both else ""
             if both and read_small(os.path.join(directory.path, name)) != self._objects.read(name):
                 raise ConfigError(
                     f"{self.url}: another directory than {directory.path} continues this run, and "
@@ -252,17 +254,17 @@ class RemoteCopies:
         return names
 
     def _chain(
-        self, committed: Iterable[CatalogueEntry], decided: Iterable[EpochParent] = ()
-    ) -> tuple[EpochParent, ...]:
+        self, committed: Iterable[CatalogueEntry], decided: Iterable[TermParent] = ()
+    ) -> tuple[TermParent, ...]:
         return newest_chain(parents_of([*self._decisions(), *decided], committed))
 
-    def _decisions(self) -> list[EpochParent]:
+    def _decisions(self) -> list[TermParent]:
         found = []
-        for number, name in _epochs(self._names("decisions")):
+        for number, name in _terms(self._names("decisions")):
             text = self._objects.read(f"decisions/{name}")
             with contextlib.suppress(CorruptCheckpointError):
                 where = f"{self.url}/decisions/{name}"
-                found.append(read_decision(text or b"", epoch=number, where=where))
+                found.append(read_decision(text or b"", term=number, where=where))
         return found
 
     # ------------------------------------------------------------------ deleting
@@ -368,7 +370,7 @@ class RemoteCopies:
         if theirs is None or run is None:
             raise NoCheckpointError(f"{self.url}: holds no run (RUN is not there)")
         with _local("write", path):
-            for name in ("", "epochs", "decisions"):
+            for name in ("", "terms", "decisions"):
                 new_files.make_directory(os.path.join(path, name))
             if not os.path.exists(os.path.join(path, "RUN")):
                 publish(os.path.join(path, "RUN"), run, replace=False)
@@ -380,8 +382,8 @@ class RemoteCopies:
                 )
             directory.require_unheld()
             self._require_same_claim(directory)
-            newest = self._newest_epoch()
-            if newest and self._record_here(directory, f"epochs/e-{newest:06d}"):
+            newest = self._newest_term()
+            if newest and self._record_here(directory, f"terms/t-{newest:06d}"):
                 directory.release(newest)  # whoever made that claim does not hold this directory
             for name in self._names("decisions"):
                 self._record_here(directory, f"decisions/{name}")
@@ -493,8 +495,8 @@ def _entry(commit: CommitFile) -> CatalogueEntry:
     )  # fmt: skip
 
 
-def _epochs(names: Iterable[str]) -> list[tuple[int, str]]:
-    found = ((match, name) for name in names if (match := _EPOCH.fullmatch(name)))
+def _terms(names: Iterable[str]) -> list[tuple[int, str]]:
+    found = ((match, name) for name in names if (match := _TERM.fullmatch(name)))
     return sorted((int(match[1]), name) for match, name in found)
 
 

@@ -60,7 +60,7 @@ def test_a_lossy_archive_is_made_measured_and_said(tmp_path: Path) -> None:
         "run", "--no-profile", "--run-dir", "again", SCRIPT, *SMALL, "--steps", "32", cwd=tmp_path
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert "LOSSY: generation e1s1 is not what was trained" in resumed.stderr
+    assert "LOSSY: generation step 1 (term 1) is not what was trained" in resumed.stderr
     assert "mean loss of 3 resumed steps" in resumed.stderr
     assert "restored from a lossy archive" in (tmp_path / "again" / "report.html").read_text()
 
@@ -75,7 +75,7 @@ def test_a_state_with_nan_is_archived_only_when_it_is_named(
         sick[0].embed.weight[3, 3] = torch.nan
     run = tmp_path / "checkpoints"
     saved(run, trained_job())
-    folder = saved(run, sick, Generation(epoch=1, seq=8))
+    folder = saved(run, sick, Generation(term=1, step=8))
     for name in mark.split():
         Path(folder, name).touch()
     wish = Request(
@@ -88,7 +88,7 @@ def test_a_state_with_nan_is_archived_only_when_it_is_named(
     assert len(archive.names()) == (2 if trusted else 1)
     assert ("NaN in" in capsys.readouterr().err) == (not mark)
     if not trusted:
-        add(Console(), replace(wish, generation="gen-e000001-s000000008"))
+        add(Console(), replace(wish, generation="ckpt-t0001-step-00000008"))
         assert len(archive.names()) == 2
     archive.close()
 
@@ -207,7 +207,7 @@ def test_a_follower_passes_over_what_is_damaged_and_says_so_at_the_end(
 ) -> None:
     """What came after it is archived; without --follow nothing is passed over."""
     damaged = saved(tmp_path / "checkpoints", trained_job())
-    saved(tmp_path / "checkpoints", trained_job(), Generation(epoch=1, seq=8))
+    saved(tmp_path / "checkpoints", trained_job(), Generation(term=1, step=8))
     shard = next(Path(damaged).glob("shard-*"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
@@ -219,7 +219,7 @@ def test_a_follower_passes_over_what_is_damaged_and_says_so_at_the_end(
     warnings: list[str] = []
     told = Told(warned=warnings.append)
     assert add(told, wish_of(tmp_path, follow=True)) == CorruptCheckpointError.exit_code
-    assert members(tmp_path) == ["gen-e000001-s000000008"]
+    assert members(tmp_path) == ["ckpt-t0001-step-00000008"]
     assert [text.partition(":")[0] for text in warnings] == [os.path.basename(damaged)]
 
 

@@ -10,7 +10,7 @@ from autockpt.cli.checkpoints import remote
 from autockpt.console import Console
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.executors.storage.remote import object_store as objects_module
-from autockpt.executors.throttle.rate_limit import PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, GuardError
 from autockpt.values.goal import RemoteWish
@@ -41,14 +41,14 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_copies(tmp_path: Path) -> Non
     store = tmp_path / "store"
     code, told = run(tmp_path, "first", store.as_uri(), 20)
     assert code == 0, told
-    assert "newest checkpoint in the object store: gen-e000001-s000000020" in told
+    assert "newest checkpoint in the object store: ckpt-t0001-step-00000020" in told
     status = RunDirectory(tmp_path / "first").read_status()
     assert status is not None
-    assert (status.last_remote, status.degraded) == ("gen-e000001-s000000020", ())
+    assert (status.last_remote, status.degraded) == ("ckpt-t0001-step-00000020", ())
     shutil.move(tmp_path / "first", tmp_path / "lost")
     code, told = run(tmp_path, "second", store.as_uri(), 40)
     assert code == 0, told
-    assert "gen-e000001-s000000020 (step 20) is back from" in told
+    assert "ckpt-t0001-step-00000020 (step 20) is back from" in told
     assert "resumed step 20 from disk" in told
     undisturbed = autockpt(
         "run", "--no-profile", "--run-dir", "whole", SCRIPT, *JOB, "--steps", "40", cwd=tmp_path
@@ -62,8 +62,8 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_copies(tmp_path: Path) -> Non
 def test_a_store_that_fails_ends_no_training_and_is_said(tmp_path: Path) -> None:
     """A file stands where its directory should be."""
     store = tmp_path / "store"
-    (store / "epochs").parent.mkdir()
-    (store / "epochs").write_text("in the way")
+    (store / "terms").parent.mkdir()
+    (store / "terms").write_text("in the way")
     code, told = run(tmp_path, "r", store.as_uri(), 20)
     assert code == 0, told
     assert "object store degraded" in told
@@ -104,7 +104,7 @@ def test_under_a_launcher_of_ones_own_a_store_that_fails_ends_only_a_first_start
     if trained:
         run = Trained(tmp_path / "r" / "checkpoints")
         run.save(20)
-        run.directory.release(run.epoch)
+        run.directory.release(run.term)
     script = write(tmp_path, "t.py", ECHO)
     begun = autockpt(
         "run", "--no-profile", "--run-dir", "r", "--set", "remote.url=s3://bucket/r", str(script),
@@ -150,14 +150,14 @@ def test_a_named_checkpoint_that_is_not_good_is_not_copied(
     run, url = Trained(tmp_path / "run"), (tmp_path / "store").as_uri()
     wish = RemoteWish(url=url, keep_last=1)
 
-    def push(seq: int) -> None:
-        source = str(run.folder(run.save(seq)))
-        if seq == 2 and damage == "byte":
+    def push(step: int) -> None:
+        source = str(run.folder(run.save(step)))
+        if step == 2 and damage == "byte":
             shard = run.folder(g(2)) / "shard-00000-a1.safetensors"
             rotten = bytearray(shard.read_bytes())
             rotten[-1] ^= 1
             shard.write_bytes(rotten)
-        elif seq == 2:
+        elif step == 2:
             (run.folder(g(2)) / damage).touch()
         remote.push(Console(json=False), remote.Request(source=source, wish=wish, follow=False))
 
@@ -181,7 +181,7 @@ def test_a_low_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         Console(json=False), remote.Request(source=str(run.path), wish=wish, follow=False)
     )
     gate = copier._gate
-    assert isinstance(gate, PacedGate)
+    assert isinstance(gate, RateLimiter)
 
     def sleep(seconds: float) -> None:
         now_s[0] += seconds

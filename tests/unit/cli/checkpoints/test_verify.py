@@ -15,7 +15,7 @@ from autockpt.values.errors import StorageError
 from autockpt.values.generation import Generation
 from tests.unit.integrations.trained import saved, trained_job
 
-FIRST, SECOND = (Generation(epoch=1, seq=seq) for seq in (7, 8))
+FIRST, SECOND = (Generation(term=1, step=step) for step in (7, 8))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_nothing_left_is_not_called_right(
 
 
 @pytest.mark.parametrize("kind", ["link", "socket", "pipe", "directory"])
-@pytest.mark.parametrize("record", ["RUN", "epochs/e-000001", "decisions/e-000001"])
+@pytest.mark.parametrize("record", ["RUN", "terms/t-000001", "decisions/t-000001"])
 def test_a_record_that_is_no_file_is_damage(
     two: str, record: str, kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

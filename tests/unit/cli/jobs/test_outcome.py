@@ -19,7 +19,14 @@ ENDED = Ending(state="finished", exit_code=0, restarts=0)
 def run(tmp_path: Path) -> RunDirectory:
     """A run whose trainer has attached and trained 40 steps."""
     made = RunDirectory.create(tmp_path / "run")
-    event = {"event": "Iterated", "at_s": 2.0, "rank": 0, "step": 40, "count": 40, "total_s": 1.0}
+    event = {
+        "event": "IterationsTimed",
+        "at_s": 2.0,
+        "rank": 0,
+        "step": 40,
+        "count": 40,
+        "total_s": 1.0,
+    }
     idle = {"checkpoint_s": 0.0, "quiet_s": 0.0, "busy_s": 0.0}
     made.rank_telemetry(0).write_text(json.dumps(event | idle) + "\n")
     return made
@@ -28,11 +35,13 @@ def run(tmp_path: Path) -> RunDirectory:
 def commit(run: RunDirectory, *, failures: int = 0) -> None:
     """One durable checkpoint, and then so many that failed."""
     durable = {
-        "event": "PersistCommitted", "at_s": 1.0, "rank": -1, "generation": "e1s5", "step": 5,
+        "event": "CheckpointDurable", "at_s": 1.0, "rank": -1,
+        "generation": "step 5 (term 1)", "step": 5,
         "bytes": 1, "stored_bytes": 1, "latency_s": 0.1, "write_s": 0.1,
     }  # fmt: skip
     failed = {
-        "event": "PersistFailed", "at_s": 1.5, "rank": -1, "generation": "e1s9", "step": 9,
+        "event": "PersistFailed", "at_s": 1.5, "rank": -1,
+        "generation": "step 9 (term 1)", "step": 9,
         "reason": "disk full",
     }  # fmt: skip
     with open(run.telemetry / "keeper-000.jsonl", "a", encoding="utf-8") as file:
@@ -60,7 +69,7 @@ def test_something_durable_is_enough_however_many_failed_since(run: RunDirectory
     assert finish(run, outcome.Before(step=None, commits=0)) == 0
     status = run.read_status()
     assert status is not None
-    assert (status.protected, status.last_durable) == (True, "gen-e000001-s000000005")
+    assert (status.protected, status.last_durable) == (True, "ckpt-t0001-step-00000005")
 
 
 def test_what_an_earlier_launch_made_durable_does_not_count(run: RunDirectory) -> None:

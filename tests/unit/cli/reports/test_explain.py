@@ -37,7 +37,7 @@ def tuned(tmp_path: Path) -> RunDirectory:
     recorder.close()
     plan_choice.write(directory, replace(decision, plan=own.plan))
     started = RunStarted(
-        at_s=0.0, rank=0, wall="", run_id="r", epoch=1, world_size=1, pid=1, plan_id="p",
+        at_s=0.0, rank=0, wall="", run_id="r", term=1, world_size=1, pid=1, plan_id="p",
         plan_version=1, state_bytes=1, restart_count=0,
     )  # fmt: skip
     write_events(directory, [started, *job.log])

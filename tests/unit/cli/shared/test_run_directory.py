@@ -21,10 +21,10 @@ from autockpt.values.goal import Goal, Pins
 from autockpt.values.plan import safe_default_plan
 from autockpt.values.status import RunStatus
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
-    Iterated,
+    IterationsTimed,
     MemoryCommitted,
-    PersistCommitted,
     RunEnded,
     event_data,
 )
@@ -43,7 +43,7 @@ STATUS = RunStatus(
     exit_code=0,
     restarts=2,
     last_step=100,
-    last_durable="gen-e000001-s000000100",
+    last_durable="ckpt-t0001-step-00000100",
     protected=True,
     report=None,
 )
@@ -61,9 +61,9 @@ def log(run: RunDirectory, name: str, *events: Event, torn: str = "") -> None:
     (run.telemetry / name).write_text("\n".join(lines) + "\n" + torn)
 
 
-def iterated(step: int, at_s: float, rank: int = 0) -> Iterated:
+def iterated(step: int, at_s: float, rank: int = 0) -> IterationsTimed:
     """A block of iterations that ended at `step`."""
-    return Iterated(
+    return IterationsTimed(
         at_s=at_s, rank=rank, step=step, count=1, total_s=1, checkpoint_s=0, quiet_s=1, busy_s=0
     )
 
@@ -177,17 +177,17 @@ def test_the_newest_of_everything_is_cheap_to_know(run: RunDirectory) -> None:
     log(
         run,
         "keeper-000.jsonl",
-        MemoryCommitted(generation="e1s9", step=9, **common),
-        MemoryCommitted(generation="e1s42", step=42, **common),
-        PersistCommitted(
-            generation="gen-e000001-s000000010", step=10, bytes=1, stored_bytes=1, write_s=0.1,
+        MemoryCommitted(generation="step 9 (term 1)", step=9, **common),
+        MemoryCommitted(generation="step 42 (term 1)", step=42, **common),
+        CheckpointDurable(
+            generation="ckpt-t0001-step-00000010", step=10, bytes=1, stored_bytes=1, write_s=0.1,
             **common,
         ),
     )  # fmt: skip
     log(run, "rank-00000.jsonl", RunEnded(at_s=1, rank=0, step=50, reason="finished"))
     assert run.newest_step() == 50
-    assert run.newest_generation() == Generation(epoch=1, seq=42)
-    assert run.newest_durable() == Generation(epoch=1, seq=10)
+    assert run.newest_generation() == Generation(term=1, step=42)
+    assert run.newest_durable() == Generation(term=1, step=10)
     assert run.attached
 
 

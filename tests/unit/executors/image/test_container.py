@@ -140,7 +140,7 @@ def test_a_state_that_outgrew_its_slot_is_refused_before_a_byte_is_copied() -> N
 def index(**changes: Any) -> ImageIndex:
     """A valid index of three chunks, the last one short."""
     values: dict[str, Any] = {
-        "run_id": "r" * 32, "generation": Generation(epoch=2, seq=5), "step": 40, "rank": 1,
+        "run_id": "r" * 32, "generation": Generation(term=2, step=5), "step": 40, "rank": 1,
         "world_size": 4, "layout_digest": "ab" * 16, "image_bytes": 2 * 2**16 + 4096,
         "chunk_bytes": 2**16,
         "digests": tuple(chunk_digest(memoryview(bytes([i]) * 9)) for i in range(3)),
@@ -153,8 +153,8 @@ def test_every_identity_is_bound_into_the_root() -> None:
     base = index()
     changed = [
         index(run_id="s" * 32),
-        index(generation=Generation(epoch=2, seq=6)),
-        index(generation=Generation(epoch=3, seq=5)),
+        index(generation=Generation(term=2, step=6)),
+        index(generation=Generation(term=3, step=5)),
         index(rank=2),
         index(world_size=5),
         index(layout_digest="ba" * 16),
@@ -179,7 +179,7 @@ def test_a_chunk_that_differs_names_everything_needed_to_find_it() -> None:
     base = index()
     base.check(1, memoryview(bytes([1]) * 9), source="shard")
     with pytest.raises(
-        CorruptCheckpointError, match=r"shard: rank 1, chunk 1 of .* e2s5: expected"
+        CorruptCheckpointError, match=r"shard: rank 1, chunk 1 of .* step 5 \(term 2\): expected"
     ):
         base.check(1, memoryview(bytes([2]) * 9), source="shard")
 
@@ -248,7 +248,7 @@ def test_the_capacity_holds_any_index_of_that_many_chunks() -> None:
     region = memoryview(bytearray(trailer_capacity(image_bytes, chunk_bytes)))
     long = index(
         image_bytes=image_bytes, chunk_bytes=chunk_bytes, digests=("f" * 32,) * 50,
-        generation=Generation(epoch=999_999, seq=999_999_999), step=2**53, world_size=10**6,
+        generation=Generation(term=999_999, step=999_999_999), step=2**53, world_size=10**6,
     )  # fmt: skip
     write_trailer(region, long)
     assert read_trailer(region) == long

@@ -45,15 +45,18 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Li
     run_id = directory.open()
     directory.claim(run_id, "launch", 0, force=False)
     codec, base = request.param.replace("delta", "planes"), None
-    for seq in (9, 10):
+    for number in (9, 10):
         step(model, optimizer)
-        arena, shooter = snapshot(state, progress={"step": seq})
+        arena, shooter = snapshot(state, progress={"step": number})
         shooter.close()
         assert shooter.layout is not None
         classes = dict.fromkeys(("parameters", "moments"), request.param)
-        generation, image = Generation(epoch=1, seq=seq), arena.view[: shooter.layout.image_bytes]
+        generation, image = (
+            Generation(term=1, step=number),
+            arena.view[: shooter.layout.image_bytes],
+        )
         folder = commit_images(
-            directory, run_id, generation, [image], codec=codec, step=seq, base=base,
+            directory, run_id, generation, [image], codec=codec, step=number, base=base,
             codec_ranges=shooter.layout.codec_ranges(classes)[1],
         )  # fmt: skip
         if request.param == "delta":
@@ -93,13 +96,13 @@ def test_a_stranger_notices_damage(
 ) -> None:
     """A digit in COMMIT or index, a byte in a shard."""
     path, _ = checkpoint
-    file = path / "gen-e000001-s000000010" / name
+    file = path / "ckpt-t0001-step-00000010" / name
     data = bytearray(file.read_bytes())
     if name.startswith("shard"):
         stored = json.loads(file.with_name("idx-00000-a1.json").read_text())["stored"]
         data[stored[0]["offset"] + 30 if stored else 30] ^= 1
     else:
-        data = bytearray(re.sub(rb'"epoch":1', b'"epoch":2', bytes(data), count=1))
+        data = bytearray(re.sub(rb'"term":1', b'"term":2', bytes(data), count=1))
     file.write_bytes(data)
     with pytest.raises(Exception, match=r"damaged|not the one that was committed|corruption"):
         reader(str(path))
@@ -109,7 +112,7 @@ def test_the_page_lists_every_key_that_is_written(checkpoint: tuple[Path, LiveSt
     """A new field without a word about it fails here."""
     path, _ = checkpoint
     text = PAGE.read_text()
-    folder = path / "gen-e000001-s000000010"
+    folder = path / "ckpt-t0001-step-00000010"
     commit = json.loads((folder / "COMMIT").read_text())
     index_keys = set(json.loads((folder / "idx-00000-a1.json").read_text()))
     for key in (
@@ -120,7 +123,7 @@ def test_the_page_lists_every_key_that_is_written(checkpoint: tuple[Path, LiveSt
     ):
         assert f"`{key}`" in text or f'"{key}"' in text, key
     for name in (entry.name for entry in path.iterdir()):
-        assert name in text or name.startswith("gen-"), name
+        assert name in text or name.startswith("ckpt-"), name
 
 
 def test_the_trailer_is_what_the_page_says() -> None:

@@ -29,7 +29,7 @@ from tests.unit.executors.checkpoints import (
 )
 from tests.unit.executors.states import Holder, Module, bytes_of, snapshot
 
-G = Generation(epoch=1, seq=1)
+G = Generation(term=1, step=1)
 
 
 @pytest.fixture
@@ -468,7 +468,7 @@ def test_a_slot_that_changed_since_it_was_sealed_is_not_written(
     one.start()
     assert result.ended.wait(PATIENCE_S)
     assert isinstance(result.error, CorruptCheckpointError)
-    assert "chunk 3 of generation e1s1 changed since" in str(result.error)
+    assert "chunk 3 of checkpoint step 1 (term 1) changed since" in str(result.error)
     assert not (tmp_path / "second").exists()
 
 

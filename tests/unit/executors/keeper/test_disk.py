@@ -20,7 +20,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.shard_file import ImageReader
-from autockpt.executors.throttle.rate_limit import PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import CHUNK, PATIENCE_S, commit_images
@@ -28,9 +28,9 @@ from tests.unit.executors.checkpoints import CHUNK, PATIENCE_S, commit_images
 WHO = p.Incarnation(launch_id="launch", restart_round=0)
 
 
-def g(seq: int) -> Generation:
-    """One generation of epoch 1."""
-    return Generation(epoch=1, seq=seq)
+def g(step: int) -> Generation:
+    """One generation of term 1."""
+    return Generation(term=1, step=step)
 
 
 class Bench:
@@ -69,16 +69,16 @@ class Bench:
         self.worker.submit(ended.set)
         assert ended.wait(PATIENCE_S)
 
-    def claim(self, *, epoch: int | None = None) -> Any:
+    def claim(self, *, term: int | None = None) -> Any:
         """Asks for the directory."""
-        return self.order(p.ClaimEpoch(incarnation=WHO, epoch=epoch))
+        return self.order(p.ClaimTerm(incarnation=WHO, term=term))
 
     def commit(self, *seqs: int) -> None:
         """Committed and verified generations."""
-        for seq in seqs:
+        for step in seqs:
             image = Arena.anonymous(CHUNK + 4096).view
-            commit_images(self.directory, self.run_id, g(seq), [image], step=seq)
-            self.directory.mark(g(seq), "VERIFIED")
+            commit_images(self.directory, self.run_id, g(step), [image], step=step)
+            self.directory.mark(g(step), "VERIFIED")
 
     def listed(self) -> list[Generation]:
         return [entry.generation for entry in self.directory.catalogue(self.run_id)]
@@ -92,40 +92,40 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_a_claim_comes_with_everything_that_was_decided_before(bench: Bench) -> None:
     """Catalogue and lineage, read after the claim stood."""
-    assert bench.claim().epoch == 1
+    assert bench.claim().term == 1
     bench.commit(1)
-    bench.done(p.MarkEverCommitted(epoch=1))
+    bench.done(p.MarkEverCommitted(term=1))
     assert isinstance(
-        bench.order(p.WriteDecision(epoch=1, attempt=1, generation=None, reason="new")),
+        bench.order(p.WriteDecision(term=1, attempt=1, generation=None, reason="new")),
         p.DecisionWritten,
     )
     answer = bench.claim()
-    assert answer.epoch == 2
+    assert answer.term == 2
     assert [entry.generation for entry in answer.committed] == [g(1)]
     assert answer.committed[0].verified
-    assert [(one.epoch, one.parent) for one in answer.parents] == [(1, None)]
+    assert [(one.term, one.parent) for one in answer.parents] == [(1, None)]
     assert answer.ever_committed
 
 
 def test_a_decision_comes_with_a_mark_that_was_left_since_the_claim(bench: Bench) -> None:
-    """The keeper of the epoch before was still reading the generation back."""
+    """The keeper of the term before was still reading the generation back."""
     bench.claim()
     bench.commit(1)
     assert bench.claim().committed[0].health == "good"
-    order = p.WriteDecision(epoch=2, attempt=1, generation=g(1), reason="newest")
+    order = p.WriteDecision(term=2, attempt=1, generation=g(1), reason="newest")
     assert not bench.order(order).suspect
     bench.directory.mark(g(1), "SUSPECT")
     assert bench.order(order).suspect
 
 
-def test_a_replaced_epoch_is_refused_again(bench: Bench) -> None:
-    """A running trainer that comes back names the epoch it trains in."""
-    assert bench.claim().epoch == 1
-    assert bench.claim(epoch=1).epoch == 1
-    assert bench.claim().epoch == 2
-    refused = bench.claim(epoch=1)
-    assert isinstance(refused, p.EpochRefused)
-    assert "epoch 1 is fenced by a newer incarnation" in refused.reason
+def test_a_replaced_term_is_refused_again(bench: Bench) -> None:
+    """A running trainer that comes back names the term it trains in."""
+    assert bench.claim().term == 1
+    assert bench.claim(term=1).term == 1
+    assert bench.claim().term == 2
+    refused = bench.claim(term=1)
+    assert isinstance(refused, p.TermRefused)
+    assert "term 1 is fenced by a newer incarnation" in refused.reason
 
 
 AGAIN = p.Incarnation(launch_id="launch", restart_round=1)
@@ -133,70 +133,70 @@ AGAIN = p.Incarnation(launch_id="launch", restart_round=1)
 
 def test_a_claim_that_the_storage_refuses_is_made_as_soon_as_it_can_be(bench: Bench) -> None:
     """With the decision that was taken meanwhile, and what the directory has by then."""
-    assert bench.claim().epoch == 1
+    assert bench.claim().term == 1
     bench.commit(1)
-    epochs, away = (Path(bench.directory.path, name) for name in ("epochs", "away"))
-    epochs.rename(away)
-    epochs.write_text("in the way")
-    order = p.ClaimEpoch(incarnation=AGAIN, epoch=None)
+    terms, away = (Path(bench.directory.path, name) for name in ("terms", "away"))
+    terms.rename(away)
+    terms.write_text("in the way")
+    order = p.ClaimTerm(incarnation=AGAIN, term=None)
     refused = bench.order(order)
-    assert (type(refused), refused.storage) == (p.EpochRefused, True)
+    assert (type(refused), refused.storage) == (p.TermRefused, True)
     assert bench.worker.stand_in(order) == 2
-    decided = bench.order(p.WriteDecision(epoch=2, attempt=1, generation=g(1), reason="memory"))
+    decided = bench.order(p.WriteDecision(term=2, attempt=1, generation=g(1), reason="memory"))
     assert (type(decided), decided.fenced) == (p.DecisionFailed, False)
     bench.worker.beat(2)
     assert isinstance(bench.answered(), p.DirectoryGone)
-    epochs.unlink()
-    away.rename(epochs)
+    terms.unlink()
+    away.rename(terms)
     bench.done()
     bench.worker.beat(2)
     late = bench.answered()
-    assert (type(late), late.epoch, late.incarnation) == (p.EpochClaimed, 2, AGAIN)
+    assert (type(late), late.term, late.incarnation) == (p.TermClaimed, 2, AGAIN)
     assert [entry.generation for entry in late.committed] == [g(1)]
-    assert [(one.epoch, one.parent) for one in bench.directory.parents()] == [(2, g(1))]
+    assert [(one.term, one.parent) for one in bench.directory.parents()] == [(2, g(1))]
     assert bench.directory.holds(2)
 
 
-def test_of_two_that_want_one_epoch_the_one_that_was_assumed_is_refused(bench: Bench) -> None:
+def test_of_two_that_want_one_term_the_one_that_was_assumed_is_refused(bench: Bench) -> None:
     """Another launch took the same number while the storage would not have ours."""
-    assert bench.claim().epoch == 1
-    epochs, away = (Path(bench.directory.path, name) for name in ("epochs", "away"))
-    epochs.rename(away)
-    epochs.write_text("in the way")
-    order = p.ClaimEpoch(incarnation=AGAIN, epoch=None)
+    assert bench.claim().term == 1
+    terms, away = (Path(bench.directory.path, name) for name in ("terms", "away"))
+    terms.rename(away)
+    terms.write_text("in the way")
+    order = p.ClaimTerm(incarnation=AGAIN, term=None)
     bench.order(order)
     assert bench.worker.stand_in(order) == 2
-    epochs.unlink()
-    away.rename(epochs)
+    terms.unlink()
+    away.rename(terms)
     CheckpointDirectory(bench.directory.path).claim(bench.run_id, "other", 0, force=True)
     bench.done()
     bench.worker.beat(2)
     refused = bench.answered()
-    assert (type(refused), refused.storage) == (p.EpochRefused, False)
+    assert (type(refused), refused.storage) == (p.TermRefused, False)
 
 
 def test_a_claim_that_came_through_is_no_other_than_the_one_assumed(bench: Bench) -> None:
     """The storage hangs behind it, at the catalogue; the next one has the next number."""
     bench.claim()
-    order = p.ClaimEpoch(incarnation=AGAIN, epoch=None)
-    assert bench.order(order).epoch == 2
+    order = p.ClaimTerm(incarnation=AGAIN, term=None)
+    assert bench.order(order).term == 2
     assert bench.worker.stand_in(order) == 2
     bench.done()
-    assert bench.order(order).epoch == 3
+    assert bench.order(order).term == 3
     assert bench.worker.stand_in(order) == 3
 
 
 def test_a_keeper_that_never_claimed_assumes_nothing(bench: Bench) -> None:
     """It does not know what is durable."""
-    assert bench.worker.stand_in(p.ClaimEpoch(incarnation=WHO, epoch=None)) is None
+    assert bench.worker.stand_in(p.ClaimTerm(incarnation=WHO, term=None)) is None
 
 
-def test_an_older_epoch_neither_commits_nor_decides_nor_deletes(bench: Bench) -> None:
+def test_an_older_term_neither_commits_nor_decides_nor_deletes(bench: Bench) -> None:
     """Each answer says that it was the fence; nothing changed on disk."""
     bench.claim()
     bench.commit(1, 2, 3)
     bench.claim()
-    failed = bench.order(p.WriteDecision(epoch=1, attempt=1, generation=None, reason="late"))
+    failed = bench.order(p.WriteDecision(term=1, attempt=1, generation=None, reason="late"))
     assert (type(failed), failed.fenced) == (p.DecisionFailed, True)
     bench.directory.create_generation(g(4))
     failed = bench.order(
@@ -206,10 +206,10 @@ def test_an_older_epoch_neither_commits_nor_decides_nor_deletes(bench: Bench) ->
         )
     )  # fmt: skip
     assert (type(failed), failed.fenced) == (p.CommitFailed, True)
-    bench.done(p.DeleteGenerations(epoch=1, generations=(g(1), g(2))))
+    bench.done(p.DeleteGenerations(term=1, generations=(g(1), g(2))))
     assert bench.listed() == [g(1), g(2), g(3)]
     assert bench.deleted == []
-    bench.done(p.DeleteGenerations(epoch=2, generations=(g(1), g(2), g(9))))
+    bench.done(p.DeleteGenerations(term=2, generations=(g(1), g(2), g(9))))
     assert bench.listed() == [g(3)]
     assert bench.deleted == [g(1), g(2)]
 
@@ -218,7 +218,7 @@ def test_the_guard_stands_before_every_delete(bench: Bench) -> None:
     """A confused plan cannot remove the last good checkpoint; the keeper is told."""
     bench.claim()
     bench.commit(1, 2)
-    answer = bench.order(p.DeleteGenerations(epoch=1, generations=(g(1), g(2))))
+    answer = bench.order(p.DeleteGenerations(term=1, generations=(g(1), g(2))))
     assert isinstance(answer, GuardError)
     assert bench.listed() == [g(1), g(2)]
 
@@ -244,21 +244,21 @@ def test_what_earlier_incarnations_left_unfinished_goes_once_a_newer_one_has_dec
     bench.claim()
     bench.commit(1, 2)
     (Path(bench.directory.generation_path(g(2))) / "COMMIT").write_bytes(b"damaged")
-    for seq in (3, 4, 5):
-        folder = Path(bench.directory.create_generation(g(seq)))
+    for step in (3, 4, 5):
+        folder = Path(bench.directory.create_generation(g(step)))
         (folder / "shard-00000-a1.safetensors").write_bytes(bytes(4096))
     bench.directory.mark(g(4), "QUARANTINE")
     (Path(bench.directory.generation_path(g(5))) / "notes.txt").write_text("precious")
     bench.claim()
-    ours = Generation(epoch=2, seq=4)
+    ours = Generation(term=2, step=4)
     bench.directory.create_generation(ours)
-    bench.order(p.WriteDecision(epoch=1, attempt=2, generation=g(1), reason="late"))
+    bench.order(p.WriteDecision(term=1, attempt=2, generation=g(1), reason="late"))
     bench.done()
     assert Path(bench.directory.generation_path(g(3))).exists()
-    bench.order(p.WriteDecision(epoch=2, attempt=1, generation=g(1), reason="newest"))
+    bench.order(p.WriteDecision(term=2, attempt=1, generation=g(1), reason="newest"))
     bench.done()
     path = Path(bench.directory.path)
-    assert {file.name for file in path.glob("gen-*")} == {
+    assert {file.name for file in path.glob("ckpt-*")} == {
         one.name for one in (g(1), g(2), g(4), g(5), ours)
     }
     assert (path / g(4).name / "shard-00000-a1.safetensors").exists()
@@ -274,14 +274,14 @@ def test_a_leftover_that_cannot_be_removed_ends_nothing(bench: Bench) -> None:
     trash.rmdir()
     trash.write_bytes(b"in the way")
     bench.claim()
-    order = p.WriteDecision(epoch=2, attempt=1, generation=None, reason="new")
+    order = p.WriteDecision(term=2, attempt=1, generation=None, reason="new")
     assert isinstance(bench.order(order), p.DecisionWritten)
     bench.done()
     assert path.exists()
     trash.unlink()
     trash.mkdir()
     bench.claim()
-    order = p.WriteDecision(epoch=3, attempt=1, generation=None, reason="new")
+    order = p.WriteDecision(term=3, attempt=1, generation=None, reason="new")
     assert isinstance(bench.order(order), p.DecisionWritten)
     bench.done()
     assert not path.exists()
@@ -320,8 +320,8 @@ def test_of_several_that_wait_only_the_newest_is_read_back(
     monkeypatch.setattr(storage_worker, "verify_generation", held)
     bench.worker.execute(p.VerifyGeneration(generation=g(1)))
     assert reading.wait(PATIENCE_S)
-    for seq in (2, 4, 3):
-        bench.worker.execute(p.VerifyGeneration(generation=g(seq)))
+    for step in (2, 4, 3):
+        bench.worker.execute(p.VerifyGeneration(generation=g(step)))
     go_on.set()
     assert [bench.answered().generation, bench.answered().generation] == [g(1), g(4)]
     bench.worker.execute(p.VerifyGeneration(generation=g(2)))
@@ -337,7 +337,7 @@ def test_a_scrub_hurries_once_enough_generations_wait(
     paces, reading, go_on = [], threading.Event(), threading.Event()
     real = storage_worker.verify_generation
 
-    def held(*args: Any, gate: PacedGate) -> Any:
+    def held(*args: Any, gate: RateLimiter) -> Any:
         paces.append(gate.bytes_per_s)
         reading.set()
         assert go_on.wait(PATIENCE_S)
@@ -347,8 +347,8 @@ def test_a_scrub_hurries_once_enough_generations_wait(
     monkeypatch.setattr(storage_worker, "verify_generation", held)
     monkeypatch.setattr(storage_worker, "is_tight", lambda path: False)
     slow, fast = SCRUB_BYTES_PER_S, SCRUB_HURRIED_BYTES_PER_S
-    for seq in (1, 2, 3):
-        bench.worker.execute(p.VerifyGeneration(generation=g(seq)))
+    for step in (1, 2, 3):
+        bench.worker.execute(p.VerifyGeneration(generation=g(step)))
         assert reading.wait(PATIENCE_S)
     assert bench.worker.scrub_gate.bytes_per_s == slow
     bench.worker.execute(p.VerifyGeneration(generation=g(4)))
@@ -422,7 +422,7 @@ def test_a_job_that_fails_unexpectedly_does_not_end_the_thread(bench: Bench) -> 
     bench.worker.submit(explode)
     told, claimed = bench.claim(), bench.answered()
     assert isinstance(told, RuntimeError)
-    assert claimed.epoch == 1
+    assert claimed.term == 1
 
 
 def test_the_scrub_is_paced() -> None:
@@ -437,8 +437,8 @@ def test_what_was_read_back_long_ago_is_read_again_when_nobody_waits(
     monkeypatch.setattr(storage_worker, "AGAIN_CHECK_S", 0.01)
     bench.claim()
     bench.commit(1, 2)
-    for seq in (1, 2):
-        assert bench.order(p.VerifyGeneration(generation=g(seq))).ok
+    for step in (1, 2):
+        assert bench.order(p.VerifyGeneration(generation=g(step))).ok
     age(bench, 1)
     assert bench.answered() == p.GenerationVerified(generation=g(1), ok=True, detail="")
     flip(Path(bench.directory.generation_path(g(2))) / "shard-00000-a1.safetensors")
@@ -484,9 +484,9 @@ def test_one_generation_that_stays_bad_keeps_no_other_from_being_read_again(
 
 def age(bench: Bench, *seqs: int) -> None:
     """They were read back in 1970, the first one first."""
-    for seq in seqs:
-        mark = Path(bench.directory.generation_path(g(seq))) / "VERIFIED"
-        os.utime(mark, (seq, seq))
+    for step in seqs:
+        mark = Path(bench.directory.generation_path(g(step))) / "VERIFIED"
+        os.utime(mark, (step, step))
 
 
 def flip(path: Path) -> None:
@@ -499,7 +499,7 @@ def flip(path: Path) -> None:
 def test_the_heart_beats_beside_a_job_that_takes_long(bench: Bench) -> None:
     """Else a launch on another machine takes the run over during a long deletion."""
     bench.claim()
-    path = Path(bench.directory.path, "epochs", "heartbeat")
+    path = Path(bench.directory.path, "terms", "heartbeat")
     release, began = threading.Event(), threading.Event()
 
     def delete() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autockpt.executors.keeper import event_recorder as journal_module
-from autockpt.executors.keeper.event_recorder import Journal
+from autockpt.executors.keeper.event_recorder import EventRecorder
 from autockpt.executors.keeper.slots import (
     CELL_STARTED_NS,
     CELL_STEP,
@@ -26,7 +26,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import from_json
 from autockpt.values.telemetry import Event, Restored, event_from_data
 
-G = Generation(epoch=1, seq=30)
+G = Generation(term=1, step=30)
 
 
 class Clock:
@@ -59,11 +59,11 @@ def back(
     step: int = 30,
     source: str = "memory",
     restore_s: float = 2.0,
-    epoch: int = 2,
+    term: int = 2,
 ) -> TrainerResumed:
     """A rank trains again."""
     return TrainerResumed(
-        rank=rank, epoch=epoch, generation=G, step=step, source=source, bytes=100,
+        rank=rank, term=term, generation=G, step=step, source=source, bytes=100,
         restore_s=restore_s,
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def events(path: Path) -> list[Event]:
 
 def test_an_interruption_is_recorded_with_what_it_cost(tmp_path: Path, clock: Clock) -> None:
     """Exposure, down time less the restore, steps and time lost, and where the state came from."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(board(0, step=45), 77, "SIGKILL")
     clock.now_s += 12.0
     journal.resumed(back(step=30))
@@ -115,7 +115,7 @@ def test_an_interruption_is_recorded_with_what_it_cost(tmp_path: Path, clock: Cl
 
 def test_a_restore_from_disk_means_the_memory_did_not_survive(tmp_path: Path, clock: Clock) -> None:
     """The kind feeds the share of failures that the memory tier survives."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(board(0, step=10), 1, "")
     journal.resumed(back(step=5, source="disk"))
     assert [record.kind for record in failures(tmp_path)] == ["node"]
@@ -123,7 +123,7 @@ def test_a_restore_from_disk_means_the_memory_did_not_survive(tmp_path: Path, cl
 
 def test_all_ranks_of_a_node_are_one_interruption(tmp_path: Path, clock: Clock) -> None:
     """Survivors that torchelastic kills are part of it, the furthest step counts."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     for rank, step in ((1, 44), (0, 46), (2, 45)):
         journal.trainer_lost(board(rank, step=step), rank, "")
         clock.now_s += 1
@@ -136,17 +136,17 @@ def test_all_ranks_of_a_node_are_one_interruption(tmp_path: Path, clock: Clock) 
 def test_one_interruption_of_many_nodes_is_one(tmp_path: Path, clock: Clock) -> None:
     """Survivors leave their collectives without a word, so every keeper logs it: readers count it
     once, as the node that lost its memory met it, and the next one apart."""
-    journals = [Journal(str(tmp_path), node) for node in range(8)]
-    for epoch, lost in ((2, 5), (3, None)):
+    journals = [EventRecorder(str(tmp_path), node) for node in range(8)]
+    for term, lost in ((2, 5), (3, None)):
         for node, journal in enumerate(journals):
             journal.trainer_lost(board(node, step=40 + node), 1, "")
         clock.now_s += 10.0
         for node, journal in enumerate(journals):
             source = "peer" if node == lost else "memory"
-            journal.resumed(back(node, step=30, source=source, restore_s=1.0, epoch=epoch))
+            journal.resumed(back(node, step=30, source=source, restore_s=1.0, term=term))
     assert len(failures(tmp_path)) == 16
     first, second = RunDirectory(tmp_path).failures()
-    assert (first.kind, first.node, first.source, first.epoch) == ("node", 5, "peer", 2)
+    assert (first.kind, first.node, first.source, first.term) == ("node", 5, "peer", 2)
     assert (first.step, first.lost_steps, second.kind) == (47, 17, "process")
     assert first.exposure_s == pytest.approx(90.0)
     text = (tmp_path / "failures.jsonl").read_text()
@@ -159,9 +159,9 @@ def test_one_interruption_of_many_nodes_is_one(tmp_path: Path, clock: Clock) -> 
 
 def test_the_first_start_is_no_failure(tmp_path: Path, clock: Clock) -> None:
     """Nothing was lost."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.resumed(
-        TrainerResumed(rank=0, epoch=1, generation=None, step=0, source="", bytes=0, restore_s=0.0)
+        TrainerResumed(rank=0, term=1, generation=None, step=0, source="", bytes=0, restore_s=0.0)
     )
     assert failures(tmp_path) == []
     assert [type(e).__name__ for e in events(tmp_path)] == []
@@ -169,7 +169,7 @@ def test_the_first_start_is_no_failure(tmp_path: Path, clock: Clock) -> None:
 
 def test_a_resume_on_purpose_is_told_and_is_no_failure(tmp_path: Path, clock: Clock) -> None:
     """A run continued the next day was not interrupted."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.resumed(back(source="disk"))
     assert failures(tmp_path) == []
     assert [type(e).__name__ for e in events(tmp_path)] == ["Restored"]
@@ -177,7 +177,7 @@ def test_a_resume_on_purpose_is_told_and_is_no_failure(tmp_path: Path, clock: Cl
 
 def test_a_trainer_without_a_board_is_lost_all_the_same(tmp_path: Path, clock: Clock) -> None:
     """It died before its first step: no exposure, no pace, no division by zero."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(RankMemory(rank=0), 5, "")
     journal.resumed(back(step=0))
     (record,) = failures(tmp_path)
@@ -192,13 +192,13 @@ def rank_file(path: Path, *events: dict[str, Any] | str) -> None:
 
 
 STARTED = {"event": "RunStarted", "at_s": 1.0, "rank": 0}
-STEPPED = {"event": "Iterated", "at_s": 5.0, "rank": 0, "step": 12}
+STEPPED = {"event": "IterationsTimed", "at_s": 5.0, "rank": 0, "step": 12}
 
 
 def test_a_keeper_is_born_into_an_outage_that_nobody_saw(tmp_path: Path) -> None:
     """Trainer and keeper died together: the telemetry without an end says so."""
     rank_file(tmp_path, STARTED, STEPPED)
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     assert journal.outage is not None
     assert (journal.outage.step, journal.outage.exposure_s) == (12, 4.0)
     journal.resumed(back(step=10, source="disk"))
@@ -219,18 +219,19 @@ def test_a_keeper_is_born_into_an_outage_that_nobody_saw(tmp_path: Path) -> None
 def test_a_run_that_ended_leaves_no_outage(tmp_path: Path, lines: list[Any]) -> None:
     """Nor one of another boot, whose clock says nothing."""
     rank_file(tmp_path, *lines)
-    assert Journal(str(tmp_path), 0).outage is None
+    assert EventRecorder(str(tmp_path), 0).outage is None
 
 
 def test_damaged_telemetry_does_not_stop_a_keeper(tmp_path: Path) -> None:
     """Torn lines, other people's lines, links to nowhere."""
     rank_file(
-        tmp_path, "{", "3", "[]", "null", "\x00", '{"event":"Iterated"}',
-        '{"event":"Iterated","step":null,"at_s":1}', '{"event":"Iterated","step":"x","at_s":"y"}',
+        tmp_path, "{", "3", "[]", "null", "\x00", '{"event":"IterationsTimed"}',
+        '{"event":"IterationsTimed","step":null,"at_s":1}',
+        '{"event":"IterationsTimed","step":"x","at_s":"y"}',
         json.dumps(STARTED), json.dumps(STEPPED), '{"event":"Iterat',
     )  # fmt: skip
     (tmp_path / "telemetry" / "rank-00001.jsonl").symlink_to(tmp_path / "nowhere")
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     assert journal.outage is not None
     assert journal.outage.step == 12
 
@@ -238,7 +239,7 @@ def test_damaged_telemetry_does_not_stop_a_keeper(tmp_path: Path) -> None:
 def test_a_failure_log_that_cannot_be_written_is_told(tmp_path: Path, clock: Clock) -> None:
     """In telemetry; the training goes on."""
     (tmp_path / "failures.jsonl").mkdir()
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(board(0, step=3), 1, "")
     journal.resumed(back(step=1))
     assert [type(e).__name__ for e in events(tmp_path)][-1] == "Degraded"
@@ -246,7 +247,7 @@ def test_a_failure_log_that_cannot_be_written_is_told(tmp_path: Path, clock: Clo
 
 def test_commits_are_told_with_their_latencies(tmp_path: Path, clock: Clock) -> None:
     """From the boundary on this node; the slowest shard's write."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.snapshot_began(G, 30, 990.0)
     journal.shard_written(G, 100, 80, 1.5)
     journal.shard_written(G, 100, 70, 2.5)
@@ -254,7 +255,7 @@ def test_commits_are_told_with_their_latencies(tmp_path: Path, clock: Clock) -> 
     clock.now_s += 5
     journal.durable(G)
     journal.retired(G, 30, 150)
-    journal.dropped(Generation(epoch=1, seq=31), "disk full")
+    journal.dropped(Generation(term=1, step=31), "disk full")
     memory, durable, retired, dropped = events(tmp_path)
     assert memory.latency_s == pytest.approx(10.0)  # type: ignore[attr-defined]
     assert (durable.bytes, durable.stored_bytes, durable.write_s) == (200, 150, 2.5)  # type: ignore[attr-defined]
@@ -266,7 +267,7 @@ def test_an_exception_of_the_script_is_no_evidence_about_machines(
     tmp_path: Path, clock: Clock
 ) -> None:
     """It is on record as what it was; the rates count the training before it, and no event."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_failing(1)
     for rank in (0, 1):  # rank 0 is ended by its launcher
         journal.trainer_lost(board(rank, step=45), rank, "its connection closed")
@@ -288,17 +289,17 @@ def test_a_script_failed_before_its_keeper_died(tmp_path: Path, clock: Clock) ->
     failed = {"event": "TrainerFailed", "at_s": 6.0, "rank": 0, "step": 13, "error": "ValueError",
               "origin": "mistake"}  # fmt: skip
     rank_file(tmp_path, STARTED, STEPPED, failed)
-    Journal(str(tmp_path), 0).resumed(back(step=10, source="disk"))
+    EventRecorder(str(tmp_path), 0).resumed(back(step=10, source="disk"))
     (record,) = failures(tmp_path)
     assert (record.kind, record.step, record.lost_steps) == ("script", 13, 3)
 
 
 def test_without_any_checkpoint_a_living_keeper_lost_no_node(tmp_path: Path, clock: Clock) -> None:
     """Killed before its first checkpoint: from scratch, on a node that is whole."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(board(0, step=3), 1, "killed")
     journal.resumed(
-        TrainerResumed(rank=0, epoch=2, generation=None, step=0, source="", bytes=0, restore_s=0.0)
+        TrainerResumed(rank=0, term=2, generation=None, step=0, source="", bytes=0, restore_s=0.0)
     )
     assert [record.kind for record in failures(tmp_path)] == ["process"]
 
@@ -307,7 +308,7 @@ def test_detection_restart_and_restore_are_recorded_for_every_failure(
     tmp_path: Path, clock: Clock
 ) -> None:
     """They add up to the outage; the estimate of the next run is measured, not assumed."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     for _ in range(2):
         journal.trainer_lost(board(0, step=30), 5, "")
         clock.now_s += 10.0
@@ -322,7 +323,7 @@ def test_detection_restart_and_restore_are_recorded_for_every_failure(
 
 def test_a_way_back_that_nobody_timed_counts_as_restart(tmp_path: Path, clock: Clock) -> None:
     """As under a launcher that is not ours: nothing is assumed on top of it."""
-    journal = Journal(str(tmp_path), 0)
+    journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(board(0, step=30), 5, "")
     clock.now_s += 10.0
     journal.resumed(back())

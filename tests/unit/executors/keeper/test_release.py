@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autockpt.executors.keeper import launch, wire
-from autockpt.executors.keeper.event_recorder import Journal
-from autockpt.executors.keeper.saving.shards import Shards
+from autockpt.executors.keeper.event_recorder import EventRecorder
+from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.protocol import messages as p
@@ -21,7 +21,7 @@ from autockpt.values.generation import Generation
 
 PATIENCE_S = 20.0
 IMAGE_BYTES = 3 * 4096
-G = Generation(epoch=1, seq=1)
+G = Generation(term=1, step=1)
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_an_image_that_cannot_be_read_is_torn(
     posted: queue.Queue[Callable[[], None]] = queue.Queue()
     told: list[p.NodeEvent] = []
     degraded: list[str] = []
-    memory, journal = MemoryTable(), Journal(str(tmp_path), 0)
-    shards = Shards(
+    memory, journal = MemoryTable(), EventRecorder(str(tmp_path), 0)
+    shards = ShardSaves(
         directory=directory, run_id=directory.open(), memory=memory, journal=journal,
         post=posted.put, submit=lambda work: work(), tell=told.append,
         world_size=lambda rank: 1, degrade=lambda what, reason: degraded.append(reason),
@@ -83,7 +83,7 @@ def test_an_image_that_cannot_be_read_is_torn(
     (torn,) = told
     assert isinstance(torn, p.ShardDiscarded)
     assert (torn.rank, torn.generation) == (0, G)
-    assert "e1s1 of rank 0" in degraded[0]
+    assert "step 1 (term 1) of rank 0" in degraded[0]
     assert "no room to look" in torn.reason
     assert not shards.busy
     journal.close()

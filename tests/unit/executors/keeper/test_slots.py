@@ -47,11 +47,11 @@ def table() -> Iterator[MemoryTable]:
         rank.close_slots()
 
 
-def index(rank: int = 0, seq: int = 1, run_id: str = "run") -> ImageIndex:
+def index(rank: int = 0, step: int = 1, run_id: str = "run") -> ImageIndex:
     """A sealed image of zeros."""
     digest = chunk_digest(memoryview(bytes(CHUNK)))
     return ImageIndex(
-        run_id=run_id, generation=Generation(epoch=1, seq=seq), step=seq, rank=rank, world_size=2,
+        run_id=run_id, generation=Generation(term=1, step=step), step=step, rank=rank, world_size=2,
         layout_digest="ab", image_bytes=IMAGE, chunk_bytes=CHUNK, digests=(digest,) * 4,
     )  # fmt: skip
 
@@ -78,12 +78,12 @@ def test_slots_hold_an_image_and_its_description(table: MemoryTable) -> None:
 def test_sealed_slots_say_what_they_hold(table: MemoryTable) -> None:
     """Until they are cleared; other ranks' images and other runs' are not ours to report."""
     rank = allocated(table, slots=3)
-    rank.seal(0, index(seq=1))
-    rank.seal(1, index(seq=2, run_id="other"))
+    rank.seal(0, index(step=1))
+    rank.seal(1, index(step=2, run_id="other"))
     rank.seal(2, index(rank=1))
-    assert rank.sealed() == {0: index(seq=1), 1: index(seq=2, run_id="other")}
+    assert rank.sealed() == {0: index(step=1), 1: index(step=2, run_id="other")}
     (held,) = rank.held("run")
-    assert (held.slot, held.generation.seq, held.root, held.world_size) == (0, 1, index().root, 2)
+    assert (held.slot, held.generation.step, held.root, held.world_size) == (0, 1, index().root, 2)
     rank.clear(0)
     assert rank.held("run") == ()
 
@@ -92,12 +92,12 @@ def test_a_new_keeper_adopts_what_the_trainer_kept(table: MemoryTable) -> None:
     """Same memory, same seal, after the first keeper is gone."""
     old = MemoryTable()
     first = allocated(old)
-    first.seal(1, index(seq=7))
+    first.seal(1, index(step=7))
     fds = [os.dup(slot.fd) for slot in first.slots if slot.fd is not None]
     capacity = first.image_capacity
     first.close_slots()
     rank = table.adopt(0, fds, chunk_bytes=CHUNK, image_bytes=capacity)
-    assert rank.sealed() == {1: index(seq=7)}
+    assert rank.sealed() == {1: index(step=7)}
     assert rank.image_capacity == capacity
 
 
@@ -254,7 +254,7 @@ def test_adopted_memory_with_nan_is_suspect() -> None:
         memory.seal(
             0,
             ImageIndex(
-                run_id="run", generation=Generation(epoch=1, seq=1), step=1, rank=0, world_size=1,
+                run_id="run", generation=Generation(term=1, step=1), step=1, rank=0, world_size=1,
                 layout_digest="", image_bytes=len(data), chunk_bytes=2**16,
                 digests=(chunk_digest(memoryview(data)),),
             ),

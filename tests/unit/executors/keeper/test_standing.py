@@ -43,9 +43,9 @@ def test_it_is_said_again_though_no_save_is_due() -> None:
 def test_the_end_of_it_is_said_once() -> None:
     """And the next failure is a first one again."""
     standing = Standing()
-    assert standing.committed("e1s5") == ""
+    assert standing.committed("step 5 (term 1)") == ""
     standing.failed(0.0, WALL, "disk full")
     standing.failed(1.0, WALL, "disk full")
-    assert "after 2 that failed" in standing.committed("e1s9")
+    assert "after 2 that failed" in standing.committed("step 9 (term 1)")
     assert standing.degraded == ()
-    assert "newest durable: e1s9" in standing.failed(2.0, WALL, "disk full")
+    assert "newest durable: step 9 (term 1)" in standing.failed(2.0, WALL, "disk full")

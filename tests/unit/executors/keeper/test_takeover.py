@@ -51,14 +51,14 @@ def first(start: Start) -> BareTrainer:
     """A trainer with two checkpoints, one in each slot, and the boards' cells full."""
     trainer = start()
     assert trainer.attach() == {"refusal": "", "restored": ""}
-    for seq in (1, 2):
-        assert trainer.save(seq, fill=seq)["stored"] == [seq]
+    for step in (1, 2):
+        assert trainer.save(step, fill=step)["stored"] == [step]
     return trainer
 
 
 def saved(trainer: BareTrainer) -> list[object]:
     """What the files of its next checkpoints hold, of which each has its own number."""
-    return [trainer.save(seq, fill=100 + seq).get("stored") for seq in (1, 2, 3)]
+    return [trainer.save(step, fill=100 + step).get("stored") for step in (1, 2, 3)]
 
 
 def shared(run_dir: str) -> list[str]:
@@ -77,7 +77,7 @@ def test_what_is_saved_after_a_kill_is_the_new_trainers(start: Start) -> None:
     former.fork()
     former.kill()
     trainer = start(restart_round=1)
-    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
+    assert trainer.attach() == {"refusal": "", "restored": "step 2 (term 1)"}
     assert saved(trainer) == [[101], [102], [103]]
 
 
@@ -86,21 +86,21 @@ def test_a_killed_trainer_comes_back_where_the_storage_takes_nothing(
 ) -> None:
     """From memory, and the storage has its claim and the next checkpoint when it is well."""
     former = first(start)
-    epochs = Path(run_dir, "checkpoints", "epochs")
-    away = epochs.rename(epochs.with_name("away"))
-    epochs.write_text("in the way")
+    terms = Path(run_dir, "checkpoints", "terms")
+    away = terms.rename(terms.with_name("away"))
+    terms.write_text("in the way")
     former.kill()
     trainer = start(restart_round=1)
-    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
-    epochs.unlink()
-    away.rename(epochs)
+    assert trainer.attach() == {"refusal": "", "restored": "step 2 (term 1)"}
+    terms.unlink()
+    away.rename(terms)
     deadline = time.monotonic() + PATIENCE_S
-    seq = 1
-    while not (answer := trainer.save(seq, fill=101)).get("stored"):
+    step = 1
+    while not (answer := trainer.save(step, fill=101)).get("stored"):
         assert time.monotonic() < deadline, answer
-        seq += 1
+        step += 1
     assert answer["stored"] == [101]
-    assert (epochs / "e-000002").exists()
+    assert (terms / "t-000002").exists()
 
 
 def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -> None:
@@ -108,7 +108,7 @@ def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -
     former = first(start)
     former.stop()
     trainer = start(restart_round=1)
-    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
+    assert trainer.attach() == {"refusal": "", "restored": "step 2 (term 1)"}
     assert saved(trainer) == [[101], [102], [103]]
 
 
@@ -152,14 +152,14 @@ def test_a_slot_that_a_replaced_trainer_writes_is_nobodys_until_it_is_gone(start
     assert former.tell("begin", 3) == {"skipped": ""}
     former.stop()
     trainer = start(restart_round=1)
-    assert trainer.attach() == {"refusal": "", "restored": "e1s2"}
+    assert trainer.attach() == {"refusal": "", "restored": "step 2 (term 1)"}
     assert trainer.save(1, fill=101)["skipped"]
     former.kill()
     deadline = time.monotonic() + PATIENCE_S
-    seq = 2
-    while (answer := trainer.save(seq, fill=102))["skipped"]:
+    step = 2
+    while (answer := trainer.save(step, fill=102))["skipped"]:
         assert time.monotonic() < deadline, answer
-        seq += 1
+        step += 1
     assert answer["stored"] == [102]
 
 
@@ -241,4 +241,4 @@ def test_a_python_built_for_an_old_system_does_without_its_calls(
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.01)
     again = start(restart_round=1)
-    assert again.attach() == {"refusal": "", "restored": "e1s2"}
+    assert again.attach() == {"refusal": "", "restored": "step 2 (term 1)"}

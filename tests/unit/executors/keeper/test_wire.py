@@ -165,9 +165,9 @@ MALFORMED: dict[str, bytes] = {
     "deep payload": b'{"type":"PlanProposed","body":{"version":1,"payload":{"a":'
     + b"[" * 300 + b"]" * 300 + b"}}}",
     "no generation": b'{"type":"SnapshotCopied","body":{"rank":0,"generation":'
-    b'{"epoch":0,"seq":0}}}',
+    b'{"term":0,"step":0}}}',
     "long number": b'{"type":"SlotsRefused","body":{"rank":' + b"9" * 5000 + b',"reason":""}}',
-    "beyond floats": b'{"type":"TrainerResumed","body":{"rank":0,"epoch":2,"generation":null,'
+    "beyond floats": b'{"type":"TrainerResumed","body":{"rank":0,"term":2,"generation":null,'
     b'"step":0,"source":"","bytes":0,"restore_s":1' + b"0" * 400 + b"}}",
 }  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_a_malformed_message_is_a_protocol_error(
 def test_ranges_of_a_codec_are_four_counts_each(text: str) -> None:
     """Or the message is refused."""
     began = wire.SnapshotBegan(
-        rank=0, generation=Generation(epoch=1, seq=2), step=1, slot=0, image_bytes=1,
+        rank=0, generation=Generation(term=1, step=2), step=1, slot=0, image_bytes=1,
         boundary_end=1, layout_digest="", writers=1, chunk_bytes=1, direct_io=True, streaming=True,
         codec="planes",
         class_ranges="[[0,4096,2,0],[4096,8192,2,1]]",
@@ -387,6 +387,6 @@ def test_relative_temporary_directories_are_passed_over(
 
 def test_generations_travel_as_they_are() -> None:
     """The identity of everything."""
-    event = p.SaveRequested(rank=0, generation=Generation(epoch=3, seq=4), step=9)
+    event = p.SaveRequested(rank=0, generation=Generation(term=3, step=4), step=9)
     body = {"type": "SaveRequested", "body": json.loads(to_json(event))}
     assert wire.decode(json.dumps(body).encode()) == event

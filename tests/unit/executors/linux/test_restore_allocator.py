@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from autockpt.executors.linux.restore_allocator import OWN_PAGES_BYTES, FreshMemory
+from autockpt.executors.linux.restore_allocator import OWN_PAGES_BYTES, RestoreAllocator
 from tests.unit.executors.states import DTYPES, bytes_of, random_tensor
 
 LARGE = (OWN_PAGES_BYTES + 8, 2)
@@ -31,7 +31,7 @@ def test_a_tensor_is_like_any_other(dtype: str) -> None:
     """Contiguous, no view of anything, with the bytes that are put into it."""
     kind = getattr(torch, dtype)
     value = random_tensor(dtype, LARGE, 3)
-    tensor = FreshMemory([value.nbytes]).tensor(LARGE, kind)
+    tensor = RestoreAllocator([value.nbytes]).tensor(LARGE, kind)
     tensor.view(torch.uint8).copy_(value.view(torch.uint8))
     assert (tensor.shape, tensor.dtype, tensor.stride()) == (LARGE, kind, value.stride())
     assert tensor.is_contiguous()
@@ -42,14 +42,14 @@ def test_a_tensor_is_like_any_other(dtype: str) -> None:
 def test_shapes_have_the_strides_of_torch() -> None:
     """Sizes of one and of zero too."""
     for shape in ((OWN_PAGES_BYTES,), (3, 1, OWN_PAGES_BYTES), (2, OWN_PAGES_BYTES, 1), (0, 5), ()):
-        tensor = FreshMemory([4 * OWN_PAGES_BYTES * 3]).tensor(shape, torch.float32)
+        tensor = RestoreAllocator([4 * OWN_PAGES_BYTES * 3]).tensor(shape, torch.float32)
         assert tensor.stride() == torch.empty(shape).stride()
 
 
 def test_every_tensor_gives_its_own_pages_back() -> None:
     """The others stay, and stay as they are."""
     sizes = [OWN_PAGES_BYTES] * 3
-    memory = FreshMemory(sizes)
+    memory = RestoreAllocator(sizes)
     first, second, third = (memory.tensor((size,), torch.uint8).fill_(7) for size in sizes)
     del memory
     address = second.data_ptr()
@@ -67,7 +67,7 @@ def test_every_tensor_gives_its_own_pages_back() -> None:
 
 def test_one_saved_tensor_writes_no_other() -> None:
     """torch.save writes a tensor's storage; a copy has one of its own."""
-    memory = FreshMemory([OWN_PAGES_BYTES, 64 * OWN_PAGES_BYTES])
+    memory = RestoreAllocator([OWN_PAGES_BYTES, 64 * OWN_PAGES_BYTES])
     small = memory.tensor((OWN_PAGES_BYTES,), torch.uint8).fill_(1)
     memory.tensor((64 * OWN_PAGES_BYTES,), torch.uint8)
     file = io.BytesIO()
@@ -78,7 +78,7 @@ def test_one_saved_tensor_writes_no_other() -> None:
 
 def test_what_was_not_announced_comes_from_torch() -> None:
     """Small tensors, and more than there is room for."""
-    memory = FreshMemory([8, OWN_PAGES_BYTES])
+    memory = RestoreAllocator([8, OWN_PAGES_BYTES])
     for size in (8, OWN_PAGES_BYTES, OWN_PAGES_BYTES, 0):
         assert memory.tensor((size,), torch.uint8).fill_(1).eq(1).all()
 
@@ -87,9 +87,9 @@ def test_tensors_live_to_the_end_of_the_process() -> None:
     """Exit functions and threads may still use them."""
     code = (
         "import atexit, torch\n"
-        "from autockpt.executors.linux.restore_allocator import FreshMemory\n"
+        "from autockpt.executors.linux.restore_allocator import RestoreAllocator\n"
         "atexit.register(lambda: print(int(tensor.sum())))\n"
-        "tensor = FreshMemory([2**20]).tensor((2**20,), torch.uint8).fill_(1)\n"
+        "tensor = RestoreAllocator([2**20]).tensor((2**20,), torch.uint8).fill_(1)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autockpt.executors.keeper.restoring.shared_buffers import ReadingMemory
+from autockpt.executors.keeper.restoring.shared_buffers import SharedBuffers
 from autockpt.executors.protocol.messages import RestoreShard, ShardSource
 from autockpt.values.generation import Generation
 
@@ -20,9 +20,9 @@ def log() -> list[str]:
 
 
 @pytest.fixture
-def reading(log: list[str]) -> Iterator[ReadingMemory]:
+def reading(log: list[str]) -> Iterator[SharedBuffers]:
     """Of one keeper."""
-    memory = ReadingMemory(log.append)
+    memory = SharedBuffers(log.append)
     yield memory
     memory.close()
 
@@ -30,7 +30,7 @@ def reading(log: list[str]) -> Iterator[ReadingMemory]:
 def order(attempt: int = 1, readers: tuple[int, ...] = RANKS) -> RestoreShard:
     """To a rank that reads from storage."""
     return RestoreShard(
-        rank=0, epoch=2, attempt=attempt, generation=Generation(epoch=1, seq=4), step=4,
+        rank=0, term=2, attempt=attempt, generation=Generation(term=1, step=4), step=4,
         source=ShardSource(kind="disk", root="r"), readers=readers,
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def identity(fd: int | None) -> tuple[int, int]:
 
 
 def test_readers_of_an_attempt_get_one_memory_and_another_attempt_another(
-    reading: ReadingMemory,
+    reading: SharedBuffers,
 ) -> None:
     """What stands in the table of a failed attempt must not be read."""
     reading.prepare(len(RANKS))
@@ -61,7 +61,7 @@ def held_descriptors() -> int:
     return sum("autockpt-reading" in os.readlink(p) for p in paths if os.path.lexists(p))
 
 
-def test_what_is_over_is_given_back(reading: ReadingMemory) -> None:
+def test_what_is_over_is_given_back(reading: SharedBuffers) -> None:
     """Lent, or only prepared and perhaps not made yet."""
     before = held_descriptors()
     assert reading.lend(order()) is not None
@@ -77,7 +77,7 @@ def test_what_is_over_is_given_back(reading: ReadingMemory) -> None:
 
 
 def test_memory_that_is_not_there_means_that_all_read_alone(
-    reading: ReadingMemory, log: list[str]
+    reading: SharedBuffers, log: list[str]
 ) -> None:
     """The restore goes on."""
     assert reading.lend(order(readers=tuple(range(10**6)))) is None

@@ -12,7 +12,7 @@ from autockpt.executors.linux.memory import (
     Arena,
     memory_to_read_in,
 )
-from autockpt.executors.restore.cooperative_read import ReadTogether
+from autockpt.executors.restore.cooperative_read import CooperativeRead
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.errors import StorageError
 from tests.unit.executors.sharding.readers import Scene, play
@@ -161,7 +161,7 @@ def test_what_does_not_fit_the_memory_is_refused(chunks: int, chunk_bytes: int) 
     """Too many chunks for the table, or too large ones for a buffer a rank: each reads alone."""
     arena = Arena.create_shared(READING_TABLE_BYTES + 2**20, name="autockpt-test-reading")
     with pytest.raises(StorageError, match="too many to share"):
-        ReadTogether(arena, (0, 1), 0, chunks=chunks, chunk_bytes=chunk_bytes)
+        CooperativeRead(arena, (0, 1), 0, chunks=chunks, chunk_bytes=chunk_bytes)
     arena.close()
 
 
@@ -171,7 +171,7 @@ def test_threads_that_would_only_wait_are_not_started(monkeypatch: pytest.Monkey
 
     def threads(members: int, cores: int) -> int:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-        group = ReadTogether(arena, range(members), 0, chunks=8, chunk_bytes=4096)
+        group = CooperativeRead(arena, range(members), 0, chunks=8, chunk_bytes=4096)
         return group.threads(4)
 
     assert [threads(members, 2) for members in (1, 2, 3, 4, 8)] == [5, 3, 3, 2, 2]
@@ -179,10 +179,10 @@ def test_threads_that_would_only_wait_are_not_started(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[ReadTogether, ReadTogether]]:
+def pair() -> Iterator[tuple[CooperativeRead, CooperativeRead]]:
     """Two members who need all of 8 chunks, with 4 buffers each; only the first will work."""
     arena = Arena.create_shared(READING_TABLE_BYTES + 8 * 4096, name="autockpt-test-reading")
-    one, other = (ReadTogether(arena, (0, 1), me, chunks=8, chunk_bytes=4096) for me in (0, 1))
+    one, other = (CooperativeRead(arena, (0, 1), me, chunks=8, chunk_bytes=4096) for me in (0, 1))
     waits = threading.Thread(target=other.join, args=(range(8),))
     waits.start()
     one.join(range(8))
@@ -192,7 +192,7 @@ def pair() -> Iterator[tuple[ReadTogether, ReadTogether]]:
 
 
 def work(
-    one: ReadTogether, read: Callable[[int], None], put: Callable[[int], None], threads: int = 2
+    one: CooperativeRead, read: Callable[[int], None], put: Callable[[int], None], threads: int = 2
 ) -> list[int]:
     """What was put by threads of which the first one takes."""
     done: list[int] = []
@@ -211,7 +211,9 @@ def work(
     return sorted(done)
 
 
-def test_storage_is_read_while_a_chunk_is_copied(pair: tuple[ReadTogether, ReadTogether]) -> None:
+def test_storage_is_read_while_a_chunk_is_copied(
+    pair: tuple[CooperativeRead, CooperativeRead],
+) -> None:
     """Until all buffers are full, whatever the copy takes."""
     (one, other), full, chunks = pair, threading.Event(), []
 
@@ -228,7 +230,9 @@ def test_storage_is_read_while_a_chunk_is_copied(pair: tuple[ReadTogether, ReadT
     assert sorted(chunks) == list(range(8))
 
 
-def test_a_chunk_is_taken_while_storage_is_slow(pair: tuple[ReadTogether, ReadTogether]) -> None:
+def test_a_chunk_is_taken_while_storage_is_slow(
+    pair: tuple[CooperativeRead, CooperativeRead],
+) -> None:
     """The thread that takes is not away to read for others."""
     (one, other), taken, chunks = pair, threading.Event(), []
 

@@ -12,7 +12,7 @@ from autockpt.executors.keeper.restoring.shard_gather import Gathering
 from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.restore.gathered_source import GatheredShards, LentChunks
+from autockpt.executors.restore.gathered_source import GatheredSource, LentChunks
 from autockpt.values.errors import CorruptCheckpointError, GuardError
 from tests.unit.executors.keeper.replication.test_guests import (
     Node,
@@ -40,7 +40,7 @@ class Reader:
         """Asks the keeper."""
         number = next(self._numbers)
         wanted = ChunksWanted(
-            rank=9, epoch=2, attempt=1, shard=shard, chunks=chunks, number=number,
+            rank=9, term=2, attempt=1, shard=shard, chunks=chunks, number=number,
             elsewhere=elsewhere,
         )  # fmt: skip
         self.gathering.wanted(wanted, lambda *lent: self.answers.update({number: lent}))
@@ -60,8 +60,8 @@ def gathering(
     nodes: dict[int, Node], at: int, places: list[p.ShardCopy], rebuilt: tuple[int, ...] = ()
 ) -> Iterator[Reader]:
     """What node `at` gathers."""
-    order = p.LendPlaced(
-        epoch=2, attempt=1, generation=GENERATION, places=tuple(places), rebuilt=rebuilt
+    order = p.ServeShards(
+        term=2, attempt=1, generation=GENERATION, places=tuple(places), rebuilt=rebuilt
     )
     node = nodes[at]
     made = Gathering(order, run_id=RUN, node=at, memory=node.memory, guests=node.guests)
@@ -94,7 +94,7 @@ def test_a_rank_gets_the_chunks_that_it_asks_for_and_no_others(nodes: dict[int, 
     with gathering(nodes, 0, [home(node) for node in nodes.values()]) as reader:
         began = reader.gathering.began(9)
         assert (len(began.layouts), began.near) == (4, (0,))
-        shards = GatheredShards(9, 2, GENERATION, began, reader, "nowhere")
+        shards = GatheredSource(9, 2, GENERATION, began, reader, "nowhere")
         assert (shards.home, shards.regrouped) == (0, True)
         own, other = shards.open(0), shards.open(1)
         assert bytes(own.read(6, NONE)) == chunk(nodes[0], 6)

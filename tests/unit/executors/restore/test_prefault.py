@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autockpt.executors.linux.restore_allocator import FreshMemory
+from autockpt.executors.linux.restore_allocator import RestoreAllocator
 from autockpt.executors.restore import prefault
 from autockpt.executors.restore.apply_state import apply_state
-from autockpt.executors.restore.prefault import PagesAhead, new_bytes
+from autockpt.executors.restore.prefault import PrefaultedMemory, new_bytes
 from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import OneShard, open_disk
 from autockpt.executors.state.live_state import LiveState
@@ -32,14 +32,14 @@ def job(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, LiveState]:
     return model, optimizer, LiveState.of(model=model, optimizer=optimizer)
 
 
-def saved(path: Path, *, seq: int = 1) -> tuple[str, LiveState]:
+def saved(path: Path, *, step: int = 1) -> tuple[str, LiveState]:
     """(checkpoint directory, what was saved into it)."""
-    model, optimizer, state = job(seq)
+    model, optimizer, state = job(step)
     model(torch.ones(WIDTH)).sum().backward()
     optimizer.step()
     directory = CheckpointDirectory(str(path))
     directory.claim(directory.open(), "launch", 0, force=False)
-    commit_state(directory, directory.open(), Generation(epoch=1, seq=seq), state)
+    commit_state(directory, directory.open(), Generation(term=1, step=step), state)
     return str(path), state
 
 
@@ -56,7 +56,7 @@ def resident_bytes(address: int) -> int:
     return found
 
 
-def finished(pages: PagesAhead) -> PagesAhead:
+def finished(pages: PrefaultedMemory) -> PrefaultedMemory:
     """It has touched all that it guessed."""
     pages._thread.join(30)
     assert not pages._thread.is_alive()
@@ -79,10 +79,10 @@ def test_a_restore_takes_memory_that_was_touched_before(tmp_path: Path) -> None:
     """It comes back bit for bit, in those very pages."""
     folder, state = saved(tmp_path)
     twin, optimizer, fresh = job(99)
-    pages = finished(PagesAhead(folder, fresh, 0, ranks=1))
+    pages = finished(PrefaultedMemory(folder, fresh, 0, ranks=1))
     start, moments = pages._address, 2 * WIDTH * WIDTH * 4
     assert moments <= resident_bytes(start) < moments + 2**21
-    generation = f"{folder}/{Generation(epoch=1, seq=1).name}"
+    generation = f"{folder}/{Generation(term=1, step=1).name}"
     chunks = open_disk(generation, read_commit(f"{generation}/COMMIT").records[0])
     restored = restore_shards(OneShard(chunks), fresh, pages.take)
     apply_state(restored, fresh)
@@ -96,21 +96,21 @@ def test_a_restore_takes_memory_that_was_touched_before(tmp_path: Path) -> None:
 def test_it_is_taken_once_and_the_rest_is_given_back(tmp_path: Path) -> None:
     """A second attempt finds none; more than was guessed is not to be had, and nothing stays."""
     folder, _ = saved(tmp_path)
-    pages = finished(PagesAhead(folder, job(2)[2], 0, ranks=1))
+    pages = finished(PrefaultedMemory(folder, job(2)[2], 0, ranks=1))
     end = pages._address + pages._room - PAGE
     address = pages.take(16 * PAGE)
     assert mapped(address + 15 * PAGE)
     assert not mapped(address + 16 * PAGE)
     assert not mapped(end)
     assert pages.take(16 * PAGE) == 0
-    memory = FreshMemory([16 * PAGE], lambda nbytes: address)
+    memory = RestoreAllocator([16 * PAGE], lambda nbytes: address)
     assert memory.tensor((16 * PAGE,), torch.uint8).data_ptr() == address
 
-    pages = finished(PagesAhead(folder, job(2)[2], 0, ranks=1))
+    pages = finished(PrefaultedMemory(folder, job(2)[2], 0, ranks=1))
     start = pages._address
     assert pages.take(pages._room + PAGE) == 0
     assert not mapped(start)
-    pages = finished(PagesAhead(folder, job(2)[2], 0, ranks=1))
+    pages = finished(PrefaultedMemory(folder, job(2)[2], 0, ranks=1))
     start = pages._address
     pages.close()
     pages.close()
@@ -130,7 +130,7 @@ def test_a_guess_that_is_not_ready_is_not_waited_for(
         return 2**24
 
     monkeypatch.setattr(prefault, "new_bytes", hang)
-    pages = PagesAhead(folder, job(2)[2], 0, ranks=1)
+    pages = PrefaultedMemory(folder, job(2)[2], 0, ranks=1)
     assert hanging.wait(30)
     began = time.monotonic()
     assert pages.take(PAGE) == 0
@@ -149,7 +149,7 @@ def test_without_a_guess_there_is_none_and_nobody_hears_of_it(fault: str, tmp_pa
     if fault == "nothing":
         os.mkdir(folder)
     if fault == "damaged":
-        (Path(folder) / Generation(epoch=1, seq=1).name / "COMMIT").write_text("{")
+        (Path(folder) / Generation(term=1, step=1).name / "COMMIT").write_text("{")
     ranks = 10**9 if fault == "no room" else 1
-    pages = finished(PagesAhead(folder, job(2)[2], 0, ranks=ranks))
+    pages = finished(PrefaultedMemory(folder, job(2)[2], 0, ranks=ranks))
     assert pages.take(PAGE) == 0

@@ -31,7 +31,7 @@ from tests.unit.executors.states import (
     trained,
 )
 
-G = Generation(epoch=1, seq=1)
+G = Generation(term=1, step=1)
 
 
 def sealed(arena: Arena, image_bytes: int, chunk_bytes: int = CHUNK) -> SlotChunks:
@@ -590,7 +590,9 @@ def test_a_chunk_that_changed_is_corrupt() -> None:
     state = LiveState.of(model=Module([("w", torch.ones(64, 400))]))
     chunks = in_memory(state)
     chunks._arena.view[CHUNK + 9] ^= 1
-    with pytest.raises(CorruptCheckpointError, match="memory: rank 0, chunk 1 of generation e1s1"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"memory: rank 0, chunk 1 of checkpoint step 1 \(term 1\)"
+    ):
         restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(64, 400))])))
 
 
@@ -608,7 +610,9 @@ def test_a_bad_chunk_among_many_leaves_no_reader_waiting(chunk: int, tmp_path: P
         file.seek(chunk * CHUNK + 9)
         file.write(bytes([byte[0] ^ 1]))
     fresh = LiveState.of(model=Module([("w", torch.zeros(64, 4000))]))
-    with pytest.raises(CorruptCheckpointError, match=f"chunk {chunk} of generation e1s1"):
+    with pytest.raises(
+        CorruptCheckpointError, match=rf"chunk {chunk} of checkpoint step 1 \(term 1\)"
+    ):
         restore_tensors(open_disk(folder, record), fresh)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autockpt.executors.keeper.client.client import KeeperLink
+from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.restore import resume
 from autockpt.values.errors import AutockptError
@@ -20,12 +20,12 @@ HEARD = (m.RestoreShard, m.Resume, m.StartFresh, m.RestoreRefused)
 
 
 @pytest.fixture
-def link(tmp_path: Path) -> Iterator[KeeperLink]:
+def link(tmp_path: Path) -> Iterator[KeeperClient]:
     """Of rank 3; no keeper is there yet."""
     attach = m.TrainerAttached(
         rank=3, incarnation=LAUNCH, world_size=4, nodes=(0, 0, 0, 0), slots=0
     )
-    link = KeeperLink(
+    link = KeeperClient(
         str(tmp_path), 0, checkpoints=str(tmp_path / "checkpoints"), attach=attach,
         launcher_pid=os.getpid(), on_lost=lambda reason: None,
     )  # fmt: skip
@@ -56,17 +56,17 @@ def test_a_trainer_waits_longer_than_the_keepers_are_silent() -> None:
     cluster.attach(1, NEXT)
     wait(resume.DIRECTORY_S / 2)
     cluster.cut = {1}
-    parents = (m.EpochParent(epoch=1, parent=None),)
+    parents = (m.TermParent(term=1, parent=None),)
     records = tuple({"file": f"{rank}", "root": f"{gen(1, 3)}:{rank}"} for rank in (0, 1))
     entry = m.CatalogueEntry(generation=gen(1, 3), step=3, world_size=2, records=records)
     cluster.claim(2, NEXT, parents=parents, committed=(entry,), ever_committed=True)
     wait(30)
     cluster.cut = set()
     wait(resume.DIRECTORY_S / 2)
-    cluster.tell(m.DecisionWritten(epoch=2, attempt=1))
+    cluster.tell(m.DecisionWritten(term=2, attempt=1))
     wait(5)
     assert len(heard) == 2, "an order"
-    cluster.tell_node(0, m.ShardVerified(rank=0, epoch=2, attempt=1))
+    cluster.tell_node(0, m.ShardVerified(rank=0, term=2, attempt=1))
     wait(1900)
     assert len(heard) == 3, "the deadline has passed"
     silences = [after - before for before, after in itertools.pairwise(heard)]
@@ -76,20 +76,20 @@ def test_a_trainer_waits_longer_than_the_keepers_are_silent() -> None:
 
 
 def test_an_order_that_comes_late_is_carried_out(
-    link: KeeperLink, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    link: KeeperClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The user is told why nothing happens, and then it happens."""
     monkeypatch.setattr(resume, "QUIET_S", 0.1)
-    order = m.StartFresh(rank=3, epoch=7)
+    order = m.StartFresh(rank=3, term=7)
     late = threading.Timer(0.5, link.restore_orders.put, (order,))
     late.start()
     unused: Any = None
-    assert resume.resume(link, unused, "", unused).epoch == 7
+    assert resume.resume(link, unused, "", unused).term == 7
     late.join()
     assert "rank 3: waiting for the other ranks" in capsys.readouterr().err
 
 
-def test_a_wait_for_nobody_ends(link: KeeperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_nobody_ends(link: KeeperClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """No coordinator can be reached: the error says where to look."""
     monkeypatch.setattr(resume, "QUIET_S", 0.1)
     monkeypatch.setattr(resume, "PATIENCE_S", 0.2)

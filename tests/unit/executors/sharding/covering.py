@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 
 
 def times_covered(shape: Sequence[int], boxes: Iterable[Box]) -> np.ndarray:
@@ -16,7 +16,7 @@ def times_covered(shape: Sequence[int], boxes: Iterable[Box]) -> np.ndarray:
     return counts
 
 
-def taken(holding: Holding, whole: np.ndarray) -> np.ndarray:
+def taken(holding: LocalShard, whole: np.ndarray) -> np.ndarray:
     """The elements of a holding out of the whole tensor, in the order of its boxes."""
     parts = [
         whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))].ravel()

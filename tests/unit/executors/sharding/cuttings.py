@@ -106,7 +106,7 @@ def shard(rng: random.Random, number: int, shape: tuple[int, ...], part: Part) -
     # Chunks are whole pages and elements never lie across them; here pages are one element.
     chunk_bytes = DTYPE.itemsize * rng.randint(1, 1 + len(image) // DTYPE.itemsize)
     index = ImageIndex(
-        run_id="run", generation=Generation(epoch=1, seq=1), step=1, rank=number, world_size=1,
+        run_id="run", generation=Generation(term=1, step=1), step=1, rank=number, world_size=1,
         layout_digest="", image_bytes=len(image), chunk_bytes=chunk_bytes,
         digests=("",) * -(-len(image) // chunk_bytes),
     )  # fmt: skip

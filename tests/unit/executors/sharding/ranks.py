@@ -33,11 +33,11 @@ from torch.distributed.tensor.parallel import (
 from autockpt.executors.sharding.adapters.collectors import declared
 from autockpt.executors.sharding.adapters.fsdp2_gathered import gathering_units, shard_again
 from autockpt.executors.sharding.fqns import Assembled, plain_fqn
-from autockpt.executors.sharding.local_shard import Holding, follow, holding_of, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, follow, holding_of, whole_of
 from autockpt.executors.sharding.optimizers import held_state, owns_state, state_of
 from autockpt.values.errors import ConfigError
 
-Tensors = Iterator[tuple[str, torch.Tensor, Holding, torch.Tensor]]
+Tensors = Iterator[tuple[str, torch.Tensor, LocalShard, torch.Tensor]]
 """(name, local tensor, its holding, the tensor in the bare model)"""
 
 CASES: dict[str, tuple[tuple[int, ...], Callable[[], Tensors]]] = {}
@@ -274,7 +274,7 @@ def zero_redundancy() -> Tensors:
             holding = held_state(optimizer, parameter, known[id(parameter)])
             yield f"{name}.exp_avg", state[parameter]["exp_avg"], holding, whole[name]
         else:
-            nothing = Holding(global_shape=tuple(parameter.shape), boxes=())
+            nothing = LocalShard(global_shape=tuple(parameter.shape), boxes=())
             yield f"{name}.exp_avg", torch.empty(0), nothing, whole[name]
 
 
@@ -296,7 +296,7 @@ def pipeline_stages() -> Tensors:
     yield from parameters(Assembled(at=at, wrappers=[wrapped]), bare)
 
 
-def seen(tensor: torch.Tensor, holding: Holding, bare: torch.Tensor) -> dict[str, Any]:
+def seen(tensor: torch.Tensor, holding: LocalShard, bare: torch.Tensor) -> dict[str, Any]:
     """What one rank writes down of one tensor."""
     parts = [
         bare[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))].flatten()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from autockpt.executors.linux.memory import READING_HUGE_MARK, READING_TABLE_BYTES, Arena
-from autockpt.executors.restore.cooperative_read import ReadTogether
+from autockpt.executors.restore.cooperative_read import CooperativeRead
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.errors import CorruptCheckpointError
 
@@ -94,7 +94,7 @@ class Member:
         self.scene, self.me = scene, me
         self.reads, self.takes = counts[0, me], counts[1, me]
         self.fault, self.at = scene.faults.get(str(me), ("", 0))
-        self.group = ReadTogether(
+        self.group = CooperativeRead(
             arena, range(len(scene.needs)), me, chunks=scene.chunks,
             chunk_bytes=scene.chunk_bytes, patience_s=scene.patience_s,
         )  # fmt: skip

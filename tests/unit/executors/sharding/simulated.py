@@ -8,8 +8,8 @@ import torch
 from autockpt.executors.linux.memory import Arena, page_align
 from autockpt.executors.restore.apply_state import RestoredState, apply_state
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import Shards
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.restore.shard_sources import ShardSources
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.live_state import LiveState
@@ -18,7 +18,7 @@ from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.states import Holder, bytes_of, step
 
-G = Generation(epoch=1, seq=1)
+G = Generation(term=1, step=1)
 
 
 class Member:
@@ -37,7 +37,7 @@ class Member:
         shooter.close()
         return arena.view[: layout.image_bytes], layout.boundary_end, layout.digest
 
-    def restore(self, shards: Shards) -> RestoredState:
+    def restore(self, shards: ShardSources) -> RestoredState:
         """All of it."""
         restored = restore_shards(shards, self.state)
         apply_state(restored, self.state)
@@ -70,7 +70,7 @@ class Rank(Member):
         state = LiveState({"model": self.model}, {"optimizer": self.optimizer}, others, held)
         super().__init__(state, place)
 
-    def _held(self, ranks: int) -> dict[int, Holding]:
+    def _held(self, ranks: int) -> dict[int, LocalShard]:
         holders = tuple(range(ranks)) if ranks > 1 else ()
         return {id(p): whole_of(p, holders) for p in self.model.parameters()}
 

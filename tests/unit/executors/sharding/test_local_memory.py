@@ -5,10 +5,10 @@ import torch
 
 from autockpt.executors.image.layout.boxes import Box
 from autockpt.executors.sharding.local_memory import own_elements
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.values.errors import ConfigError
 
-THREE = Holding(global_shape=(3,), boxes=(Box(offset=(0,), shape=(3,)),))
+THREE = LocalShard(global_shape=(3,), boxes=(Box(offset=(0,), shape=(3,)),))
 
 
 def test_a_tensor_without_padding_is_itself() -> None:
@@ -31,6 +31,6 @@ def test_padding_at_the_end_is_left_out_without_a_copy() -> None:
 )
 def test_memory_that_cannot_be_the_holding_is_refused(tensor: torch.Tensor) -> None:
     """The first elements of it would be others than those of the boxes."""
-    row = Holding(global_shape=(2, 3), boxes=(Box(offset=(1, 0), shape=(1, 3)),))
+    row = LocalShard(global_shape=(2, 3), boxes=(Box(offset=(1, 0), shape=(1, 3)),))
     with pytest.raises(ConfigError, match="does not hold 3 elements"):
         own_elements(tensor, row)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autockpt.executors.linux.memory import PAGE_BYTES
 from autockpt.executors.restore import reader
 from autockpt.executors.restore.plan.moves import Move
-from autockpt.executors.restore.shard_sources import Chunks, DiskShards
+from autockpt.executors.restore.shard_sources import Chunks, DiskSource
 from autockpt.executors.storage.catalogue import ChunkSource
 from autockpt.executors.storage.directory import read_commit
 from autockpt.values.errors import CorruptCheckpointError
@@ -48,7 +48,7 @@ def test_any_number_of_ranks_comes_back_as_any_other(
     folder = save(str(tmp_path), ranks, codec=codec)
     for r in range(after):
         new = Rank(r, (0,) * after, seed=99)
-        new.restore(DiskShards(folder, r, after))
+        new.restore(DiskSource(folder, r, after))
         twin = ranks[r] if r < before else ranks[0]
         assert new.contents() == twin.contents()
 
@@ -70,7 +70,7 @@ def test_the_first_chunks_are_read_while_it_is_planned_and_no_chunk_twice(
 
     monkeypatch.setattr(reader.Wanted, "moves", moves)
     new = Rank(0, (0,), seed=99, width=4000)
-    new.restore(DiskShards(folder, 0, 1))
+    new.restore(DiskSource(folder, 0, 1))
     assert new.contents() == rank.contents()
     assert len(chunks_read) == len(set(chunks_read)) > 2 * reader.AHEAD
 
@@ -81,14 +81,14 @@ def test_replicas_of_other_nodes_are_neither_opened_nor_read(
     """Two nodes stored the same; all ranks of the next run choose the same shards of the two."""
     ranks = [Rank(r, (0, 0, 1, 1), width=4000) for r in range(4)]
     folder = save(str(tmp_path), ranks)
-    assert list(DiskShards(folder, 3, 4).within_reach) == [0, 1]
+    assert list(DiskSource(folder, 3, 4).within_reach) == [0, 1]
     stored = [-(-int(r["bytes"]) // CHUNK) for r in read_commit(f"{folder}/COMMIT").records]
     assert min(stored) > 10
     needed = set()
     for r in range(4):
         chunks_read.clear()
         new = Rank(r, (0, 0, 1, 1), seed=99, width=4000)
-        new.restore(DiskShards(folder, r, 4))
+        new.restore(DiskSource(folder, r, 4))
         assert new.contents() == ranks[r].contents()
         # Of its own image a rank needs what is its own: buffers, counters, random states.
         own = {(name, chunk) for name, chunk in chunks_read if int(name[6:11]) == r}
@@ -107,7 +107,7 @@ def test_more_shards_than_are_kept_open_are_read_all_the_same(
     monkeypatch.setattr(reader, "KEPT_OPEN", 2)
     before = len(os.listdir("/proc/self/fd"))
     new = Rank(1, (0, 0), seed=99)
-    new.restore(DiskShards(folder, 1, 2))
+    new.restore(DiskSource(folder, 1, 2))
     assert new.contents() == ranks[1].contents()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -124,7 +124,7 @@ def test_a_rank_whose_own_shard_has_everything_opens_no_other(
     for r in range(2):
         chunks_read.clear()
         new = Rank(r, (0, 0), seed=99)
-        assert new.restore(DiskShards(folder, r, 2)).exact
+        assert new.restore(DiskSource(folder, r, 2)).exact
         assert new.contents() == ranks[r].contents()
         assert {name[:11] for name, _ in chunks_read} == {f"shard-0000{r}"}
 
@@ -138,17 +138,17 @@ def test_no_more_headers_are_read_than_it_takes(
     folder = save(str(tmp_path), ranks)
     monkeypatch.setattr(reader, "KEPT_OPEN", 2)
     opened: list[int] = []
-    plain = DiskShards.open
+    plain = DiskSource.open
 
-    def opening(self: DiskShards, shard: int) -> Chunks:
+    def opening(self: DiskSource, shard: int) -> Chunks:
         opened.append(shard)
         return plain(self, shard)
 
-    monkeypatch.setattr(DiskShards, "open", opening)
+    monkeypatch.setattr(DiskSource, "open", opening)
     for r in (0, 5):
         opened.clear()
         new = Rank(r, nodes, seed=99)
-        new.restore(DiskShards(folder, r, 8))
+        new.restore(DiskSource(folder, r, 8))
         assert new.contents() == ranks[r].contents()
         assert sorted(opened) == [r // 2 * 2, r // 2 * 2 + 1]
 
@@ -173,7 +173,7 @@ def test_what_is_a_ranks_own_may_differ_in_form_from_rank_to_rank(tmp_path: Path
     folder = save(str(tmp_path), ranks)
     for r, length in enumerate(lengths):
         new = Rank(r, (0, 0, 0), seed=99, note=5)
-        new.restore(DiskShards(folder, r, 3))
+        new.restore(DiskSource(folder, r, 3))
         assert new.state.others["note"].state["t"].shape == (length,)
 
 
@@ -190,7 +190,7 @@ def test_caches_of_different_lengths_are_taken_where_they_fit(after: int, tmp_pa
     folder = save(str(tmp_path), ranks)
     for r, left in enumerate((True, False, False)[:after]):
         new = rank(r, after, torch.zeros(2), seed=99)
-        restored = new.restore(DiskShards(folder, r, after))
+        restored = new.restore(DiskSource(folder, r, after))
         assert new.model.cache.tolist() == [0.0 if left else r + 1.0] * 2
         assert restored.as_built == (("model.cache",) if left else ())
         assert shared_alike(
@@ -206,7 +206,7 @@ def test_shards_of_different_sizes_are_read_by_the_same_threads(tmp_path: Path) 
     sizes = [int(record["bytes"]) for record in read_commit(f"{folder}/COMMIT").records]
     assert sizes[0] + 2 * PAGE_BYTES < sizes[1] < CHUNK
     for _ in range(8):  # whichever thread reads which
-        Rank(0, (0,), seed=99, width=8).restore(DiskShards(folder, 0, 1))
+        Rank(0, (0,), seed=99, width=8).restore(DiskSource(folder, 0, 1))
 
 
 def flip(path: str, offset: int) -> None:
@@ -229,11 +229,13 @@ def test_a_flipped_byte_in_a_head_is_found(tmp_path: Path) -> None:
         flip(path, offset)
         new = Rank(0, (0, 0), seed=99)
         was = new.contents()
-        with pytest.raises(CorruptCheckpointError, match="head of generation e1s1: expected dig"):
-            new.restore(DiskShards(folder, 0, 2))
+        with pytest.raises(
+            CorruptCheckpointError, match=r"head of checkpoint step 1 \(term 1\): expected dig"
+        ):
+            new.restore(DiskSource(folder, 0, 2))
         assert new.contents() == was
         flip(path, offset)
-    Rank(0, (0, 0)).restore(DiskShards(folder, 0, 2))
+    Rank(0, (0, 0)).restore(DiskSource(folder, 0, 2))
 
 
 def recommit(folder: str, **changes: Any) -> None:
@@ -252,4 +254,4 @@ def test_a_commit_that_lies_about_chunks_is_found(lie: dict[str, int], tmp_path:
     folder = save(str(tmp_path), [Rank(r, (0, 0)) for r in range(2)])
     recommit(folder, **lie)
     with pytest.raises(CorruptCheckpointError, match=r"shard 1 has .* COMMIT says"):
-        Rank(0, (0, 0)).restore(DiskShards(folder, 0, 2))
+        Rank(0, (0, 0)).restore(DiskSource(folder, 0, 2))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.restore.shard_sources import DiskShards
+from autockpt.executors.restore.shard_sources import DiskSource
 from autockpt.executors.sharding.adapters.zero_optimizer import MASTER, ZeroView
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.optimizers import held_state
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.executors.snapshot.replica_shares import Place
@@ -50,7 +50,7 @@ class Padded(Member):
         module = nn.Module()
         module.flat = self.flat
         boxes = (Box(offset=(low,), shape=(high - low,)),) if high > low else ()
-        held = {id(self.flat): Holding(global_shape=(5,), boxes=boxes)}
+        held = {id(self.flat): LocalShard(global_shape=(5,), boxes=boxes)}
         state = LiveState({"model": module}, {"optimizer": self.optimizer}, {}, held)
         super().__init__(state, place(rank, count))
         self.low, self.high = low, high
@@ -68,7 +68,7 @@ def test_padding_is_neither_saved_nor_restored(
     folder = save(str(tmp_path), ranks)
     for r in range(after):
         new = Padded(r, after, fill=9.0)
-        new.restore(DiskShards(folder, r, after))
+        new.restore(DiskSource(folder, r, after))
         count = new.high - new.low
         assert new.flat[:count].tolist() == list(range(new.low, new.high))
         assert (new.flat[count:] == 9).all()
@@ -142,7 +142,7 @@ def test_state_that_one_rank_owns_arrives_at_whoever_owns_it_then(
     folder = save(str(tmp_path), [Redundancy(r, before) for r in range(before)])
     for r in range(after):
         new = Redundancy(r, after, blank=True)
-        new.restore(DiskShards(folder, r, after))
+        new.restore(DiskSource(folder, r, after))
         state = new.optimizer.optim.state
         owned = [p for i, p in enumerate(new.parameters) if i % after == r]
         assert list(state) == owned
@@ -216,7 +216,7 @@ def test_partitions_come_back_as_those_of_any_number_of_ranks(
     folder = save(str(tmp_path), [Zero(source, r, before) for r in range(before)])
     for r in range(after):
         new = Zero(target, r, after, blank=True)
-        new.restore(DiskShards(folder, r, after))
+        new.restore(DiskSource(folder, r, after))
         new.require_values()
 
 
@@ -234,7 +234,7 @@ def test_what_a_plain_optimizer_saved_becomes_the_fp32_copy(tmp_path: Any) -> No
             new = Zero(make, r, 2, blank=True)
             for group in new.view.param_groups:
                 group.update({k: v for k, v in optimizer.param_groups[0].items() if k != "params"})
-            new.restore(DiskShards(folder, r, 2))
+            new.restore(DiskSource(folder, r, 2))
             new.require_values(moments=False)
 
 

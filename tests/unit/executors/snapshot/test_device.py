@@ -17,7 +17,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.snapshot.device_marks import DeviceMarks
 from autockpt.executors.snapshot.snapshotter import Snapshot, Snapshotter
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.throttle.idle_windows import WindowGate
+from autockpt.executors.throttle.idle_windows import IdleWindowThrottle
 from autockpt.values.pipeline import order_digest
 from tests.support.devices import FakeDevice
 from tests.unit.executors.shots import (
@@ -417,9 +417,9 @@ BESIDE, IDLE = "0F0", "0F1"
 """A chunk of compute, and the next one."""
 
 
-def gated(bench: Bench, *, chunk_bytes: int = 2**20) -> WindowGate:
+def gated(bench: Bench, *, chunk_bytes: int = 2**20) -> IdleWindowThrottle:
     """The bench under a gate that knows a window of a minute behind the chunk under way."""
-    gate = WindowGate(bytes_per_s=1e9, longest_wait_s=PATIENCE_S, chunks=(chunk_bytes,))
+    gate = IdleWindowThrottle(bytes_per_s=1e9, longest_wait_s=PATIENCE_S, chunks=(chunk_bytes,))
     gate.hand_in({0: 0.0, 1: 60.0}, order_digest([BESIDE, IDLE]))
     gate.boundary()
     gate.began(BESIDE)
@@ -515,7 +515,7 @@ def test_a_snapshot_behind_one_that_is_held_back_hurries_it(bench: Bench) -> Non
 
 def test_windows_that_take_nothing_leave_a_device_its_copies_at_the_boundary(bench: Bench) -> None:
     """As without a gate: all are issued at once, and the reason is kept."""
-    bench.shooter.gate = WindowGate(longest_wait_s=PATIENCE_S)
+    bench.shooter.gate = IdleWindowThrottle(longest_wait_s=PATIENCE_S)
     snapshot, expected = bench.begin()
     assert bench.device.copies
     assert snapshot.task.use is not None

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.snapshot.replica_shares import Place, Shares, take_shares
 
 Tensors = dict[str, torch.Tensor]
@@ -20,7 +20,7 @@ def replicated() -> Tensors:
     }  # fmt: skip
 
 
-def holdings(tensors: Tensors, holders: tuple[int, ...]) -> dict[str, Holding]:
+def holdings(tensors: Tensors, holders: tuple[int, ...]) -> dict[str, LocalShard]:
     """All of them held by the same ranks."""
     return {name: whole_of(tensor, holders) for name, tensor in tensors.items()}
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from autockpt.executors.state.data_position import DataPosition
-from autockpt.executors.state.loader_rng import nothing_drawn
+from autockpt.executors.state.loader_rng import preserve_rng
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from tests.unit.executors.sharding.jobs import stored
 
@@ -142,7 +142,7 @@ def test_nothing_drawn_puts_back_every_generator() -> None:
     seed_all(3)
     expected = take(iter([torch.zeros(1)]), 1)
     seed_all(3)
-    with pytest.raises(ValueError, match="in between"), nothing_drawn():
+    with pytest.raises(ValueError, match="in between"), preserve_rng():
         take(failing(), 2)
     assert take(iter([torch.zeros(1)]), 1) == expected
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.state.tensor_index import Inventory
+from autockpt.executors.state.tensor_index import TensorIndex
 from autockpt.values.errors import ConfigError
 from tests.unit.executors.shots import assert_image, shoot, slot_for, snapshotter, state_bytes
 from tests.unit.executors.states import Module
@@ -105,14 +105,14 @@ CHANGES_NOTHING = {
 }  # fmt: skip
 
 
-def from_scratch(state: LiveState) -> Inventory:
+def from_scratch(state: LiveState) -> TensorIndex:
     """What somebody who sees the state for the first time finds."""
     other = LiveState(state.models, state.optimizers, state.others)
     other.step_order = list(state.step_order)
     return other.inventory()
 
 
-def contents(inventory: Inventory) -> Any:
+def contents(inventory: TensorIndex) -> Any:
     """Everything in it that somebody reads; tensors by their memory, order included."""
     return (
         [(name, tensor.data_ptr(), tensor.shape) for name, tensor in inventory.lazy.items()],
@@ -128,7 +128,7 @@ def contents(inventory: Inventory) -> Any:
     )
 
 
-def said(state: LiveState, ask: Callable[[LiveState], Inventory] = LiveState.inventory) -> object:
+def said(state: LiveState, ask: Callable[[LiveState], TensorIndex] = LiveState.inventory) -> object:
     """What a walk finds, or why there is none."""
     try:
         return contents(ask(state))

@@ -16,7 +16,7 @@ from autockpt.values.record import to_json
 from tests.contracts.faults import open_descriptors
 from tests.unit.executors.checkpoints import CHUNK, commit_images
 
-G1, G2 = Generation(epoch=1, seq=1), Generation(epoch=1, seq=2)
+G1, G2 = Generation(term=1, step=1), Generation(term=1, step=2)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_changed_index_is_named(directory: CheckpointDirectory, generation: Ge
     text = path.read_text()
     for old, new in (
         ('"rank":0', '"rank":1'),
-        ('"epoch":1', '"epoch":2'),
+        ('"term":1', '"term":2'),
         ('"world_size":2', '"world_size":3'),
     ):
         assert old in text
@@ -184,7 +184,7 @@ def test_storage_that_does_not_answer_is_no_damage(
 
 def test_generations_are_listed_with_their_state(directory: CheckpointDirectory) -> None:
     """Committed, verified, corrupt, incomplete, unreadable; foreign names are not listed."""
-    names = [Generation(epoch=1, seq=s) for s in (3, 4, 5)]
+    names = [Generation(term=1, step=s) for s in (3, 4, 5)]
     run_id = directory.open()
     for generation in names[:2]:
         commit_images(directory, run_id, generation, [Arena.anonymous(4096).view])
@@ -192,7 +192,7 @@ def test_generations_are_listed_with_their_state(directory: CheckpointDirectory)
     directory.mark(G2, "VERIFIED")
     directory.mark(names[0], "CORRUPT")
     flip(folder_of(directory, names[1]) / "COMMIT", 50)
-    (Path(directory.path) / "gen-mine").mkdir()
+    (Path(directory.path) / "ckpt-mine").mkdir()
     records = list_generations(directory.path)
     assert [record.state for record in records] == [
         "committed", "verified", "corrupt", "unreadable", "incomplete",

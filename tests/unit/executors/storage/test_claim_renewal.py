@@ -15,7 +15,7 @@ from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.generation import Generation
 
-FIRST = Generation(epoch=1, seq=5)
+FIRST = Generation(term=1, step=5)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_it_is_made_again_under_the_same_claim(
     after = CheckpointDirectory(directory.path)
     assert after.open() == run_id
     assert [entry.generation for entry in after.catalogue(run_id)] == [FIRST]
-    assert after.parents() == (p.EpochParent(epoch=1, parent=None),)
+    assert after.parents() == (p.TermParent(term=1, parent=None),)
 
 
 def test_a_missing_claim_is_not_a_newer_one(held: tuple[CheckpointDirectory, str]) -> None:
@@ -127,7 +127,7 @@ def test_the_directory_of_another_run_stays_his(held: tuple[CheckpointDirectory,
 
 
 def test_the_number_of_a_claim_never_falls(held: tuple[CheckpointDirectory, str]) -> None:
-    """A keeper that knows epoch 1 asks for a newer one in a directory that has forgotten it."""
+    """A keeper that knows term 1 asks for a newer one in a directory that has forgotten it."""
     directory, run_id = held
     empty(directory)
     assert directory.claim(run_id, "launch", 1, force=False, after=1) == 2
@@ -137,7 +137,7 @@ def test_no_commit_stands_on_a_base_that_is_gone(held: tuple[CheckpointDirectory
     """It could not be restored."""
     directory, run_id = held
     directory.create_generation(FIRST)
-    base = Generation(epoch=1, seq=1).name
+    base = Generation(term=1, step=1).name
     with pytest.raises(StorageError, match=r"COMMIT: is gone, and a shard is a difference to it"):
         directory.write_commit(
             run_id, FIRST, step=5, world_size=1, parent=None,
@@ -163,4 +163,4 @@ def test_the_heartbeat_makes_it_again_and_says_so(held: tuple[CheckpointDirector
     done = threading.Event()
     worker.submit(done.set)
     assert done.wait(60)
-    assert heard == [p.DirectoryRenewed(epoch=1)]
+    assert heard == [p.DirectoryRenewed(term=1)]

@@ -25,9 +25,9 @@ FLOATS = ((0, 4 * CHUNK, Kind(4, True, True).code, 0),)
 """The last chunk is of a class that is not encoded."""
 
 
-def g(seq: int) -> Generation:
+def g(step: int) -> Generation:
     """One generation."""
-    return Generation(epoch=1, seq=seq)
+    return Generation(term=1, step=step)
 
 
 def image(steps: int) -> memoryview:
@@ -49,31 +49,31 @@ class Chain:
         self.run_id = self.directory.open()
         self.directory.claim(self.run_id, "launch", 0, force=False)
 
-    def folder(self, seq: int) -> Path:
+    def folder(self, step: int) -> Path:
         """Where a generation stands."""
-        return Path(self.directory.generation_path(g(seq)))
+        return Path(self.directory.generation_path(g(step)))
 
-    def index(self, seq: int) -> ImageIndex:
+    def index(self, step: int) -> ImageIndex:
         """Of its one shard."""
-        return read_index((self.folder(seq) / "idx-00000-a1.json").read_bytes(), where="index")
+        return read_index((self.folder(step) / "idx-00000-a1.json").read_bytes(), where="index")
 
-    def save(self, seq: int, base: int | None, *, codec: str = "planes") -> None:
-        """Commits `image(seq)`."""
+    def save(self, step: int, base: int | None, *, codec: str = "planes") -> None:
+        """Commits `image(step)`."""
         against = None if base is None else Base(image(base), self.index(base), bases=0)
         commit_images(
-            self.directory, self.run_id, g(seq), [image(seq)], codec=codec, layouts=["layout"],
+            self.directory, self.run_id, g(step), [image(step)], codec=codec, layouts=["layout"],
             codec_ranges=FLOATS if codec != "none" else (), base=against,
         )  # fmt: skip
 
-    def open(self, seq: int) -> Any:
+    def open(self, step: int) -> Any:
         """Its shard, with its bases."""
-        folder = str(self.folder(seq))
+        folder = str(self.folder(step))
         commit = read_commit(f"{folder}/COMMIT")
         return open_shard(folder, commit.records[0], commit)
 
-    def read(self, seq: int) -> bytes:
+    def read(self, step: int) -> bytes:
         """All of it."""
-        source = self.open(seq)
+        source = self.open(step)
         buffer = Arena.anonymous(source.room_bytes)
         data = b"".join(bytes(source.read(i, buffer.view)) for i in range(5))
         source.close()
@@ -93,9 +93,9 @@ def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Chain:
 
 def test_every_generation_of_a_chain_is_read_back_whole(chain: Chain) -> None:
     """And verifies; what moved is small, what stayed is not stored again."""
-    for seq in (1, 2, 3):
-        assert chain.read(seq) == image(seq)
-        assert verify_generation(chain.directory.path, g(seq).name).ok
+    for step in (1, 2, 3):
+        assert chain.read(step) == image(step)
+        assert verify_generation(chain.directory.path, g(step).name).ok
     stored = chain.index(3).stored
     assert [chunk.length for chunk in stored[2:]] == [0, 0, 0]
     assert all(chunk.base and 0 < chunk.length < 0.8 * CHUNK for chunk in stored[:2])
@@ -106,12 +106,14 @@ def test_every_generation_of_a_chain_is_read_back_whole(chain: Chain) -> None:
 def test_a_missing_base_is_named(chain: Chain) -> None:
     """Both who needs it and what it is."""
     shutil.rmtree(chain.folder(1))
-    for seq in (2, 3):
-        with pytest.raises(CorruptCheckpointError, match=r"difference to e1s1.* has no COMMIT"):
-            chain.open(seq)
-        result = verify_generation(chain.directory.path, g(seq).name)
+    for step in (2, 3):
+        with pytest.raises(
+            CorruptCheckpointError, match=r"difference to step 1 \(term 1\).* has no COMMIT"
+        ):
+            chain.open(step)
+        result = verify_generation(chain.directory.path, g(step).name)
         assert result.damaged
-        assert "e1s1" in result.problems[0]
+        assert "step 1 (term 1)" in result.problems[0]
 
 
 def test_a_damaged_base_damages_what_needs_it(chain: Chain) -> None:
@@ -134,7 +136,7 @@ def test_another_generation_in_the_place_of_the_base_is_refused(chain: Chain) ->
     for name in ("shard-00000-a1.safetensors", "idx-00000-a1.json"):
         shutil.copy(chain.folder(4) / name, chain.folder(1) / name)
     (chain.folder(1) / "COMMIT").write_text(to_json(wrong))
-    with pytest.raises(CorruptCheckpointError, match=r"its root is|belongs to e1s4"):
+    with pytest.raises(CorruptCheckpointError, match=r"its root is|belongs to step 4 \(term 1\)"):
         chain.open(2)
 
 
@@ -154,7 +156,7 @@ def test_a_base_with_other_bytes_is_refused_chunk_by_chunk(chain: Chain) -> None
 def test_an_index_cannot_name_itself_or_a_later_one(chain: Chain, named: Generation) -> None:
     """No reader goes round in circles."""
     path = chain.folder(2) / "idx-00000-a1.json"
-    data = json.loads(path.read_text()) | {"base": {"epoch": named.epoch, "seq": named.seq}}
+    data = json.loads(path.read_text()) | {"base": {"term": named.term, "step": named.step}}
     path.write_text(json.dumps(data))
     with pytest.raises(CorruptCheckpointError, match="is no older generation"):
         chain.open(2)
@@ -180,8 +182,8 @@ def test_a_chain_without_end_is_refused(tmp_path: Path) -> None:
     """Nobody writes one; each link would cost a file descriptor and a chunk of memory."""
     made = Chain(tmp_path)
     made.save(1, None)
-    for seq in range(2, MOST_BASES + 3):
-        made.save(seq, seq - 1)
+    for step in range(2, MOST_BASES + 3):
+        made.save(step, step - 1)
     assert made.read(MOST_BASES + 1) == image(MOST_BASES + 1)
     with pytest.raises(CorruptCheckpointError, match="in a row"):
         made.open(MOST_BASES + 2)

@@ -48,7 +48,7 @@ def test_a_run_in_another_container_of_this_machine_holds_the_directory(
     ) as holder:  # fmt: skip
         assert holder.stdout is not None
         assert holder.stdout.readline() == "1\n"
-        with pytest.raises(DirectoryBusyError, match=r"launch theirs, keeper pid 1 on .* epoch 1"):
+        with pytest.raises(DirectoryBusyError, match=r"launch theirs, keeper pid 1 on .* term 1"):
             ours.claim(run_id, "ours", 0, force=False)
         with pytest.raises(DirectoryBusyError, match="launch theirs"):
             ours.require_unheld()

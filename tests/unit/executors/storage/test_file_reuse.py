@@ -20,7 +20,7 @@ from autockpt.executors.linux.memory import PAGE_BYTES, Arena
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage import file_reuse as spares
 from autockpt.executors.storage.directory import CheckpointDirectory
-from autockpt.executors.storage.file_reuse import KEPT_PER_RANK, SpareFiles
+from autockpt.executors.storage.file_reuse import KEPT_PER_RANK, ReusableFiles
 from autockpt.executors.storage.shard_file import ImageFile
 from autockpt.values.errors import StorageError
 from autockpt.values.generation import Generation
@@ -44,7 +44,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MARK = 0o640
 """Mode of no file that we create."""
-G1, G2 = Generation(epoch=1, seq=1), Generation(epoch=1, seq=2)
+G1, G2 = Generation(term=1, step=1), Generation(term=1, step=2)
 
 
 def image_of(nbytes: int, seed: int) -> memoryview:
@@ -294,11 +294,11 @@ def in_pool(directory: CheckpointDirectory) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def committed(directory: CheckpointDirectory, seq: int, ranks: int = 1) -> Generation:
+def committed(directory: CheckpointDirectory, step: int, ranks: int = 1) -> Generation:
     """A generation of small images."""
-    generation = Generation(epoch=1, seq=seq)
-    images = [image_of(CHUNK, seq + rank) for rank in range(ranks)]
-    commit_images(directory, directory.open(), generation, images, step=seq)
+    generation = Generation(term=1, step=step)
+    images = [image_of(CHUNK, step + rank) for rank in range(ranks)]
+    commit_images(directory, directory.open(), generation, images, step=step)
     return generation
 
 
@@ -338,8 +338,8 @@ def test_a_shard_becomes_spare_only_after_its_commit_is_durably_gone(
 
 def test_each_rank_has_a_few_spare_files_and_no_more(directory: CheckpointDirectory) -> None:
     """Space that was freed is free: the third one is removed."""
-    for seq in range(1, KEPT_PER_RANK + 3):
-        directory.delete(committed(directory, seq, ranks=2))
+    for step in range(1, KEPT_PER_RANK + 3):
+        directory.delete(committed(directory, step, ranks=2))
     pool = in_pool(directory)
     assert len(pool) == 2 * KEPT_PER_RANK
     for rank in range(2):
@@ -398,7 +398,7 @@ def test_two_takers_never_get_the_same_file(directory: CheckpointDirectory) -> N
     taken: list[list[str]] = [[] for _ in range(4)]
 
     def take(mine: list[str]) -> None:
-        spares = SpareFiles(directory.path)
+        spares = ReusableFiles(directory.path)
         start.wait(PATIENCE_S)
         while (path := spares.take(0)) is not None or any(folder.glob("r00000-*")):
             if path is not None:

@@ -13,7 +13,7 @@ from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.job import SHAPES, Job, Scene
 
-NEWEST = Generation(epoch=1, seq=3)
+NEWEST = Generation(term=1, step=3)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def results(job: Job) -> list[object]:
-    return [verify_generation(job.path, f"gen-e000001-s00000000{seq}") for seq in (1, 2, 3)]
+    return [verify_generation(job.path, f"ckpt-t0001-step-0000000{step}") for step in (1, 2, 3)]
 
 
 def flip(path: Path) -> None:
@@ -50,14 +50,14 @@ def test_a_damaged_generation_is_set_aside_with_its_reason(
     (aside,) = (p for p in Path(job.path, "quarantine").iterdir() if p.is_dir())
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == files
     assert "rank 0" in aside.with_name(aside.name + ".why").read_text()
-    assert job.restore() == Generation(epoch=1, seq=2)
+    assert job.restore() == Generation(term=1, step=2)
     assert app.run(["verify", job.path, "--deep"]) == 0
 
 
 def test_what_reads_back_whole_is_no_longer_called_corrupt(job: Job) -> None:
     """A storage that was ill for a while must not condemn it for ever."""
     job.directory.mark(NEWEST, "CORRUPT")
-    assert job.restore() == Generation(epoch=1, seq=2)
+    assert job.restore() == Generation(term=1, step=2)
     assert any("reads back whole" in one for one in maintenance.repair(job.path, results(job)))
     assert job.restore() == NEWEST
 
@@ -73,16 +73,16 @@ def test_a_damaged_run_file_is_rebuilt_from_the_commits(job: Job) -> None:
 def test_a_run_file_that_nobody_can_vouch_for_stays_away(job: Job) -> None:
     """Two runs in one directory: not guessed."""
     other = Scene(Path(job.path).parent, SHAPES[0]).fresh()
-    os.rename(other.directory.generation_path(NEWEST), f"{job.path}/gen-e000009-s000000001")
+    os.rename(other.directory.generation_path(NEWEST), f"{job.path}/ckpt-t0009-step-00000001")
     Path(job.path, "RUN").write_bytes(b"")
     with pytest.raises(CorruptCheckpointError, match="name 2 runs; it cannot be rebuilt"):
         maintenance.repair(job.path, [])
 
 
 def test_damaged_claims_are_told_and_keep_their_number(job: Job) -> None:
-    """A number that was given out twice would make two owners of one epoch."""
-    flip(Path(job.path, "epochs", "e-000001"))
-    Path(job.path, "epochs", "e-000001").write_bytes(b"?")
+    """A number that was given out twice would make two owners of one term."""
+    flip(Path(job.path, "terms", "t-000001"))
+    Path(job.path, "terms", "t-000001").write_bytes(b"?")
     assert len(maintenance.damaged_records(job.path)) == 1
     assert maintenance.repair(job.path, []) == []
     after = CheckpointDirectory(job.path)
@@ -91,22 +91,22 @@ def test_damaged_claims_are_told_and_keep_their_number(job: Job) -> None:
 
 def test_a_damaged_decision_is_set_aside(job: Job) -> None:
     """A flipped bit would name another parent: its digest tells."""
-    flip(Path(job.path, "decisions", "e-000001"))
+    flip(Path(job.path, "decisions", "t-000001"))
     assert job.directory.parents() == ()
     (done,) = maintenance.repair(job.path, [])
-    assert done.startswith("decisions/e-000001: set aside as quarantine/decisions-e-000001-")
+    assert done.startswith("decisions/t-000001: set aside as quarantine/decisions-t-000001-")
 
 
 def test_deep_looks_at_the_records_too(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """Checkpoints alone are whole; a claim and a decision are not, and each is named."""
-    Path(job.path, "epochs", "e-000001").write_bytes(b"?")
-    flip(Path(job.path, "decisions", "e-000001"))
+    Path(job.path, "terms", "t-000001").write_bytes(b"?")
+    flip(Path(job.path, "decisions", "t-000001"))
     assert app.run(["verify", job.path, "--all"]) == 0
     assert "DAMAGED" not in capsys.readouterr().out
     assert app.run(["verify", job.path, "--deep"]) == CorruptCheckpointError.exit_code
     told = capsys.readouterr()
     named = [line for line in told.out.splitlines() if line.startswith("DAMAGED")]
-    assert ["epochs" in named[0], "decisions" in named[1]] == [True, True], named
+    assert ["terms" in named[0], "decisions" in named[1]] == [True, True], named
     assert "0 of 3 checkpoints and 2 records damaged" in told.err
 
 
@@ -114,12 +114,12 @@ def test_gc_removes_leftovers_and_nothing_else(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unfinished, temporary, trash and spare; not what somebody else put there."""
-    unfinished = Path(job.directory.create_generation(Generation(epoch=1, seq=9)))
+    unfinished = Path(job.directory.create_generation(Generation(term=1, step=9)))
     (unfinished / "shard-00000-a1.safetensors").write_bytes(b"torn")
-    mixed = Path(job.directory.create_generation(Generation(epoch=1, seq=8)))
+    mixed = Path(job.directory.create_generation(Generation(term=1, step=8)))
     (mixed / "idx-00000-a1.json").write_bytes(b"torn")
     (mixed / "mine").write_bytes(b"mine")
-    (Path(job.path) / "epochs" / "e-000002.abc.tmp").write_bytes(b"")
+    (Path(job.path) / "terms" / "t-000002.abc.tmp").write_bytes(b"")
     (Path(job.path) / "trash").mkdir(exist_ok=True)
     (Path(job.path) / "trash" / "old").mkdir()
     before = [path.read_bytes() for path in sorted(newest(job).iterdir())]
@@ -144,7 +144,7 @@ def test_a_directory_that_a_live_run_holds_is_left_alone(
     job = Scene(tmp_path, SHAPES[0]).fresh()
     holder = os.getppid()
     job.directory.claim(job.run_id, "launch", 1, force=True)
-    path = Path(job.path, "epochs", "e-000002")
+    path = Path(job.path, "terms", "t-000002")
     start = upkeep_pid_start(holder)
     text = path.read_text().replace(f'"pid":{os.getpid()}', f'"pid":{holder}')
     path.write_text(

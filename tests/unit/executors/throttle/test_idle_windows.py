@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.snapshot import copy_engine
 from autockpt.executors.snapshot.copy_engine import CopyJob, run_jobs
-from autockpt.executors.throttle.idle_windows import CHUNKS, MEMORY_KEPT, WindowGate, WindowUse
-from autockpt.executors.throttle.rate_limit import Gate
-from autockpt.executors.throttle.window_forecast import LEARNED, MEMORY, Laps
+from autockpt.executors.throttle.idle_windows import (
+    CHUNKS,
+    MEMORY_KEPT,
+    IdleWindowThrottle,
+    WindowUse,
+)
+from autockpt.executors.throttle.rate_limit import Throttle
+from autockpt.executors.throttle.window_forecast import LEARNED, MEMORY, IdleWindowForecast
 from autockpt.values.pipeline import order_digest
 from tests.contracts.gate_contract import FakeClock, GateContract
 
@@ -23,14 +28,14 @@ RATE = 1e9
 COMPUTE_S = 0.1
 
 
-def gate_on(clock: FakeClock, longest_wait_s: float = 0.5) -> WindowGate:
+def gate_on(clock: FakeClock, longest_wait_s: float = 0.5) -> IdleWindowThrottle:
     """A gate whose mover makes 1 GB/s."""
-    return WindowGate(
+    return IdleWindowThrottle(
         bytes_per_s=RATE, longest_wait_s=longest_wait_s, now_s=clock.now, sleep=clock.sleep
     )
 
 
-def lap(gate: WindowGate, clock: FakeClock, gaps_s: list[float], names: str = "F") -> None:
+def lap(gate: IdleWindowThrottle, clock: FakeClock, gaps_s: list[float], names: str = "F") -> None:
     """One iteration: a gap, a chunk of compute, a gap, ... and the optimizer's step."""
     gate.boundary()
     for number, gap_s in enumerate(gaps_s):
@@ -44,7 +49,9 @@ def lap(gate: WindowGate, clock: FakeClock, gaps_s: list[float], names: str = "F
     clock.now_s += 0.01
 
 
-def learned(clock: FakeClock, gaps_s: list[float], longest_wait_s: float = 0.5) -> WindowGate:
+def learned(
+    clock: FakeClock, gaps_s: list[float], longest_wait_s: float = 0.5
+) -> IdleWindowThrottle:
     """A gate that knows these windows, at a boundary: window 0 has just opened."""
     gate = gate_on(clock, longest_wait_s)
     for _ in range(LEARNED + 1):
@@ -53,7 +60,7 @@ def learned(clock: FakeClock, gaps_s: list[float], longest_wait_s: float = 0.5) 
     return gate
 
 
-def in_window(clock: FakeClock) -> Gate:
+def in_window(clock: FakeClock) -> Throttle:
     """A window of 0.4 s is open, one of 0.2 s is ahead."""
     gate = learned(clock, [0.4, 0.2, 0.0])
     clock.now_s, clock.slept = 0.0, []
@@ -62,7 +69,7 @@ def in_window(clock: FakeClock) -> Gate:
     return gate
 
 
-def in_compute(clock: FakeClock) -> Gate:
+def in_compute(clock: FakeClock) -> Throttle:
     """The next window is ahead, and nobody will say that it opened."""
     gate = learned(clock, [0.0, 0.4, 0.0])
     clock.now_s, clock.slept = 0.0, []
@@ -126,7 +133,7 @@ class Mover:
     Steps deterministic: the gate's `sleep` lets the script go on to its next mark.
     """
 
-    def __init__(self, clock: FakeClock, gate: WindowGate, script: Iterator[float]) -> None:
+    def __init__(self, clock: FakeClock, gate: IdleWindowThrottle, script: Iterator[float]) -> None:
         self.clock, self.gate, self.script = clock, gate, script
         self.next_s = next(script)
         gate._sleep = self.until_mark
@@ -153,7 +160,7 @@ class Mover:
         return use
 
 
-def marks(clock: FakeClock, gate: WindowGate, gaps_s: list[float]) -> Iterator[float]:
+def marks(clock: FakeClock, gate: IdleWindowThrottle, gaps_s: list[float]) -> Iterator[float]:
     """Times of the coming marks of one iteration; each mark is made when the next is asked for."""
     at_s = clock.now_s
     for number, gap_s in enumerate(gaps_s):
@@ -463,7 +470,7 @@ def test_another_order_is_learned_anew_and_an_evaluation_is_not_an_order() -> No
 
 def test_the_fence_opens_it_while_somebody_waits() -> None:
     """A thread inside `wait` goes on within milliseconds of `hurry`, not at its deadline."""
-    gate = WindowGate(bytes_per_s=RATE, longest_wait_s=30.0)
+    gate = IdleWindowThrottle(bytes_per_s=RATE, longest_wait_s=30.0)
     for _ in range(LEARNED + 2):
         gate.boundary()
         gate.began("0F0")
@@ -527,7 +534,7 @@ EVENTS = st.lists(
 @given(events=EVENTS)
 def test_marks_in_any_order_never_break_the_laps(events: list[tuple[str, float]]) -> None:
     """Exceptions in a chunk, evaluations, skipped steps: forecasts stay finite and positive."""
-    laps, now_s = Laps(), 0.0
+    laps, now_s = IdleWindowForecast(), 0.0
     for what, after_s in events:
         now_s += after_s
         match what:

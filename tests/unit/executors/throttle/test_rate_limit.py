@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate, PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter, Throttle, Unlimited
 from autockpt.values.errors import ConfigError
 from tests.contracts.gate_contract import FakeClock, GateContract
 
@@ -22,14 +22,14 @@ class Meddling(float):
         return count / float(self)
 
 
-def open_gate(clock: FakeClock) -> Gate:
+def open_gate(clock: FakeClock) -> Throttle:
     """Needs no clock."""
-    return OpenGate()
+    return Unlimited()
 
 
-def paced_gate(clock: FakeClock) -> Gate:
+def paced_gate(clock: FakeClock) -> Throttle:
     """One megabyte per second."""
-    return PacedGate(1e6, longest_wait_s=0.5, now_s=clock.now, sleep=clock.sleep)
+    return RateLimiter(1e6, longest_wait_s=0.5, now_s=clock.now, sleep=clock.sleep)
 
 
 class TestOpen(GateContract):
@@ -79,7 +79,7 @@ class TestPaced(GateContract):
     def test_two_threads_never_pay_for_each_others_bytes(self) -> None:
         """One asks between the other's look at the clock and its turn: they still take turns."""
         clock = FakeClock()
-        gate = PacedGate(Meddling(1e6), now_s=clock.now, sleep=clock.sleep)
+        gate = RateLimiter(Meddling(1e6), now_s=clock.now, sleep=clock.sleep)
         blocked: list[float] = []
         other = threading.Thread(target=lambda: blocked.append(gate.wait(1000)))
         Meddling.during = other
@@ -91,4 +91,4 @@ class TestPaced(GateContract):
     def test_a_gate_that_never_opens_is_refused(self, rate: float, longest: float) -> None:
         """Rates are positive, deadlines are not negative."""
         with pytest.raises(ConfigError, match="must be above 0 and at least 0"):
-            PacedGate(rate, longest_wait_s=longest)
+            RateLimiter(rate, longest_wait_s=longest)

@@ -10,7 +10,7 @@ import torch
 
 from autockpt.cli.app import run
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskShards
+from autockpt.executors.restore.shard_sources import DiskSource
 from autockpt.executors.storage.catalogue import list_generations
 from autockpt.integrations.archive import writing
 from autockpt.integrations.archive.reading import Archive
@@ -60,7 +60,7 @@ def history(path: Path, job: Job, members: int = MEMBERS) -> list[str]:
     folders = []
     for number in range(members):
         train(job, 2)
-        folders.append(saved(path, job, Generation(epoch=1, seq=7 + number)))
+        folders.append(saved(path, job, Generation(term=1, step=7 + number)))
     return folders
 
 
@@ -118,7 +118,7 @@ def test_a_chain_is_lossy_between_full_members_and_says_so(tmp_path: Path) -> No
             assert bool((moments[1][moments[0] > 0] > 0).all())
         for name in ("frozen", "norm.running_mean", "norm.num_batches_tracked"):
             assert torch.equal(true["model"][name].read(), lossy["model"][name].read())
-        assert lossy["scheduler"]["last_epoch"] == 8
+        assert lossy["scheduler"]["last_term"] == 8
     fresh = wide_job()
     applied = restored(generation_folder(str(tmp_path / "again")), state_of(fresh))
     assert applied["progress"]["step"] == 7
@@ -139,7 +139,7 @@ def test_what_was_lost_before_is_said_of_an_archive_of_it(tmp_path: Path, codec:
     third = generation_folder(str(tmp_path / "third"))
     (record,) = list_generations(str(Path(third).parent))
     assert record.detail == f"LOSSY: {done.lossy}"
-    back = restore_shards(DiskShards(third, 0, 1), state_of(wide_job()))
+    back = restore_shards(DiskSource(third, 0, 1), state_of(wide_job()))
     assert back.skeleton["lossy"] == done.lossy
 
 
@@ -231,12 +231,12 @@ def test_the_commands_say_lossy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     source, archive = str(tmp_path / "run"), str(tmp_path / "archive")
     assert run(["convert", source, archive, "--to", "archive", "--codec", "excp"]) == 0
     out = capsys.readouterr()
-    assert "LOSSY (excp), against gen-e000001-s000000007" in out.out
+    assert "LOSSY (excp), against ckpt-t0001-step-00000007" in out.out
     assert "is LOSSY" in out.err
     train(job, 1)
-    saved(tmp_path / "run", job, Generation(epoch=1, seq=30))
+    saved(tmp_path / "run", job, Generation(term=1, step=30))
     assert run(["convert", source, archive, "--to", "archive", "--codec", "excp"]) == 0
-    assert capsys.readouterr().out.count("gen-") == 2
+    assert capsys.readouterr().out.count("ckpt-") == 2
     for words, expected in (
         (["ls", archive], "LOSSY"),
         (["show", archive, "--tensors"], "LOSSY"),
@@ -256,7 +256,7 @@ def test_the_commands_say_lossy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert run(words) == 0
         assert expected in capsys.readouterr().out
-    copied = DiskShards(generation_folder(str(tmp_path / "copy")), 0, 1)
+    copied = DiskSource(generation_folder(str(tmp_path / "copy")), 0, 1)
     skeleton = restore_shards(copied, state_of(wide_job())).skeleton
     assert skeleton["lossy"].startswith("archived with excp")
     for target in ("safetensors", "dcp", "torch"):

@@ -17,7 +17,7 @@ from autockpt.values.errors import ConfigError
 from tests.unit.integrations.archive.test_archive import archived, history, wide_job
 
 MEASURED = Quality(
-    generation="gen-e000001-s000000008", codec="excp", steps=20, lossless=(2.0, 2.2, 2.1),
+    generation="ckpt-t0001-step-00000008", codec="excp", steps=20, lossless=(2.0, 2.2, 2.1),
     seed=3, lossy=2.15, command="train.py --seed {seed}",
 )  # fmt: skip
 

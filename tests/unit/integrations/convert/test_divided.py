@@ -56,7 +56,7 @@ def test_divided_checkpoints_are_exported_and_are_the_same(
     """In every format, in files of a few tensors; `diff` finds nothing."""
     for way in ("ddp", "fsdp"):
         out = str(tmp_path / way)
-        (folder,) = (root / way).glob("gen-*")
+        (folder,) = (root / way).glob("ckpt-*")
         export(str(folder), out, target, everything=True, max_shard_bytes=2000)
         if target == "torch":
             loaded = torch.load(out, weights_only=True)
@@ -188,7 +188,7 @@ def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
     """Of parameters with optimizer state; loaded and restored."""
     from autockpt.executors.restore.apply_state import apply_state
     from autockpt.executors.restore.reader import restore_shards
-    from autockpt.executors.restore.shard_sources import DiskShards
+    from autockpt.executors.restore.shard_sources import DiskSource
 
     net = torch.nn.Module()
     net.register_parameter("two\nlines", torch.nn.Parameter(torch.ones(3)))
@@ -201,20 +201,20 @@ def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
     before = {key: value.clone() for key, value in optimizer.state[parameter].items()}
     assert same(autockpt.load(folder)["optimizer"]["state"]["two\nlines"], before)
     optimizer.step()
-    apply_state(restore_shards(DiskShards(folder, 0, 1), state), state)
+    apply_state(restore_shards(DiskSource(folder, 0, 1), state), state)
     assert same(optimizer.state[parameter], before)
 
 
 @pytest.mark.parametrize("way", ranks.WAYS)
 def test_an_archive_brings_every_rank_back_as_it_was(root: Path, tmp_path: Path, way: str) -> None:
     """The same parts on the same ranks, private state included; lossy only where it says so."""
-    (folder,) = (root / way).glob("gen-*")
+    (folder,) = (root / way).glob("ckpt-*")
     before = Images(str(folder), commit_of(str(folder)), range(ranks.WORLD))
     about = ArchiveFile(run_id="r", codec="none", full_every=1)
     with contextlib.closing(open_archive(str(tmp_path / "archive"), about)) as archive:
         add_generation(archive, str(folder))
     restore_member(str(tmp_path / "archive"), str(tmp_path / "again"))
-    (made,) = (tmp_path / "again" / "checkpoints").glob("gen-*")
+    (made,) = (tmp_path / "again" / "checkpoints").glob("ckpt-*")
     after = Images(str(made), commit_of(str(made)), range(ranks.WORLD))
     with contextlib.closing(before), contextlib.closing(after):
         for rank in range(ranks.WORLD):

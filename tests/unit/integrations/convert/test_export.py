@@ -99,7 +99,7 @@ def test_dcp_loads_with_its_own_library(tmp_path: Path, through: str) -> None:
     job, fresh = trained_job(), new_job(1)
     saved(tmp_path / "checkpoints", job)
     if through == "directory":
-        export(str(next((tmp_path / "checkpoints").glob("gen-*"))), str(tmp_path / "o"), "dcp")
+        export(str(next((tmp_path / "checkpoints").glob("ckpt-*"))), str(tmp_path / "o"), "dcp")
     how: dict[str, Any] = {
         "directory": {"checkpoint_id": str(tmp_path / "o")},
         "reader": {"storage_reader": GenerationReader(tmp_path / "checkpoints")},
@@ -172,7 +172,7 @@ def test_the_newest_good_generation_is_taken(tmp_path: Path) -> None:
     from autockpt.values.generation import Generation
 
     job = trained_job()
-    folders = [saved(tmp_path, job, Generation(epoch=1, seq=seq)) for seq in (1, 2, 3)]
+    folders = [saved(tmp_path, job, Generation(term=1, step=step)) for step in (1, 2, 3)]
     assert generation_folder(str(tmp_path)) == folders[2]
     Path(folders[2], "CORRUPT").touch()
     Path(folders[1], "QUARANTINE").touch()
@@ -188,7 +188,7 @@ def test_what_a_rollback_left_behind_is_taken_by_name_only(tmp_path: Path) -> No
     from tests.unit.integrations.trained import opened_directory
 
     job = trained_job()
-    old, diverged = (saved(tmp_path, job, Generation(epoch=1, seq=seq)) for seq in (7, 9))
+    old, diverged = (saved(tmp_path, job, Generation(term=1, step=step)) for step in (7, 9))
     assert generation_folder(str(tmp_path)) == diverged
     directory, run_id = opened_directory(tmp_path)
     directory.claim(run_id, "rollback", 0, force=True)

@@ -164,7 +164,7 @@ def test_a_hole_is_an_error_that_names_it(tmp_path: Path) -> None:
     images.close()
 
 
-def test_two_writers_of_one_directory_take_turns_by_epoch(tmp_path: Path) -> None:
+def test_two_writers_of_one_directory_take_turns_by_term(tmp_path: Path) -> None:
     """The later one fences the earlier one, whose generation then does not count."""
     from autockpt.executors.storage.catalogue import list_generations
     from autockpt.values.errors import GuardError
@@ -174,5 +174,5 @@ def test_two_writers_of_one_directory_take_turns_by_epoch(tmp_path: Path) -> Non
     second = GenerationsOf(str(tmp_path))
     with pytest.raises(GuardError, match="fenced by a newer incarnation"):
         first.commit(1, [])
-    assert second.begin(1).epoch == 2
+    assert second.begin(1).term == 2
     assert not [r for r in list_generations(str(tmp_path)) if r.state == "committed"]

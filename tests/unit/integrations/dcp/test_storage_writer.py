@@ -64,7 +64,7 @@ def test_a_training_by_dcp_alone_goes_on(tmp_path: Path) -> None:
     written(tmp_path / "c", found)
     assert autockpt.load(str(tmp_path / "c"))["at"] == 4
     names = [record.name for record in list_generations(str(tmp_path / "c"))]
-    assert names == ["gen-e000001-s000000001", "gen-e000002-s000000001"]
+    assert names == ["ckpt-t0001-step-00000001", "ckpt-t0002-step-00000001"]
 
 
 def test_a_checkpoint_id_is_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_it_goes_on_from_what_a_restart_would_take(tmp_path: Path) -> None:
     writer.close()
     first = Generation.from_name(list_generations(str(path))[0].name)
     directory = CheckpointDirectory(str(path))
-    epoch = directory.claim(directory.open(), "resumed by hand", 0, force=False)
-    directory.write_decision(epoch, 1, first, "--resume-from")
-    directory.release(epoch)
+    term = directory.claim(directory.open(), "resumed by hand", 0, force=False)
+    directory.write_decision(term, 1, first, "--resume-from")
+    directory.release(term)
     written(path, {"x": torch.full((2,), 3.0)}).close()
     newest = list_generations(str(path))[-1]
     assert newest.parent == first.name

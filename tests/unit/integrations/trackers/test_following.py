@@ -40,9 +40,9 @@ class Seen:
         self.calls.append("end")
 
 
-def iterated(step: int, *, rank: int = 0) -> t.Iterated:
+def iterated(step: int, *, rank: int = 0) -> t.IterationsTimed:
     """A block of two iterations of a second each."""
-    return t.Iterated(
+    return t.IterationsTimed(
         at_s=float(step), rank=rank, step=step, count=2, total_s=2.0, checkpoint_s=0.5,
         quiet_s=1.0, busy_s=0.0,
     )  # fmt: skip

@@ -105,7 +105,7 @@ def test_a_run_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     """Its storage is not mounted, its goal is damaged: a run all the same."""
     run = RunDirectory.create(tmp_path / "run")
     run.write_goal(Goal(storage_path=str(tmp_path / "elsewhere")))
-    for how in ({}, {"generation": "gen-e000001-s000000007"}):
+    for how in ({}, {"generation": "ckpt-t0001-step-00000007"}):
         with pytest.raises(ConfigError, match=r"not mounted \(.*elsewhere is not there\)"):
             autockpt.load(str(run.path), **how)
     (run.path / "goal.json").write_text("{")

@@ -51,7 +51,7 @@ def test_an_older_step_after_a_rollback_is_none() -> None:
 def test_a_newer_checkpoint_is_progress_for_kills() -> None:
     """Killed before it gets as far as last time, but a checkpoint further each time."""
     loop = CrashLoop(step=1000)
-    generations = [Generation(epoch=epoch, seq=1) for epoch in range(1, 30)]
+    generations = [Generation(term=term, step=1) for term in range(1, 30)]
     assert all(verdicts(loop, *(replace(KILL, generation=g) for g in generations)))
 
 

@@ -363,7 +363,7 @@ def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path)
     damaged = autockpt("verify", "r", cwd=tmp_path)
     assert damaged.returncode == 65
     assert "DAMAGED" in damaged.stdout
-    refused = autockpt("run", "--run-dir", "r", "--resume-from", "gen-e000009-s000000001", "s.py",
+    refused = autockpt("run", "--run-dir", "r", "--resume-from", "ckpt-t0009-step-00000001", "s.py",
                        cwd=tmp_path)  # fmt: skip
     assert refused.returncode == 78
     assert "no such committed checkpoint" in refused.stderr

@@ -153,9 +153,9 @@ def test_bytes_of_a_checkpoint_are_taken_where_there_is_one(tmp_path: Path) -> N
     """The newest readable one; a damaged newer one is passed over."""
     saved(tmp_path, trained_job())
     found = content(tmp_path, example_state(), nbytes=8 * 4096)
-    assert "checkpoint gen-e" in found.source
+    assert "checkpoint ckpt-t" in found.source
     assert bytes(found.arena.view[:64]).strip(b"\0")
-    for commit in tmp_path.glob("gen-*/shard-*"):
+    for commit in tmp_path.glob("ckpt-*/shard-*"):
         commit.write_bytes(b"torn")
     assert "synthetic" in content(tmp_path, example_state(), nbytes=8 * 4096).source
 

@@ -11,10 +11,10 @@ from autockpt.reports.analysis.clock import align
 from autockpt.reports.analysis.saves import ages, saves
 from autockpt.values.telemetry import (
     EVENTS,
+    CheckpointDurable,
     Event,
     FailureObserved,
-    Iterated,
-    PersistCommitted,
+    IterationsTimed,
     Restored,
     RunEnded,
     RunStarted,
@@ -25,14 +25,14 @@ SECONDS = st.floats(0.0, 1e6, allow_nan=False)
 
 
 def started(at_s: float, *, rank: int = 0, restart: int = 0, wall: str = "") -> RunStarted:
-    return RunStarted(at_s=at_s, rank=rank, wall=wall, run_id="r", epoch=restart + 1, world_size=1,
+    return RunStarted(at_s=at_s, rank=rank, wall=wall, run_id="r", term=restart + 1, world_size=1,
                       pid=1, plan_id="p", plan_version=1, state_bytes=1,
                       restart_count=restart)  # fmt: skip
 
 
-def block(at_s: float, step: int, count: int, total_s: float, **more: float) -> Iterated:
+def block(at_s: float, step: int, count: int, total_s: float, **more: float) -> IterationsTimed:
     values = {"checkpoint_s": 0.0, "quiet_s": 0.0, "busy_s": 0.0, **more}
-    return Iterated(at_s=at_s, rank=0, step=step, count=count, total_s=total_s, **values)
+    return IterationsTimed(at_s=at_s, rank=0, step=step, count=count, total_s=total_s, **values)
 
 
 def failed(at_s: float, step: int) -> FailureObserved:
@@ -224,7 +224,7 @@ def test_age_is_largest_just_before_the_next_commit() -> None:
     events: list[Event] = [started(0.0)]
     for at_s in (10.0, 20.0, 40.0):
         events.append(block(at_s, int(at_s), 10, 10.0))
-        events.append(PersistCommitted(at_s=at_s + 3.0, rank=-1, generation=f"g{at_s}",
+        events.append(CheckpointDurable(at_s=at_s + 3.0, rank=-1, generation=f"g{at_s}",
                                        step=int(at_s), bytes=1, stored_bytes=1, latency_s=3.0,
                                        write_s=2.0))  # fmt: skip
     events.append(block(41.0, 41, 1, 1.0))

@@ -6,13 +6,13 @@ from autockpt.reports.data import RunData
 from autockpt.reports.formats import prometheus
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Degraded,
     Event,
-    GenerationProtected,
+    GenerationReplicated,
     MemoryCommitted,
-    PersistCommitted,
     PersistFailed,
-    ProtectionLost,
+    ReplicationLost,
     RunStarted,
     SaveSkipped,
     SnapshotBegan,
@@ -20,7 +20,7 @@ from autockpt.values.telemetry import (
 )
 
 STARTED = RunStarted(
-    at_s=100.0, rank=0, wall="2026-01-02T03:04:05Z", run_id="r", epoch=1, world_size=1, pid=1,
+    at_s=100.0, rank=0, wall="2026-01-02T03:04:05Z", run_id="r", term=1, world_size=1, pid=1,
     plan_id="p", plan_version=1, state_bytes=1, restart_count=0,
 )  # fmt: skip
 
@@ -33,8 +33,8 @@ def sealed(step: int, at_s: float) -> MemoryCommitted:
     return MemoryCommitted(at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, latency_s=0.1)
 
 
-def durable(step: int, at_s: float) -> PersistCommitted:
-    return PersistCommitted(
+def durable(step: int, at_s: float) -> CheckpointDurable:
+    return CheckpointDurable(
         at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, bytes=1, stored_bytes=1,
         latency_s=0.5, write_s=0.1,
     )  # fmt: skip
@@ -112,8 +112,10 @@ def test_saves_in_a_row_that_did_not_begin_degrade_the_memory() -> None:
 
 def test_other_nodes_are_degraded_until_copies_are_there_again() -> None:
     """The keepers' last word."""
-    lost = ProtectionLost(at_s=102.0, rank=-1, reason="node 1 cannot be reached")
-    again = GenerationProtected(at_s=103.0, rank=-1, generation="e1s2", step=2, latency_s=0.1)
+    lost = ReplicationLost(at_s=102.0, rank=-1, reason="node 1 cannot be reached")
+    again = GenerationReplicated(
+        at_s=103.0, rank=-1, generation="step 2 (term 1)", step=2, latency_s=0.1
+    )
     assert found(*WHOLE, lost)["other nodes"].because == "node 1 cannot be reached"
     assert found(*WHOLE, lost, again) == {}
 

@@ -15,11 +15,11 @@ from autockpt.reports.formats.json_out import read, render
 from autockpt.reports.html import html
 from autockpt.reports.model import build
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     Event,
     FailureObserved,
-    Iterated,
+    IterationsTimed,
     MemoryCommitted,
-    PersistCommitted,
     Restored,
     RunEnded,
     RunStarted,
@@ -30,14 +30,14 @@ from autockpt.values.telemetry import (
 def started(at_s: float, *, rank: int = 0, restart: int = 0) -> RunStarted:
     """A rank attached."""
     return RunStarted(
-        at_s=at_s, rank=rank, wall="", run_id="r", epoch=restart + 1, world_size=1, pid=1,
+        at_s=at_s, rank=rank, wall="", run_id="r", term=restart + 1, world_size=1, pid=1,
         plan_id="p", plan_version=1, state_bytes=1, restart_count=restart,
     )  # fmt: skip
 
 
-def block(at_s: float, step: int, count: int) -> Iterated:
+def block(at_s: float, step: int, count: int) -> IterationsTimed:
     """Iterations of half a second each."""
-    return Iterated(
+    return IterationsTimed(
         at_s=at_s, rank=0, step=step, count=count, total_s=count / 2, checkpoint_s=0.0,
         quiet_s=0.5, busy_s=0.0,
     )  # fmt: skip
@@ -48,9 +48,9 @@ def ended(at_s: float, step: int, reason: str) -> RunEnded:
     return RunEnded(at_s=at_s, rank=0, step=step, reason=reason)
 
 
-def durable(at_s: float, step: int) -> PersistCommitted:
+def durable(at_s: float, step: int) -> CheckpointDurable:
     """A checkpoint on disk."""
-    return PersistCommitted(
+    return CheckpointDurable(
         at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, bytes=1, stored_bytes=1,
         latency_s=0.1, write_s=0.1,
     )  # fmt: skip
@@ -224,7 +224,9 @@ def test_each_restart_that_failed_again_is_one_failure() -> None:
 
 def test_work_before_the_first_checkpoint_is_at_stake() -> None:
     """20 s until a first checkpoint of memory are the largest age, not the 9 ms after it."""
-    first = MemoryCommitted(at_s=20.009, rank=-1, generation="e1s40", step=40, latency_s=0.009)
+    first = MemoryCommitted(
+        at_s=20.009, rank=-1, generation="step 40 (term 1)", step=40, latency_s=0.009
+    )
     events = align([started(0), block(20, 40, 40), first, block(20.01, 41, 1)])
     (memory,) = ages(events)
     assert memory.worst_s == pytest.approx(20.009)

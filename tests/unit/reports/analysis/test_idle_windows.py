@@ -8,16 +8,16 @@ from autockpt.reports.formats import text
 from autockpt.reports.html import html
 from autockpt.reports.model import ReportModel, build
 from autockpt.values.record import from_json, to_json
-from autockpt.values.telemetry import Event, Iterated, ScheduleTried, WindowsUsed
+from autockpt.values.telemetry import Event, IdleWindowsUsed, IterationsTimed, ScheduleMeasured
 from tests.support.profiles import example_windows
 from tests.unit.reports.examples import profile_data, run_data
 
 WHY = "windows take 0 of 720 bytes (longest 0.10 ms)"
 
 
-def used(rank: int, step: int, *, drawn: bool = True, **changed: object) -> WindowsUsed:
+def used(rank: int, step: int, *, drawn: bool = True, **changed: object) -> IdleWindowsUsed:
     """A snapshot of 100 bytes, 90 of which moved in two windows."""
-    event = WindowsUsed(
+    event = IdleWindowsUsed(
         at_s=float(step), rank=rank, generation=f"e1s{step}", step=step, window_bytes=90,
         overlap_bytes=8, fence_bytes=2, chunk_bytes=2**20, held_s=0.1,
         windows_s="0.0 0.2 0.5 0.6" if drawn else "", moved_s="0.01 0.1" if drawn else "",
@@ -92,9 +92,9 @@ def test_a_thousand_ranks_stay_on_one_page() -> None:
     assert len(html.render(model).encode()) < 500_000
 
 
-def tried(schedule: str, step: int, total_s: float, rank: int = 0) -> ScheduleTried:
+def tried(schedule: str, step: int, total_s: float, rank: int = 0) -> ScheduleMeasured:
     """A snapshot of a comparison."""
-    return ScheduleTried(
+    return ScheduleMeasured(
         at_s=float(step), rank=rank, generation=f"e1s{step}", step=step, schedule=schedule,
         iterations=1, total_s=total_s,
     )  # fmt: skip
@@ -112,7 +112,9 @@ def test_schedules_that_took_turns_are_shown_with_what_was_expected() -> None:
         for choice in data.decision.choices
     )
     quiet_s = statistics.median(
-        e.quiet_s for e in data.events if isinstance(e, Iterated) and e.rank == 0 and e.quiet_s
+        e.quiet_s
+        for e in data.events
+        if isinstance(e, IterationsTimed) and e.rank == 0 and e.quiet_s
     )
     events = (
         used(0, 1), tried("windows", 1, quiet_s + 0.3), tried("lazy", 2, quiet_s + 0.1),

@@ -7,7 +7,7 @@ from autockpt.reports.data import RunData
 from autockpt.reports.html.html import render
 from autockpt.reports.model import build
 from autockpt.values.plan import Staging
-from autockpt.values.telemetry import Iterated, PlanChanged, SnapshotSealed
+from autockpt.values.telemetry import IterationsTimed, PlanChanged, SnapshotSealed
 from tests.unit.reports.examples import profile_data, run_data
 
 
@@ -82,7 +82,7 @@ def test_saves_that_training_waits_for_are_mended_by_not_waiting() -> None:
     """Lazy copies would change nothing."""
     data = run_data(ranks=1)
     dear = tuple(
-        replace(event, checkpoint_s=10.0) if isinstance(event, Iterated) else event
+        replace(event, checkpoint_s=10.0) if isinstance(event, IterationsTimed) else event
         for event in data.events
     )
     found = {f.id: f for f in build(waiting(replace(data, events=dear))).findings}

@@ -10,17 +10,17 @@ from autockpt.reports.formats import prometheus, text
 from autockpt.reports.html import html
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from autockpt.values.telemetry import (
-    CopiesSent,
     Event,
     FailureObserved,
-    FirstIterated,
-    GenerationProtected,
-    Iterated,
+    FirstIterationEnded,
+    GenerationReplicated,
+    IterationsTimed,
     MemoryCommitted,
-    ProtectionLost,
+    ReplicaFetched,
+    ReplicaSent,
+    ReplicationLost,
     Restored,
     RunStarted,
-    ShardCopied,
 )
 
 TWO = Redundancy(scheme="replicas", copies=2)
@@ -30,7 +30,7 @@ MEGABYTE = 10**6
 def started(rank: int, at_s: float, **parts: float) -> RunStarted:
     """A rank of two attaches."""
     return RunStarted(
-        at_s=at_s, rank=rank, wall="", run_id="r", epoch=1, world_size=2, pid=1, plan_id="p",
+        at_s=at_s, rank=rank, wall="", run_id="r", term=1, world_size=2, pid=1, plan_id="p",
         plan_version=1, state_bytes=1, restart_count=0, **parts,
     )  # fmt: skip
 
@@ -45,24 +45,26 @@ def saved(step: int, at_s: float, *, protected: bool = True) -> list[Event]:
     if protected:
         for _ in range(2):  # both keepers say so
             events.append(
-                GenerationProtected(
+                GenerationReplicated(
                     at_s=at_s + 0.4, rank=-1, generation=name, step=step, latency_s=0.5
                 )
             )
     return events
 
 
-def copied(name: str, step: int, rank: int, at_s: float, purpose: str = "protect") -> ShardCopied:
+def copied(
+    name: str, step: int, rank: int, at_s: float, purpose: str = "protect"
+) -> ReplicaFetched:
     """A megabyte goes to the other node."""
-    return ShardCopied(
+    return ReplicaFetched(
         at_s=at_s, rank=-1, generation=name, step=step, shard_rank=rank, from_node=rank,
         to_node=1 - rank, bytes=MEGABYTE, copy_s=0.2, purpose=purpose,
     )  # fmt: skip
 
 
-def block(step: int, at_s: float) -> Iterated:
+def block(step: int, at_s: float) -> IterationsTimed:
     """Ten iterations."""
-    return Iterated(at_s=at_s, rank=0, step=step, count=10, total_s=1.0, checkpoint_s=0.0,
+    return IterationsTimed(at_s=at_s, rank=0, step=step, count=10, total_s=1.0, checkpoint_s=0.0,
                     quiet_s=0.1, busy_s=0.0)  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def test_without_copies_there_is_nothing_to_say() -> None:
 def test_the_newest_protected_generation_has_an_age_and_its_copies() -> None:
     """Two ranks, a copy each; the state is of 1.9 s, the run ended at 3.0 s."""
     found = of(RUN)
-    assert (found.newest_step, found.newest_generation, found.behind) == (20, "e1s20", 0)
+    assert (found.newest_step, found.newest_generation, found.behind) == (20, "step 20 (term 1)", 0)
     assert (found.copies_held, found.copies_wanted) == (2, 2)
     assert found.age_s is not None
     assert abs(found.age_s - 1.1) < 1e-9
@@ -93,9 +95,9 @@ def test_the_newest_protected_generation_has_an_age_and_its_copies() -> None:
     assert found.copied_bytes == 4 * MEGABYTE
 
 
-def sent(window_bytes: int, reason: str = "") -> CopiesSent:
+def sent(window_bytes: int, reason: str = "") -> ReplicaSent:
     """A megabyte left node 0."""
-    return CopiesSent(
+    return ReplicaSent(
         at_s=2.0, rank=-1, from_node=0, bytes=MEGABYTE, window_bytes=window_bytes,
         chunk_bytes=2**18, held_s=0.1, send_s=0.2, reason=reason,
     )  # fmt: skip
@@ -116,7 +118,7 @@ def test_a_parity_is_one_a_rank_and_comes_from_several_nodes() -> None:
     found = protection(RUN, coded)
     assert found is not None
     assert found.copies_wanted == 2
-    rebuilt = replace(copied("e1s20", 20, 1, 2.6, purpose="restore"), from_node=-1)
+    rebuilt = replace(copied("step 20 (term 1)", 20, 1, 2.6, purpose="restore"), from_node=-1)
     built = model.build(RunData(title="t", events=(*RUN, rebuilt), redundancy=coded))
     assert built.timeline is not None
     (mark,) = [mark for mark in built.timeline.marks if mark.kind == "fetched"]
@@ -125,7 +127,7 @@ def test_a_parity_is_one_a_rank_and_comes_from_several_nodes() -> None:
 
 def test_lost_copies_are_degraded_until_the_next_round() -> None:
     """The keepers' reason stands while nothing newer is protected."""
-    lost = ProtectionLost(at_s=2.6, rank=-1, reason="node 1 cannot be reached")
+    lost = ReplicationLost(at_s=2.6, rank=-1, reason="node 1 cannot be reached")
     events = [*RUN[:-1], lost, *saved(30, 2.7, protected=False), block(30, 3.0)]
     found = of(events)
     assert found.degraded == "node 1 cannot be reached"
@@ -141,10 +143,10 @@ def test_a_round_that_was_never_complete_counts_what_it_has() -> None:
 
 def test_a_keeper_that_came_later_knows_neither_step_nor_age() -> None:
     """What was restored is protected again by a new keeper: the copies tell the step."""
-    again = GenerationProtected(
-        at_s=2.5, rank=-1, generation="e1s20", step=-1, latency_s=0.0
+    again = GenerationReplicated(
+        at_s=2.5, rank=-1, generation="step 20 (term 1)", step=-1, latency_s=0.0
     )  # fmt: skip
-    found = of([started(0, 0.0), copied("e1s20", 20, 1, 2.4), again, block(21, 3.0)])
+    found = of([started(0, 0.0), copied("step 20 (term 1)", 20, 1, 2.4), again, block(21, 3.0)])
     assert (found.newest_step, found.age_s, found.latency) == (20, None, None)
 
 
@@ -152,7 +154,8 @@ def lost_node() -> list[Event]:
     """Node 1 is lost and rank 1 comes back from node 0."""
     back = {
         rank: Restored(
-            at_s=9.0, rank=rank, generation="e1s20", step=20, source=source, bytes=MEGABYTE,
+            at_s=9.0, rank=rank, generation="step 20 (term 1)", step=20, source=source,
+            bytes=MEGABYTE,
             restore_s=0.3, lost_steps=10, lost_s=1.0, down_s=6.0,
         )
         for rank, source in ((0, "memory"), (1, "peer"))
@@ -163,9 +166,9 @@ def lost_node() -> list[Event]:
         *RUN,
         FailureObserved(at_s=3.0, rank=-1, what="trainer", failed_rank=0, pid=1, step=30,
                         detail=""),
-        copied("e1s20", 20, 1, 8.8, purpose="restore"),
+        copied("step 20 (term 1)", 20, 1, 8.8, purpose="restore"),
         *(started(rank, 9.0, **parts) for rank in range(2)), *back.values(),
-        *(FirstIterated(at_s=9.2, rank=rank, step=21) for rank in range(2)), block(30, 10.0),
+        *(FirstIterationEnded(at_s=9.2, rank=rank, step=21) for rank in range(2)), block(30, 10.0),
     ]  # fmt: skip
 
 
@@ -197,12 +200,12 @@ def test_page_text_and_metrics_show_it() -> None:
         assert line in metrics, metrics
     page = html.render(built)
     assert "Copies on other nodes" in page
-    assert "shard of e1s20 came from node 1 to node 0" in page
+    assert "shard of step 20 (term 1) came from node 1 to node 0" in page
 
 
 def test_missing_copies_are_the_first_finding() -> None:
     """With the keepers' reason; where all is well it is a check that passed."""
-    lost = ProtectionLost(at_s=2.6, rank=-1, reason="node 1 cannot be reached")
+    lost = ReplicationLost(at_s=2.6, rank=-1, reason="node 1 cannot be reached")
     good = RunData(title="t", events=tuple(RUN), redundancy=TWO)
     bad = replace(good, events=(*RUN[:-1], lost, block(30, 3.0)))
     passed = {f.id: f.passed for f in model.build(good).findings}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from autockpt.reports.analysis.restarts import LABELS, restarts
 from autockpt.reports.formats.renderers import report
 from autockpt.reports.model import build
-from autockpt.values.telemetry import Event, FailureObserved, FirstIterated, RunStarted
+from autockpt.values.telemetry import Event, FailureObserved, FirstIterationEnded, RunStarted
 from tests.unit.reports.examples import run_data
 
 KNOWN = {
@@ -21,13 +21,13 @@ def failed(at_s: float) -> FailureObserved:
 
 
 def started(at_s: float, *, rank: int = 0, **parts: float | None) -> RunStarted:
-    return RunStarted(at_s=at_s, rank=rank, wall="", run_id="r", epoch=2, world_size=2, pid=1,
+    return RunStarted(at_s=at_s, rank=rank, wall="", run_id="r", term=2, world_size=2, pid=1,
                       plan_id="p", plan_version=1, state_bytes=1, restart_count=1,
                       **parts)  # fmt: skip
 
 
-def first(at_s: float, *, rank: int = 0) -> FirstIterated:
-    return FirstIterated(at_s=at_s, rank=rank, step=10)
+def first(at_s: float, *, rank: int = 0) -> FirstIterationEnded:
+    return FirstIterationEnded(at_s=at_s, rank=rank, step=10)
 
 
 def test_a_restart_is_told_part_by_part() -> None:

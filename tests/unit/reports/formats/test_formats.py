@@ -145,8 +145,8 @@ def test_a_table_has_one_row_per_event_and_numbers_in_their_types() -> None:
     assert len(frame) == len(events)
     assert tuple(frame.columns) == columns()
     assert str(frame["step"].dtype) == "Int64"
-    assert frame.loc[frame["event"] == "Iterated", "total_s"].sum() > 0
-    assert frames.summary(events).loc["Iterated", "count"] == 80
+    assert frame.loc[frame["event"] == "IterationsTimed", "total_s"].sum() > 0
+    assert frames.summary(events).loc["IterationsTimed", "count"] == 80
 
 
 def test_a_foreign_csv_is_refused() -> None:

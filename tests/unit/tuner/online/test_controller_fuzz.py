@@ -7,10 +7,10 @@ from autockpt.tuner.online.proposals import intervals_of
 from autockpt.values.goal import Goal, Limits
 from autockpt.values.plan import safe_default_plan
 from autockpt.values.telemetry import (
+    CheckpointDurable,
     FailureObserved,
-    Iterated,
+    IterationsTimed,
     MemoryCommitted,
-    PersistCommitted,
     PersistFailed,
     PlanChanged,
     Restored,
@@ -30,12 +30,12 @@ def event(kind: int, at_s: float, a: float, b: float, step: int):
     base = {"at_s": at_s, "rank": 0, "step": step}
     name = {"generation": f"gen-{step % 5}"}
     return [
-        lambda: Iterated(**base, count=1, total_s=a, checkpoint_s=0.0, quiet_s=a, busy_s=b),
+        lambda: IterationsTimed(**base, count=1, total_s=a, checkpoint_s=0.0, quiet_s=a, busy_s=b),
         lambda: SnapshotBegan(**base, **name, tiers="memory+disk" if step % 2 else "memory"),
         lambda: SnapshotSealed(
             **base, **name, bytes=1, boundary_stall_s=a, fence_stall_s=0.0, copy_s=b
         ),
-        lambda: PersistCommitted(**base, **name, bytes=1, stored_bytes=1, latency_s=a, write_s=b),
+        lambda: CheckpointDurable(**base, **name, bytes=1, stored_bytes=1, latency_s=a, write_s=b),
         lambda: PersistFailed(**base, **name, reason="full"),
         lambda: SnapshotDiscarded(**base, **name, reason="changed"),
         lambda: MemoryCommitted(**base, **name, latency_s=a),

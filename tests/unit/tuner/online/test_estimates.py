@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autockpt.tuner.online.estimates import WINDOW, Contrast, Window, winsorised
 from autockpt.tuner.online.observed import OUTDATED_SAVES, Observed
-from autockpt.values.telemetry import Iterated, PersistCommitted, SnapshotBegan
+from autockpt.values.telemetry import CheckpointDurable, IterationsTimed, SnapshotBegan
 from tests.support.profiles import example_failures, example_recovery
 
 
@@ -103,17 +103,17 @@ def observed() -> Observed:
     return Observed(failures=example_failures(), recovery=example_recovery())
 
 
-def block(number: int, *, quiet_s: float = 0.0, busy_s: float = 0.0) -> Iterated:
+def block(number: int, *, quiet_s: float = 0.0, busy_s: float = 0.0) -> IterationsTimed:
     """One long iteration, quiet or not."""
-    return Iterated(
+    return IterationsTimed(
         at_s=float(number), rank=0, step=number, count=1, total_s=quiet_s + busy_s,
         checkpoint_s=0.0, quiet_s=quiet_s, busy_s=busy_s,
     )  # fmt: skip
 
 
-def durable(number: int) -> PersistCommitted:
+def durable(number: int) -> CheckpointDurable:
     """The end of a save."""
-    return PersistCommitted(
+    return CheckpointDurable(
         at_s=float(number), rank=-1, generation=f"e1s{number}", step=number, bytes=1,
         stored_bytes=1, latency_s=9.0, write_s=9.0,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_save_whose_keeper_died_holds_back_no_longer_than_until_the_next_is_du
     seen = observed()
     for event in (began(1), began(2), began(3), durable(2)):
         seen.observe(event)
-    assert list(seen.saving) == ["e1s3"]
+    assert list(seen.saving) == ["step 3 (term 1)"]
     seen.observe(durable(3))
     assert not seen.busy_saving(4.0)
 

@@ -17,10 +17,10 @@ from autockpt.values.goal import FailureDeclaration, Goal, Pins
 from autockpt.values.plan import CheckpointPlan, Schedule, Staging, TierPlan
 from autockpt.values.record import from_json, to_json
 from autockpt.values.telemetry import (
-    Iterated,
-    PersistCommitted,
+    CheckpointDurable,
+    IterationsTimed,
     PlanChanged,
-    ScheduleTried,
+    ScheduleMeasured,
     SnapshotSealed,
 )
 from tests.support.profiles import example_failures, example_profile, example_recovery
@@ -29,7 +29,9 @@ RIVALS: tuple[Schedule, ...] = ("windows", "lazy", "blocking")
 ITERATION_S = 0.4
 
 
-def tried(costs: dict[Schedule, float], count: int, *, noise: float = 0.1) -> list[ScheduleTried]:
+def tried(
+    costs: dict[Schedule, float], count: int, *, noise: float = 0.1
+) -> list[ScheduleMeasured]:
     """So many snapshots in turn on a machine that gets 50 % slower meanwhile."""
     chance, staging, events = random.Random(1), Staging(compare=tuple(costs)), []
     for number in range(count):
@@ -37,7 +39,7 @@ def tried(costs: dict[Schedule, float], count: int, *, noise: float = 0.1) -> li
         slower = 1.0 + 0.5 * number / count
         cost_s = costs[schedule] * chance.uniform(1 - noise, 1 + noise)
         events.append(
-            ScheduleTried(
+            ScheduleMeasured(
                 at_s=float(number), rank=0, generation=f"e1s{number}", step=number,
                 schedule=schedule, iterations=1, total_s=slower * (ITERATION_S + cost_s),
             )
@@ -92,8 +94,14 @@ def test_too_few_tries_are_no_verdict_and_a_schedule_nobody_can_use_is_given_up(
 
 def test_costs_are_what_is_beyond_quiet_iterations() -> None:
     """A copy that lasted two iterations is compared with two quiet ones."""
-    event = ScheduleTried(
-        at_s=1.0, rank=0, generation="e1s1", step=1, schedule="lazy", iterations=2, total_s=1.0
+    event = ScheduleMeasured(
+        at_s=1.0,
+        rank=0,
+        generation="step 1 (term 1)",
+        step=1,
+        schedule="lazy",
+        iterations=2,
+        total_s=1.0,
     )
     (cost,) = schedule_costs(("lazy", "windows"), [event, event, event], 0.4)
     assert cost.cost_s == pytest.approx(0.2)
@@ -173,7 +181,7 @@ class Run:
         schedule = staging.schedule_of(self.step // 50)
         tell = self.controller.observe
         tell(
-            Iterated(
+            IterationsTimed(
                 at_s=self.now_s, rank=0, step=self.step, count=50, total_s=50 * self.quiet_s,
                 checkpoint_s=0.0, quiet_s=self.quiet_s, busy_s=0.0,
             )
@@ -185,14 +193,14 @@ class Run:
             )
         )  # fmt: skip
         tell(
-            PersistCommitted(
+            CheckpointDurable(
                 at_s=self.now_s, rank=-1, generation=name, step=self.step, bytes=1,
                 stored_bytes=1, latency_s=1.0, write_s=1.0,
             )
         )  # fmt: skip
         if staging.compare:
             tell(
-                ScheduleTried(
+                ScheduleMeasured(
                     at_s=self.now_s, rank=0, generation=name, step=self.step, schedule=schedule,
                     iterations=1, total_s=self.quiet_s + self.costs[schedule],
                 )

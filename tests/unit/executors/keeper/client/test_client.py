@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.client.client import GATHER_S, UNANSWERED, KeeperLink
+from autockpt.executors.keeper.client.client import GATHER_S, UNANSWERED, KeeperClient
 from autockpt.executors.keeper.replication.shard_fetch import (
     DEADLINE_S,
     LEAST_BYTES_PER_S,
@@ -17,13 +17,13 @@ from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.values.generation import Generation
 
 
-def link(folder: Path) -> KeeperLink:
+def link(folder: Path) -> KeeperClient:
     """The trainer's end, of a keeper that was never started."""
     incarnation = p.Incarnation(launch_id="launch", restart_round=0)
     attach = p.TrainerAttached(
         rank=0, incarnation=incarnation, world_size=2, nodes=(0, 0), slots=0
     )  # fmt: skip
-    return KeeperLink(
+    return KeeperClient(
         str(folder), 0, checkpoints=str(folder), attach=attach, launcher_pid=0,
         on_lost=lambda reason: None,
     )  # fmt: skip
@@ -32,17 +32,17 @@ def link(folder: Path) -> KeeperLink:
 def order(attempt: int) -> p.RestoreShard:
     """To restore from storage, with a neighbour."""
     return p.RestoreShard(
-        rank=0, epoch=1, attempt=attempt, generation=Generation(epoch=1, seq=1), step=1,
+        rank=0, term=1, attempt=attempt, generation=Generation(term=1, step=1), step=1,
         source=p.ShardSource(kind="disk"), readers=(0, 1),
     )  # fmt: skip
 
 
-def lend(to: KeeperLink, attempt: int, mark: bytes) -> None:
+def lend(to: KeeperClient, attempt: int, mark: bytes) -> None:
     """Memory, and the order that it is for."""
     arena = Arena.create_shared(4096, name="autockpt-test-lent")
     arena.view[: len(mark)] = mark
     assert arena.fd is not None
-    to._received(wire.ReadingMemory(rank=0, epoch=1, attempt=attempt), [os.dup(arena.fd)])
+    to._received(wire.ReadingMemory(rank=0, term=1, attempt=attempt), [os.dup(arena.fd)])
     to._received(order(attempt), [])
     arena.close()
 
@@ -79,7 +79,7 @@ def test_memory_that_no_order_followed_is_given_back(tmp_path: Path) -> None:
     assert arena.fd is not None
     fds = len(os.listdir("/proc/self/fd"))
     for attempt in range(3):
-        message = wire.ReadingMemory(rank=0, epoch=1, attempt=attempt)
+        message = wire.ReadingMemory(rank=0, term=1, attempt=attempt)
         one._received(message, [os.dup(arena.fd)])
     assert len(os.listdir("/proc/self/fd")) <= fds + 2  # the descriptor, and mmap's own
 
@@ -87,7 +87,7 @@ def test_memory_that_no_order_followed_is_given_back(tmp_path: Path) -> None:
 def test_what_is_written_counts_whoever_began_it(tmp_path: Path) -> None:
     """The limit of checkpoints in flight holds for those that other ranks had written, too."""
     one = link(tmp_path)
-    first, second, third = (Generation(epoch=1, seq=seq) for seq in (1, 2, 3))
+    first, second, third = (Generation(term=1, step=step) for step in (1, 2, 3))
     one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
     assert one.take_grant(first, disk=True) == 0
     one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
@@ -104,7 +104,7 @@ def test_what_is_written_counts_whoever_began_it(tmp_path: Path) -> None:
 def test_what_was_asked_for_ahead_is_not_written_yet(tmp_path: Path) -> None:
     """The keeper gets ready for it at once; the iteration until it begins is a quiet one."""
     one = link(tmp_path)
-    first = Generation(epoch=1, seq=1)
+    first = Generation(term=1, step=1)
     one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
     one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
     assert one.writing() == frozenset()
@@ -112,7 +112,7 @@ def test_what_was_asked_for_ahead_is_not_written_yet(tmp_path: Path) -> None:
     assert one.writing() == {first}
 
 
-def page_table_bytes(link: KeeperLink) -> int:
+def page_table_bytes(link: KeeperClient) -> int:
     """Of the mapping of its slot what this process has in its page table, from the kernel."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -134,8 +134,8 @@ def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) ->
     assert arena.fd is not None
     one._received(given, [os.dup(arena.fd)])
     assert page_table_bytes(one) == 0
-    generation = Generation(epoch=1, seq=1)
-    one._received(p.Resume(rank=0, epoch=2, generation=generation, step=1), [])
+    generation = Generation(term=1, step=1)
+    one._received(p.Resume(rank=0, term=2, generation=generation, step=1), [])
     assert page_table_bytes(one) == size
     another = Arena.create_shared(size, name="autockpt-test-slot")
     assert another.fd is not None
@@ -151,27 +151,27 @@ def test_chunks_are_waited_for_while_the_attempt_lasts() -> None:
     assert time_for(large) > DEADLINE_S
 
 
-def request(seq: int) -> p.SaveRequested:
+def request(step: int) -> p.SaveRequested:
     """For a slot."""
-    return p.SaveRequested(rank=0, generation=Generation(epoch=1, seq=seq), step=seq, disk=False)
+    return p.SaveRequested(rank=0, generation=Generation(term=1, step=step), step=step, disk=False)
 
 
 def test_a_keeper_that_answers_nothing_is_silent_until_it_answers(tmp_path: Path) -> None:
     """Requests are counted while somebody is connected; an answer is one to all before it."""
     one = link(tmp_path)
-    for seq in range(UNANSWERED):
-        one.ask(request(seq))
+    for step in range(UNANSWERED):
+        one.ask(request(step))
     assert not one.silent, "nobody was there to hear them"
     here, there = socket.socketpair()
     one._connection = wire.Connection(here)
-    for seq in range(UNANSWERED):
+    for step in range(UNANSWERED):
         assert not one.silent
-        one.ask(request(seq))
+        one.ask(request(step))
     assert one.silent
-    one._received(p.SkipSave(rank=0, generation=Generation(epoch=1, seq=3), reason="busy"), [])
+    one._received(p.SkipSave(rank=0, generation=Generation(term=1, step=3), reason="busy"), [])
     assert not one.silent
-    for seq in range(UNANSWERED, UNANSWERED + 4):
-        one.ask(request(seq))
+    for step in range(UNANSWERED, UNANSWERED + 4):
+        one.ask(request(step))
     assert one.silent
     one._closing = True  # no other keeper is started
     one._lost(one._connection, "it died")

@@ -14,7 +14,7 @@ from autockpt.executors.keeper.client.device_transfers import Exchanges
 from autockpt.executors.keeper.replication import device_transfers as of_keepers
 from autockpt.executors.keeper.replication import replica_slots as guests_module
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
-from autockpt.executors.keeper.replication.replica_slots import Guests
+from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.linux.memory import Arena
@@ -65,7 +65,7 @@ class Node:
             degraded=self.warned.append,
         )  # fmt: skip
         self.exchanges = KeeperExchanges(self._to_trainer)
-        self.guests = Guests(
+        self.guests = ReplicaSlots(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *said: self.copied.append(said[-1]),

@@ -12,7 +12,7 @@ import pytest
 from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.keeper.replication import replica_slots as guests_module
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
-from autockpt.executors.keeper.replication.replica_slots import Guests
+from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.replication.shard_fetch import DEADLINE_S, time_for
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
@@ -52,7 +52,7 @@ class Node:
             )
             memory.image(0, SIZES[rank])[:] = self.image.view
             memory.seal(0, self.image.index)
-        self.guests = Guests(
+        self.guests = ReplicaSlots(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,

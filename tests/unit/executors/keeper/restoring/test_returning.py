@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autockpt.executors.keeper.restoring.warm_pages import KeptPages, host_takes_free_pages
+from autockpt.executors.keeper.restoring.warm_pages import WarmPages, host_takes_free_pages
 from tests.conftest import keeper_pids
 from tests.jobs.kill.loops import PATIENCE_S, Loop, prepared
 
@@ -16,9 +16,9 @@ NBYTES = 64 * 2**20
 
 
 @pytest.fixture
-def kept() -> Iterator[KeptPages]:
+def kept() -> Iterator[WarmPages]:
     """Of a system whose host takes what is free."""
-    made = KeptPages(needed=True)
+    made = WarmPages(needed=True)
     yield made
     made.close()
     await_true(lambda: not working())
@@ -43,7 +43,7 @@ def await_true(done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_what_is_kept_is_there_and_nobody_goes_short_of_it(kept: KeptPages) -> None:
+def test_what_is_kept_is_there_and_nobody_goes_short_of_it(kept: WarmPages) -> None:
     """All of it is touched, all of it the kernel may take; given back, nothing is left."""
     before = spare_bytes()
     kept.keep(0, NBYTES)
@@ -59,7 +59,7 @@ def test_what_is_kept_is_there_and_nobody_goes_short_of_it(kept: KeptPages) -> N
     assert spare_bytes() == before
 
 
-def test_it_is_given_back_while_it_is_still_touched(kept: KeptPages) -> None:
+def test_it_is_given_back_while_it_is_still_touched(kept: WarmPages) -> None:
     """Whoever comes back sooner waits for nothing, and nothing of it stays."""
     before = spare_bytes()
     for _ in range(20):
@@ -74,7 +74,7 @@ def test_it_is_given_back_while_it_is_still_touched(kept: KeptPages) -> None:
 @pytest.mark.parametrize(("needed", "nbytes"), [(False, NBYTES), (True, 0), (True, 2**50)])
 def test_none_is_kept_where_it_is_not_needed_or_not_there(needed: bool, nbytes: int) -> None:
     """On a machine of its own, without slots, and beyond the memory that there is."""
-    kept = KeptPages(needed=needed)
+    kept = WarmPages(needed=needed)
     kept.keep(0, nbytes)
     assert not working()
     kept.close()

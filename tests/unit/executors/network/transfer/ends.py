@@ -22,7 +22,7 @@ from autockpt.executors.network.transfer.session import Loan
 from autockpt.executors.network.transfer.source import ImageSource
 from autockpt.executors.network.transfer.transfer import Transfer
 from autockpt.executors.protocol.messages import Incarnation
-from autockpt.executors.throttle.rate_limit import Gate, OpenGate, Windows
+from autockpt.executors.throttle.rate_limit import Throttle, Unlimited, Windows
 from autockpt.values.generation import Generation
 
 E = TypeVar("E")
@@ -33,7 +33,7 @@ SECRET = bytes(range(32))
 HOST = "127.0.0.1"
 PATIENCE_S = 20.0
 CHUNK = 64 * 2**10
-GENERATION = Generation(epoch=1, seq=7)
+GENERATION = Generation(term=1, step=7)
 
 
 def identity(node: int, *, run_id: str = RUN) -> Identity:
@@ -108,7 +108,7 @@ class End:
         self.received = bytearray()
         self.refusal = ""
         self.lent: dict[str, Image] = {}
-        self.gate: Gate = OpenGate()
+        self.gate: Throttle = Unlimited()
         self.windows: Windows | None = None
         self.deadline_s = PATIENCE_S
         """For everybody who fetches from here."""

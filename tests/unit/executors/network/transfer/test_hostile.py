@@ -333,7 +333,7 @@ def _chunk_for_an_index(one: Stranger, good: Image) -> None:
 
 def _other_generation(one: Stranger, good: Image) -> None:
     one.hear()
-    one.tell(replace(good.index, generation=Generation(epoch=1, seq=8)))
+    one.tell(replace(good.index, generation=Generation(term=1, step=8)))
 
 
 def _other_rank(one: Stranger, good: Image) -> None:
@@ -461,7 +461,7 @@ def _told_twice(end: End) -> None:
         ({"chunks": (Span(start=2, stop=3), Span(start=0, stop=1))}, "of 4"),
         ({"chunks": (Span(start=0, stop=3), Span(start=2, stop=4))}, "of 4"),
         ({"root": "0" * 64}, "no such image"),
-        ({"generation": Generation(epoch=1, seq=8)}, "is sealed here"),
+        ({"generation": Generation(term=1, step=8)}, "is sealed here"),
         ({"rank": 3}, "is sealed here"),
         ({"what": "parity"}, "is sealed here"),
     ],

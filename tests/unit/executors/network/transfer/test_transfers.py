@@ -13,7 +13,7 @@ from autockpt.executors.network.transfer.events import Fetched, Served, Transfer
 from autockpt.executors.network.transfer.frames import Span
 from autockpt.executors.network.transfer.session import split_spans
 from autockpt.executors.network.transfer.source import ImageSource
-from autockpt.executors.throttle.rate_limit import PacedGate
+from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.values.errors import ConfigError, GuardError, ProtocolError, StorageError
 from tests.unit.executors.network.transfer.conftest import Make, Start
 from tests.unit.executors.network.transfer.ends import CHUNK, PATIENCE_S
@@ -66,7 +66,7 @@ def test_the_gate_paces_all_streams_together(start: Start, image: Make) -> None:
     """20 chunks at 100 chunks a second."""
     lender, lost, made = start(0), start(1), image(20 * CHUNK)
     lender.lend(made)
-    lender.gate = PacedGate(100 * CHUNK)
+    lender.gate = RateLimiter(100 * CHUNK)
     lost.fetch(lender, made, streams=3)
     assert lost.told(Fetched).seconds > 0.15
 
@@ -140,7 +140,7 @@ def test_a_gate_that_looks_like_silence_is_refused(start: Start, image: Make) ->
     """The other end would take the pause for a loss."""
     lender, lost, made = start(0, silence_s=1.0), start(1), image(CHUNK)
     lender.lend(made)
-    lender.gate = PacedGate(1, longest_wait_s=0.6)
+    lender.gate = RateLimiter(1, longest_wait_s=0.6)
     lost.fetch(lender, made)
     assert "at most half" in lost.told(TransferFailed).reason
 
@@ -202,7 +202,7 @@ def test_after_abort_nothing_is_written_to_the_destination(start: Start, image: 
     """Whoever fetches needs its slot back while chunks pour in."""
     lender, lost, made = start(0), start(1), image(2**26)
     lender.lend(made)
-    lender.gate = PacedGate(2**26)
+    lender.gate = RateLimiter(2**26)
     coming = threading.Event()
     lost.placing = lambda number: coming.set()
     transfer = lost.fetch(lender, made, streams=2)
@@ -219,7 +219,7 @@ def test_closing_the_pool_ends_every_transfer(start: Start, image: Make) -> None
     """And says so once for each; nothing begins any more."""
     lender, lost, made = start(0), start(1), image(2**24)
     lender.lend(made)
-    lender.gate = PacedGate(2**22)
+    lender.gate = RateLimiter(2**22)
     for _ in range(3):
         lost.fetch(lender, made)
     lost.pool.close("the end")

@@ -8,7 +8,7 @@ import torch
 
 from autockpt.executors.image.layout.boxes import Box, whole
 from autockpt.executors.restore.plan.moves import Loading, Want, moves_for
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from tests.unit.executors.sharding.cuttings import (
     DTYPE,
@@ -27,7 +27,7 @@ SAMPLE = 1_500
 
 def wanted(shape: tuple[int, ...], part: Part) -> Want:
     """A target full of a number that no element is."""
-    holding = Holding(global_shape=shape, boxes=part)
+    holding = LocalShard(global_shape=shape, boxes=part)
     return Want(name="w", holding=holding, memory=torch.full((holding.count,), -1, dtype=DTYPE))
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.restore.shard_sources import DiskShards
-from autockpt.executors.sharding.local_shard import Holding, whole_of
+from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.rules.plain_tensors import RankRules, placed_parameters
 from autockpt.executors.sharding.rules.rules import Rule, Rules, Sharded
@@ -44,7 +44,7 @@ def test_a_rule_names_and_divides_a_parameter_and_its_state() -> None:
     told = ruled(COLUMNS, own, rank=1)
     tensors = {"weight": torch.ones(3, 2), "noise": torch.ones(4), "bias": torch.ones(4)}
     held = state_of(tensors, told).inventory().holdings
-    half = Holding(global_shape=(6, 2), boxes=(Box(offset=(3, 0), shape=(3, 2)),))
+    half = LocalShard(global_shape=(6, 2), boxes=(Box(offset=(3, 0), shape=(3, 2)),))
     assert held["model.weight"] == half
     assert held["optimizer.model.weight.momentum_buffer"] == half
     assert held["model.noise[tp=1]"] == held["optimizer.model.noise[tp=1].momentum_buffer"]
@@ -75,8 +75,8 @@ def test_a_tied_weight_keeps_both_of_its_names() -> None:
 def test_what_a_wrapper_divides_is_refused_to_rules() -> None:
     """Two that divide the same tensor, and neither knows of the other."""
     model = nn.Linear(2, 2, bias=False)
-    cut = Holding(global_shape=(4,), boxes=(Box(offset=(0,), shape=(4,)),))
-    half = Holding(global_shape=(8,), boxes=cut.boxes)
+    cut = LocalShard(global_shape=(4,), boxes=(Box(offset=(0,), shape=(4,)),))
+    half = LocalShard(global_shape=(8,), boxes=cut.boxes)
     with pytest.raises(ConfigError, match=r"^weight: a rule matches it, and its wrapper"):
         placed_parameters(
             {"model": model}, {"model": model}, {id(model.weight): half}, ruled(COLUMNS)
@@ -125,7 +125,7 @@ def test_a_rank_with_nothing_but_padding_has_state_all_the_same(after: int, tmp_
     folder = save(str(tmp_path), [rank(r, 3) for r in range(3)])
     for r in range(after):
         new = rank(r, after, 7.0)
-        new.restore(DiskShards(folder, r, after))
+        new.restore(DiskSource(folder, r, after))
         (live,) = new.state.parameters().values()
         (optimizer,) = new.state.optimizers.values()
         state = optimizer.state[live]["momentum_buffer"]
@@ -171,13 +171,13 @@ def test_ranks_that_saved_without_rules_go_on_with_them(tmp_path: Any) -> None:
     before = save(str(tmp_path / "before"), [_half(rank, None) for rank in range(2)])
     whole = state_of({"weight": torch.zeros(6, 2)}, ruled(COLUMNS, tp=1))
     with pytest.raises(ConfigError, match=r"^weight: ranks 0, 1 hold different content"):
-        Member(whole).restore(DiskShards(before, 0, 1))
+        Member(whole).restore(DiskSource(before, 0, 1))
     ranks = [_half(rank, ruled(COLUMNS, rank=rank), value=9.0) for rank in range(2)]
     for number, rank in enumerate(ranks):
-        rank.restore(DiskShards(before, number, 2))
+        rank.restore(DiskSource(before, number, 2))
         assert rank.contents() == _half(number, ruled(COLUMNS, rank=number)).contents()
     after = save(str(tmp_path / "after"), ranks)
-    Member(whole).restore(DiskShards(after, 0, 1))
+    Member(whole).restore(DiskSource(after, 0, 1))
     (weight,), (optimizer,) = whole.parameters().values(), whole.optimizers.values()
     assert torch.equal(weight, torch.arange(12.0).view(6, 2))
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], weight * 2)

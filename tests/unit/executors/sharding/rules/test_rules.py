@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.executors.sharding.local_shard import Holding
+from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.rules.rules import (
     Expert,
@@ -229,7 +229,7 @@ def test_rules_speak_for_plain_parameters_by_identity() -> None:
     rules = Rules(rules=(Rule(match="*weight", sharded=TP),))
     placed = rules.place_all(model.named_parameters(), along_tp(1, 2))
     assert set(placed) == {id(model.weight)}
-    assert isinstance(placed[id(model.weight)].holding, Holding)
+    assert isinstance(placed[id(model.weight)].holding, LocalShard)
     assert placed[id(model.weight)].holding.global_shape == (4, 3)
 
 

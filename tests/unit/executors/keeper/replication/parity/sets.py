@@ -9,7 +9,7 @@ from autockpt.executors.keeper.replication.parity.geometry import ParitySet
 from autockpt.executors.keeper.replication.parity.sums import ParityMemory, Rebuild
 from autockpt.values.generation import Generation
 
-GENERATION = Generation(epoch=1, seq=7)
+GENERATION = Generation(term=1, step=7)
 
 
 def index_of(image: memoryview, chunk_bytes: int, *, rank: int = 0) -> ImageIndex:
