@@ -91,12 +91,17 @@ class DirectoryContract:
         assert (path / "RUN").read_bytes() == text
 
     def test_another_format_is_refused(self, path: Path) -> None:
-        """A newer autockpt's directory is not written to."""
+        """The directory of an older or a newer autockpt is not written to."""
         self.opened(path)
-        text = (path / "RUN").read_text().replace('"format":1', '"format":2')
-        (path / "RUN").write_text(text)
-        with pytest.raises(ConfigError, match="format 2, this autockpt writes 1"):
-            self.make(path).open()
+        text = (path / "RUN").read_text()
+        for other in (1, 3):
+            (path / "RUN").write_text(text.replace('"format":2', f'"format":{other}'))
+            before = sorted(path.rglob("*"))
+            with pytest.raises(
+                ConfigError, match=f"written in format {other}, .* format 2; resume"
+            ):
+                self.make(path).open()
+            assert sorted(path.rglob("*")) == before
 
     def test_a_place_that_cannot_be_a_directory_is_a_storage_error(self, tmp_path: Path) -> None:
         """A file stands there."""

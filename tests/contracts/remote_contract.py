@@ -1036,7 +1036,7 @@ class RemoteContract:
             copies.push(stranger.directory, g(5))
         assert copies.commits() == there
         assert set(objects.sizes("terms")) == {"t-000001"}
-        assert objects.folders() == ["terms", g(1).name, g(2).name]
+        assert objects.folders() == [g(1).name, g(2).name, "terms"]
         assert copies.missing(str(stranger.path)) is None
         with pytest.raises(ConfigError, match=r"is of run .* holds copies of run"):
             copies.pull(str(stranger.path))
