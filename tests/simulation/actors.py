@@ -125,12 +125,6 @@ class Keeper:
     it."""
     bases: dict[int, Generation] = field(default_factory=dict)
     """By rank what its next shard file may be a difference to."""
-    claimed: int = 0
-    """Newest term that it has claimed or assumed; 0: none."""
-    expected: int = 0
-    """Number of the claim that was ordered last."""
-    assumed: int = 0
-    """Newest term that it has assumed."""
 
 
 @dataclass(slots=True)

@@ -184,41 +184,7 @@ class Storage(Trainers):
         return list(enumerate(records)) if len(records) == self.world else []
 
     def do_ClaimTerm(self, keeper: Keeper, do: m.ClaimTerm) -> None:
-        if do.term is None and keeper.claimed:
-            keeper.expected = max(keeper.claimed, keeper.expected, do.after) + 1
-            do = replace(do, after=keeper.expected - 1)
-            if self._is_in_memory(keeper) and self.stuck.random() < self.stalls:
-                keeper.jobs.append(["assume", 0, do, keeper.expected])
         keeper.jobs.append(["claim", 0, do])
-
-    def _is_in_memory(self, keeper: Keeper) -> bool:
-        """As the keeper looks before it goes on without a claim."""
-        coordinator = keeper.coordinator
-        attach = coordinator.attaches[0]
-        held = [
-            {shard.generation for shard in keeper.machine.ranks[rank].slots.held()}
-            for rank, node in enumerate(coordinator.nodes)
-            if node == keeper.node and rank in keeper.machine.ranks
-        ]
-        wanted = attach.fresh or attach.resume_from is not None
-        return not wanted and bool(held) and bool(set.intersection(*held))
-
-    def job_assume(self, keeper: Keeper, job: list[Any]) -> Any:
-        """The claim has to wait: it comes later, or somebody is faster."""
-        do: m.ClaimTerm = job[2]
-        coordinator, term = keeper.coordinator, job[3]
-        waits = coordinator.phase == "claiming" and coordinator.incarnation == do.incarnation
-        if not waits or self.disk.term > term:
-            return False
-        if self.disk.term == term and self.disk.claim != term:
-            return False  # somebody else has assumed it
-        keeper.claimed = keeper.assumed = self.disk.term = term
-        self.shapes[term] = coordinator.nodes
-        self._note_basis(term)
-        return m.TermAssumed(incarnation=do.incarnation, term=term, reason="hangs")
-
-    def _is_unclaimed(self, keeper: Keeper, term: int) -> bool:
-        return keeper.assumed == term and self.disk.claim < term
 
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
         known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.term]
@@ -283,11 +249,6 @@ class Storage(Trainers):
 
     def job_persist(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.StartPersist = job[2]
-        if self._is_unclaimed(keeper, do.generation.term):
-            return m.PersistFailed(
-                rank=do.rank, generation=do.generation, attempt=do.attempt, reason="no claim",
-                retryable=False,
-            )  # fmt: skip
         content = self.nodes[keeper.node].slots.get((do.rank, do.slot))
         if content is None or content.generation != do.generation:
             self.oracle.fail(f"slot of {do.generation} rank {do.rank} overwritten while persisted")
@@ -364,8 +325,6 @@ class Storage(Trainers):
     def job_renew(self, keeper: Keeper, job: list[Any]) -> Any:
         """The claim is gone: the directory is made again under it."""
         term = keeper.coordinator.term
-        if self._is_unclaimed(keeper, term):
-            return False  # the claim itself is still under way
         if self.disk.claim >= term or keeper.coordinator.phase != "running":
             return False
         if any(other[0] in ("commit", "decide") for other in keeper.jobs):
@@ -456,20 +415,22 @@ class Storage(Trainers):
 
     def claim(self, keeper: Keeper, term: int) -> None:
         """A number that nobody uses, also where the directory has forgotten all."""
-        if term <= self.disk.term and keeper.assumed != term:
+        if term <= self.disk.term:
             running = [t.term for t in self.trainers if not t.refused]
             self.oracle.begin_anew(term, running, self.nodes)
-        self.disk.claim = self.disk.term = keeper.claimed = term
+        self.disk.claim = self.disk.term = term
         self.shapes[term] = keeper.coordinator.nodes
 
     def read_catalogue(self, do: m.ClaimTerm, term: int) -> m.TermClaimed:
         """What the claimer sees; reading makes it durable."""
         for commit in self.disk.commits.values():
             commit.synced = True
-        if term not in self.oracle.basis or do.term is not None:
-            self._note_basis(term)
-        elif term in self.oracle.decided:
-            self.disk.decisions[term] = self.oracle.decided[term]  # it waited for the claim
+        self.oracle.basis[term] = self.oracle.eligible(term)
+        self.oracle.emptied[term] = any(
+            e < term and e not in self.disk.decisions for e in self.oracle.decided
+        )
+        self.oracle.known[term] = self.oracle.ever
+        self.oracle.marked.setdefault(term, {g for g in self.disk.commits if self.is_marked(g)})
         parents = tuple(
             m.TermParent(term=e, parent=p) for e, p in sorted(self.disk.decisions.items())
         )
@@ -481,21 +442,9 @@ class Storage(Trainers):
             ever_committed=self.disk.marked,
         )
 
-    def _note_basis(self, term: int) -> None:
-        """What may be chosen from here on."""
-        self.oracle.basis[term] = self.oracle.eligible(term)
-        self.oracle.emptied[term] = any(
-            e < term and e not in self.disk.decisions for e in self.oracle.decided
-        )
-        self.oracle.known[term] = self.oracle.ever
-        self.oracle.marked.setdefault(term, {g for g in self.disk.commits if self.is_marked(g)})
-
     def job_decide(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.WriteDecision = job[2]
         newer = self.disk.claim > do.term
-        if self._is_unclaimed(keeper, do.term):
-            self.oracle.decision(do.term, do.generation, asked=job[3], told=self.told(keeper))
-            return m.DecisionWritten(term=do.term, attempt=do.attempt)
         if self.disk.claim < do.term:
             return m.DecisionFailed(term=do.term, attempt=do.attempt, reason="the claim is gone")
         if newer and job[1] in (0, 2):

@@ -411,60 +411,6 @@ def test_the_directory_is_held_by_somebody_else() -> None:
     assert [r.reason for r in refused] == ["held by host b, pid 7"] * 2
 
 
-RESTART = m.Incarnation(launch_id="launch", restart_round=1)
-
-
-def restarted_on_bad_storage() -> Cluster:
-    """Two saves, one of them durable; a restart whose claim the storage does not take."""
-    cluster = Cluster()
-    cluster.start()
-    cluster.save(gen(1, 1), disk=True)
-    cluster.save(gen(1, 2))
-    cluster.take(m.ClaimTerm)
-    cluster.attach_all(RESTART)
-    assert len(cluster.take(m.ClaimTerm)) == 1
-    return cluster
-
-
-def test_a_restart_from_memory_does_not_wait_for_the_claim() -> None:
-    """It knows what was durable, and what each term began from; the claim comes later."""
-    cluster = restarted_on_bad_storage()
-    cluster.tell(m.TermAssumed(incarnation=RESTART, term=2, reason="hangs"))
-    (decision,) = cluster.take(m.WriteDecision)
-    assert (decision.term, decision.generation) == (2, gen(1, 2))
-    cluster.tell(m.DecisionWritten(term=2, attempt=1))
-    orders = cluster.take(m.RestoreShard)
-    assert [order.source.kind for order in orders] == ["memory"] * 2
-    cluster.verify_all(2)
-    assert [(r.generation, r.durable) for r in cluster.take(m.Resume)] == [(gen(1, 2), True)] * 2
-    cluster.claim(2, RESTART, committed=())
-    assert cluster.coordinator.phase == "running"
-    assert cluster.coordinator.bare, "the directory was found empty: memory is all there is"
-
-
-def test_an_assumed_term_that_another_launch_has_claimed_is_fenced() -> None:
-    """By its number, or because that launch lives."""
-    for answer in (
-        m.TermClaimed(incarnation=RESTART, term=3, committed=()),
-        m.TermRefused(incarnation=RESTART, reason="held by host b"),
-    ):
-        cluster = restarted_on_bad_storage()
-        cluster.tell(m.TermAssumed(incarnation=RESTART, term=2, reason="hangs"))
-        cluster.tell(m.DecisionWritten(term=2, attempt=1))
-        cluster.verify_all(2)
-        cluster.take(m.Resume)
-        cluster.tell(answer)
-        assert cluster.coordinator.phase == "fenced"
-        assert len(cluster.take(m.FenceTrainer)) == 2
-
-
-def test_another_start_may_find_the_storage_well_again() -> None:
-    """Nobody holds the directory, so the refusal is not final."""
-    cluster = restarted_on_bad_storage()
-    cluster.tell(m.TermRefused(incarnation=RESTART, reason="no space", storage=True))
-    assert [r.retryable for r in cluster.take(m.RestoreRefused)] == [True] * 2
-
-
 def test_a_silent_source_is_struck_out_at_the_deadline() -> None:
     """A hung mount is a bad source; here it was the only one."""
     cluster = Cluster()

@@ -88,9 +88,6 @@ class World:
         self.flaky = rng.choice((0.0, 0.0, 0.03, 0.1))
         self.hangs = Random(f"hangs {seed}").choice((0.0, 0.0, 0.1, 0.5))
         """Chance that the storage takes nothing of a shard when it should."""
-        self.stuck = Random(f"stuck {seed}")
-        self.stalls = self.stuck.choice((0.0, 0.0, 0.3, 0.9))
-        """Chance that it does not take the claim of a restart that memory has all for."""
         self.torn = rng.choice((0.0, 0.02, 0.1))
         self.sick = rng.choice((0.0, 0.0, 0.0, 0.1))
         self.slow = rng.choice(("", "", "commit", "commit", "persist", "delete"))

@@ -52,9 +52,6 @@ TICK_S = 0.5
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
 FIRST_TRAINER_S = 300.0
-CLAIM_PATIENCE_S = 5.0
-"""A restart whose memory is here waits so long for the storage to take its claim."""
-UNCLAIMED = "the storage has not taken the claim of this start yet"
 STATUS_S = 10.0
 """Between two writes of status.json, where nothing is new."""
 OTHERS_PATIENCE_S = 10.0
@@ -96,14 +93,8 @@ class _State:
     protected_name: str | None = None
     unprotected: str = ""
     """Why copies on other nodes are missing; empty: they are not."""
-    claimed_by: p.Incarnation | None = None
-    """For it this keeper holds the directory, or has assumed an term."""
-    claiming: tuple[p.ClaimTerm, float] | None = None
-    """What the storage has not answered, and since when, CLOCK_MONOTONIC."""
     ended: Trainer | None = None
     """The one that was there last."""
-    unclaimed: int | None = None
-    """Term that was assumed: the storage has not taken its claim."""
 
 
 class Keeper:
@@ -201,7 +192,6 @@ class Keeper:
                 next_tick = now + TICK_S
                 self._both(p.TimePassed(now_s=now))
                 self._shards.look_for_stalls()
-                self._look_for_claim(now)
                 self._say_standing(self._standing.still(now))
                 self._look_for_hangs(now)
                 self._write_status(now)
@@ -578,8 +568,8 @@ class Keeper:
         if isinstance(event, Exception):
             self._degrade("retention", str(event))
             return
-        if isinstance(event, p.TermClaimed | p.TermRefused) and self._claim_answered(event):
-            return
+        if isinstance(event, p.TermClaimed):
+            self._s.term = event.term
         if isinstance(event, p.DirectoryRenewed):
             self._shards.forget_bases()
             self._disk_failed("the checkpoint directory was emptied; it was made again")
@@ -590,62 +580,6 @@ class Keeper:
         if isinstance(event, p.GenerationVerified) and not (event.ok and event.health == "good"):
             self._shards.damaged(event.generation)
         self._coordinator_event(event)
-
-    def _claim_answered(self, event: p.TermClaimed | p.TermRefused) -> bool:
-        """True where the training goes on without the answer."""
-        if self._is_replaced(event.incarnation):
-            return False
-        claiming, self._s.claiming = self._s.claiming, None
-        if isinstance(event, p.TermClaimed):
-            self._s.unclaimed = None
-            self._s.term, self._s.claimed_by = event.term, event.incarnation
-        elif event.storage:
-            return self._s.unclaimed is not None or self._assume(claiming, event.reason)
-        return False
-
-    def _look_for_claim(self, now_s: float) -> None:
-        claiming = self._s.claiming
-        if claiming is not None and now_s - claiming[1] >= CLAIM_PATIENCE_S:
-            self._assume(claiming, f"the storage of {self._directory.path} hangs")
-
-    def _assume(self, claiming: tuple[p.ClaimTerm, float] | None, reason: str) -> bool:
-        """A restart from memory needs no disk: it goes on under the next term, which is claimed
-        when the storage is well again."""
-        if claiming is None or not self._is_restart_in_memory():
-            return False
-        term = self._disk.stand_in(claiming[0])
-        if term is None:
-            return False
-        who = claiming[0].incarnation
-        self._s.claiming, self._s.unclaimed = None, term
-        self._s.term, self._s.claimed_by = term, who
-        self._disk_failed(reason)
-        self._coordinator_event(p.TermAssumed(incarnation=who, term=term, reason=reason))
-        return True
-
-    def _is_restart_in_memory(self) -> bool:
-        """All ranks of this node have a checkpoint in common here, and want the newest."""
-        attaches = [trainer.attach for trainer in self._s.trainers.values()]
-        if any(attach.fresh or attach.resume_from for attach in attaches):
-            return False
-        nodes, common = self._protocol.nodes, None
-        for rank in (rank for rank, node in enumerate(nodes) if node == self._node):
-            held = {
-                shard.generation
-                for shard in self._memory.of(rank).held(self._run_id)
-                if shard.world_size == len(nodes) and shard.health == "good"
-            }
-            common = held if common is None else common & held
-        return bool(common)
-
-    def _refuse_persist(self, order: p.StartPersist) -> None:
-        """Nobody may write files under an term that another launch may claim as well."""
-        self._node_event(
-            p.PersistFailed(
-                rank=order.rank, generation=order.generation, attempt=order.attempt,
-                reason=UNCLAIMED, retryable=False,
-            )
-        )  # fmt: skip
 
     def _carry_out(self, instructions: Sequence[p.Instruction]) -> None:
         """In order; messages to ourselves are delivered after the batch."""
@@ -679,8 +613,6 @@ class Keeper:
                 self._send_node(instruction)
             case p.GrantSlot():
                 self._grant(instruction)
-            case p.StartPersist() if self._s.unclaimed is not None:
-                self.post(lambda: self._refuse_persist(instruction))
             case p.StartPersist():
                 self._shards.start_persist(instruction)
                 self._to_trainer(instruction)
@@ -695,7 +627,7 @@ class Keeper:
                 | p.DeleteGenerations()
                 | p.MarkEverCommitted()
             ):
-                self._order_disk(instruction)
+                self._disk.execute(instruction)
             case p.FetchShard():
                 self._guests.fetch(instruction)
             case p.AbortFetch():
@@ -742,15 +674,6 @@ class Keeper:
                     self._degrade("protocol", detail)
             case _:
                 self._to_trainer(instruction)
-
-    def _order_disk(self, instruction: p.Instruction) -> None:
-        if isinstance(instruction, p.ClaimTerm):
-            self._s.claiming, self._s.unclaimed = (instruction, time.monotonic()), None
-        self._disk.execute(instruction)
-        if isinstance(instruction, p.WriteDecision) and self._s.unclaimed == instruction.term:
-            # It is written with the claim; each COMMIT says it, too.
-            written = p.DecisionWritten(term=instruction.term, attempt=instruction.attempt)
-            self.post(lambda: self._coordinator_event(written))
 
     def _send_node(self, send: p.Send) -> None:
         if send.to_node == self._node:
@@ -906,7 +829,6 @@ class Keeper:
             slots_bytes=self._memory.total_bytes + self._guests.total_bytes + gathered,
             protected=self._s.protected,
             peers=self._peers.connected,
-            claimed_by=self._s.claimed_by,
         )
         with contextlib.suppress(OSError):
             connection.send(status)

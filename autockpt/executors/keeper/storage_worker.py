@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
@@ -64,10 +63,6 @@ class DiskWorker:
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._asked = False
         """This keeper is the one that reads back."""
-        self._expected = 0
-        """Term of the claim that was ordered last; 0: this process had made none before."""
-        self._unclaimed: p.ClaimTerm | None = None
-        """Its term was assumed, and the claim does not stand yet."""
         self._tried_s: dict[Generation, float] = {}
         """When a generation was last taken to be read again, seconds since 1970."""
         threading.Thread(
@@ -102,17 +97,7 @@ class DiskWorker:
             p.DeleteGenerations: self._delete,
             p.MarkEverCommitted: self._mark_ever,
         }
-        if isinstance(instruction, p.ClaimTerm):
-            instruction = self._numbered(instruction)
         self._jobs.put(lambda: work[type(instruction)](instruction))
-
-    def _numbered(self, order: p.ClaimTerm) -> p.ClaimTerm:
-        """Its term is known from now on, unless others have claimed: it may have to be assumed."""
-        held = self._directory.claimed_term
-        if held is None or order.term is not None:
-            return order
-        self._expected = max(held, self._expected, order.after) + 1
-        return replace(order, after=self._expected - 1)
 
     def beat(self, term: int) -> None:
         """Shows that the holder of `term` lives, and makes the directory again where it is gone;
@@ -129,34 +114,12 @@ class DiskWorker:
             if self._directory.holds(term):
                 self._directory.heartbeat(term)
 
-    def stand_in(self, order: p.ClaimTerm) -> int | None:
-        """The term of the newest claim, which the storage does not take now: it is made as soon as
-        it does.  None where this process made none before, and knows too little."""
-        term = self._expected
-        if not term or order.term is not None:
-            return None
-        self._jobs.put(lambda: self._assume(order, term))
-        return term
-
-    def _assume(self, order: p.ClaimTerm, term: int) -> None:
-        """Behind the claim: where that did not succeed."""
-        if self._directory.claimed_term != term:
-            who = order.incarnation
-            self._directory.assume(term, self._run_id, who.launch_id, who.restart_round)
-            self._unclaimed = order
-
     def _beat(self, term: int) -> None:
-        order = self._unclaimed
         try:
             if self._directory.renew(term):
-                renewed = p.DirectoryRenewed(term=term)
-                self._tell(renewed if order is None else self._claimed(order, term))
-            self._unclaimed = None
+                self._tell(p.DirectoryRenewed(term=term))
             self._directory.heartbeat(term)
-        except GuardError as error:
-            if order is not None:
-                self._unclaimed = None
-                self._tell(p.TermRefused(incarnation=order.incarnation, reason=str(error)))
+        except GuardError:
             return  # the next commit finds out, too, and says so
         except AutockptError as error:
             self._tell(p.DirectoryGone(term=term, reason=str(error)))
@@ -176,21 +139,16 @@ class DiskWorker:
             else:
                 term = order.term
                 self._directory.go_on(term, self._run_id, who.launch_id, who.restart_round)
-            event: object = self._claimed(order, term)
+            event: object = p.TermClaimed(
+                incarnation=who,
+                term=term,
+                committed=self._directory.catalogue(self._run_id),
+                parents=self._directory.parents(),
+                ever_committed=self._directory.ever_committed(),
+            )
         except (AutockptError, OSError) as error:
-            storage = isinstance(error, StorageError | OSError) and order.term is None
-            event = p.TermRefused(incarnation=who, reason=str(error), storage=storage)
+            event = p.TermRefused(incarnation=who, reason=str(error))
         self._tell(event)
-
-    def _claimed(self, order: p.ClaimTerm, term: int) -> p.TermClaimed:
-        """With what the directory has.  Raises AutockptError or OSError."""
-        return p.TermClaimed(
-            incarnation=order.incarnation,
-            term=term,
-            committed=self._directory.catalogue(self._run_id),
-            parents=self._directory.parents(),
-            ever_committed=self._directory.ever_committed(),
-        )
 
     def _decide(self, order: p.WriteDecision) -> None:
         try:

@@ -352,8 +352,6 @@ class Status:
     """Newest generation that survives the loss of a node."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
-    claimed_by: protocol.Incarnation | None = None
-    """Start of the job for which this keeper holds the directory; None: it does not."""
 
 
 _OWN = (

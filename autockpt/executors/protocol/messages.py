@@ -499,20 +499,6 @@ class TermClaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TermAssumed:
-    """The storage takes no claim now: go on as `term` with what is known and in memory.
-
-    Only where this keeper made the claim before.  `TermClaimed` follows when the claim stands, or
-    `TermRefused` when somebody else was faster.
-    """
-
-    incarnation: Incarnation
-    term: int
-    reason: str
-    """What is wrong with the storage, for people."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryRenewed:
     """The directory was empty and was made again under the claim of `term`: what was durable is
     gone."""
@@ -535,8 +521,6 @@ class TermRefused:
     incarnation: Incarnation
     reason: str
     """Names the holder, for people."""
-    storage: bool = False
-    """Nobody holds it: the storage failed, and another start may find it well again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1371,7 +1355,6 @@ NodeEvent = (
 )
 CoordinatorEvent = (
     TermClaimed
-    | TermAssumed
     | TermRefused
     | DirectoryRenewed
     | DirectoryGone

@@ -52,13 +52,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "all ranks attached, or a running one came back",
         "ClaimTerm",
     ),
-    _row(
-        "coordinator",
-        "claiming",
-        "inventory",
-        "TermClaimed, or TermAssumed where memory has all",
-        "InventoryWanted to every node",
-    ),
+    _row("coordinator", "claiming", "inventory", "TermClaimed", "InventoryWanted to every node"),
     _row(
         "coordinator",
         "inventory, restoring",

@@ -213,19 +213,6 @@ class CheckpointDirectory:
                     return term
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
 
-    def assume(self, term: int, run_id: str, launch_id: str, restart_round: int) -> None:
-        """Goes on as if `term` were claimed, which it is not: `renew` claims it as soon as the
-        storage takes that, unless another launch was faster."""
-        mine = self._claim
-        if mine is None or mine.term != term:
-            self._claim = _own_claim(term, run_id, launch_id, restart_round)
-            self._decision = b""
-
-    @property
-    def claimed_term(self) -> int | None:
-        """Of the claim that this process made, or went on with."""
-        return None if self._claim is None else self._claim.term
-
     def holds(self, term: int) -> bool:
         """True while `term` is the newest claim, and that of the launch that made it."""
         newest = self.highest_term()
@@ -444,12 +431,10 @@ class CheckpointDirectory:
         self, term: int, attempt: int, generation: Generation | None, reason: str
     ) -> None:
         """Records what an incarnation resumes from.  Raises GuardError (fenced), StorageError."""
-        text = decision_text(term, attempt, generation, reason)
-        if self.claimed_term == term:
-            self._decision = text  # for `renew`, where the claim itself is missing
         self._require_term(term)
         path = os.path.join(self.path, "decisions", f"t-{term:06d}")
         with _storage("write", path):
+            text = decision_text(term, attempt, generation, reason)
             publish(path, text, replace=True)
             self._decision = text
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.launch import connect, ensure_keeper, keeper_status
+from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.linux.memory import Arena, swing_bytes
 from autockpt.executors.protocol import messages as p
@@ -150,11 +150,8 @@ class KeeperClient:
 
     def open(self) -> None:
         """Starts the keeper if needed and says hello.  Raises AutockptError."""
-        status = keeper_status(self._run_directory, self._node)
-        if status is None or not (status.claimed_by and status.slots_bytes):
-            # Here and not in the keeper: the script gets the reason, and at once.  A keeper with
-            # checkpoints in its memory needs no storage, which may hang.
-            CheckpointDirectory(self._checkpoints).require_writable()
+        # Here and not in the keeper: the script gets the reason, and at once.
+        CheckpointDirectory(self._checkpoints).require_writable()
         self._connect()
         self._thread.start()
 

@@ -28,7 +28,6 @@ class CoordinatorProtocol(Planning):
         super().__init__(retention=retention, deadlines=deadlines)
         self._events: dict[type, Callable[[Any], None]] = {
             m.TermClaimed: self.term_claimed,
-            m.TermAssumed: self.term_assumed,
             m.TermRefused: self.term_refused,
             m.DirectoryRenewed: self.directory_renewed,
             m.DirectoryGone: self.directory_gone,

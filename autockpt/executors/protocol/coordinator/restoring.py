@@ -28,7 +28,6 @@ from autockpt.executors.protocol.messages import (
     RestoreOrdered,
     ShardCopy,
     ShardsPlaced,
-    TermAssumed,
     TermClaimed,
     TermOpened,
     TermRefused,
@@ -157,49 +156,14 @@ class Restoring(Saving):
 
     def term_claimed(self, event: TermClaimed) -> None:
         """Older terms are fenced: ask every keeper what it holds."""
-        late = self.assumed and self.phase != "claiming"
-        if event.incarnation != self.incarnation or not (late or self.phase == "claiming"):
-            self.stale(event)
-        elif late and event.term != self.term:
-            self._lose(f"another launch claimed term {self.term} while the storage stood still")
-        else:
-            parents = parents_of(event.parents, event.committed)
-            self.parents = {**parents, **self.parents} if late else parents
-            self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
-            self.ever_durable = event.ever_committed or bool(event.committed)
-            self.assumed = False
-            if late:
-                self._claimed_at_last()
-            else:
-                self._begin_inventory(event.term)
-
-    def term_assumed(self, event: TermAssumed) -> None:
-        """The claim before was made here, so nobody else can have committed since, and what is in
-        memory needs no disk.  No COMMIT is written before the claim stands."""
         if event.incarnation != self.incarnation or self.phase != "claiming":
             self.stale(event)
             return
-        self.assumed = True
-        self.emit(Report(kind="warning", detail=f"term {event.term} unclaimed: {event.reason}"))
-        self._begin_inventory(event.term)
-
-    def _claimed_at_last(self) -> None:
-        """What is in memory goes to disk where there is nothing else."""
-        self.bare = not self.catalogue
-        if self.bare and self.phase == "running":
-            self.persist_newest()
-
-    def _lose(self, reason: str) -> None:
-        """An term that was assumed is somebody else's."""
-        self.assumed = False
-        if self.phase == "running":
-            self.fence(reason)
-        elif self.phase in ("inventory", "deciding", "restoring"):
-            self.refuse(reason, retryable=False, restoring=False)
-
-    def _begin_inventory(self, term: int) -> None:
-        self.term = term
-        self.admission.hold(term)
+        self.term = event.term
+        self.catalogue = {entry.generation: self._judged(entry) for entry in event.committed}
+        self.parents = parents_of(event.parents, event.committed)
+        self.ever_durable = event.ever_committed or bool(event.committed)
+        self.admission.hold(event.term)
         self.go("inventory")
         for node in self.every_node:
             self._want_inventory(node)
@@ -219,17 +183,14 @@ class Restoring(Saving):
 
     def term_refused(self, event: TermRefused) -> None:
         """Somebody alive holds the directory, or we were replaced while our keeper was away."""
-        late = self.assumed and self.phase != "claiming"
-        if event.incarnation != self.incarnation or not (late or self.phase == "claiming"):
+        if event.incarnation != self.incarnation or self.phase != "claiming":
             self.stale(event)
-        elif late:
-            self._lose(event.reason)
         elif self.rejoining is not None:
             self.term = self.rejoining
             self.refusal = (event.reason, False, False)
             self.fence(event.reason)
         else:
-            self.refuse(event.reason, retryable=event.storage, restoring=event.storage)
+            self.refuse(event.reason, retryable=False, restoring=False)
 
     # ------------------------------------------------------------------ inventory and decision
 

@@ -130,17 +130,11 @@ class CoordinatorState:
         """Not good for numbers in them, whatever the directory says: its mark may be lost."""
         self.failed: Counter[Generation] = Counter()
         """By generation in memory the starts that ended because it was bad, and all there was."""
-        self.catalogue: dict[Generation, CatalogueEntry] = {}
-        """As the last claim found the directory, and as it changed since; so are the next two."""
-        self.parents: dict[int, Generation | None] = {}
-        self.ever_durable = False
-        """Something of this run was durable once, even if it is gone now."""
         self._out: list[CoordinatorInstruction] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything about the incarnation; keep who held the run, and what the directory
-        has, until the next claim."""
+        """Forget everything about the incarnation, keep who held the run."""
         self.nodes: tuple[int, ...] = ()
         """By rank."""
         self.every_node: tuple[int, ...] = ()
@@ -155,9 +149,11 @@ class CoordinatorState:
         self.term = 0
         self.rejoining: int | None = None
         """The running term a new coordinator keeper continues."""
-        self.assumed = False
-        """The claim of this term does not stand yet."""
+        self.catalogue: dict[Generation, CatalogueEntry] = {}
+        self.parents: dict[int, Generation | None] = {}
         self.chain: tuple[TermParent, ...] = ()
+        self.ever_durable = False
+        """Something of this run was durable once, even if it is gone now."""
         self.inventory: dict[int, InventoryReported] = {}
         """By node."""
         self.struck: set[Strike] = set()

@@ -128,69 +128,6 @@ def test_a_replaced_term_is_refused_again(bench: Bench) -> None:
     assert "term 1 is fenced by a newer incarnation" in refused.reason
 
 
-AGAIN = p.Incarnation(launch_id="launch", restart_round=1)
-
-
-def test_a_claim_that_the_storage_refuses_is_made_as_soon_as_it_can_be(bench: Bench) -> None:
-    """With the decision that was taken meanwhile, and what the directory has by then."""
-    assert bench.claim().term == 1
-    bench.commit(1)
-    terms, away = (Path(bench.directory.path, name) for name in ("terms", "away"))
-    terms.rename(away)
-    terms.write_text("in the way")
-    order = p.ClaimTerm(incarnation=AGAIN, term=None)
-    refused = bench.order(order)
-    assert (type(refused), refused.storage) == (p.TermRefused, True)
-    assert bench.worker.stand_in(order) == 2
-    decided = bench.order(p.WriteDecision(term=2, attempt=1, generation=g(1), reason="memory"))
-    assert (type(decided), decided.fenced) == (p.DecisionFailed, False)
-    bench.worker.beat(2)
-    assert isinstance(bench.answered(), p.DirectoryGone)
-    terms.unlink()
-    away.rename(terms)
-    bench.done()
-    bench.worker.beat(2)
-    late = bench.answered()
-    assert (type(late), late.term, late.incarnation) == (p.TermClaimed, 2, AGAIN)
-    assert [entry.generation for entry in late.committed] == [g(1)]
-    assert [(one.term, one.parent) for one in bench.directory.parents()] == [(2, g(1))]
-    assert bench.directory.holds(2)
-
-
-def test_of_two_that_want_one_term_the_one_that_was_assumed_is_refused(bench: Bench) -> None:
-    """Another launch took the same number while the storage would not have ours."""
-    assert bench.claim().term == 1
-    terms, away = (Path(bench.directory.path, name) for name in ("terms", "away"))
-    terms.rename(away)
-    terms.write_text("in the way")
-    order = p.ClaimTerm(incarnation=AGAIN, term=None)
-    bench.order(order)
-    assert bench.worker.stand_in(order) == 2
-    terms.unlink()
-    away.rename(terms)
-    CheckpointDirectory(bench.directory.path).claim(bench.run_id, "other", 0, force=True)
-    bench.done()
-    bench.worker.beat(2)
-    refused = bench.answered()
-    assert (type(refused), refused.storage) == (p.TermRefused, False)
-
-
-def test_a_claim_that_came_through_is_no_other_than_the_one_assumed(bench: Bench) -> None:
-    """The storage hangs behind it, at the catalogue; the next one has the next number."""
-    bench.claim()
-    order = p.ClaimTerm(incarnation=AGAIN, term=None)
-    assert bench.order(order).term == 2
-    assert bench.worker.stand_in(order) == 2
-    bench.done()
-    assert bench.order(order).term == 3
-    assert bench.worker.stand_in(order) == 3
-
-
-def test_a_keeper_that_never_claimed_assumes_nothing(bench: Bench) -> None:
-    """It does not know what is durable."""
-    assert bench.worker.stand_in(p.ClaimTerm(incarnation=WHO, term=None)) is None
-
-
 def test_an_older_term_neither_commits_nor_decides_nor_deletes(bench: Bench) -> None:
     """Each answer says that it was the fence; nothing changed on disk."""
     bench.claim()

@@ -81,28 +81,6 @@ def test_what_is_saved_after_a_kill_is_the_new_trainers(start: Start) -> None:
     assert saved(trainer) == [[101], [102], [103]]
 
 
-def test_a_killed_trainer_comes_back_where_the_storage_takes_nothing(
-    start: Start, run_dir: str
-) -> None:
-    """From memory, and the storage has its claim and the next checkpoint when it is well."""
-    former = first(start)
-    terms = Path(run_dir, "checkpoints", "terms")
-    away = terms.rename(terms.with_name("away"))
-    terms.write_text("in the way")
-    former.kill()
-    trainer = start(restart_round=1)
-    assert trainer.attach() == {"refusal": "", "restored": "step 2 (term 1)"}
-    terms.unlink()
-    away.rename(terms)
-    deadline = time.monotonic() + PATIENCE_S
-    step = 1
-    while not (answer := trainer.save(step, fill=101)).get("stored"):
-        assert time.monotonic() < deadline, answer
-        step += 1
-    assert answer["stored"] == [101]
-    assert (terms / "t-000002").exists()
-
-
 def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -> None:
     """The trainer of the round before lives: the keeper follows the board of the newer one."""
     former = first(start)
