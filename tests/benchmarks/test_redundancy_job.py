@@ -24,7 +24,7 @@ from benchmarks.redundancy_job import (
 def protected(step: int, at_s: float, latency_s: float = 0.5) -> GenerationReplicated:
     """One keeper's word."""
     return GenerationReplicated(
-        at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, latency_s=latency_s
+        at_s=at_s, rank=-1, generation=f"step {step} (term 1)", step=step, latency_s=latency_s
     )
 
 

@@ -42,6 +42,6 @@ words = [sys.executable, "train.py"]
 done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
 if done.returncode:
     sys.exit(f"the training failed: {done.stderr}")
-found = re.search(r"snapshot e1s(\d+) discarded: .*model\.bank", done.stderr)
+found = re.search(r"snapshot step (\d+) \(term 1\) discarded: .*model\.bank", done.stderr)
 if found is None:
     sys.exit(f"the bank was not found to change: {done.stderr}")

@@ -68,7 +68,7 @@ def test_a_long_quiet_run_is_exposure_too(tmp_path: Path) -> None:
     """Four days in blocks of a second, with saves between that became rarer: too much to read."""
     run = run_with(tmp_path, "a", trained_s=1.0)
     block = '{"event":"IterationsTimed","total_s":0.99,"checkpoint_s":0.01,"at_s":%d}\n'
-    save = '{"event":"SnapshotBegan","generation":"e1s%d"}\n'
+    save = '{"event":"SnapshotBegan","generation":"step %d (term 1)"}\n'
     blocks = 4 * 86400
     with run.rank_telemetry(0).open("w") as file:
         for second in range(blocks):

@@ -19,13 +19,13 @@ SCRIPT = str(ROOT / "examples" / "gpt" / "train.py")
 JOB = ("--size", "tiny", "--log-every", "1000", "--horizon", "100", "--steps", "5")
 LAUNCHER = """
 import sys
-from autockpt.launch.sidecars.sidecar import Follower, beside
+from autockpt.launch.sidecars.sidecar import Sidecar, beside
 from autockpt.console import Console
 from autockpt.launch.elastic.signals import signals_raise
 from autockpt.run_directory import RunDirectory
 
 command = ("push", "r", sys.argv[1], "--follow")
-copier = Follower(name="copier", command=command)
+copier = Sidecar(name="copier", command=command)
 with signals_raise(), beside(RunDirectory("r"), [copier], Console()):
     sys.stdin.read()
 """

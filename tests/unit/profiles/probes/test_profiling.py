@@ -321,7 +321,7 @@ def test_time_until_durable_is_that_of_all_ranks_of_a_node(tmp_path: Path) -> No
 import atexit, fcntl, os, time
 import torch.distributed as dist
 atexit.register(os._exit, 0)
-from autockpt.profiling import movers
+from autockpt.profiling.measure import movers
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(model)
 def throttled(path, image):

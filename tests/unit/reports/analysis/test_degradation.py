@@ -26,26 +26,34 @@ STARTED = RunStarted(
 
 
 def began(step: int, at_s: float, tiers: str = "memory+disk") -> SnapshotBegan:
-    return SnapshotBegan(at_s=at_s, rank=0, generation=f"e1s{step}", step=step, tiers=tiers)
+    return SnapshotBegan(
+        at_s=at_s, rank=0, generation=f"step {step} (term 1)", step=step, tiers=tiers
+    )
 
 
 def sealed(step: int, at_s: float) -> MemoryCommitted:
-    return MemoryCommitted(at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, latency_s=0.1)
+    return MemoryCommitted(
+        at_s=at_s, rank=-1, generation=f"step {step} (term 1)", step=step, latency_s=0.1
+    )
 
 
 def durable(step: int, at_s: float) -> CheckpointDurable:
     return CheckpointDurable(
-        at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, bytes=1, stored_bytes=1,
+        at_s=at_s, rank=-1, generation=f"step {step} (term 1)", step=step, bytes=1, stored_bytes=1,
         latency_s=0.5, write_s=0.1,
     )  # fmt: skip
 
 
 def failed(step: int, at_s: float, reason: str = "disk full") -> PersistFailed:
-    return PersistFailed(at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, reason=reason)
+    return PersistFailed(
+        at_s=at_s, rank=-1, generation=f"step {step} (term 1)", step=step, reason=reason
+    )
 
 
 def discarded(step: int, at_s: float) -> SnapshotDiscarded:
-    return SnapshotDiscarded(at_s=at_s, rank=0, generation=f"e1s{step}", step=step, reason="torn")
+    return SnapshotDiscarded(
+        at_s=at_s, rank=0, generation=f"step {step} (term 1)", step=step, reason="torn"
+    )
 
 
 def skipped(step: int, at_s: float, rank: int = 0) -> SaveSkipped:

@@ -51,7 +51,7 @@ def ended(at_s: float, step: int, reason: str) -> RunEnded:
 def durable(at_s: float, step: int) -> CheckpointDurable:
     """A checkpoint on disk."""
     return CheckpointDurable(
-        at_s=at_s, rank=-1, generation=f"e1s{step}", step=step, bytes=1, stored_bytes=1,
+        at_s=at_s, rank=-1, generation=f"step {step} (term 1)", step=step, bytes=1, stored_bytes=1,
         latency_s=0.1, write_s=0.1,
     )  # fmt: skip
 

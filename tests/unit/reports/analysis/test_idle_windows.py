@@ -18,7 +18,7 @@ WHY = "windows take 0 of 720 bytes (longest 0.10 ms)"
 def used(rank: int, step: int, *, drawn: bool = True, **changed: object) -> IdleWindowsUsed:
     """A snapshot of 100 bytes, 90 of which moved in two windows."""
     event = IdleWindowsUsed(
-        at_s=float(step), rank=rank, generation=f"e1s{step}", step=step, window_bytes=90,
+        at_s=float(step), rank=rank, generation=f"step {step} (term 1)", step=step, window_bytes=90,
         overlap_bytes=8, fence_bytes=2, chunk_bytes=2**20, held_s=0.1,
         windows_s="0.0 0.2 0.5 0.6" if drawn else "", moved_s="0.01 0.1" if drawn else "",
         beside_s="0.3 0.31" if drawn else "",
@@ -95,7 +95,8 @@ def test_a_thousand_ranks_stay_on_one_page() -> None:
 def tried(schedule: str, step: int, total_s: float, rank: int = 0) -> ScheduleMeasured:
     """A snapshot of a comparison."""
     return ScheduleMeasured(
-        at_s=float(step), rank=rank, generation=f"e1s{step}", step=step, schedule=schedule,
+        at_s=float(step), rank=rank, generation=f"step {step} (term 1)", step=step,
+        schedule=schedule,
         iterations=1, total_s=total_s,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ def started(rank: int, at_s: float, **parts: float) -> RunStarted:
 
 def saved(step: int, at_s: float, *, protected: bool = True) -> list[Event]:
     """A generation in memory, and its copies half a second later."""
-    name = f"e1s{step}"
+    name = f"step {step} (term 1)"
     events: list[Event] = [
         MemoryCommitted(at_s=at_s, rank=-1, generation=name, step=step, latency_s=0.1)
     ]

@@ -114,7 +114,7 @@ def block(number: int, *, quiet_s: float = 0.0, busy_s: float = 0.0) -> Iteratio
 def durable(number: int) -> CheckpointDurable:
     """The end of a save."""
     return CheckpointDurable(
-        at_s=float(number), rank=-1, generation=f"e1s{number}", step=number, bytes=1,
+        at_s=float(number), rank=-1, generation=f"step {number} (term 1)", step=number, bytes=1,
         stored_bytes=1, latency_s=9.0, write_s=9.0,
     )  # fmt: skip
 
@@ -122,7 +122,11 @@ def durable(number: int) -> CheckpointDurable:
 def began(number: int) -> SnapshotBegan:
     """The beginning of a save to both tiers."""
     return SnapshotBegan(
-        at_s=float(number), rank=0, step=number, generation=f"e1s{number}", tiers="memory+disk"
+        at_s=float(number),
+        rank=0,
+        step=number,
+        generation=f"step {number} (term 1)",
+        tiers="memory+disk",
     )
 
 

@@ -40,7 +40,7 @@ def tried(
         cost_s = costs[schedule] * chance.uniform(1 - noise, 1 + noise)
         events.append(
             ScheduleMeasured(
-                at_s=float(number), rank=0, generation=f"e1s{number}", step=number,
+                at_s=float(number), rank=0, generation=f"step {number} (term 1)", step=number,
                 schedule=schedule, iterations=1, total_s=slower * (ITERATION_S + cost_s),
             )
         )  # fmt: skip
@@ -177,7 +177,7 @@ class Run:
     def _snapshot(self) -> None:
         self.step += 50
         self.now_s += 50 * self.quiet_s
-        staging, name = self.controller.plan.staging, f"e1s{self.step}"
+        staging, name = self.controller.plan.staging, f"step {self.step} (term 1)"
         schedule = staging.schedule_of(self.step // 50)
         tell = self.controller.observe
         tell(
