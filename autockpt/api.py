@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch.distributed.device_mesh import DeviceMesh
 
-    from autockpt.profiling import PassThroughSession
+    from autockpt.profiling.pass_through import PassThroughSession
     from autockpt.session import Session
 
 
@@ -82,9 +82,9 @@ def attach(
     rank, world_size = rank_and_world(os.environ)
     ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
     if os.environ.get("AUTOCKPT_MODE") == "profile":
-        from autockpt import profiling
+        from autockpt.profiling.entry import adopt
 
-        return profiling.adopt(model=model, optimizer=optimizer, data=data, ruled=ruled, **others)
+        return adopt(model=model, optimizer=optimizer, data=data, ruled=ruled, **others)
     startup_timing.attach_begins()
     from autockpt.executors.state.live_state import LiveState
     from autockpt.session import Session

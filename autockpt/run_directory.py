@@ -383,6 +383,10 @@ class RunDirectory:
         """Newest generation that the tails of the event files know as durable.  Cheap."""
         return self._newest(("CheckpointDurable",))
 
+    def durable_step(self) -> int | None:
+        """Newest step that the tails of the event files know as durable.  Cheap."""
+        return max(self._tail_values("step", int, ("CheckpointDurable",)), default=None)
+
     def durable_commits(self) -> int:
         """How often a generation became durable, by all event files."""
         count = 0

@@ -77,9 +77,9 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
             sys.path[0] = program.path0
         sys.modules["__main__"] = program.main
         if mode == "profile" and run is not None:
-            from autockpt import profiling
+            from autockpt.profiling.entry import install
 
-            profiling.install(str(run.path))
+            install(str(run.path))
         elif run is not None:
             startup_timing.script_begins()
             imports.script_begins()
@@ -249,8 +249,8 @@ def _tell_launcher(error: BaseException, *, final: bool) -> None:
 
 
 def _is_stop(error: BaseException) -> bool:
-    profiling = sys.modules.get("autockpt.profiling")
-    return profiling is not None and isinstance(error, profiling.StopTraining)
+    conductor = sys.modules.get("autockpt.profiling.conductor")
+    return conductor is not None and isinstance(error, conductor.StopTraining)
 
 
 def _leave(code: int) -> NoReturn:
@@ -291,11 +291,11 @@ def _after(run: "RunDirectory | None", mode: str, target: str) -> None:
 
 def _finish_profile() -> None:
     """Too few iterations for a whole profile: write what there is, or say why there is none."""
-    from autockpt import profiling
+    from autockpt.profiling.entry import finish
     from autockpt.values.errors import AutockptError
 
     try:
-        profiling.finish()
+        finish()
     except AutockptError as error:
         _tell_launcher(error, final=True)
         if environment.rank(os.environ) == 0:

@@ -33,11 +33,12 @@ JOB_PRIOR = RatePosterior(
     source="prior: one interruption of the job itself in 10 days (a judgement)",
 )
 """Gamma(1, 10 days)."""
-ALTERNATIVES = ((10.0, 0.03), (100.0, 1e-3), (1000.0, 3e-5))
+ALTERNATIVES = ((10.0, 0.03), (100.0, 1e-3), (1e3, 3e-5), (1e4, 1e-6), (1e5, 3e-8))
 """The prior may be wrong by these factors k, with odds of about k^(-3/2): a job that fails every 20
-minutes is believed after a few failures instead of after ten days.  Without any event they do not
-count.  A compromise: odds of 1 / k take one failure after 20 minutes for 10 a day (these for 2),
-odds of 1 / k^2 believe a bad cluster later; `make bench-tuner` has the regret."""
+minutes, or every 20 seconds, is believed after a few failures instead of after ten days.  Without
+any event they do not count.  A compromise: odds of 1 / k take one failure after 20 minutes for 10 a
+day (these for 2), odds of 1 / k^2 believe a bad cluster later; `make bench-tuner` has the regret.
+"""
 CLASS_PRIOR: dict[Kind, float] = {
     "process": 3.5,
     "node": 5.5,

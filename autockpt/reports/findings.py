@@ -4,6 +4,7 @@ A check that does not apply returns None; one that passed returns a finding with
 away.  Ids are stable: scripts and the documentation refer to them.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from autockpt.reports.analysis.promises import FACTOR, Promise
 from autockpt.reports.analysis.replication import Protection
 from autockpt.reports.analysis.saves import Saves, waits
 from autockpt.reports.data import RunData, reckoned_with
+from autockpt.values.failure import lives_of
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import GENERATIONS
@@ -51,6 +53,10 @@ class Finding:
     saving: float | None = None
     """Fraction of time it would give back, estimated; None: cannot be told."""
     passed: bool = False
+
+
+BARREN = 3
+"""Starts in a row of which nothing was kept, and the job may never come further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +325,26 @@ def restored_from_disk(facts: Facts) -> Finding | None:
     )
 
 
+def no_progress(facts: Facts) -> Finding | None:
+    """Starts in a row ended before anything of them was kept."""
+    lives = lives_of(facts.data.failures)
+    rows = [tuple(row) for kept, row in itertools.groupby(lives, lambda one: one.kept) if not kept]
+    worst = max(rows, key=len, default=())
+    if len(worst) < BARREN:
+        return None
+    shortest, longest = (pick(one.trained_s for one in worst) for pick in (min, max))
+    lost_s = sum(one.trained_s for one in worst)
+    return Finding(
+        id="no-progress",
+        severity="high",
+        title=f"{len(worst)} starts in a row ended before a checkpoint",
+        evidence=f"after {format_duration(shortest)} to {format_duration(longest)} of training, of "
+        f"which nothing was kept: {format_duration(lost_s)} together",
+        fix="the next start saves within a third of the shortest of them; find out what ends the "
+        "job so soon (logs/ in the run directory), or pin a shorter disk.interval",
+    )
+
+
 def limits(facts: Facts) -> Finding | None:
     """A limit of the user decided, not the optimum."""
     decision = facts.data.decision
@@ -510,6 +536,7 @@ CHECKS = (
     slowdown,
     restart,
     restored_from_disk,
+    no_progress,
     promises_broken,
     limits,
     memory_tight,

@@ -19,6 +19,7 @@ from autockpt.launch.rank_env import RankPlace, agent_of, place_of_rank, slurm_l
 from autockpt.launch.rank_env import number as count_of
 from autockpt.launch.rendezvous import agree, group_store
 from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
+from autockpt.profiling.facts.start_decision import Start, decide_start, undecided
 from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import of_this_process, within
 from autockpt.values import same_job
@@ -28,6 +29,7 @@ from autockpt.values.goal import Goal, RemoteWish
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
+from autockpt.values.record import from_json, to_json
 
 ATTACHES = 1000
 """The round of an incarnation counts restarts in steps of this, and between them the attaches of
@@ -76,6 +78,8 @@ class Job:
     """What nodes share and lose together.  Equal on all ranks."""
     profile_in_place: bool
     """No fitting profile exists: measure the first iterations."""
+    start: Start | None = None
+    """What the plan of this start was decided from; rank 0 alone has it."""
 
     @property
     def telemetry_path(self) -> str:
@@ -153,6 +157,8 @@ def current_job(
     begins = first_start or (other_turn and place.nodes == 1)
     first_here = first_start and number == 1 and not placed.suffix
     resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first_here else None
+    plan = _first_plan(goal, decision, files.read_plan(), in_place=in_place)
+    start, plan = _started(files, goal, plan, profile, place, nodes)
     return Job(
         run_directory=path,
         unnamed=not named,
@@ -173,12 +179,43 @@ def current_job(
         resume_from=Generation.from_name(resume_from) if resume_from else None,
         fresh=(fresh and begins) or (launch_is_fresh and first_start),
         goal=goal,
-        plan=_first_plan(goal, decision, files.read_plan(), in_place=in_place),
+        plan=plan,
         decision=decision,
         profile=profile,
         domains=_domains_of(profile, nodes) or domains,
         profile_in_place=in_place,
+        start=start,
     )
+
+
+def _started(
+    files: RunDirectory,
+    goal: Goal,
+    plan: CheckpointPlan,
+    profile: Profile | None,
+    place: RankPlace,
+    nodes: tuple[int, ...],
+) -> tuple[Start | None, CheckpointPlan]:
+    """(how rank 0 has decided, the plan of all ranks), of a start whose newest plan is `plan`.
+
+    Ranks without a store to tell it by begin with `plan`; rank 0 offers them the other one then.
+    """
+    start, store = None, None
+    if place.world_size > 1:
+        with contextlib.suppress(ConfigError):
+            store = group_store()
+    name = f"autockpt/start/{_calls}"
+    if place.rank == 0:
+        try:
+            start = decide_start(files, goal, plan, profile, nodes=len(set(nodes)))
+        except Exception as error:  # the plan that is there is good, the training goes on
+            print(f"autockpt: the plan is not decided anew: {error!r}", file=sys.stderr, flush=True)
+            start = undecided(plan, nodes=len(set(nodes)))
+        if store is not None:
+            store.set(name, to_json(start.plan))
+    if store is not None:
+        return start, from_json(CheckpointPlan, bytes(store.get(name)), where="plan of rank 0")
+    return start, start.plan if start is not None and place.world_size == 1 else plan
 
 
 def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | None:

@@ -57,6 +57,13 @@ class Saving(RankState):
     _encoding: tuple[Layout, dict[str, str], str, str] | None = None
     """The newest layout and codecs by class, and what they make together."""
 
+    _boundary_s: float | None = None
+    """When the boundary at hand began; None: between two."""
+    _begun_here: Snapshot | None = None
+    """The snapshot that began at the boundary at hand."""
+    _asking_s: float = 0.0
+    """What it took to ask for the slot of the coming snapshot, a boundary ahead of it."""
+
     _newest_stall_s: float | None = None
     """Training blocked by the newest snapshot."""
 
@@ -283,6 +290,7 @@ class Saving(RankState):
             self._skip(step, refusal)
             return False
         self._flight, self._newest = (generation, step, disk), generation
+        self._begun_here = snapshot
         self._tell_changes(step)
         self._supersedes = False
         if staging.compare and passage is None and (gate is None or gate.learned):
@@ -294,10 +302,18 @@ class Saving(RankState):
             self._disk_newest = generation
             self._saving = staging.persist != "sync"
         if not lazy or staging.persist == "sync":
+            self._note_stall()
             self._fence()
         if staging.persist == "sync" and disk:
             self._wait_durable(generation, FINAL_WAIT_S)
         return True
+
+    def _note_stall(self) -> None:
+        """The stall of a snapshot is its whole boundary: request, report, copy and release."""
+        snapshot = self._begun_here
+        if snapshot is not None and self._boundary_s is not None:
+            snapshot.boundary_stall_s = time.monotonic() - self._boundary_s + self._asking_s
+            self._begun_here, self._asking_s = None, 0.0
 
     def _passage(self, generation: Generation) -> Passage | None:
         """How the image streams through the window; None: slots hold images whole."""
@@ -471,7 +487,8 @@ class Saving(RankState):
             self._abandon(generation, repr(error))
             self._degraded("snapshot", repr(error))
         self._beat("trains")
-        self._clock.stalled(snapshot.fence_stall_s - stalled)
+        if self._boundary_s is None:  # else it is a part of the boundary
+            self._clock.stalled(snapshot.fence_stall_s - stalled)
         self._fence_stall_s += snapshot.fence_stall_s - stalled
 
     def _copied(self, generation: Generation, step: int, snapshot: Snapshot) -> None:

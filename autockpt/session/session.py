@@ -336,6 +336,8 @@ class Session(FrameworkLoop):
                 self._emit,
             )
             self._telemetry.listener = self._mind.observe
+            if self._mind.started_with is not None:
+                self._tell_plan(self._step, self._mind.started_with.reason)
         with contextlib.suppress(OSError):
             answer_with_stacks(job.run_directory, job.rank)
         self._watch.start()
@@ -515,7 +517,7 @@ class Session(FrameworkLoop):
             return
         if not self._placed:
             self._require_place(begun=True)
-        began = self._clock.boundary(self._saving or self._background())
+        began = self._boundary_s = self._clock.boundary(self._saving or self._background())
         self._saving = bool(self._link.writing())
         if step == self._start_step + 1 and not self._attempt:
             self._emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
@@ -548,10 +550,16 @@ class Session(FrameworkLoop):
             else:
                 self._skip(step, "it became due when the next iteration had begun")
             self._open = 0 if whole else self._open + 1
+            asked = self._asked
+            asks_s = time.monotonic()
             self._ask_ahead(step + 1)
+            if self._asked != asked:
+                self._asking_s = time.monotonic() - asks_s
         except Exception as error:
             self._flight = None
             self._degraded("snapshot", f"{type(error).__name__}: {error}")
+        self._note_stall()
+        self._boundary_s = None
         self._beat("trains")
         self._clock.stalled(time.monotonic() - began)
         self._report_block()
@@ -742,15 +750,19 @@ class Session(FrameworkLoop):
             return
         self._plan = plan
         self._follow_traffic()
+        reason = self._mind.reason(self._plan.version) if self._mind else "by rank 0"
+        self._tell_plan(step, reason)
+        if self._mind is not None:
+            self._mind.applied(self._plan)
+
+    def _tell_plan(self, step: int, reason: str) -> None:
+        """The plan in force is another one from `step` on."""
         memory = self._plan.tier("memory").interval_steps
         disk = self._plan.tier("disk").interval_steps
-        reason = self._mind.reason(self._plan.version) if self._mind else "by rank 0"
         self._emit(
             t.PlanChanged(
                 at_s=time.monotonic(), rank=self._job.rank, plan_version=self._plan.version,
                 step=step, memory_interval_steps=memory, disk_interval_steps=disk, reason=reason,
             )
         )  # fmt: skip
-        if self._mind is not None:
-            self._mind.applied(self._plan)
-            self._say(f"plan {self._plan.version} from step {step}: {reason}")
+        self._say(f"plan {self._plan.version} from step {step}: {reason}")

@@ -23,6 +23,7 @@ from autockpt.launch.termination import TerminationWatch
 from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
 from autockpt.session.ending import Ending
 from autockpt.session.job import Job
+from autockpt.values.exit_codes import REPLACED
 from autockpt.values.generation import Generation
 
 AGREE_S = 5.0
@@ -208,7 +209,7 @@ class Stopping(Ending):
         if self._link.fenced:
             self._say(f"this process is replaced: {self._link.fenced}")
             self._end("error")
-            raise SystemExit(75)
+            raise SystemExit(REPLACED)
         assert said is not None
         self._say(f"{said.name}: stopped at step {self._step}; {self._tell_durable()}")
         self._stopped = True

@@ -1,13 +1,20 @@
 """What the exit code of a run says, and what to do then: the table of `docs/exit_codes.md`.
 
 Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 127 are usual ones.
-91 and 92 are autockpt's own: no other program of a training is known to use them.
+91 to 94 are autockpt's own: no other program of a training is known to use them.
 """
+
+SAVED_REQUEUE = 75
+"""A signal that announces an end came, and what was trained is durable: EX_TEMPFAIL."""
 
 WOULD_TRAIN_WRONGLY = 91
 """The state was resumed at a step that the script's loop and data are not at."""
 NOTHING_DURABLE = 92
 """The script trained to its end, and no checkpoint of it is durable."""
+NO_PROGRESS = 93
+"""Restarts came no further: another one would not either."""
+REPLACED = 94
+"""A newer start of the run has fenced this one off."""
 
 EXIT_CODES: dict[int, tuple[str, str]] = {
     0: ("the script ended well", "nothing"),
@@ -19,13 +26,21 @@ EXIT_CODES: dict[int, tuple[str, str]] = {
     70: ("autockpt refused what would endanger a checkpoint, or broke a rule", "read the message"),
     73: ("another run has the directory", "end that run, or give `--run-dir`"),
     74: ("storage failed", "look at the disk; the same command resumes"),
-    75: ("a newer start of this run took over", "nothing"),
+    SAVED_REQUEUE: (
+        "SIGUSR1 or SIGUSR2 announced an end, and all that was trained is durable",
+        "start it again; a scheduler may requeue it",
+    ),
     78: ("a policy, an option or the script cannot work", "correct what the message names"),
     WOULD_TRAIN_WRONGLY: (
         "the state was resumed, but nothing puts the loop and the data there",
         'use `ckpt.batches(total)`, or say `attach(data="script")`; see below',
     ),
     NOTHING_DURABLE: ("the script trained to its end, nothing is durable", "look at the disk"),
+    NO_PROGRESS: (
+        "restarts came no further than the start before them",
+        "read the reason; do not requeue it",
+    ),
+    REPLACED: ("a newer start of this run took over", "nothing"),
     130: ("interrupted (Ctrl-C)", "the same command resumes"),
     143: ("ended by SIGTERM", "the same command resumes"),
 }

@@ -47,8 +47,20 @@ def interruptions(records: Iterable[FailureRecord]) -> tuple[FailureRecord, ...]
 
     Records without a term stand alone.
     """
+    return tuple(map(_worst, _apart(records)))
+
+
+def lost_nodes(records: Iterable[FailureRecord]) -> tuple[tuple[int, ...], ...]:
+    """The nodes whose memory died in each of `interruptions(records)`."""
+    return tuple(
+        tuple(sorted({one.node for one in group if one.kind == "node"}))
+        for group in _apart(records)
+    )
+
+
+def _apart(records: Iterable[FailureRecord]) -> list[list[FailureRecord]]:
     each = itertools.groupby(enumerate(records), lambda one: one[1].term or -one[0])
-    return tuple(_worst([record for _, record in group]) for _, group in each)
+    return [[record for _, record in group] for _, group in each]
 
 
 _RANKS = {"process": 0, "node": 1, "storage": 1, "silent": 1, "script": 2}
@@ -70,6 +82,41 @@ def _worst(records: Sequence[FailureRecord]) -> FailureRecord:
         lost_steps=max(one.lost_steps for one in records),
         lost_s=max(one.lost_s for one in records),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One stretch of training, from a start of the processes to the failure that ended it."""
+
+    trained_s: float
+    """Training time."""
+    steps: int
+    """Iterations that ended in it."""
+    kept: bool
+    """The next start went on from a newer step than this one had begun with."""
+
+
+def lives_of(records: Sequence[FailureRecord]) -> tuple[Life, ...]:
+    """The lives that the interruptions of one run ended, oldest first."""
+    found, begin = [], 0
+    for record in records:
+        begin = begin if record.step >= begin else 0  # the run was begun anew
+        resumed = max(0, record.step - record.lost_steps)
+        found.append(
+            Life(
+                trained_s=record.exposure_s,
+                steps=record.step - begin,
+                kept=resumed > begin,
+            )
+        )
+        begin = resumed
+    return tuple(found)
+
+
+def without_progress(lives: Sequence[Life]) -> tuple[Life, ...]:
+    """The newest lives in a row of which nothing was kept, oldest first."""
+    newest = itertools.takewhile(lambda life: not life.kept, reversed(lives))
+    return tuple(newest)[::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The end of a run: status.json, the report, and what is printed about both."""
 
 import os
+import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,17 @@ from autockpt.values.errors import (
     DirectoryBusyError,
     NoCheckpointError,
 )
-from autockpt.values.exit_codes import NOTHING_DURABLE, WOULD_TRAIN_WRONGLY
+from autockpt.values.exit_codes import NOTHING_DURABLE, SAVED_REQUEUE, WOULD_TRAIN_WRONGLY
 from autockpt.values.record import to_data
 from autockpt.values.status import RunStatus
 
 if TYPE_CHECKING:
     from autockpt.reports.analysis.replication import Protection
     from autockpt.values.degradation import DegradedTier
+
+
+ANNOUNCED = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
+"""Codes after signals that schedulers send ahead of an end, and nobody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +68,21 @@ def note(run: RunDirectory, ending: Ending) -> None:
 
 
 def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:
-    """A training that went well, and of which nothing is durable, did not end well."""
+    """A training that went well, and of which nothing is durable, did not end well; one that was
+    told of its end and has saved all of it should be started again."""
+    if ending.exit_code in ANNOUNCED and _is_saved(run):
+        return replace(ending, exit_code=SAVED_REQUEUE, reason=f"{ending.reason}; all is durable")
     trained = (run.newest_step() or 0) > (began.step or 0)
     if ending.exit_code or not trained or not _wants_disk(run):
         return ending
     if run.durable_commits() > began.commits:
         return ending
     return replace(ending, exit_code=NOTHING_DURABLE, reason="nothing that it trained is durable")
+
+
+def _is_saved(run: RunDirectory) -> bool:
+    step, durable = run.newest_step(), run.durable_step()
+    return step is not None and durable is not None and durable >= step
 
 
 def _wants_disk(run: RunDirectory) -> bool:

@@ -280,7 +280,9 @@ def prepare(
     )
 
 
-def write_decision(run: RunDirectory, request: Request, goal: Goal, found: FoundProfile) -> str:
+def write_decision(
+    run: RunDirectory, request: Request, goal: Goal, found: FoundProfile, nodes: int = 1
+) -> str:
     """Write profile.json, decision.json and plan.yaml; a sentence about them.
 
     Without a profile there is a plan only when none shall be measured: a job that finds no plan
@@ -296,12 +298,13 @@ def write_decision(run: RunDirectory, request: Request, goal: Goal, found: Found
         run.write_plan(plan_without_profile(goal))
         return "safe defaults, nothing is measured"
     profile, where = found.profile, found.where
-    decision, before = plan_choice.decide(profile, goal), run.read_decision()
-    if before is None or before.plan.plan_id != decision.plan.plan_id:
+    decided = plan_choice.decide_now(run, profile, goal, nodes=nodes)
+    if decided.new:
         run.write_profile(profile)
-        plan_choice.write(run, decision)
-    # Else a resumed run goes on where it was, with what it has re-tuned since.
-    return f"{verdict(decision)} (from {shown(where)})"
+        plan_choice.write(run, decided.decision)
+    # Else a resumed run goes on where it was; rank 0 writes down what it decides again.
+    said = f"{verdict(decided.decision)} (from {shown(where)})"
+    return f"{said}; {decided.change}" if decided.change else said
 
 
 def scale_of(launching: dict[str, Any]) -> Scale:

@@ -135,7 +135,7 @@ def _launch(request: "Request", console: Console) -> int:
         if not request.fresh:
             bring_back(run, goal, console)
         console.say(f"run directory: {outcome.shown(run.path)}")
-        console.say(f"plan: {write_decision(run, request, goal, found)}")
+        console.say(f"plan: {write_decision(run, request, goal, found, scale.nodes)}")
         wanted = Launch(
             run=run,
             script=request.script,
@@ -168,7 +168,7 @@ def _dry_run(request: "Request", console: Console) -> int:
     from autockpt.cli.shared import plan_choice
     from autockpt.cli.shared.decision_text import plan_object, print_decision, print_plan
     from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
-    from autockpt.run_directory import default_path
+    from autockpt.run_directory import RunDirectory, default_path
     from autockpt.values.record import to_data
 
     request, scale = placed(request, console), scale_of(request.launching)
@@ -180,8 +180,10 @@ def _dry_run(request: "Request", console: Console) -> int:
         unmeasured = plan_while_measured if request.use_profile else plan_without_profile
         plan, decision = unmeasured(goal), None
     else:
-        decision = plan_choice.decide(found.profile, goal)
-        plan = decision.plan
+        decided = plan_choice.decide_now(
+            RunDirectory(run_dir), found.profile, goal, nodes=scale.nodes, starting=False
+        )
+        decision, plan = decided.decision, decided.decision.plan
     console.object(
         "run",
         {

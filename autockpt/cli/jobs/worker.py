@@ -87,7 +87,7 @@ def _prepare(
     prepare(run, request.script, "run", goal, scale, anew=request.takes)
     if not request.fresh:
         require_back(run, goal, console)
-    console.say(f"plan: {write_decision(run, request, goal, found)}")
+    console.say(f"plan: {write_decision(run, request, goal, found, scale.nodes)}")
     # Last, because the other ranks wait for it.
     prepare(run, request.script, "run", goal, scale, launch_id)
     console.say(f"started by {foreign}: this is rank 0; run directory: {path}")

@@ -29,7 +29,10 @@ def plan(
     failures: str | None,
     out: str | None,
 ) -> None:
-    """Turn a profile and a policy into a plan; print every choice with its reason."""
+    """Turn a profile and a policy into a plan; print every choice with its reason.
+
+    The failures of the runs beside the profile count, those since it was taken, too.
+    """
     from pathlib import Path
 
     from autockpt.cli.shared import plan_choice
@@ -40,6 +43,8 @@ def plan(
         from autockpt.cli.shared.failure_import import with_failures_of
 
         measured = with_failures_of(measured, failures)
+    else:
+        measured = plan_choice.with_logs_beside(measured, profile)
     scale = plan_choice.Scale(
         world_size=measured.fingerprint.world_size, nodes=measured.fingerprint.nodes
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autockpt.cli.shared.failure_trace import read_trace
-from autockpt.profiles.failures import with_history
+from autockpt.profiles.failures import estimate_recovery, with_history
 from autockpt.profiles.imports import own_log, slurm, xid
 from autockpt.run_directory import RunDirectory
 from autockpt.tuner.simulation.history import from_trace
@@ -21,6 +21,7 @@ FORMATS = {
     "log": "failures.jsonl of a run",
     "kept": "what `autockpt failures --keep` wrote",
 }
+RESTORES = ("restore_memory", "restore_disk")
 LARGEST_BYTES = 512 * 2**20
 """A longer file is refused: it is read whole."""
 _KEPT = '"incidents"'
@@ -57,8 +58,17 @@ def read_failures(
 
 
 def with_failures_of(profile: Profile, path: str) -> Profile:
-    """The same job, decided with this record beside what the profile knows."""
-    return replace(profile, failures=with_history(profile.failures, read_failures(path)))
+    """The same job, decided with this record beside what the profile knows.
+
+    The log of a run of ours also says how long restarts and restores took.
+    """
+    profile = replace(profile, failures=with_history(profile.failures, read_failures(path)))
+    if not os.path.isdir(path):
+        return profile
+    seen = estimate_recovery(RunDirectory(path).failures())
+    parts = {name: getattr(seen, name) for name in ("detect", "restart", *RESTORES)}
+    measured = {name: part for name, part in parts.items() if part.source == "measured"}
+    return replace(profile, recovery=replace(profile.recovery, **measured))
 
 
 def _nodes_of_run(path: str) -> int:

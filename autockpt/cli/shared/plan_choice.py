@@ -220,6 +220,55 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     return decide_(profile, goal)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The decision that a run starts with."""
+
+    decision: Decision
+    new: bool
+    """The run has none yet, or one from another profile or goal."""
+    change: str = ""
+    """What of the run's own decision is decided again, and why; "": nothing."""
+
+
+def decide_now(
+    run: RunDirectory, profile: Profile, goal: Goal, *, nodes: int, starting: bool = True
+) -> Decided:
+    """Decide from profile, goal and all logs, as rank 0 will before the first iteration.
+
+    A run that has decided from this profile and goal goes on with what it has re-tuned since.
+    `starting`: no process of the run trains now.
+    """
+    from autockpt.policies.cost_model.inputs import decided_again
+    from autockpt.profiling.facts.failure_history import failure_evidence
+    from autockpt.profiling.facts.start_decision import decide_start, with_evidence
+
+    known = failure_evidence(os.fspath(run.path), nodes=nodes, starting=starting)
+    basis, before = decide(profile, goal).plan.plan_id, run.read_decision()
+    if before is None or before.plan.plan_id != basis:
+        decision = decide(with_evidence(profile, known), goal)
+        plan = replace(decision.plan, plan_id=basis)
+        return Decided(decision=replace(decision, plan=plan), new=True)
+    start = decide_start(run, goal, before.plan, profile, nodes=nodes, evidence=known)
+    if start.proposal is None or not start.applies:
+        return Decided(decision=before, new=False)
+    offer, decision = start.proposal, replace(before, plan=start.plan)
+    if offer.expected is not None and offer.inputs is not None:
+        decision = decided_again(
+            before, start.plan, before.choices, offer.expected, offer.inputs, goal
+        )
+    return Decided(decision=decision, new=False, change=start.proposal.reason)
+
+
+def with_logs_beside(profile: Profile, path: str) -> Profile:
+    """The profile in the file or directory `path`, with what the runs beside it say by now."""
+    from autockpt.profiling.facts.failure_history import failure_evidence
+    from autockpt.profiling.facts.start_decision import with_evidence
+
+    run = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    return with_evidence(profile, failure_evidence(run, nodes=profile.fingerprint.nodes))
+
+
 def write(run: RunDirectory, decision: Decision) -> None:
     """decision.json, and plan.yaml with the reasons beside the values."""
     from autockpt.policies.policy_file import plan_to_yaml

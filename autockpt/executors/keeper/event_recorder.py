@@ -238,7 +238,8 @@ class EventRecorder:
         outage = self.outage
         if message.generation is None and outage is None:
             return  # the first start
-        if outage is not None and self._inherited:
+        inherited = outage is not None and self._inherited
+        if outage is not None and inherited:
             self._inherited = False
             self._tell_inherited(outage)
         lost_steps = max(0, outage.step - message.step) if outage else 0
@@ -257,7 +258,10 @@ class EventRecorder:
             )
         )  # fmt: skip
         if outage is not None and message.rank == min(outage.ranks, default=message.rank):
-            self._close(outage, message, lost_steps, lost_steps * pace, down_s, detect_s or 0.0)
+            self._close(
+                outage, message, lost_steps, lost_steps * pace, down_s, detect_s or 0.0,
+                memory_died=inherited,
+            )  # fmt: skip
 
     def _close(
         self,
@@ -267,9 +271,14 @@ class EventRecorder:
         lost_s: float,
         down_s: float,
         detect_s: float,
+        *,
+        memory_died: bool,
     ) -> None:
-        # A keeper that saw it end lost no memory, though there was no checkpoint in it yet.
-        survived = message.source == "memory" or message.generation is None
+        # A keeper that saw the trainers die is alive, and the node's memory with it, wherever the
+        # state came back from.  One that found them dead may still have found their slots.
+        # Peers serve what another node has lost.
+        lost = memory_died or message.source in ("peer", "parity")
+        survived = message.source == "memory" or not lost
         kind: Literal["process", "node", "script"] = "process" if survived else "node"
         record = FailureRecord(
             wall=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -27,13 +27,12 @@ from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import DirectoryBusyError
+from autockpt.values.exit_codes import NO_PROGRESS, REPLACED
 
 if TYPE_CHECKING:
     from autockpt.launch.elastic.torchelastic import Ending, Launch
     from autockpt.launch.sidecars.keeper import KeeperBeside
 
-REPLACED = 75
-"""Exit code of a rank that a newer incarnation has fenced off."""
 SHOWN_CHARS = 300
 """Of an exception, in a sentence about the failure."""
 SHOWN_LINES = 200
@@ -169,6 +168,7 @@ class Watch:
 
         rank, failure = _root_cause(failures)
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        code = NO_PROGRESS if self._loop.stuck else code
         reason = self._reason or f"rank {rank} {_ended(failure.exitcode)}"
         error = _error(failure) if failure.exitcode > 0 else ""
         return Ending(

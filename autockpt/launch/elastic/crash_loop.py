@@ -5,6 +5,7 @@ raised (`values.script_errors`), and progress: a newer step or a newer committed
 the failure before.
 """
 
+import signal
 from dataclasses import dataclass
 
 from autockpt.values.generation import Generation
@@ -16,6 +17,10 @@ EXITS_WITHOUT_PROGRESS = 3
 KILLS_WITHOUT_PROGRESS = 10
 """Failures in a row by a signal: they come from outside, may hit between two checkpoints, and say
 less about the next attempt."""
+OWN_SIGNALS = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
+)
+"""A process raises these in itself, as it does an exception: nobody outside ends it so."""
 STARTUP_S = 300.0
 """A script that has not attached after this time will not: a restart would begin from scratch."""
 
@@ -62,9 +67,12 @@ class CrashLoop:
         self._exits = 0
         self._kills = 0
         self._before: Attempt | None = None
+        self.stuck = False
+        """The newest verdict ends a job that comes no further: its scheduler should know."""
 
     def verdict(self, attempt: Attempt) -> str | None:
         """None: start again.  Else why not, as a sentence."""
+        self.stuck = False
         if attempt.replaced:
             return "a newer launch of this run has taken over"
         if attempt.refused:
@@ -74,11 +82,12 @@ class CrashLoop:
         if attempt.final and not (further and self._insist):
             return "the script would do so again, so it is not started again"
         if before is not None and _same(before, attempt):
+            self.stuck = True
             return "the same exception at the same step a second time"
         if further:
             self._exits = self._kills = 0
             return None
-        if attempt.signal:
+        if attempt.signal and attempt.signal not in OWN_SIGNALS:
             self._kills += 1
         else:
             self._exits += 1
@@ -87,6 +96,7 @@ class CrashLoop:
                 "the script never called autockpt.attach, so a restart would begin from scratch; "
                 "--max-restarts N restarts it all the same"
             )
+        self.stuck = self._exits >= EXITS_WITHOUT_PROGRESS or self._kills >= KILLS_WITHOUT_PROGRESS
         if self._exits >= EXITS_WITHOUT_PROGRESS:
             return f"{self._exits} failures in a row at the same place, without any new step"
         if self._kills >= KILLS_WITHOUT_PROGRESS:

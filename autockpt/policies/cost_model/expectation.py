@@ -17,12 +17,17 @@ from autockpt.values.decision_inputs import Habit
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Expected, Staging
 from autockpt.values.profile import FailureRates, Profile, StorageMeasure
+from autockpt.values.units import format_duration
 
 BASELINE_INTERVAL_S = 1800.0
 """What people do without us: a blocking save every 30 minutes."""
 DECLARED_SHAPE = 10.0
 """A declared MTBF counts like ten observed failures: a band of 0.54 to 1.57 times the rate."""
 BAND = (0.05, 0.95)
+DOUBT = 0.01
+"""Chance that a declared MTBF must still have by the record,"""
+CONTRADICTING_EVENTS = 2
+"""which says nothing against it with fewer failures."""
 
 
 def rates_of(profile: Profile, goal: Goal) -> Rates:
@@ -35,9 +40,9 @@ def split_rates(failures: FailureRates, goal: Goal) -> Rates:
     share = failures.process_share
     if goal.failures.process_share is not None:
         share = goal.failures.process_share
-    total = failures.interruptions_per_s
-    if goal.failures.mtbf_s is not None:
-        total = 1.0 / goal.failures.mtbf_s
+    total, declared_s = failures.interruptions_per_s, declared_mtbf_s(failures, goal)
+    if declared_s is not None:
+        total = 1.0 / declared_s
     declared, disk = goal.failures, total * (1.0 - share)
     late_s = goal.retention.reach_s
     return Rates(
@@ -59,7 +64,32 @@ def rate_band(failures: FailureRates, goal: Goal) -> tuple[float, float]:
 
 def rate_shape(failures: FailureRates, goal: Goal) -> float:
     """Shape of the Gamma that the interruption rate is taken to have, its mean apart."""
-    return DECLARED_SHAPE if goal.failures.mtbf_s is not None else _shape(failures)
+    declared = declared_mtbf_s(failures, goal) is not None
+    return DECLARED_SHAPE if declared else _shape(failures)
+
+
+def declared_mtbf_s(failures: FailureRates, goal: Goal) -> float | None:
+    """The declared MTBF that is reckoned with; None: none was, or the record contradicts it."""
+    return None if contradicted(failures, goal) else goal.failures.mtbf_s
+
+
+def contradicted(failures: FailureRates, goal: Goal) -> str:
+    """Why the declared MTBF is not reckoned with; "" where it is, or there is none.
+
+    The record wins where 99 % of its posterior are rates above the declared one, and it has two
+    failures or more: a job that is killed every half minute is not one that lives for eight hours.
+    """
+    declared_s, events = goal.failures.mtbf_s, failures.per_node.events + failures.per_job.events
+    if declared_s is None or events < CONTRADICTING_EVENTS:
+        return ""
+    shape, rate = _shape(failures), failures.interruptions_per_s
+    if rate * gamma_quantile(DOUBT, shape, shape) <= 1.0 / declared_s:
+        return ""
+    return (
+        f"failures.mtbf says {format_duration(declared_s)}, and {events} failures on record say "
+        f"{format_duration(1.0 / rate)} (more than 99 % sure that it is less than declared): the "
+        "record is reckoned with"
+    )
 
 
 def expected_of(

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.expectation import (
+    contradicted,
+    declared_mtbf_s,
     habit_promise,
     habit_steps,
     rate_band,
@@ -42,7 +44,7 @@ def inputs_of(
         failures=failures,
         recovery=recovery,
         rate_shape=rate_shape(failures, goal),
-        declared_mtbf_s=goal.failures.mtbf_s,
+        declared_mtbf_s=declared_mtbf_s(failures, goal),
         habit=habit,
     )
 
@@ -114,6 +116,8 @@ def doubts(
     ]
     if assumed:
         said.append(f"assumed, not measured: {', '.join(assumed)}")
+    if why := contradicted(failures, goal):
+        said.append(why)
     if goal.failures.mtbf_s is None and not failures.per_node.events + failures.per_job.events:
         said.append(
             "no failure of this job or machine is on record; the rate is a prior, and the band of "

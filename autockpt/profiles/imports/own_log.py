@@ -8,7 +8,9 @@ from autockpt.values.failure import (
     FailureHistory,
     FailureRecord,
     Incident,
+    Kind,
     interruptions,
+    lost_nodes,
 )
 from autockpt.values.record import from_json
 
@@ -36,12 +38,14 @@ def read(text: str, *, where: str, nodes: int) -> FailureHistory:
             )
         records.append(record)
     incidents, exposures, now_s, of_script = [], [], 0.0, 0
-    for record in interruptions(records):
+    for record, lost in zip(interruptions(records), lost_nodes(records), strict=True):
         begin_s, now_s = now_s, now_s + record.exposure_s
         if record.kind == "script":
             of_script += 1
         else:
-            incidents.append(Incident(at_s=now_s, kind=record.kind, what=record.what))
+            names = tuple(f"node {number}" for number in lost)
+            kind: Kind = "nodes" if len(names) > 1 else record.kind
+            incidents.append(Incident(at_s=now_s, kind=kind, nodes=names, what=record.what))
         exposures.append(
             Exposure(
                 begin_s=begin_s,

@@ -6,12 +6,14 @@ Beside the runs may stand what others have recorded (`autockpt failures --keep`)
 import contextlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from autockpt.profiles.failures import estimate_rates, estimate_recovery
+from autockpt.profiling.facts.last_life import unrecorded_failure
 from autockpt.run_directory import FAILURES, RunDirectory
 from autockpt.values.errors import AutockptError
-from autockpt.values.failure import FailureHistory, FailureRecord
+from autockpt.values.failure import FailureHistory, FailureRecord, Life, lives_of
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.record import from_json
 
@@ -22,23 +24,45 @@ READ_BYTES = 2**19
 PIECES = 32
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureEvidence:
+    """What the logs of a run and of those beside it say."""
+
+    rates: FailureRates
+    recovery: RecoveryTimes
+    lives: tuple[Life, ...] = ()
+    """Of this run alone, oldest first."""
+
+
 def failure_history(run_dir: str, *, nodes: int) -> tuple[FailureRates, RecoveryTimes]:
-    """Posterior rates and recovery times from the failure logs beside `run_dir` and in it.
+    """Posterior rates and recovery times from the failure logs beside `run_dir` and in it."""
+    found = failure_evidence(run_dir, nodes=nodes)
+    return found.rates, found.recovery
+
+
+def failure_evidence(run_dir: str, *, nodes: int, starting: bool = False) -> FailureEvidence:
+    """Rates, recovery times and lives from the failure logs beside `run_dir` and in it.
 
     Runs that ended well count as exposure: their training time is the tail that no failure ended.
+    `starting`: no process of the run trains now, so the newest one may have died unrecorded.
     """
     records: list[FailureRecord] = []
+    lives: tuple[Life, ...] = ()
     tail_s = 0.0
     for run in _runs_beside(Path(run_dir)):
         with contextlib.suppress(AutockptError, OSError):  # a foreign or damaged log says nothing
             own = run.failures()
+            if run.path == Path(run_dir).absolute():
+                newest = unrecorded_failure(run) if starting else None
+                own = own if newest is None else (*own, newest)
+                lives = lives_of(own)
             records += own
             tail_s += max(0.0, _trained_s(run) - sum(record.exposure_s for record in own))
     records.sort(key=lambda record: record.wall)
     rates = estimate_rates(
         records, nodes=nodes, tail_exposure_s=tail_s, histories=_kept_beside(Path(run_dir))
     )
-    return rates, estimate_recovery(records)
+    return FailureEvidence(rates=rates, recovery=estimate_recovery(records), lives=lives)
 
 
 def _kept_beside(run_dir: Path) -> list[FailureHistory]:

@@ -6,35 +6,30 @@ appends to a queue here; everything else happens beside it, and a failure leaves
 What the controller is told and answers is written down, so that every change can be played again.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.state.live_state import LiveState
-from autockpt.policies.codec_speeds import codecs_by_speed
-from autockpt.policies.cost_model.costs import Costs, profile_costs
 from autockpt.policies.cost_model.inputs import decided_again
 from autockpt.policies.decide import decide
-from autockpt.policies.redundancy.peer_costs import peer_costs
-from autockpt.policies.staging.write_path import choose_write
 from autockpt.profiles.assemble import profile_from_run
 from autockpt.profiles.samples import RunSamples
 from autockpt.profiling.facts.facts import host_facts, state_inventory
-from autockpt.profiling.facts.failure_history import failure_history
+from autockpt.profiling.facts.start_decision import undecided, write_memory
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import Job
 from autockpt.session.tuning.recorder import Recorder
-from autockpt.tuner.online.controller import Controller, begin
+from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal, intervals_of
 from autockpt.tuner.online.recording import RecordedController
 from autockpt.values import telemetry as t
-from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
-from autockpt.values.profile import Profile
 from autockpt.values.units import format_bytes, format_duration
 
 THINK_S = 0.25
@@ -48,6 +43,8 @@ OBSERVED_CHECKPOINTS = 3
 """Durable checkpoints before a run without a profile is planned for."""
 OBSERVED_BLOCKS = 3
 """Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
+REMEMBER_S = 1.0
+"""What the controller has seen is written down this often, where there is anything new."""
 REMEMBERED = 64
 """Snapshots for disk whose end is waited for."""
 
@@ -87,14 +84,38 @@ class AutoTuner:
         """A block of iterations ended, or the last answer may not have been followed: a question
         takes a millisecond, so one a second is enough."""
         self._step = 0
+        self._new = False
+        """Something was told that the next process should know."""
         self._run_s = 0.0
         self.total: int | None = None
         """Steps of the whole run, where the loop says so."""
         self._closed = threading.Event()
         self._recorder = Recorder(self._files.controller)
-        self._controller = _controller(job, self._files.failures(), self._recorder)
+        self._remembered_s = time.monotonic()
+        start = job.start or undecided(job.plan, nodes=len(set(job.nodes)))
+        self._controller = RecordedController(
+            Controller(start.memory, goal=job.goal), self._recorder
+        )
+        self.started_with = self._start()
+        if job.restart_count and len(failures := self._files.failures()) >= 2:
+            self._controller.interrupted(time.monotonic(), failures[-1].exposure_s)
         self._thread = threading.Thread(target=self._think, name="autockpt-mind", daemon=True)
         self._thread.start()
+
+    def _start(self) -> PlanProposal | None:
+        """What the plan in force was decided by at this start; None: it is the one before."""
+        proposal = self._controller.start()
+        if proposal is None or self._controller.observing:
+            if proposal is not None:
+                self._withhold(proposal, time.monotonic())
+            return None
+        self._offers[proposal.plan.version] = proposal
+        if proposal.plan.version != self._job.plan.version:
+            self._proposed_s = time.monotonic()
+            self._propose(proposal.plan)  # the ranks had no way to agree on it before
+            return None
+        self._applied.append(proposal.plan)
+        return proposal
 
     # ------------------------------------------------------------------ told
 
@@ -161,6 +182,7 @@ class AutoTuner:
             try:
                 self._drain()
                 self._consider()
+                self._remember()
             except Exception as error:  # the plan stays as it is, the training goes on
                 self._report("planning", f"{type(error).__name__}: {error}")
                 self._measuring = False
@@ -175,8 +197,17 @@ class AutoTuner:
             if isinstance(event, t.IterationsTimed):
                 self._unasked, self._step = True, event.step
                 self._expect_end(event)
+            self._new = self._new or isinstance(event, t.SnapshotSealed | t.CheckpointDurable)
             self._samples.observe(event)
             self._controller.observe(event)
+
+    def _remember(self, *, now: bool = False) -> None:
+        """For the next process: this one may be killed at any time."""
+        at_s = time.monotonic()
+        if self._new and (now or at_s - self._remembered_s >= REMEMBER_S):
+            self._remembered_s, self._new = at_s, False
+            with contextlib.suppress(OSError):
+                write_memory(self._files, self._controller.memory)
 
     def _expect_end(self, event: t.IterationsTimed) -> None:
         """A run of known length dwells on a plan for a part of it, not for an hour."""
@@ -382,23 +413,3 @@ class _Samples:
             copies_s=tuple(self.copies),
             persists_s=tuple(self.persists),
         )
-
-
-def _controller(
-    job: Job, interruptions: Sequence[FailureRecord], recorder: Recorder
-) -> RecordedController:
-    """With what earlier runs and this one's earlier processes have left behind."""
-    failures, recovery = failure_history(job.run_directory, nodes=len(set(job.nodes)))
-    prior = None if job.profile is None else _costs(job, job.profile)
-    codecs = () if job.profile is None else codecs_by_speed(job.profile, job.goal)
-    memory = begin(plan=job.plan, failures=failures, recovery=recovery, prior=prior, codecs=codecs)
-    controller = RecordedController(Controller(memory, goal=job.goal), recorder)
-    if job.restart_count and len(interruptions) >= 2:
-        controller.interrupted(time.monotonic(), interruptions[-1].exposure_s)
-    return controller
-
-
-def _costs(job: Job, profile: Profile) -> Costs:
-    write = choose_write(profile, job.goal.pins)
-    costs = profile_costs(profile, job.plan.staging, write=write.measure)
-    return replace(costs, peers=peer_costs(profile, job.plan.redundancy))

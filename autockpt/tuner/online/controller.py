@@ -18,6 +18,7 @@ from autockpt.policies.codec_speeds import CodecAtSpeed
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.sensitivity import even_failures
 from autockpt.policies.interval.choose import Intervals
+from autockpt.policies.interval.short_lives import SURE, within_lives
 from autockpt.tuner.online import backoff, codec, codec_speed, rollback_check
 from autockpt.tuner.online.codec_speed import CodecWatch
 from autockpt.tuner.online.controller_state import Change, Memory
@@ -38,6 +39,7 @@ from autockpt.tuner.online.proposals import (
 from autockpt.tuner.online.schedules import AGAIN, compare, doubt, rivals_of
 from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.values.errors import ConfigError
+from autockpt.values.failure import Life
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Expected, Staging
 from autockpt.values.profile import FailureRates, RecoveryTimes
@@ -57,16 +59,43 @@ def begin(
     recovery: RecoveryTimes,
     prior: Costs | None = None,
     codecs: tuple[CodecAtSpeed, ...] = (),
+    barren: tuple[Life, ...] = (),
 ) -> Memory:
     """A memory that has seen nothing; `prior`: costs from a profile, None without one.
 
     `codecs`: what to encode with on storage of other speeds than the profile's, without a codec.
+    `barren`: the newest lives of which nothing was kept.
     """
     profiled_s = prior.persist_s if prior is not None else 0.0
     return Memory(
         plan=plan,
         seen=Observed(failures=failures, recovery=recovery, prior=prior),
         codec=CodecWatch(table=codecs, profiled_s=profiled_s),
+        barren=barren,
+    )
+
+
+def go_on(former: Memory, new: Memory) -> Memory:
+    """The memory of a process that goes on where another has ended: `new`, with its estimates.
+
+    What checkpoints and iterations cost is the job's; times, and what was under way, went with the
+    process.  Estimates of bytes that were staged or encoded otherwise are none of this plan's.
+    """
+    was, now = former.plan, new.plan
+    if was.staging != now.staging or was.tier("disk").codec != now.tier("disk").codec:
+        return new
+    seen = former.seen
+    seen.failures, seen.recovery, seen.prior = new.seen.failures, new.seen.recovery, new.seen.prior
+    seen.next_process()
+    return replace(
+        new,
+        seen=seen,
+        dwell_from_sealed=seen.sealed,
+        patience=former.patience,
+        rivals=former.rivals,
+        compared_sealed=former.compared_sealed,
+        compared_quiet_s=former.compared_quiet_s,
+        trial=former.trial,
     )
 
 
@@ -228,6 +257,56 @@ class Controller:
         if self._outlook is None or self._outlook.plan is not self.plan:
             self._outlook = Outlook(seen=self.seen, goal=self.goal, plan=self.plan)
         return self._outlook
+
+    def start(self) -> PlanProposal | None:
+        """A better plan for a process that is about to train; asked once, before anything is told.
+
+        Failures and costs of the processes before it count at once: nothing dwells, and the
+        dead-band alone keeps the plan.  After a life of which nothing was kept, intervals are at
+        most a part of it (`short_lives`).
+        """
+        if self.mode == "off" or not intervals_of(self.plan)[1]:
+            return None
+        found = self._decided_anew()
+        lives, then = self.memory.barren, intervals_of(found.plan if found else self.plan)
+        shorter = then if self.outlook.pinned else within_lives(then, lives)
+        if shorter != then:
+            found = self._within(lives, shorter)
+        if found is not None:
+            self._offer(found)
+        self.seen.settle()
+        return found
+
+    def _decided_anew(self) -> PlanProposal | None:
+        """By the waste, where the costs are known."""
+        if not self.seen.costed:
+            return None
+        best, outlook = self._best(), self.outlook
+        if best is None or (best.memory_steps, best.disk_steps) == outlook.intervals:
+            return None
+        forced = outlook.too_old(outlook.intervals) or outlook.crowded or self._too_costly()
+        if self.goal.pins.interval_rule == "checkfreq":
+            moved = self._worth(best)
+        else:
+            moved = not self._in_dead_band(best)
+        return self._to(best, "start", "decided at the start") if forced or moved else None
+
+    def _within(self, lives: tuple[Life, ...], then: tuple[int, int]) -> PlanProposal:
+        shortest_s = min(life.trained_s for life in lives if life.steps or len(lives) >= SURE)
+        ended = f"{len(lives)} starts" if len(lives) > 1 else "a start"
+        why = (
+            f"decided at the start: {ended} in a row ended before a checkpoint, after "
+            f"{format_duration(shortest_s)} of training at the least, so one is due within a third "
+            "of that"
+        )
+        if self.seen.costed:
+            return self._proposal("start", then, why)
+        before = written(intervals_of(self.plan))
+        return PlanProposal(
+            plan=with_intervals(self.plan, *then),
+            kind="start",
+            reason=f"{why}; intervals {before} -> {written(then)}",
+        )
 
     def propose(self, now_s: float, step: int) -> PlanProposal | None:
         """A better plan, if there is one worth the change now; `step` is named in the reason.

@@ -10,6 +10,7 @@ from autockpt.tuner.online.codec import CodecTrial
 from autockpt.tuner.online.codec_speed import CodecWatch
 from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal
+from autockpt.values.failure import Life
 from autockpt.values.plan import CheckpointPlan, Schedule
 
 
@@ -60,3 +61,5 @@ class Memory:
     """Bytes as they are were tried."""
     codec: CodecWatch = field(default_factory=CodecWatch)
     """What the speed of the storage says about encoding."""
+    barren: tuple[Life, ...] = ()
+    """The newest lives of the run, in a row, of which nothing was kept."""

@@ -143,7 +143,9 @@ class Contrast:
     """Iterations with background work against quiet ones around them: 0.1 is 10 % longer.
 
     One sample for each stretch of work, from the blocks next to it on both sides: what drifts, or
-    comes and goes with another job on the machine, is in all three and cancels.
+    comes and goes with another job on the machine, is in all three and cancels.  Where every block
+    holds a save, the quiet iterations of a block are next to its busy ones: one sample for each
+    `BESIDE` such blocks in a row.
     """
 
     before: tuple[float, ...] = ()
@@ -153,9 +155,17 @@ class Contrast:
     """next behind it."""
     window: Window = field(default_factory=Window)
     """Of busy over quiet iteration time."""
+    mixed_quiet: tuple[float, ...] = ()
+    """Of the newest blocks in a row that had both, quiet"""
+    mixed_busy: tuple[float, ...] = ()
+    """and busy iteration times."""
 
     def observe(self, quiet_s: float, busy_s: float) -> None:
         """Take in one block: means of its quiet and of its busy iterations, 0 where it had none."""
+        if busy_s > 0 and quiet_s > 0:
+            self._mix(quiet_s, busy_s)
+        elif quiet_s > 0:
+            self.mixed_quiet = self.mixed_busy = ()
         if busy_s > 0 and self.after:
             self._close()
         if quiet_s > 0 and not self.during:
@@ -166,6 +176,17 @@ class Contrast:
             self.after = (*self.after, quiet_s)
             if len(self.after) == BESIDE:
                 self._close()
+
+    def _mix(self, quiet_s: float, busy_s: float) -> None:
+        self.mixed_quiet, self.mixed_busy = (*self.mixed_quiet, quiet_s), (*self.mixed_busy, busy_s)
+        if len(self.mixed_busy) == BESIDE:
+            self.window.observe(_mean(self.mixed_busy) / _mean(self.mixed_quiet))
+            self.forget_blocks()
+
+    def forget_blocks(self) -> None:
+        """What comes next is beside none of the blocks so far."""
+        self.before, self.during, self.after = (), (), ()
+        self.mixed_quiet, self.mixed_busy = (), ()
 
     def _close(self) -> None:
         if self.before:

@@ -20,6 +20,8 @@ from autockpt.values.telemetry import (
 
 OUTDATED_SAVES = 4
 """So many saves without a quiet iteration between them, and older quiet ones tell nothing."""
+KNOWN = 3
+"""Samples of a cost before they count instead of the profile's figure: the first one is cold."""
 STUCK_S = 600.0
 """A save without an end after this long no longer holds back a change of the plan."""
 
@@ -163,21 +165,26 @@ class Observed:
 
     def costs(self, *, sync: bool) -> Costs:
         """Current costs of one checkpoint; call only once something was observed."""
-        stall = self.stall.mean
-        copy = self.copy.mean
-        persist = self.persist.mean if self.persist.n or self.prior is None else 0.0
-        if not self.persist.n and self.prior is not None:
-            persist = self.prior.persist_s
+        prior = self.prior
+        stall, stall_high = _cost(
+            self.stall, None if prior is None else (prior.stall_s, prior.stall_high_s)
+        )
+        copy, copy_high = _cost(
+            self.copy, None if prior is None else (prior.copy_s, prior.copy_high_s)
+        )
+        persist, persist_high = _cost(
+            self.persist, None if prior is None else (prior.persist_s, prior.persist_high_s)
+        )
         copying, writing = self._slowdowns(copy, persist)
         recovery = self.recovery
         return Costs(
             iteration_s=self.iteration_s,
             stall_s=stall,
-            stall_high_s=max(stall, self.stall.high),
+            stall_high_s=stall_high,
             copy_s=copy,
-            copy_high_s=max(copy, self.copy.high),
+            copy_high_s=copy_high,
             persist_s=persist,
-            persist_high_s=max(persist, self.persist.high),
+            persist_high_s=persist_high,
             copy_slowdown_s=copying,
             persist_slowdown_s=0.0 if sync else writing,
             blocked_s=max(0.0, persist - stall) if sync else 0.0,
@@ -193,6 +200,12 @@ class Observed:
                 "persist_s": self.persist.n,
             },
         )
+
+    @property
+    def costed(self) -> bool:
+        """What a checkpoint costs is known, from the profile or from this run."""
+        seen = min(self.stall.n, self.copy.n, self.persist.n) >= KNOWN
+        return (self.prior is not None or seen) and self.iteration_s > 0
 
     def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
         """Training time lost per snapshot, and per persist beyond it.
@@ -225,6 +238,13 @@ class Observed:
         spread_s = self.slower.error * self._stretched_s(span_s)
         return self.stall.error, math.hypot(spread_s, longer * persist_s)
 
+    def next_process(self) -> None:
+        """The process that was observed is gone: what it had under way and its times are, too."""
+        self.first_s, self.last_s = None, 0.0
+        self.seals_s, self.saving, self.busy_saves = (), {}, 0
+        self.quiet_sum_s, self.quiet_blocks = 0.0, 0
+        self.slower.forget_blocks()
+
     def rates(self) -> FailureRates:
         """Failure rates with this process's own exposure added; a failure would have ended it."""
         days = (self.last_s - self.first_s) / 86400.0 if self.first_s is not None else 0.0
@@ -234,3 +254,10 @@ class Observed:
             per_node=known.per_node.updated(events=0, exposure_days=days * known.nodes),
             per_job=known.per_job.updated(events=0, exposure_days=days),
         )
+
+
+def _cost(seen: Window, prior: tuple[float, float] | None) -> tuple[float, float]:
+    """(mean, 95th percentile) as observed, or the profile's while that is too little."""
+    if prior is not None and seen.n < KNOWN:
+        return prior
+    return seen.mean, max(seen.mean, seen.high)

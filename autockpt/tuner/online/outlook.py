@@ -9,7 +9,7 @@ from autockpt.policies.cost_model.expectation import promise, split_rates
 from autockpt.policies.cost_model.inputs import inputs_of
 from autockpt.policies.interval.choose import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.interval.nesting import Tiers
-from autockpt.tuner.online.observed import Observed
+from autockpt.tuner.online.observed import KNOWN, Observed
 from autockpt.tuner.online.proposals import intervals_of
 from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
@@ -179,8 +179,10 @@ class Outlook:
         slows = f"slows training by {format_duration(costs.persist_slowdown_s)}"
         if self.sync:
             slows = f"holds it for {format_duration(costs.blocked_s)}"
+        n = self.seen.stall.n
+        seen = f"mean of {n}" if n >= KNOWN or self.seen.prior is None else "by the profile"
         return (
-            f"a snapshot stalls {format_duration(costs.stall_s)} (mean of {self.seen.stall.n}), a "
+            f"a snapshot stalls {format_duration(costs.stall_s)} ({seen}), a "
             f"persist takes {format_duration(costs.persist_s)} and {slows}, "
             f"failures come every {mtbf}, waste is {format_fraction(self.waste)}"
         )

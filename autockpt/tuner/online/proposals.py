@@ -8,6 +8,7 @@ from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.plan import CheckpointPlan, Expected, Schedule
 
 Kind = Literal[
+    "start",
     "first",
     "retune",
     "rollback",

@@ -50,6 +50,11 @@ class RecordedController:
         return self._controller.plan
 
     @property
+    def memory(self) -> Memory:
+        """What it remembers, for the next process."""
+        return self._controller.memory
+
+    @property
     def observing(self) -> bool:
         """What it proposes must not be applied."""
         return self._controller.mode == "observe"
@@ -66,6 +71,12 @@ class RecordedController:
     def interrupted(self, at_s: float, exposure_s: float) -> None:
         """The run was interrupted at `at_s`, `exposure_s` of training after the last time."""
         self._tell({"interrupted": {"at_s": at_s, "exposure_s": exposure_s}})
+
+    def start(self) -> PlanProposal | None:
+        """A better plan for the process that begins; the first question of a recording."""
+        found = self._controller.start()
+        self._note({"started": True, "answer": to_data(found)})
+        return found
 
     def lasts(self, run_s: float) -> None:
         """The whole run will take about this long."""
@@ -144,7 +155,7 @@ def replay(recordings: Iterable[tuple[str, Sequence[Line]]]) -> Replay:
         count += 1
         controller = _opened(lines, name)
         for number, line in enumerate(lines[1:], start=2):
-            if "asked" not in line:
+            if "asked" not in line and "started" not in line:
                 tell(controller, line, where=f"{name}:{number}")
                 inputs += 1
                 continue
@@ -168,6 +179,8 @@ def _opened(lines: Sequence[Line], where: str) -> Controller:
 
 
 def _asked(controller: Controller, line: Line, *, where: str) -> PlanProposal | None:
+    if "started" in line:
+        return controller.start()
     match line["asked"]:
         case {"at_s": float(at_s), "step": int(step)}:
             return controller.propose(at_s, step)
@@ -178,7 +191,7 @@ def _difference(where: str, line: Line, found: PlanProposal | None) -> Differenc
     recorded = line.get("answer") or {}
     return Difference(
         where=where,
-        step=line["asked"]["step"],
+        step=line["asked"]["step"] if "asked" in line else 0,
         recorded=str(recorded.get("reason", "no change")),
         replayed=found.reason if found is not None else "no change",
     )

@@ -22,7 +22,8 @@ from autockpt.profiles.failures import (
     estimate_rates,
     with_history,
 )
-from autockpt.values.failure import Exposure, FailureHistory, Incident
+from autockpt.profiles.imports import own_log
+from autockpt.values.failure import Exposure, FailureHistory, FailureRecord, Incident
 from autockpt.values.record import from_json, to_json
 from tests.support.profiles import example_failures
 
@@ -182,3 +183,19 @@ def test_evidence_adds_up():
     assert both.node_events == 3.0
     assert both.together == (2.0, 1.0, 0.0, 0.0)
     assert both + Evidence() == both
+
+
+def test_losses_of_one_node_are_not_nodes_lost_together() -> None:
+    """Three of the only node within minutes; two nodes in one interruption are two."""
+
+    def lost(node: int, term: int) -> str:
+        record = FailureRecord(
+            wall="", kind="node", what="keeper+trainer", node=node, step=9, exposure_s=60.0,
+            term=term,
+        )  # fmt: skip
+        return to_json(record)
+
+    alone = own_log.read("\n".join(lost(0, term) for term in (2, 3, 4)), where="x", nodes=1)
+    assert [count for count, _ in simultaneous(alone.incidents)] == [1]
+    both = own_log.read("\n".join([lost(0, 2), lost(3, 2)]), where="x", nodes=4)
+    assert [count for count, _ in simultaneous(both.incidents)] == [2]

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from autockpt.profiling import PassThroughSession
+from autockpt.profiling.pass_through import PassThroughSession
 from autockpt.session import Session
 
 PUBLIC = [name for name in dir(Session) if not name.startswith("_")]

@@ -10,6 +10,7 @@ from autockpt.reports.findings import CHECKS, Finding
 from autockpt.reports.formats.json_out import read, render
 from autockpt.reports.model import ReportModel, build
 from autockpt.values.errors import ConfigError
+from autockpt.values.failure import FailureRecord
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     Event,
@@ -204,3 +205,21 @@ def test_tiers_of_one_interval_are_named_once() -> None:
     headline = build(dataclasses.replace(data, decision=decision)).verdict.headline
 
     assert headline.startswith("Checkpoint to memory and disk every 29.7 s.")
+
+
+def test_three_deaths_without_a_checkpoint_are_said_loudly() -> None:
+    """With how long they lived; two may be chance, and one that kept something ends the row."""
+
+    def ended(step: int, lost: int, term: int) -> FailureRecord:
+        return FailureRecord(
+            wall="", kind="process", what="trainer", node=0, step=step, exposure_s=step * 0.5,
+            lost_steps=lost, term=term,
+        )  # fmt: skip
+
+    deaths = (ended(60, 60, 2), ended(90, 90, 3), ended(80, 80, 4), ended(90, 10, 5))
+    found = finding(build(dataclasses.replace(run_data(), failures=deaths)), "no-progress")
+    assert (found.severity, found.passed) == ("high", False)
+    assert found.title == "3 starts in a row ended before a checkpoint"
+    assert "30 s to 45 s" in found.evidence
+    fewer = build(dataclasses.replace(run_data(), failures=deaths[1:]))
+    assert "no-progress" not in [one.id for one in fewer.findings]

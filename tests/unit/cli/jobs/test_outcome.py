@@ -1,6 +1,7 @@
 """What a training is worth of which nothing is durable."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from autockpt.cli.shared.options import Script
 from autockpt.console import Console
 from autockpt.launch.elastic.torchelastic import Ending
 from autockpt.run_directory import RunDirectory
-from autockpt.values.exit_codes import NOTHING_DURABLE
+from autockpt.values.exit_codes import NOTHING_DURABLE, SAVED_REQUEUE
 
 ENDED = Ending(state="finished", exit_code=0, restarts=0)
 
@@ -104,3 +105,25 @@ def test_a_failed_script_keeps_its_code(run: RunDirectory) -> None:
     """It says more."""
     ending = Ending(state="failed", exit_code=3, restarts=0)
     assert finish(run, outcome.Before(step=None, commits=0), ending) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "durable", "code"),
+    [
+        (signal.SIGUSR1, 40, SAVED_REQUEUE),
+        (signal.SIGUSR2, 40, SAVED_REQUEUE),
+        (signal.SIGUSR1, 39, 128 + signal.SIGUSR1),
+        (signal.SIGTERM, 40, 128 + signal.SIGTERM),
+    ],
+)
+def test_an_announced_end_with_all_saved_asks_for_another_start(
+    run: RunDirectory, number: int, durable: int, code: int
+) -> None:
+    """Not where something is missing, and not where a person may have ended it."""
+    event = {
+        "event": "CheckpointDurable", "at_s": 3.0, "rank": -1, "generation": "step 40 (term 1)",
+        "step": durable, "bytes": 1, "stored_bytes": 1, "latency_s": 0.1, "write_s": 0.1,
+    }  # fmt: skip
+    (run.telemetry / "keeper-000.jsonl").write_text(json.dumps(event) + "\n")
+    told = Ending(state="interrupted", exit_code=128 + number, restarts=0, reason="told")
+    assert finish(run, outcome.Before(step=None, commits=0), told) == code

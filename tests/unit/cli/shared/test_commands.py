@@ -12,6 +12,7 @@ from autockpt.cli.jobs.preparation import prepare
 from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.options import find_script
 from autockpt.run_directory import RunDirectory
+from autockpt.values.failure import FailureRecord
 from tests.support.profiles import example_profile
 
 ONE = plan_choice.Scale(world_size=1, nodes=1)
@@ -262,3 +263,32 @@ def test_a_starter_file_is_auto_as_it_stands(
     capsys.readouterr()
     assert run(["policy", "check", "p.yaml"]) == 0
     assert "ok, 0 of " in capsys.readouterr().out
+
+
+def test_plan_and_dry_run_reckon_with_the_failures_on_record(
+    measured: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the runs beside the profile, and of the run itself: both shorten the intervals."""
+
+    def disk_steps(*argv: str) -> int:
+        body = json.loads(text_of(capsys, argv[0], "--json", *argv[1:]))
+        steps: int = body["plan"]["tiers"][1]["interval_steps"]
+        return steps
+
+    ways = [
+        ("plan", "--profile", "runs/p"),
+        ("run", "--dry-run", "--profile", "runs/p", "t.py", "--lr", "1"),
+        ("run", "--dry-run", "--run-dir", "runs/q", "--profile", "runs/p", "t.py", "--lr", "1"),
+    ]
+    before = [disk_steps(*way) for way in ways]
+    other = RunDirectory.create("runs/q")
+    for number in range(1, 7):
+        other.append_failure(
+            FailureRecord(
+                wall="2026-01-01T00:00:00Z", kind="node", what="keeper+trainer", node=0,
+                step=1000 * number, exposure_s=600.0, term=number,
+            )
+        )  # fmt: skip
+    after = [disk_steps(*way) for way in ways]
+    assert all(now < then / 2 for then, now in zip(before, after, strict=True))
+    assert len(set(after)) == 1

@@ -113,12 +113,18 @@ def test_an_interruption_is_recorded_with_what_it_cost(tmp_path: Path, clock: Cl
     assert (restored.down_s, restored.lost_steps) == (pytest.approx(12.0), 15)  # type: ignore[attr-defined]
 
 
-def test_a_restore_from_disk_means_the_memory_did_not_survive(tmp_path: Path, clock: Clock) -> None:
-    """The kind feeds the share of failures that the memory tier survives."""
+def test_what_died_says_the_kind_and_not_where_the_state_came_from(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """With the memory tier off a killed trainer comes back from disk, on a node that is whole; a
+    node is lost where the keeper died as well and no slot of it was found."""
     journal = EventRecorder(str(tmp_path), 0)
     journal.trainer_lost(board(0, step=10), 1, "")
     journal.resumed(back(step=5, source="disk"))
-    assert [record.kind for record in failures(tmp_path)] == ["node"]
+    rank_file(tmp_path, STARTED, STEPPED)
+    EventRecorder(str(tmp_path), 0).resumed(back(step=5, source="disk"))
+    EventRecorder(str(tmp_path), 0).resumed(back(step=5, source="memory"))
+    assert [record.kind for record in failures(tmp_path)] == ["process", "node", "process"]
 
 
 def test_all_ranks_of_a_node_are_one_interruption(tmp_path: Path, clock: Clock) -> None:

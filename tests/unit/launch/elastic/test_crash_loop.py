@@ -104,3 +104,31 @@ def test_a_start_that_was_refused_is_not_tried_again(insist: bool) -> None:
     loop = CrashLoop(step=5, insist=insist)
     refused = replace(EXIT, refused=True, final=True, step=50)
     assert "another live run" in (loop.verdict(refused) or "")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "times"),
+    [
+        (EXIT, EXITS_WITHOUT_PROGRESS),
+        (KILL, KILLS_WITHOUT_PROGRESS),
+        (replace(EXIT, error="ValueError: x", error_step=3), 2),
+        (replace(KILL, signal=11), EXITS_WITHOUT_PROGRESS),
+    ],
+)
+def test_a_job_that_comes_no_further_is_stuck(attempt: Attempt, times: int) -> None:
+    """Its scheduler is told not to requeue it; a segmentation fault counts as an exception does,
+    because no kill from outside looks like one."""
+    loop = CrashLoop(step=150)
+    for number in range(1, times + 1):
+        assert (loop.verdict(replace(attempt, step=150)) is None) is (number < times)
+        assert loop.stuck is (number == times)
+
+
+def test_other_ends_are_not_stuck() -> None:
+    """A mistake of the script, a newer launch, a directory of others: the code says it already."""
+    for attempt in (
+        replace(EXIT, final=True), replace(EXIT, replaced=True), replace(EXIT, refused=True)
+    ):  # fmt: skip
+        loop = CrashLoop()
+        assert loop.verdict(attempt) is not None
+        assert not loop.stuck

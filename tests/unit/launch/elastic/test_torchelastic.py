@@ -16,6 +16,7 @@ from autockpt.executors.linux import memcpy_threshold
 from autockpt.launch.owner import is_alive
 from autockpt.profiling.facts.failure_history import failure_history
 from autockpt.run_directory import RunDirectory
+from autockpt.values.exit_codes import NO_PROGRESS
 from autockpt.values.status import RunStatus
 from tests.conftest import end_keeper
 from tests.unit.cli.scripts import ROOT, autockpt, environment, write
@@ -74,7 +75,7 @@ time.sleep(30)
     write(tmp_path, "s.py", source)
     argv = ("run", "--run-dir", "r", "--nproc-per-node", "2", "s.py")
     done = autockpt(*argv, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == NO_PROGRESS
     assert "the same exception at the same step a second time" in done.stderr
     assert status_of(tmp_path / "r").restarts == 1
     logs = sorted(path.name for path in (tmp_path / "r" / "logs").glob("*-attempt-*/*.err"))

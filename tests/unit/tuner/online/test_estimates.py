@@ -1,14 +1,24 @@
 """Winsorised means and jump detection."""
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autockpt.policies.interval.choose import Rates, choose_intervals
+from autockpt.tuner.online.controller import begin
 from autockpt.tuner.online.estimates import WINDOW, Contrast, Window, winsorised
 from autockpt.tuner.online.observed import OUTDATED_SAVES, Observed
-from autockpt.values.telemetry import CheckpointDurable, IterationsTimed, SnapshotBegan
+from autockpt.values.goal import Goal, Limits, Pins
+from autockpt.values.plan import safe_default_plan
+from autockpt.values.telemetry import (
+    CheckpointDurable,
+    IterationsTimed,
+    SnapshotBegan,
+    SnapshotSealed,
+)
 from tests.support.profiles import example_failures, example_recovery
 
 
@@ -168,3 +178,43 @@ def test_where_every_iteration_is_busy_they_tell_the_quiet_one():
         seen.observe(durable(number))
         seen.observe(block(number, busy_s=22.0))
     assert seen.iteration_s == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("every", "noise"), [(1, 0.0), (1, 0.3), (3, 0.0)])
+def test_slow_down_is_seen_where_every_block_holds_a_save(every: int, noise: float) -> None:
+    """Busy iterations a fifth longer than the quiet ones of their block, whatever the machine's
+    pace; also where a save is in every third block."""
+    contrast = Contrast()
+    for number in range(300):
+        pace = 1.0 + noise * math.sin(number / 7.0)
+        contrast.observe(0.30 * pace, 0.36 * pace if number % every == 0 else 0.0)
+    assert contrast.n >= 4
+    assert contrast.mean == pytest.approx(0.20, rel=0.05)
+
+
+def test_checkfreq_holds_its_budget_against_the_whole_cost() -> None:
+    """Saves in every block, stalls of a whole boundary: the interval keeps 3.5 % of that cost."""
+    seen = begin(
+        plan=safe_default_plan(), failures=example_failures(), recovery=example_recovery()
+    ).seen
+    for number in range(40):
+        name, at_s = f"e1s{number}", float(number)
+        for event in (
+            SnapshotBegan(at_s=at_s, rank=0, generation=name, step=number, tiers="memory+disk"),
+            SnapshotSealed(at_s=at_s, rank=0, generation=name, step=number, bytes=1,
+                           boundary_stall_s=0.006, fence_stall_s=0.001, copy_s=0.02),
+            CheckpointDurable(at_s=at_s + 0.5, rank=-1, generation=name, step=number, bytes=1,
+                             stored_bytes=1, latency_s=0.1, write_s=0.1),
+            IterationsTimed(at_s=at_s + 0.9, rank=0, step=number, count=20, total_s=1.0,
+                     checkpoint_s=0.007, quiet_s=0.050, busy_s=0.060),
+        ):  # fmt: skip
+            seen.observe(event)
+    costs = seen.costs(sync=False)
+    assert costs.stall_s == pytest.approx(0.007)
+    assert costs.copy_slowdown_s + costs.persist_slowdown_s == pytest.approx(0.020, rel=0.1)
+    goal = Goal(limits=Limits(overhead=0.035), pins=Pins(interval_rule="checkfreq"))
+    found = choose_intervals(
+        costs, Rates(memory_per_s=1e-4, disk_per_s=1e-5), goal, memory_on=False, slots=3, sync=False
+    )
+    per_checkpoint_s = 0.007 + 2 * 0.010
+    assert per_checkpoint_s / (found.disk_steps * 0.050) <= 0.035

@@ -1,0 +1,111 @@
+"""The failure that is not in the log yet: how the processes before this start have ended.
+
+A keeper writes a failure down when the training is back, which is after the next plan is decided.
+The telemetry of the processes that died has all of it but the time that the restart takes.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from autockpt.run_directory import RunDirectory, utc_now
+from autockpt.values.failure import FailureRecord
+
+PIECE_BYTES = 2**20
+"""A file is read from its end in pieces of this size, back to the newest start."""
+STARTED = b'"RunStarted"'
+COMMITS = ("MemoryCommitted", "CheckpointDurable")
+
+
+def unrecorded_failure(run: RunDirectory) -> FailureRecord | None:
+    """The failure that ended the newest processes of a run, if no keeper has written it down.
+
+    Only for a start that has written no event of its own: it takes what has no end for dead.
+    Raises StorageError where a file cannot be read.
+    """
+    events = list(_since_start(run.rank_telemetry(0)))
+    if not events or events[-1].get("event") == "RunEnded":
+        return None
+    started, newest = events[0], events[-1]
+    if any(record.term > _number(started, "term") for record in run.failures()):
+        return None
+    begin = next(
+        (
+            int(_number(one, "step")) - 1
+            for one in events
+            if one.get("event") == "FirstIterationEnded"
+        ),
+        None,
+    )
+    step = int(max((_number(one, "step") for one in events), default=0))
+    if begin is None:
+        begin = step
+    began_s = _number(started, "at_s")
+    of_script = any(
+        one.get("event") == "TrainerFailed" and one.get("origin") != "machine" for one in events
+    )
+    kept, seen = _kept(run, began_s)
+    kind: Literal["process", "node", "script"] = "process" if seen else "node"
+    safe = max(begin, kept["CheckpointDurable"], kept["MemoryCommitted"] if seen else 0)
+    return FailureRecord(
+        wall=utc_now(),
+        kind="script" if of_script else kind,
+        what="trainer" if seen else "keeper+trainer",
+        node=0,
+        step=step,
+        exposure_s=max(0.0, _number(newest, "at_s") - began_s),
+        lost_steps=max(0, step - safe),
+        term=int(_number(started, "term")) + 1,
+    )
+
+
+def _kept(run: RunDirectory, began_s: float) -> tuple[dict[str, int], bool]:
+    """Newest steps that were committed since, by event, and whether a keeper saw a trainer die."""
+    kept, seen = dict.fromkeys(COMMITS, 0), False
+    for path in sorted(run.telemetry.glob("keeper-*.jsonl")):
+        for event in _objects(_tail(path, PIECE_BYTES)):
+            if _number(event, "at_s") < began_s:
+                continue
+            name = event.get("event")
+            seen = seen or (name == "FailureObserved" and event.get("what") == "trainer")
+            if name in kept:
+                kept[name] = max(kept[name], int(_number(event, "step")))
+    return kept, seen
+
+
+def _since_start(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a file from its newest start on."""
+    length = PIECE_BYTES
+    while True:
+        text = _tail(path, length)
+        at = text.rfind(STARTED)
+        whole = len(text) < length
+        if at >= 0 or whole:
+            return _objects(text[text.rfind(b"\n", 0, at) + 1 :] if at >= 0 else b"")
+        length *= 4
+
+
+def _tail(path: Path, length: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
+            return file.read()
+    except OSError:
+        return b""  # nobody has written it, or nobody can read it: it says nothing
+
+
+def _objects(text: bytes) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # a torn line, or half of one
+        if isinstance(data, dict):
+            yield data
+
+
+def _number(event: dict[str, Any], name: str) -> float:
+    value = event.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0

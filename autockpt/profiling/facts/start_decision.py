@@ -1,0 +1,150 @@
+"""The plan of a start, decided from profile, goal and all logs before the first iteration.
+
+One rule for `autockpt run`, its dry run, and rank 0 of every start, restart and resume: failures on
+record and costs that earlier processes of the run have observed count at once.
+"""
+
+import contextlib
+import copy
+import os
+from dataclasses import dataclass, replace
+
+from autockpt import new_files
+from autockpt.policies.cost_model.costs import Costs, profile_costs
+from autockpt.policies.redundancy.peer_costs import peer_costs
+from autockpt.policies.staging.write_path import choose_write
+from autockpt.profiles.assemble import derive_recovery
+from autockpt.profiles.failures import estimate_rates, estimate_recovery
+from autockpt.profiling.facts.failure_history import FailureEvidence, failure_evidence
+from autockpt.run_directory import RunDirectory
+from autockpt.tuner.online.controller import Controller, begin, go_on
+from autockpt.tuner.online.controller_state import Memory
+from autockpt.tuner.online.proposals import PlanProposal
+from autockpt.values.errors import AutockptError
+from autockpt.values.failure import without_progress
+from autockpt.values.goal import Goal
+from autockpt.values.plan import CheckpointPlan
+from autockpt.values.profile import Estimate, FailureRates, Profile
+from autockpt.values.record import from_json, to_json
+
+MEMORY = "memory.json"
+"""In the directory of the controller's recordings: what the newest process remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a start begins with."""
+
+    memory: Memory
+    """Of the controller, before it was asked."""
+    proposal: PlanProposal | None = None
+    """None: the plan stays."""
+    applies: bool = True
+    """False: the policy only observes."""
+
+    @property
+    def plan(self) -> CheckpointPlan:
+        """The plan of the start."""
+        if self.proposal is None or not self.applies:
+            return self.memory.plan
+        return self.proposal.plan
+
+
+def decide_start(
+    run: RunDirectory,
+    goal: Goal,
+    plan: CheckpointPlan,
+    profile: Profile | None,
+    *,
+    nodes: int,
+    evidence: FailureEvidence | None = None,
+) -> Start:
+    """The start of a run whose newest plan is `plan`; no process of the run trains now.
+
+    Raises StorageError where the logs cannot be read.
+    """
+    known = evidence or failure_evidence(os.fspath(run.path), nodes=nodes, starting=True)
+    prior, rates, recovery = None, known.rates, known.recovery
+    if profile is not None:
+        prior, measured = plan_costs(profile, goal, plan), with_evidence(profile, known)
+        rates, recovery = measured.failures, measured.recovery
+    memory = begin(
+        plan=plan, failures=rates, recovery=recovery, prior=prior,
+        barren=without_progress(known.lives),
+    )  # fmt: skip
+    former = read_memory(run)
+    if former is not None:
+        memory = go_on(former, memory)
+    controller = Controller(copy.deepcopy(memory), goal=goal)
+    proposal = controller.start()
+    return Start(memory=memory, proposal=proposal, applies=controller.mode == "on")
+
+
+def undecided(plan: CheckpointPlan, *, nodes: int) -> Start:
+    """The start with a plan as it is, where nothing is known beside it."""
+    rates, recovery = estimate_rates((), nodes=nodes), estimate_recovery(())
+    return Start(memory=begin(plan=plan, failures=rates, recovery=recovery))
+
+
+def with_evidence(profile: Profile, known: FailureEvidence) -> Profile:
+    """The profile with what the logs say now; what it has seen elsewhere stays where that is more.
+
+    Restores that no log has follow from its links and its storage, as they did when it was taken.
+    """
+    before, now = profile.failures, known.rates
+    more = _events(now) > _events(before)
+    recovery = derive_recovery(
+        known.recovery, profile.state.total_bytes, profile.links, profile.storage,
+        ranks=profile.fingerprint.ranks_per_node,
+    )  # fmt: skip
+    measured = profile.recovery
+    newer = {
+        name: getattr(recovery, name)
+        for name in ("detect", "restart", "restore_memory", "restore_disk", "restore_peer")
+        if _says_more(getattr(recovery, name), getattr(measured, name))
+    }
+    return replace(profile, failures=now if more else before, recovery=replace(measured, **newer))
+
+
+def plan_costs(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
+    """What a checkpoint of this plan costs by the profile."""
+    write = choose_write(profile, goal.pins)
+    costs = profile_costs(profile, plan.staging, write=write.measure)
+    return replace(costs, peers=peer_costs(profile, plan.redundancy))
+
+
+def write_memory(run: RunDirectory, memory: Memory) -> None:
+    """Keep what a controller remembers for the next process.  Raises OSError.
+
+    Not durable: it survives a process, and the loss of a machine costs a few estimates.
+    """
+    new_files.make_directory(run.controller, new_files.PRIVATE_DIRECTORY)
+    path = run.controller / MEMORY
+    temporary = path.with_name(f".{MEMORY}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8", opener=new_files.private) as file:
+        file.write(to_json(memory) + "\n")
+    os.replace(temporary, path)
+
+
+def read_memory(run: RunDirectory) -> Memory | None:
+    """What the newest process remembered; None where nothing that can be understood is there."""
+    with contextlib.suppress(AutockptError, OSError, UnicodeDecodeError):
+        text = (run.controller / MEMORY).read_text(encoding="utf-8")
+        return from_json(Memory, text, where=MEMORY)
+    return None
+
+
+def _events(rates: FailureRates) -> int:
+    return rates.per_node.events + rates.per_job.events
+
+
+_WORTH = {"measured": 2, "derived": 1, "assumed": 0}
+
+
+def _says_more(now: Estimate | None, before: Estimate | None) -> bool:
+    """The logs have what the profile has not, or more of it."""
+    if now is None or before is None:
+        return before is None and now is not None
+    return (_WORTH[now.source], now.n) > (_WORTH[before.source], before.n) and (
+        now.source == "measured" or now.source != before.source
+    )

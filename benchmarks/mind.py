@@ -1,0 +1,244 @@
+"""`make bench-mind`: real jobs that are killed, and nothing was said of failures.
+
+Each job is started by `autockpt run`, without a profile and without a failure rate.  Its trainer is
+killed after stretches of training that a seed draws.  From the second failure on its goodput is
+held against the best fixed interval in hindsight: the same lives and the same restarts, with the
+costs that the run itself has observed, at the interval that would have kept most.  The plan in
+force at the end promised a loss; it is held against the loss that was observed.
+
+    make bench-mind                                        # 5 schedules, 2 sizes: over an hour
+    make bench-mind BENCH_ARGS='--schedules 1 --kills 5'   # some minutes
+    make bench-mind BENCH_ARGS=--smoke                     # a minute: does it work?
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from autockpt.run_directory import RunDirectory
+from autockpt.values import telemetry as t
+from benchmarks.harness import Row, parse, publish, row
+
+ROOT = Path(__file__).resolve().parents[1]
+START_S = 240.0
+"""A start that has not trained by then is given up."""
+END_S = 120.0
+POLL_S = 0.1
+COUNTED_FROM = 2
+"""Failures before goodput is counted: without any, nobody knows how often they come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One process, from its first iteration to its end."""
+
+    first_step: int
+    """Iterations that it began with."""
+    steps: int
+    """That it trained."""
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one job showed, from the counted failure on."""
+
+    goodput: float
+    best_goodput: float
+    best_interval_steps: int
+    interval_steps: int
+    """Of the plan at the end, between snapshots."""
+    promised_loss: float | None
+    """By the plan at the end; None: none was decided."""
+    observed_loss: float
+    fresh_starts: int
+    """Restarts from step 0 after the counted failure."""
+    lost_steps: tuple[int, ...]
+    plans: int
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, judge, publish."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schedules", type=int, default=5, help="of kills, for each size")
+    parser.add_argument("--kills", type=int, default=10, help="of a schedule")
+    parser.add_argument("--sizes", nargs="+", default=["1m", "10m"])
+    parser.add_argument("--stretch", type=float, nargs=2, default=[10.0, 60.0],
+                        help="least and most training before a kill, seconds")  # fmt: skip
+    tiny = {"schedules": 1, "kills": 2, "sizes": ["1m"], "stretch": [1.0, 2.0]}
+    given = parse(parser, argv, **tiny)
+    found: dict[str, list[Outcome]] = {}
+    folder = Path(tempfile.mkdtemp(prefix="bench-mind-", dir=os.getcwd()))
+    try:
+        for size in given.sizes:
+            for number in range(given.schedules):
+                stretches = drawn(given.kills + 1, *given.stretch, seed=1000 * given.seed + number)
+                run = folder / f"{size}-{number}"
+                one = outcome(RunDirectory.create(run), run_once(run, size, stretches))
+                print(f"{size} schedule {number}: {json.dumps(asdict(one))}", flush=True)
+                found.setdefault(size, []).append(one)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    publish(
+        "mind", [line for size, all_ in found.items() for line in rows(size, all_)],
+        settings={**vars(given), "outcomes": {k: [asdict(o) for o in v] for k, v in found.items()}},
+        smoke=given.smoke,
+    )  # fmt: skip
+
+
+def drawn(count: int, least_s: float, most_s: float, *, seed: int) -> tuple[float, ...]:
+    """Stretches of training, seconds."""
+    chance = random.Random(seed)
+    return tuple(chance.uniform(least_s, most_s) for _ in range(count))
+
+
+def run_once(run: Path, size: str, stretches: Sequence[float]) -> list[float]:
+    """Trains, kills after each stretch but the last, and ends the job; when each was, monotonic."""
+    script = str(ROOT / "benchmarks" / "kills" / "trainer.py")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AUTOCKPT_", "TORCHELASTIC_"))}
+    log = run.with_suffix(".log")
+    with log.open("wb") as output:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "autockpt", "run", "--run-dir", str(run), script,
+             "--size", size, "--tokens", "16"],
+            env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=run.parent,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    ends: list[float] = []
+    try:
+        for number, stretch_s in enumerate(stretches):
+            pid, began_s = _training(RunDirectory(run), job, number, log)
+            time.sleep(max(0.0, began_s + stretch_s - time.monotonic()))
+            ends.append(time.monotonic())
+            if number + 1 < len(stretches):
+                os.kill(pid, signal.SIGKILL)
+        job.send_signal(signal.SIGTERM)
+        job.wait(END_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    return ends
+
+
+def _training(
+    run: RunDirectory, job: "subprocess.Popen[bytes]", number: int, log: Path
+) -> tuple[int, float]:
+    """(process, when its first iteration ended) of the start with this number."""
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s and job.poll() is None:
+        events = list(_events(run.rank_telemetry(0)))
+        pids = [event.pid for event in events if isinstance(event, t.RunStarted)]
+        firsts = [event.at_s for event in events if isinstance(event, t.FirstIterationEnded)]
+        if len(firsts) > number and len(pids) > number:
+            return pids[-1], firsts[-1]
+        time.sleep(POLL_S)
+    raise RuntimeError(f"start {number} did not train:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def _events(path: Path) -> Iterator[t.Event]:
+    """The whole events of a file that is being written."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        yield t.event_from_data(json.loads(line))
+
+
+def outcome(run: RunDirectory, ends: Sequence[float]) -> Outcome:
+    """What the logs of a run say; `ends`: when each of its lives was ended, monotonic."""
+    events = list(_events(run.rank_telemetry(0)))
+    lives = lives_of(events, ends)
+    counted = lives[COUNTED_FROM:] or lives[-1:]
+    skipped = max(0, len(lives) - len(counted))
+    iteration_s = fmean(
+        e.quiet_s for e in events if isinstance(e, t.IterationsTimed) and e.quiet_s > 0
+    )
+    seals = sum(isinstance(event, t.SnapshotSealed) for event in events)
+    stalled_s = sum(e.checkpoint_s for e in events if isinstance(e, t.IterationsTimed))
+    slower_s = sum(max(0.0, e.total_s - e.count * iteration_s)
+                   for e in events if isinstance(e, t.IterationsTimed))  # fmt: skip
+    cost_s = (stalled_s + slower_s) / max(1, seals)
+    copies = [e.copy_s for e in events if isinstance(e, t.SnapshotSealed)] or [0.0]
+    wall_s = ends[-1] - ends[skipped - 1] if skipped else ends[-1] - lives[0].began_s
+    last = counted[-1]
+    trained = (last.first_step + last.steps - counted[0].first_step) * iteration_s
+    best, interval = best_fixed(counted, iteration_s, cost_s=cost_s, latency_s=fmean(copies))
+    decision, plan = run.read_decision(), run.read_plan()
+    records = run.failures()
+    return Outcome(
+        goodput=trained / wall_s,
+        best_goodput=best * iteration_s / wall_s,
+        best_interval_steps=interval,
+        interval_steps=plan.snapshot_interval_steps if plan is not None else 0,
+        promised_loss=None if decision is None else decision.expected.waste,
+        observed_loss=1.0 - trained / wall_s,
+        fresh_starts=sum(life.first_step == 0 for life in lives[COUNTED_FROM:]),
+        lost_steps=tuple(record.lost_steps for record in records),
+        plans=1 + sum(isinstance(event, t.PlanChanged) for event in events),
+    )
+
+
+def lives_of(events: Sequence[t.Event], ends: Sequence[float]) -> list[Life]:
+    """Of the trainers of a run, oldest first."""
+    firsts = [event for event in events if isinstance(event, t.FirstIterationEnded)]
+    blocks = [event for event in events if isinstance(event, t.IterationsTimed)]
+    found = []
+    for first, ended_s in zip(firsts, ends, strict=True):
+        begun = first.step - 1
+        newest = [b.step for b in blocks if first.at_s <= b.at_s <= ended_s + 5.0]
+        steps = max(newest, default=first.step) - begun
+        found.append(Life(first_step=begun, steps=steps, began_s=first.at_s, ended_s=ended_s))
+    return found
+
+
+def best_fixed(
+    lives: Sequence[Life], iteration_s: float, *, cost_s: float, latency_s: float
+) -> tuple[int, int]:
+    """(iterations kept, interval) of the fixed interval that keeps most of these lives.
+
+    The last life is ended with notice, so all of it is kept.
+    """
+    longest = max(life.ended_s - life.began_s for life in lives)
+    grid = sorted({max(1, round(1.15**k)) for k in range(80)})
+    grid = [steps for steps in grid if steps * iteration_s <= longest] or [1]
+
+    def kept(interval: int) -> int:
+        period_s, total = interval * iteration_s + cost_s, 0
+        for life in lives[:-1]:
+            total += interval * int(max(0.0, life.ended_s - life.began_s - latency_s) / period_s)
+        last_s = lives[-1].ended_s - lives[-1].began_s
+        return total + int(last_s / (iteration_s + cost_s / interval))
+
+    best = max(grid, key=kept)
+    return kept(best), best
+
+
+def rows(size: str, found: Sequence[Outcome]) -> list[Row]:
+    """The figures of one size."""
+    ratios = [100.0 * one.goodput / one.best_goodput for one in found]
+    off = [100.0 * abs(one.promised_loss - one.observed_loss)
+           for one in found if one.promised_loss is not None]  # fmt: skip
+    return [
+        row(size, "goodput", [100.0 * one.goodput for one in found], "%", statistic=fmean),
+        row(size, "over the best fixed in hindsight", ratios, "%", statistic=fmean, at_least=95.0),
+        row(size, "restarts from step 0", [float(one.fresh_starts) for one in found], "",
+            statistic=max, at_most=0.0),
+        row(size, "promise off by", off, "points", statistic=fmean, at_most=3.0),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
