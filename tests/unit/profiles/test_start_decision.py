@@ -157,7 +157,8 @@ def told(stall_s: float, persist_s: float, *, saves: int, begin_s: float) -> lis
                            boundary_stall_s=stall_s, fence_stall_s=0.0, copy_s=0.1),
             CheckpointDurable(at_s=at_s + 0.5, rank=-1, generation=name, step=10, bytes=0,
                              stored_bytes=0, latency_s=persist_s, write_s=0.0),
-            IterationsTimed(at_s=at_s + 1.0, rank=0, step=10, count=5, total_s=1.0, checkpoint_s=0.0,
+            IterationsTimed(at_s=at_s + 1.0, rank=0, step=10, count=5, total_s=1.0,
+                     checkpoint_s=0.0,
                      quiet_s=0.2, busy_s=0.0),
         ]  # fmt: skip
     return events
