@@ -17,17 +17,18 @@ ROOT = Path(__file__).resolve().parents[4]
 
 DRIVER = """
 import runpy, sys
-from autockpt import profiling
-settings = profiling.ProfileSettings(
+from autockpt.profiles.schedule import ProfileSettings
+from autockpt.profiling import conductor, entry
+settings = ProfileSettings(
     quiet_steps=4, quiet_s=0.05, probes_s=1.0, interference_s=0.3, rounds_min=2, rounds_max=2,
     unit_s=0.01,
 )
-profiling.install(sys.argv[1], settings=settings)
+entry.install(sys.argv[1], settings=settings)
 script, sys.argv[:] = sys.argv[2], sys.argv[2:]
 try:
     runpy.run_path(script, run_name="__main__")
-    profiling.finish()
-except profiling.StopTraining:
+    entry.finish()
+except conductor.StopTraining:
     print("stopped", flush=True)
 """
 
