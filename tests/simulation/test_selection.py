@@ -237,7 +237,7 @@ histories = st.dictionaries(st.integers(1, 4), st.one_of(st.none(), generations)
 
 
 @given(histories, generations)
-def test_lineage_is_closed_downwards_within_an_term(
+def test_lineage_is_closed_downwards_within_a_term(
     parents: dict[int, Generation | None], generation: Generation
 ) -> None:
     """If a generation is eligible, so is every older one of its term."""

@@ -293,10 +293,10 @@ class Controller:
 
     def _within(self, lives: tuple[Life, ...], then: tuple[int, int]) -> PlanProposal:
         shortest_s = min(life.trained_s for life in lives if life.steps or len(lives) >= SURE)
-        ended = f"{len(lives)} starts" if len(lives) > 1 else "a start"
+        ended = f"{len(lives)} starts in a row" if len(lives) > 1 else "a start"
         why = (
-            f"decided at the start: {ended} in a row ended before a checkpoint, after "
-            f"{format_duration(shortest_s)} of training at the least, so one is due within a third "
+            f"decided at the start: {ended} ended before a checkpoint, after "
+            f"{format_duration(shortest_s)} of training at least, so one is due within a third "
             "of that"
         )
         if self.seen.costed:

@@ -85,7 +85,7 @@ def test_nan_that_spreads_is_named_where_people_look(
     with_nan(live, used=True, steps=4)
     told = capfd.readouterr().err
     assert "model.head.bias holds NaN before the training" in told
-    assert "degraded: health: generation" in told
+    assert "degraded: health: checkpoint" in told
     assert "rank 0 has NaN in " in told
     live.leave()
     newest = max(one.name for one in list_generations(live.checkpoints))

@@ -196,12 +196,12 @@ def test_only_rank_zero_speaks(tmp_path: Path) -> None:
 
 STOPS = """
 import atexit, sys, types, threading, time
-profiling = types.ModuleType("autockpt.profiling")
-class StopTraining(BaseException): pass
-profiling.StopTraining = StopTraining
-profiling.install = lambda run_dir: print("install", run_dir)
 import autockpt
-sys.modules["autockpt.profiling"] = autockpt.profiling = profiling
+for name in ("", ".entry", ".conductor"):
+    sys.modules["autockpt.profiling" + name] = types.ModuleType("autockpt.profiling" + name)
+class StopTraining(BaseException): pass
+sys.modules["autockpt.profiling.conductor"].StopTraining = StopTraining
+sys.modules["autockpt.profiling.entry"].install = lambda run_dir: print("install", run_dir)
 sys.argv = ["script_runner", "s.py"]
 from autockpt.cli import script_runner
 script_runner.main()
@@ -215,7 +215,7 @@ import atexit, threading, time, sys
 atexit.register(lambda: print("atexit"))
 threading.Thread(target=time.sleep, args=(60,)).start()
 try:
-    raise sys.modules["autockpt.profiling"].StopTraining("enough")
+    raise sys.modules["autockpt.profiling.conductor"].StopTraining("enough")
 finally:
     print("finally")
 """

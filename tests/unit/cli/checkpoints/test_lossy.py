@@ -60,7 +60,7 @@ def test_a_lossy_archive_is_made_measured_and_said(tmp_path: Path) -> None:
         "run", "--no-profile", "--run-dir", "again", SCRIPT, *SMALL, "--steps", "32", cwd=tmp_path
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert "LOSSY: generation step 1 (term 1) is not what was trained" in resumed.stderr
+    assert "LOSSY: checkpoint step 1 (term 1) is not what was trained" in resumed.stderr
     assert "mean loss of 3 resumed steps" in resumed.stderr
     assert "restored from a lossy archive" in (tmp_path / "again" / "report.html").read_text()
 

@@ -118,7 +118,7 @@ def test_a_chain_is_lossy_between_full_members_and_says_so(tmp_path: Path) -> No
             assert bool((moments[1][moments[0] > 0] > 0).all())
         for name in ("frozen", "norm.running_mean", "norm.num_batches_tracked"):
             assert torch.equal(true["model"][name].read(), lossy["model"][name].read())
-        assert lossy["scheduler"]["last_term"] == 8
+        assert lossy["scheduler"]["last_epoch"] == 8
     fresh = wide_job()
     applied = restored(generation_folder(str(tmp_path / "again")), state_of(fresh))
     assert applied["progress"]["step"] == 7
