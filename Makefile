@@ -18,7 +18,7 @@ MINUTES     ?= 135
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test test-frameworks endings cases check test-all clean
+.PHONY: help demo demo-nodes test prose test-frameworks endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,9 @@ endings: $(VENV)/.ready  ## signal x when x launcher x tier x grace, with real p
 
 cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (tests/cases/README.md)
 	$(PY) -m tests.cases
+
+prose: $(VENV)/.ready  ## count what breaks the rules of prose; write counts that fell
+	$(PY) -m tests.test_prose
 
 check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m ruff format --check .
