@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+from autockpt.executors.protocol.coordinator.restoring import HOPELESS_STARTS
 from tests.simulation.actors import Rules
 from tests.simulation.faults import FAULTS, Faults
 from tests.simulation.oracle import Violation
@@ -158,9 +159,12 @@ class Simulation(Faults):
             self.oracle.fail(f"liveness: keepers wait for ever: {tables}, {saves}")
 
     def relaunch_in_peace(self, *, fresh: bool) -> None:
-        """The launcher tries again; a launch that was replaced is started anew by its user, and two
-        starts may end with what is bad in memory."""
-        for attempt in range(4):
+        """The launcher tries again; a launch that was replaced is started anew by its user.
+
+        A coordinator gives up what is bad in memory after `HOPELESS_STARTS` starts, and counts for
+        itself.  Launches of other sizes may have another coordinator, so two of them may count.
+        """
+        for attempt in range(2 + 2 * HOPELESS_STARTS):
             self.start_launch(fresh=fresh, new_id=attempt > 0 or self.rng.random() < 0.5)
             self.round_until(lambda: all(t.running or t.refused for t in self.trainers), 120)
             if all(t.running or t.final for t in self.trainers):
