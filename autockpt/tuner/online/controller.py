@@ -144,7 +144,7 @@ class Controller:
         if self.seen.sealed > sealed:
             self._note_stall()
             self._count_overhead()
-            if self.seen.persist.n >= WINDOW:
+            if self.seen.persist.n >= self.settings.jump_checkpoints:
                 self.memory.codec = codec_speed.proves(self.memory.codec, self.seen.persist)
             self._end_watch()
 

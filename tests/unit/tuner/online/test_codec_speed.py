@@ -50,7 +50,7 @@ class Run:
         self.storage = storage
         self.job = FakeJob(stall_s=0.1, noise=noise, seed=3, persist_of=storage)
 
-    def phase(self, slower: float, hours: float = 3.0) -> list[bool]:
+    def phase(self, slower: float, hours: float = 2.0) -> list[bool]:
         """So long on storage of this speed; whether each change of the codec encodes."""
         self.storage.slower, before = slower, len(self.job.proposals)
         self.job.run(self.controller, until_s=self.job.now_s + hours * HOUR)
