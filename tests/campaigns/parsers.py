@@ -333,7 +333,7 @@ def _of_others(folder: Path) -> Iterator[Parser]:
         read=through(metadata, lambda: dcp_directory.read_directory(str(directory))),
     )  # fmt: skip
     saved = io.BytesIO()
-    torch.save({"model": tensors, "term": 3}, saved)
+    torch.save({"model": tensors, "epoch": 3}, saved)
     pickled = folder / "model.pt"
     yield Parser(
         name="torch.save", good=(saved.getvalue(),), errors=(AutockptError,),

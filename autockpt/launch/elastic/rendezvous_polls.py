@@ -28,7 +28,10 @@ def frequent_polls(nodes: int) -> Iterator[None]:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     module: Any = dynamic_rendezvous
-    wait, most = module._delay, poll_s(nodes)
+    wait, most = getattr(module, "_delay", None), poll_s(nodes)
+    if wait is None:  # another version of torch: it waits as it does
+        yield
+        return
 
     def delay(seconds: Any) -> None:
         wait(seconds if isinstance(seconds, tuple) else min(seconds, most))

@@ -69,9 +69,14 @@ def read(path: Path) -> Imports | None:
 
 
 def file_of(module: object) -> str | None:
-    """File of a module, "" for one that is built in; None: it cannot be imported by its name."""
+    """File of a module, "" for one that is built in; None: it is not imported by itself.
+
+    Namespace packages have no file; importing one of their modules imports them too.
+    """
     spec = getattr(module, "__spec__", None)
     if spec is None or spec.name != getattr(module, "__name__", None):
+        return None
+    if spec.origin is None and spec.submodule_search_locations is not None:
         return None
     origin = spec.origin
     return origin if isinstance(origin, str) and os.path.isabs(origin) else ""

@@ -156,7 +156,11 @@ class StandbyPool:
         from torch.distributed.elastic.multiprocessing import api as torchelastic
 
         api: Any = torchelastic
-        before = api.get_subprocess_handler
+        before = getattr(api, "get_subprocess_handler", None)
+        if before is None:
+            self._give_up("this version of torch has no place for it")
+            yield
+            return
 
         def handler(**settings: Any) -> Any:
             return self._rank(before, **settings)
@@ -170,7 +174,7 @@ class StandbyPool:
 
     def _rank(self, cold: Callable[..., Any], **settings: Any) -> Any:
         """A handler of torchelastic's for the rank that is to start: warm, or else `cold`."""
-        if not self._wanted or settings["numa_options"] is not None:
+        if not self._wanted or settings.get("numa_options") is not None:
             return cold(**settings)
         local, environment = settings["local_rank_id"], {**os.environ, **settings["env"]}
         place, started = self._places.get(local), None
@@ -178,7 +182,7 @@ class StandbyPool:
             try:
                 started = self._hand_over(place, environment, settings)
             except Exception as error:
-                self._say(f"{type(error).__name__}: {error}")
+                self._say(f"{type(error).__name__}: {error}", now=True)
             if started is None:
                 self._end(place)
         rank = int(environment["RANK"])
@@ -195,11 +199,11 @@ class StandbyPool:
             return None
         self._hear(place)
         if not place.ready or place.sock is None:
-            self._say("the standby was still being made")
+            self._say("the standby was still being made", now=True)
             return None
         arguments = (settings["entrypoint"], *map(str, settings["args"]))
         if arguments != place.arguments:
-            self._say("the command of the ranks has changed")
+            self._say("the command of the ranks has changed", now=True)
             return None
         warm = _warm_handler(place.process, settings)
         order = {
@@ -213,7 +217,7 @@ class StandbyPool:
         said = json.loads(place.sock.makefile("rb").readline() or "{}")
         if "taken" not in said:
             warm.give_up()
-            self._say(said.get("refused", "the standby ended"))
+            self._say(said.get("refused", "the standby ended"), now=True)
             return None
         place.sock.close()
         place.process = place.sock = None
@@ -235,11 +239,12 @@ class StandbyPool:
         self.close()
         self._say(reason)
 
-    def _say(self, reason: str) -> None:
-        """Why the next restart is a cold one; every reason once."""
+    def _say(self, reason: str, *, now: bool = False) -> None:
+        """Say why the next restart, or with `now` this one, is a cold one; every reason once."""
         if reason not in self._said:
             self._said.add(reason)
-            self._console.say(f"the next restart is a cold one: {reason}")
+            which = "this" if now else "the next"
+            self._console.say(f"{which} restart is a cold one: {reason}")
 
 
 def _warm_handler(process: "subprocess.Popen[bytes]", settings: Any) -> Any:

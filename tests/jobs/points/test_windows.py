@@ -86,11 +86,12 @@ def test_in_a_pipeline_the_bytes_move_in_its_windows(live: Live) -> None:
     used = live.events(t.IdleWindowsUsed)
     late = [event for event in used if not event.reason]
     assert late, [event.reason for event in used]
-    # Of the best checkpoint: on a machine that does much else a gap may be missed.
-    assert any(e.window_bytes > e.overlap_bytes + e.fence_bytes for e in late), late
+    assert sum(e.window_bytes for e in late) > 0.5 * sum(
+        e.window_bytes + e.overlap_bytes + e.fence_bytes for e in late
+    )
     drawn = [event for event in late if event.windows_s]
     assert drawn
-    assert any(event.moved_s for event in drawn)
+    assert drawn[0].moved_s
     assert live.events(t.ScheduleMeasured) == []
 
 

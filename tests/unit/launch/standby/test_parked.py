@@ -1,5 +1,6 @@
 """A parked process imports, waits, and becomes a rank that nobody can tell from a fresh one."""
 
+import importlib
 import json
 import os
 import signal
@@ -179,6 +180,9 @@ def test_it_refuses_when_an_import_has_initialised_a_device(park: Callable[..., 
 
 def test_only_libraries_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script's own modules run anew in every incarnation; what it sets is known."""
+    (tmp_path / "tests_without_init" / "part").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("tests_without_init.part")
     monkeypatch.setenv("KEPT", "1")
     imports.script_begins()
     monkeypatch.setenv("SET_LATER", "1")
