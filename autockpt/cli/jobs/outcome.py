@@ -148,7 +148,7 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         path = script.target if not script.module else script.shown
         console.block(advice(path))
     elif not attached:
-        console.warn(f"UNPROTECTED: {script.shown} had not called autockpt.attach")
+        console.warn(f"UNPROTECTED: {script.shown} was not attached by autockpt.attach")
     parts: list[str] = [status.state]
     if status.reason:
         parts.append(f"({status.reason})")

@@ -451,9 +451,11 @@ def _named(value: Any, what: str, kind: type) -> dict[str, Any]:
     result = {}
     for name, item in items:
         if not isinstance(item, kind):
+            several = f"; several go in a dict by name: {what}={{'first': ..., 'second': ...}}"
             raise ConfigError(
                 f"attach({what}=...): expected a {kind.__module__}.{kind.__qualname__}"
                 f"{'' if name == what else f' under {name!r}'}, got {type(item).__qualname__}"
+                f"{several if isinstance(item, list | tuple) else ''}"
             )
         result[attached_name(name, what)] = item
     return result

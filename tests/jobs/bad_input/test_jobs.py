@@ -73,9 +73,14 @@ def test_memory_for_one_slot_still_saves_to_storage(live: Live) -> None:
             {"policy": "p.yaml"},
             r"attach\(policy=\.\.\.\): p\.yaml is no .*goal=\.\.\.\) takes a Goal",
         ),
-        ({"model": "net"}, r"attach\(model=\.\.\.\): expected a torch\S+Module, got str"),
+        ({"model": "net"}, r"attach\(model=\.\.\.\): expected a torch\S+Module, got str$"),
+        (
+            {"model": ["net", "other"]},
+            r"attach\(model=\.\.\.\): expected a torch\S+Module, got list; several go in a dict by "
+            r"name: model=\{'first': \.\.\., 'second': \.\.\.\}",
+        ),
     ],
-    ids=["function", "nested", "no-state-dict", "policy", "no-module"],
+    ids=["function", "nested", "no-state-dict", "policy", "no-module", "list"],
 )
 def test_what_cannot_be_saved_is_said_at_attach(
     more: dict[str, Any], said: str, live: Live
