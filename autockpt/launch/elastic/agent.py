@@ -21,7 +21,7 @@ from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.node_numbers import Seated
-from autockpt.launch.elastic.signals import Announced, install, kill_groups
+from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
@@ -249,17 +249,20 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             super().__init__(spec, *arguments, **more)
 
         def _start_workers(self, worker_group: Any) -> Any:
-            watch.starting(worker_group.group_rank)
+            with signals_wait():
+                watch.starting(worker_group.group_rank)
             started = super()._start_workers(worker_group)
             self._heed()
             return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:
-            watch.look()
+            with signals_wait():
+                watch.look()
             result = super()._monitor_workers(worker_group)
             left = self._remaining_restarts
-            if result.is_failed() and not watch.goes_on(result.failures, left=left):
-                self._remaining_restarts = 0
+            with signals_wait():
+                if result.is_failed() and not watch.goes_on(result.failures, left=left):
+                    self._remaining_restarts = 0
             return result
 
         def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = 30) -> None:

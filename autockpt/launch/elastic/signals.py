@@ -51,8 +51,7 @@ def signals_raise() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _restore(before)
 
 
 def told_to_end() -> threading.Event:
@@ -61,6 +60,32 @@ def told_to_end() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     return ended
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Signals that come meanwhile take effect at its end, by the handlers that stand then.
+
+    A handler that raises interrupts any code.  Ours catches its own exceptions: it would take the
+    signal for one of them, and the job would never end.
+    """
+    came: list[int] = []
+    before = install(lambda number, frame: came.append(number))
+    with contextlib.ExitStack() as ends:
+        ends.callback(_again, came)
+        ends.callback(_restore, before)
+        yield
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _again(came: list[int]) -> None:
+    with contextlib.ExitStack() as each:
+        for number in reversed(came):
+            each.callback(signal.raise_signal, number)
 
 
 class Announced:

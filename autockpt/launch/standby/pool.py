@@ -21,6 +21,7 @@ from typing import Any, Literal
 from autockpt import new_files
 from autockpt.console import Console
 from autockpt.executors.linux.memory import headroom
+from autockpt.launch.elastic.signals import signals_wait
 from autockpt.launch.standby import imports, parked
 from autockpt.run_directory import RunDirectory
 from autockpt.values.units import format_bytes
@@ -179,12 +180,13 @@ class StandbyPool:
         local, environment = settings["local_rank_id"], {**os.environ, **settings["env"]}
         place, started = self._places.get(local), None
         if place is not None:
-            try:
-                started = self._hand_over(place, environment, settings)
-            except Exception as error:
-                self._say(f"{type(error).__name__}: {error}", now=True)
-            if started is None:
-                self._end(place)
+            with signals_wait():
+                try:
+                    started = self._hand_over(place, environment, settings)
+                except Exception as error:
+                    self._say(f"{type(error).__name__}: {error}", now=True)
+                if started is None:
+                    self._end(place)
         rank = int(environment["RANK"])
         with contextlib.suppress(OSError):
             imports.path_of(self._run.path, rank).unlink()

@@ -1,0 +1,103 @@
+"""A signal ends the job, whatever the launcher is doing for itself at that moment."""
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autockpt.launch.elastic.agent import agent_class
+from autockpt.launch.elastic.signals import heeded, signals_wait
+
+
+class SignalException(Exception):
+    """As torchelastic's: an ordinary exception, which any `except Exception` takes."""
+
+    def __init__(self, text: str, sigval: int) -> None:
+        super().__init__(f"{text}: {int(sigval)}")
+
+
+def raising(number: int, frame: object) -> None:
+    """As torchelastic's handler."""
+    raise SignalException("got", number)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Any:
+    before = {number: signal.signal(number, raising) for number in heeded()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def swallowed(number: int) -> None:
+    """Code of ours that goes on after an exception of its own."""
+    try:
+        signal.raise_signal(number)
+    except Exception:
+        pytest.fail("the signal was taken for an exception of this code")
+
+
+@pytest.mark.parametrize("number", heeded())
+def test_a_signal_arrives_at_the_end_of_our_own_work(number: int) -> None:
+    """By the handler that stood before, which is back."""
+    with pytest.raises(SignalException, match=f": {int(number)}"), signals_wait():
+        swallowed(number)
+    assert signal.getsignal(number) is raising
+    with signals_wait():
+        pass
+
+
+def test_every_signal_arrives_and_an_exception_goes_on() -> None:
+    """The second is the one that ends at once: it must not be lost."""
+    came = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+
+    def ours() -> None:
+        with signals_wait():
+            swallowed(signal.SIGTERM)
+            swallowed(signal.SIGINT)
+
+    with pytest.raises(SignalException, match=": 15"):
+        ours()
+    assert came == [signal.SIGINT]
+    with pytest.raises(KeyError, match="ours"), signals_wait():
+        raise KeyError("ours")
+
+
+@pytest.mark.parametrize("hook", ["starting", "look", "goes_on"])
+def test_no_hook_of_the_agent_takes_a_signal_for_its_own_failure(hook: str) -> None:
+    """torchelastic's agent calls them between its own work."""
+
+    class Base:
+        _remaining_restarts = 1
+        _pcontext = SimpleNamespace(pids=dict)
+
+        def __init__(self, spec: Any) -> None:
+            self.spec = spec
+
+        def _start_workers(self, group: Any) -> None:
+            pass
+
+        def _monitor_workers(self, group: Any) -> Any:
+            return SimpleNamespace(is_failed=lambda: True, failures={})
+
+    class Watch:
+        standbys = SimpleNamespace(serving=signals_wait)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: swallowed(signal.SIGTERM) if name == hook else True
+
+        def seated(self, rendezvous: Any) -> Any:
+            return rendezvous
+
+    api = SimpleNamespace(LocalElasticAgent=Base, SignalException=SignalException)
+
+    def job() -> None:
+        with agent_class(api, Watch()):  # type: ignore[arg-type]
+            agent = api.LocalElasticAgent(SimpleNamespace(rdzv_handler=None))
+            agent._start_workers(SimpleNamespace(group_rank=0))
+            agent._monitor_workers(SimpleNamespace(group_rank=0))
+
+    with pytest.raises(SignalException, match=": 15"):
+        job()
