@@ -202,9 +202,9 @@ class VirtualJob:
             self._later(node, persisted)
         self._run()
         assert self.coordinator.memory_committed == generation
-        assert not disk or self.machines[-1].durable == generation
+        assert not disk or self.machines[-1].state.durable == generation
         if self.coordinator.protects:
-            assert self.machines[-1].protected == generation
+            assert self.machines[-1].state.protected == generation
 
     def remember(self, saves: int) -> None:
         """As if so many saves had settled: copies of the newest, under older names."""

@@ -1,6 +1,7 @@
 """Who is in the simulated world: processes, memory, the shared directory, the rules played."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -173,7 +174,7 @@ class Runtime:
 class Rules:
     """Which machines play; the mutants swap one."""
 
-    node: type[NodeProtocol] = NodeProtocol
+    node: Callable[..., NodeProtocol] = NodeProtocol
     coordinator: type[CoordinatorProtocol] = CoordinatorProtocol
     runtime: type[Runtime] = Runtime
 

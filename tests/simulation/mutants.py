@@ -1,19 +1,26 @@
 """Each rule of the protocol taken away, one at a time: the simulator must notice.
 
-A mutant overrides one small method of the real machines (or of the storage habits they rely on).
+A mutant overrides one small method of a part of the real machines (or of the storage habits they
+rely on).
 `budget` is the number of seeds, from 0, within which it must be found; docs/protocol.md names the
 mutant beside the rule it proves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.admission import Admission
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.coordinator.state import Proposal, Round, Save
-from autockpt.executors.protocol.node.machine import NodeProtocol
+from autockpt.executors.protocol.node.attaching import Attaching as NodeAttaching
+from autockpt.executors.protocol.node.guest_slots import GuestSlots as NodeGuestSlots
+from autockpt.executors.protocol.node.machine import NodeParts, NodeProtocol
+from autockpt.executors.protocol.node.replicating import Replicating as NodeReplicating
+from autockpt.executors.protocol.node.restoring import Restoring as NodeRestoring
+from autockpt.executors.protocol.node.saving import Saving as NodeSaving
 from autockpt.executors.protocol.node.slots import Slot, Slots
 from autockpt.executors.protocol.node.state import Key, LocalRank
 from autockpt.executors.protocol.retention import bases_of
@@ -24,14 +31,14 @@ from tests.simulation.actors import Disk, Rules, Runtime
 # --------------------------------------------------------------------------- slots
 
 
-class OverwriteAnySlot(NodeProtocol):
+class OverwriteAnySlot(NodeSaving):
     """Double buffering per rank: take the oldest slot, whatever the others hold."""
 
     def may_overwrite(self, local: LocalRank, slot: Slot) -> bool:
         return slot.state != "writing" and not self.is_busy(local, slot)
 
 
-class OverwriteWhenSealedHere(NodeProtocol):
+class OverwriteWhenSealedHere(NodeSaving):
     """Free a slot when this rank, not all ranks, holds something newer."""
 
     def may_overwrite(self, local: LocalRank, slot: Slot) -> bool:
@@ -41,7 +48,7 @@ class OverwriteWhenSealedHere(NodeProtocol):
         return any(generation > slot.generation for generation in held)
 
 
-class OverwriteWhilePersisted(NodeProtocol):
+class OverwriteWhilePersisted(NodeSaving):
     """A slot under way to storage is not protected, and its file is written on."""
 
     def is_busy(self, local: LocalRank, slot: Slot) -> bool:
@@ -49,39 +56,39 @@ class OverwriteWhilePersisted(NodeProtocol):
 
     def overwritten(self, local: LocalRank, slot: Slot) -> None:
         if slot.generation is not None:
-            self.unsettled.pop((local.rank, slot.generation), None)
+            self.state.unsettled.pop((local.rank, slot.generation), None)
 
 
-class OverwriteRestored(NodeProtocol):
+class OverwriteRestored(NodeSaving):
     """What was restored from is free at once."""
 
     def is_superseded(self, local: LocalRank, held: Generation) -> bool:
-        parent = self.chain[0].parent if self.chain else None
+        parent = self.state.chain[0].parent if self.state.chain else None
         return parent is not None and held <= parent
 
 
-class KeepUndurable(NodeProtocol):
+class KeepUndurable(NodeSaving):
     """A single slot waits for the disk to take what the disk has refused."""
 
     def is_on_its_way(self, key: Key) -> bool:
-        return self.durable is None or key[1] > self.durable
+        return self.state.durable is None or key[1] > self.state.durable
 
 
-class GiveUpUnsealed(NodeProtocol):
+class GiveUpUnsealed(NodeSaving):
     """A single slot is free when nobody writes it, although others may still seal what it holds."""
 
     def is_on_its_way(self, key: Key) -> bool:
-        return key in self.persists
+        return key in self.state.persists
 
 
-class KeepDiscarded(NodeProtocol):
+class KeepDiscarded(NodeSaving):
     """A torn snapshot counts as sealed."""
 
     def shard_discarded(self, event: m.ShardDiscarded) -> None:
         self.shard_sealed(m.ShardSealed(rank=event.rank, generation=event.generation, root="torn"))
 
 
-class ReuseNames(NodeProtocol):
+class ReuseNames(NodeSaving):
     """A second attempt writes the file of the first one."""
 
     def next_attempt(self, key: Key) -> int:
@@ -208,11 +215,11 @@ class CommitAsGood(CoordinatorProtocol):
         super().emit(*told)
 
 
-class SuspectFreesSlots(NodeProtocol):
+class SuspectFreesSlots(NodeSaving):
     """A suspect generation supersedes older ones in memory."""
 
-    def memory_committed_heard(self, message: m.MemoryCommitted) -> None:
-        super().memory_committed_heard(replace(message, health="good"))
+    def memory_committed(self, message: m.MemoryCommitted) -> None:
+        super().memory_committed(replace(message, health="good"))
 
 
 class SuspectPushesOut(CoordinatorProtocol):
@@ -315,36 +322,36 @@ class AssumeFresh(CoordinatorProtocol):
         return False
 
 
-class NoIncarnationFence(NodeProtocol):
+class NoIncarnationFence(NodeAttaching):
     """An old incarnation may come back and take over."""
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:
         return None
 
 
-class GrantWhileWritten(NodeProtocol):
+class GrantWhileWritten(NodeAttaching):
     """A takeover frees the slots that trainers of the old incarnation still write."""
 
     def _forget_incarnation(self) -> None:
         super()._forget_incarnation()
-        for local in self.ranks.values():
+        for local in self.state.ranks.values():
             for slot in local.slots.slots:
                 if slot.state == "writing":
                     slot.clear()
 
 
-class InventoryTooEarly(NodeProtocol):
+class InventoryTooEarly(NodeRestoring):
     """A new keeper answers before its trainers are back with what they know."""
 
-    def _report_inventory(self) -> None:
-        for rank, node in enumerate(self.nodes):
-            if node == self.node and rank not in self.ranks:
-                self.ranks[rank] = LocalRank(rank=rank)
-        waiting = [local for local in self.ranks.values() if local.attach is None]
-        some = next((r.attach for r in self.ranks.values() if r.attach is not None), None)
+    def report_inventory(self) -> None:
+        for rank, node in enumerate(self.state.nodes):
+            if node == self.state.node and rank not in self.state.ranks:
+                self.state.ranks[rank] = LocalRank(rank=rank)
+        waiting = [local for local in self.state.ranks.values() if local.attach is None]
+        some = next((r.attach for r in self.state.ranks.values() if r.attach is not None), None)
         for local in waiting:
             local.attach = some
-        super()._report_inventory()
+        super().report_inventory()
         for local in waiting:
             local.attach = None
 
@@ -395,7 +402,7 @@ class AdmitOverLiving(NodeProtocol):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self.admission = OpenAdmission()
+        self.state.admission = OpenAdmission()
 
 
 class ForgetfulAdmission(Admission):
@@ -410,7 +417,7 @@ class AdmitOlderTerm(NodeProtocol):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self.admission = ForgetfulAdmission()
+        self.state.admission = ForgetfulAdmission()
 
 
 # --------------------------------------------------------------------------- copies
@@ -424,18 +431,18 @@ class ProtectWithOneMissing(CoordinatorProtocol):
         return len(copies.sealed) >= len(wanted) + self.world_size - 1
 
 
-class OverwriteWhileCopied(NodeProtocol):
+class OverwriteWhileCopied(NodeGuestSlots):
     """A slot that others are still copying is as free as anything older."""
 
     def is_kept(self, generation: Generation) -> bool:
-        return generation == self.protected
+        return generation == self.state.protected
 
 
-class HideCopies(NodeProtocol):
+class HideCopies(NodeRestoring):
     """A keeper does not say what it holds of other nodes' ranks."""
 
     def _shard_slots(self) -> Iterator[Slots]:
-        yield from (local.slots for local in self.ranks.values())
+        yield from (local.slots for local in self.state.ranks.values())
 
 
 class HideParities(CoordinatorProtocol):
@@ -452,37 +459,37 @@ class KeepCountsAfterRestart(CoordinatorProtocol):
         pass
 
 
-class OverwriteProtected(NodeProtocol):
+class OverwriteProtected(NodeGuestSlots):
     """What is protected is as free as anything older than the newest memory commit."""
 
     def is_kept(self, generation: Generation) -> bool:
         return False
 
 
-class OverwriteGuests(NodeProtocol):
+class OverwriteGuests(NodeGuestSlots):
     """A newer copy takes the oldest guest slot, before it is complete elsewhere."""
 
     def may_overwrite_guest(self, slot: Slot) -> bool:
         return slot.state != "writing" and slot.index == 0
 
 
-class TrustAnyCopy(NodeProtocol):
+class TrustAnyCopy(NodeReplicating):
     """A copy that somebody has under way counts as made."""
 
     def copies_wanted(self, message: m.CopiesWanted) -> None:
         super().copies_wanted(message)
-        for (rank, parity), fetch in list(self.fetches.items()):
+        for (rank, parity), fetch in list(self.state.fetches.items()):
             if not parity:
                 shard = m.HeldShard(
                     rank=rank,
                     slot=fetch.slot,
                     generation=fetch.generation,
                     step=0,
-                    world_size=len(self.nodes),
+                    world_size=len(self.state.nodes),
                     root="",
                     copied=True,
                 )
-                self.tell(m.CopySealed(shard=shard))
+                self.state.tell(m.CopySealed(shard=shard))
 
 
 class CopyOfAnotherRound(CoordinatorProtocol):
@@ -509,7 +516,7 @@ class ProtectWithoutParity(CoordinatorProtocol):
         return super().all_copied(replace(copies, encoded=holders))
 
 
-class OverwriteParity(NodeProtocol):
+class OverwriteParity(NodeGuestSlots):
     """The next parity takes the slot of the protected one."""
 
     def may_overwrite_guest(self, slot: Slot) -> bool:
@@ -524,7 +531,7 @@ class MixParity(Runtime):
     mixes = True
 
 
-class DropOutgrown(NodeProtocol):
+class DropOutgrown(NodeGuestSlots):
     """What ranks of another number were restored from goes with its slots."""
 
     def outgrown(self, event: m.SlotsOutgrown) -> None:
@@ -569,7 +576,7 @@ class PlanWithoutMargin(CoordinatorProtocol):
         self._set_plan(proposal.version, min(proposal.prepared.values()))
 
 
-class WaitForOverwritten(NodeProtocol):
+class WaitForOverwritten(NodeSaving):
     """The verdict on a generation is waited for although its slot holds another one."""
 
     def overwritten(self, local: LocalRank, slot: Slot) -> None:
@@ -608,6 +615,10 @@ class Mutant:
 
     def rules(self) -> Rules:
         """The machines with this one swapped."""
+        for part in fields(NodeParts):
+            if issubclass(self.kind, part.default):  # type: ignore[arg-type]
+                parts = NodeParts(**{part.name: self.kind})
+                return Rules(node=partial(NodeProtocol, parts=parts))
         if issubclass(self.kind, NodeProtocol):
             return Rules(node=self.kind)
         if issubclass(self.kind, CoordinatorProtocol):

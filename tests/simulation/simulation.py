@@ -105,7 +105,7 @@ class Simulation(Faults):
             self.check_refusal()
             self.relaunch_in_peace(fresh=True)
         if not all(t.running for t in self.trainers):
-            states = [(k.machine.phase, k.coordinator.phase) for k in self.keepers()]
+            states = [(k.machine.state.phase, k.coordinator.phase) for k in self.keepers()]
             self.oracle.fail(f"liveness: trainers did not resume; keepers are {states}")
         # With a limit ranks begin to differ when they hear that the first one is durable.
         self.check_saving(3 if self.in_flight else 1)
@@ -143,17 +143,17 @@ class Simulation(Faults):
                     channel.clear()
         for trainer in list(self.trainers):
             self.end_trainer(trainer)
-        members = [k for k in self.keepers() if k.machine.term == self.disk.term]
+        members = [k for k in self.keepers() if k.machine.state.term == self.disk.term]
 
         def settled() -> bool:
             return all(
-                k.machine.settled and k.coordinator.settled_for(k.machine.incarnation)
+                k.machine.state.settled and k.coordinator.settled_for(k.machine.state.incarnation)
                 for k in members
             )
 
         self.round_until(settled, 20)
         if not settled():
-            machines = [k.machine for k in members]
+            machines = [k.machine.state for k in members]
             tables = [(m.node, [*m.unsettled], [*m.votes], [*m.persists]) for m in machines]
             saves = [s for k in members for s in k.coordinator.saves.values() if not s.finished]
             self.oracle.fail(f"liveness: keepers wait for ever: {tables}, {saves}")
@@ -169,7 +169,7 @@ class Simulation(Faults):
             self.round_until(lambda: all(t.running or t.refused for t in self.trainers), 120)
             if all(t.running or t.final for t in self.trainers):
                 return
-            states = [(k.machine.phase, k.coordinator.phase) for k in self.keepers()]
+            states = [(k.machine.state.phase, k.coordinator.phase) for k in self.keepers()]
             self.say("not running", states)
 
     def round_until(self, done: Any, rounds: int) -> None:

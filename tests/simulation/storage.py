@@ -387,7 +387,7 @@ class Storage(Trainers):
 
     def job_claim(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.ClaimTerm = job[2]
-        if job[1] == 0 and keeper.machine.incarnation not in (None, do.incarnation):
+        if job[1] == 0 and keeper.machine.state.incarnation not in (None, do.incarnation):
             return m.TermRefused(incarnation=do.incarnation, reason="replaced")
         if job[1] == 0 and do.term is None:
             seen = (t for t in self.trainers if t.running and not t.unseen)

@@ -263,7 +263,7 @@ def test_a_rollback_is_a_new_term_with_that_parent() -> None:
     cluster.tell(m.DecisionWritten(term=2, attempt=1))
     cluster.verify_all(2)
     assert cluster.coordinator.chain[0] == m.TermParent(term=2, parent=gen(1, 2))
-    assert not cluster.nodes[0].is_eligible(gen(1, 4))
+    assert not cluster.nodes[0].state.is_eligible(gen(1, 4))
 
 
 def test_a_rank_lost_on_the_way_ends_the_incarnation() -> None:
@@ -350,7 +350,7 @@ def test_a_fence_meant_for_the_old_incarnation_does_not_hit_the_new_one() -> Non
     cluster.attach(1, NEXT)
     old = m.TermFenced(incarnation=LAUNCH, term=1, reason="newer term")
     cluster.tell_node(1, m.MessageReceived(from_node=0, message=old))
-    assert cluster.nodes[1].phase == "waiting"
+    assert cluster.nodes[1].state.phase == "waiting"
 
 
 def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
@@ -358,7 +358,7 @@ def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
     cluster = Cluster()
     cluster.start()
     cluster.save(gen(1, 3))
-    shard = cluster.nodes[0].ranks[0].slots.held()[0]
+    shard = cluster.nodes[0].state.ranks[0].slots.held()[0]
     cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
     cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=2, held=(shard,)))
     cluster.done = []

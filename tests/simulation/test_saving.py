@@ -154,7 +154,7 @@ def unheard() -> Cluster:
     cluster.cut = {1}
     cluster.seal(0, gen(1, 1))
     cluster.cut = set()
-    assert not cluster.nodes[1].settled
+    assert not cluster.nodes[1].state.settled
     return cluster
 
 
@@ -164,14 +164,14 @@ def test_a_lost_verdict_on_what_is_overwritten_is_not_waited_for() -> None:
     for step in (2, 3):
         cluster.save(gen(1, step))
     assert cluster.held(1) == ["step 2 (term 1)", "step 3 (term 1)"]
-    assert cluster.nodes[1].settled
+    assert cluster.nodes[1].state.settled
 
 
 def test_a_lost_verdict_is_asked_for_again() -> None:
     """As long as the slot holds what it is about."""
     cluster = unheard()
     cluster.tick(Deadlines().resend_s)
-    assert cluster.nodes[1].settled
+    assert cluster.nodes[1].state.settled
 
 
 def test_a_coordinator_of_ranks_that_another_one_has_admitted_waits_for_nobody() -> None:
@@ -189,8 +189,8 @@ def test_a_rank_that_holds_it_no_more_gives_it_up_for_all() -> None:
         cluster.request(rank, gen(1, 1), disk=rank == 0)
         cluster.seal(rank, gen(1, 1))
     cluster.done = []
-    cluster.nodes[1].ranks[1].slots.sealed(gen(1, 1)).clear()  # type: ignore[union-attr]
-    cluster.nodes[1].persists.clear()
+    cluster.nodes[1].state.ranks[1].slots.sealed(gen(1, 1)).clear()  # type: ignore[union-attr]
+    cluster.nodes[1].state.persists.clear()
     cluster.tick(Deadlines().resend_s)
     assert [d.rank for d in cluster.done if isinstance(d, m.AbortPersist)] == [0]
     assert {d.generation for d in cluster.take(m.AnnounceDropped)} == {gen(1, 1)}
@@ -352,7 +352,7 @@ def test_a_shard_written_twice_stops_when_it_is_durable() -> None:
         cluster.request(rank, gen(1, 1), disk=True)
         cluster.seal(rank, gen(1, 1))
     cluster.persisted(1, gen(1, 1))
-    shard = cluster.nodes[1].ranks[1].slots.held()[0]
+    shard = cluster.nodes[1].state.ranks[1].slots.held()[0]
     cluster.nodes[1] = NodeProtocol(node=1)
     cluster.tell_node(1, m.SlotsAdopted(rank=1, slots=2, held=(shard,)))
     cluster.attach(1, term=1)

@@ -39,8 +39,8 @@ class Trainers(World):
         if keeper is None:
             return
         self.flush(keeper)
-        replaced = keeper.machine.incarnation != trainer.incarnation
-        if keeper.machine.phase != "open" or replaced:
+        replaced = keeper.machine.state.incarnation != trainer.incarnation
+        if keeper.machine.state.phase != "open" or replaced:
             return
         trainer.fitted = True
         self.to_node(keeper, m.SlotsOutgrown(rank=trainer.rank))
@@ -294,7 +294,7 @@ class Trainers(World):
         self._refuse(do.rank, do.incarnation)
 
     def do_FenceTrainer(self, keeper: Keeper, do: m.FenceTrainer) -> None:
-        now = keeper.machine.incarnation
+        now = keeper.machine.state.incarnation
         for trainer in self.trainers:
             if (trainer.rank, trainer.incarnation) == (do.rank, do.incarnation):
                 same = now is not None and now.launch_id == do.incarnation.launch_id

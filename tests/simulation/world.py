@@ -338,6 +338,6 @@ class World:
             if trainer.rank == rank and trainer.node == keeper.node:
                 if term is not None and trainer.term == term:
                     return trainer
-                if term is None and trainer.incarnation == keeper.machine.incarnation:
+                if term is None and trainer.incarnation == keeper.machine.state.incarnation:
                     return trainer
         return None

@@ -139,7 +139,7 @@ class Keeper:
         self._guests = ReplicaSlots(
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
             address=self._peers.transfer_address, rate=self._copy_rate,
-            restoring=lambda: self._protocol.phase == "restoring", log=self._log,
+            restoring=lambda: self._protocol.state.phase == "restoring", log=self._log,
             copied=self._journal.copied, receiver=self._receiver, exchanges=self._exchanges,
             windows=self._link_windows,
         )  # fmt: skip
@@ -236,7 +236,7 @@ class Keeper:
 
     def _settled(self) -> bool:
         """Nobody here waits for anything, on this node or another one."""
-        node = self._protocol
+        node = self._protocol.state
         if self._s.trainers or node.unsettled or not self._disk.idle:
             return False
         if len(set(node.nodes)) < 2 or node.phase == "fenced":  # no verdict will come
@@ -247,7 +247,7 @@ class Keeper:
         """The keepers of other nodes still need this one; most of all if it coordinates."""
         if not self._peers.needed:
             return False
-        return self._node == self._protocol.coordinator or lonely_s < OTHERS_PATIENCE_S
+        return self._node == self._protocol.state.coordinator or lonely_s < OTHERS_PATIENCE_S
 
     def _woken(self, sock: Any) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -415,7 +415,7 @@ class Keeper:
             self._journal.trainers_live()
         slots = len(self._memory.of(trainer.rank).slots)
         self._node_event(replace(attach, slots=slots))
-        if self._protocol.incarnation != attach.incarnation:
+        if self._protocol.state.incarnation != attach.incarnation:
             return
         if control_host:
             self._peers.expect(attach.incarnation, attach.nodes, control_host)
@@ -427,7 +427,7 @@ class Keeper:
         here = attach.nodes.count(self._node)
 
         def prepare() -> None:
-            if self._protocol.phase != "open":  # else it was decided meanwhile
+            if self._protocol.state.phase != "open":  # else it was decided meanwhile
                 self._reading.prepare(here)
 
         def look() -> None:
@@ -509,7 +509,7 @@ class Keeper:
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
         """New slots; before the term is open nobody knows what of the old ones has to stay."""
-        if self._protocol.phase != "open":
+        if self._protocol.state.phase != "open":
             trainer.wanted = wanted
             return
         self._node_event(p.SlotsOutgrown(rank=trainer.rank))
@@ -537,18 +537,18 @@ class Keeper:
 
     def _sharers(self, rank: int) -> int:
         """Ranks of this node that have no slots, and this one."""
-        here = [r for r, node in enumerate(self._protocol.nodes) if node == self._node]
+        here = [r for r, node in enumerate(self._protocol.state.nodes) if node == self._node]
         return sum(r == rank or not self._memory.of(r).slots for r in here) or 1
 
     # ------------------------------------------------------------------ protocol
 
     def _is_replaced(self, incarnation: p.Incarnation) -> bool:
         """On any thread: trainers of another one were let in."""
-        return self._protocol.incarnation not in (None, incarnation)
+        return self._protocol.state.incarnation not in (None, incarnation)
 
     def _world_size(self, rank: int) -> int:
         trainer = self._s.trainers.get(rank)
-        return trainer.attach.world_size if trainer else len(self._protocol.nodes)
+        return trainer.attach.world_size if trainer else len(self._protocol.state.nodes)
 
     def _both(self, event: Any) -> None:
         self._node_event(event)
@@ -587,7 +587,7 @@ class Keeper:
             self._execute(instruction)
         while self._local:
             self._deliver(self._node, self._local.popleft())
-        if self._protocol.phase == "open":
+        if self._protocol.state.phase == "open":
             for trainer in [t for t in self._s.trainers.values() if t.wanted is not None]:
                 wanted, trainer.wanted = trainer.wanted, None
                 if wanted is not None:
@@ -602,7 +602,7 @@ class Keeper:
 
     def _from_node(self, node: int, message: p.WireMessage) -> None:
         """A keeper speaks for the ranks of its node, and the coordinator's for the job."""
-        if _may_say(node, message, self._coordinator.nodes, self._protocol.nodes):
+        if _may_say(node, message, self._coordinator.nodes, self._protocol.state.nodes):
             self._deliver(node, message)
         else:
             self._log(f"ignored of node {node}: {wire.describe(message)}")
@@ -697,20 +697,20 @@ class Keeper:
     def _copy_rate(self) -> float:
         """Bytes per second that other nodes may take: a restore is not slowed down."""
         attaches = [trainer.attach for trainer in self._s.trainers.values()]
-        if not attaches or self._protocol.phase != "open":
+        if not attaches or self._protocol.state.phase != "open":
             return 0.0
         return attaches[0].redundancy.rate_bytes_per_s
 
     def _link_windows(self) -> LinkWindows | None:
         """Of the first rank here, where copies wait for them: a restore waits for nothing."""
-        ranks = sorted(self._s.trainers) if self._protocol.phase == "open" else []
+        ranks = sorted(self._s.trainers) if self._protocol.state.phase == "open" else []
         return self._windows.of(self._memory.of(ranks[0]) if ranks else None)
 
     def _receiver(self, rank: int) -> int | None:
         """Whose trainer takes copies of `rank` through the devices, None where that is not asked
         for; callable from any thread."""
         attaches = {r: trainer.attach for r, trainer in list(self._s.trainers.items())}
-        if self._protocol.phase != "open" or not attaches:
+        if self._protocol.state.phase != "open" or not attaches:
             return None
         ranks = sorted(attaches)
         path = attaches[ranks[0]].redundancy.path
@@ -787,7 +787,7 @@ class Keeper:
         Its own shard is among them when it was fetched from another node.
         """
         found: dict[int, tuple[Arena, int]] = {}
-        here = {rank for rank, node in enumerate(self._protocol.nodes) if node == self._node}
+        here = {rank for rank, node in enumerate(self._protocol.state.nodes) if node == self._node}
         for rank in sorted(here | set(self._memory.ranks)):
             if rank == trainer.rank and not order.source.copied:
                 continue
@@ -885,7 +885,8 @@ class Keeper:
 
     def _write_status(self, now_s: float) -> None:
         """How it stands, and how it ended where no launcher of ours says so."""
-        coordinates = bool(self._protocol.nodes) and self._node == self._protocol.coordinator
+        node = self._protocol.state
+        coordinates = bool(node.nodes) and self._node == node.coordinator
         if not (coordinates and self._s.term) or now_s < self._next_status_s:
             return
         self._next_status_s = now_s + STATUS_S

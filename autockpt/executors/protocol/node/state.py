@@ -1,29 +1,11 @@
-"""What a NodeProtocol remembers, and the small helpers its parts share.  No rules live here."""
+"""The state of a NodeProtocol, and the small helpers that its parts share.  No rules live here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.admission import Admission
 from autockpt.executors.protocol.deadlines import Deadlines
-from autockpt.executors.protocol.messages import (
-    Incarnation,
-    NodeInstruction,
-    RankBad,
-    RankDropped,
-    RankPlanPrepared,
-    RankPrepared,
-    RankVerified,
-    Record,
-    Report,
-    RestoreOrdered,
-    Send,
-    ShardCopy,
-    ShardsPlaced,
-    TermParent,
-    ToCoordinator,
-    TrainerAttached,
-    brief,
-)
 from autockpt.executors.protocol.node.slots import Slots
 from autockpt.executors.protocol.selection import on_lineage
 from autockpt.executors.protocol.transitions import NodePhase, moved
@@ -43,7 +25,7 @@ class Persist:
     step: int
     attempt: int
     sealed: bool
-    record: Record | None = None
+    record: m.Record | None = None
     """Set when the file is complete; then the slot is free again."""
     stalled: bool = False
     """The storage hangs: a save that finds no other slot gets this one."""
@@ -55,7 +37,7 @@ class Fetch:
 
     slot: int
     generation: Generation
-    sources: tuple[ShardCopy, ...]
+    sources: tuple[m.ShardCopy, ...]
     mark: int = 0
     """How far it has come; 0: nothing was heard of it."""
 
@@ -66,7 +48,7 @@ class LocalRank:
 
     rank: int
     slots: Slots = field(default_factory=Slots)
-    attach: TrainerAttached | None = None
+    attach: m.TrainerAttached | None = None
     """Of the current incarnation; None: only its memory is here."""
     alive: bool = False
     refused: bool = False
@@ -74,69 +56,75 @@ class LocalRank:
     """Was told to train in the open term."""
     newest: Generation | None = None
     """Newest generation it asked for; anything not newer is a repeat."""
-    order: RestoreOrdered | None = None
-    answer: RankVerified | RankBad | None = None
+    order: m.RestoreOrdered | None = None
+    answer: m.RankVerified | m.RankBad | None = None
     told: bool = False
     """The trainer was told to carry the order out."""
     plan_offered: int = 0
     """Version last handed to the trainer; 0: none."""
-    plan_held: RankPlanPrepared | None = None
+    plan_held: m.RankPlanPrepared | None = None
     """Prepared and without a verdict: the trainer holds."""
 
 
-class NodeState:
-    """Fields and helpers of one keeper's protocol."""
+def guest_of(shard: m.HeldShard) -> Guest:
+    """Return the rank, and which of its two kinds of copies it is."""
+    return shard.rank, shard.parity is not None
 
-    def __init__(self, *, node: int = 0, deadlines: Deadlines | None = None) -> None:
-        self.node = node
-        """Index of this node; taken anew from every incarnation's `nodes`."""
-        self.deadlines = deadlines or Deadlines()
-        self.now_s = 0.0
-        self.resent_s = 0.0
-        self.phase: NodePhase = "idle"
-        self.admission = Admission()
-        self.nodes: tuple[int, ...] = ()
-        self.coordinator = 0
-        """The lowest of them: its keeper coordinates."""
-        self.ranks: dict[int, LocalRank] = {}
-        self.term = 0
-        """Newest term heard of; everything older is fenced."""
-        self.chain: tuple[TermParent, ...] = ()
-        self.memory_committed: Generation | None = None
-        """Newest healthy one that all ranks hold in memory."""
-        self.durable: Generation | None = None
-        self.unsettled: dict[Key, None] = {}
-        """Sealed here, no verdict yet (an ordered set)."""
-        self.wards: tuple[int, ...] = ()
-        """Ranks of other nodes whose shards are copied here."""
-        self.holders: tuple[int, ...] = ()
-        """Ranks of this node that hold a parity."""
-        self.guests: dict[Guest, Slots] = {}
-        """What was fetched from other nodes, or made of it."""
-        self.fetches: dict[Guest, Fetch] = {}
-        self.placed: ShardsPlaced | None = None
-        """Where the shards are that ranks of this node gather."""
-        self.copying: Generation | None = None
-        """Copies of it are being made somewhere: its slots are kept."""
-        self.protected: Generation | None = None
-        """Newest one that survives the loss of a node, or was restored: its slots are kept."""
-        self.announced: Generation | None = None
-        """What trainers were last told to be protected."""
-        self.persists: dict[Key, Persist] = {}
-        self.attempts: dict[Key, int] = {}
-        """File names used so far; never reused, not even after a verdict."""
-        self.votes: dict[Key, RankPrepared] = {}
-        self.drops: dict[Key, RankDropped] = {}
-        self.inventory_due: tuple[int, bool] | None = None
-        """(term, rejoin) that could not be answered yet."""
-        self.seen_term = 0
-        """Newest term of a trainer that came back here, admitted or not."""
-        self.plan_version = 0
-        self.plan_apply_step = 0
-        self._out: list[NodeInstruction] = []
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """All that one keeper's protocol remembers; its parts share it."""
+
+    node: int = 0
+    """Index of this node; taken anew from every incarnation's `nodes`."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    now_s: float = 0.0
+    resent_s: float = 0.0
+    phase: NodePhase = "idle"
+    admission: Admission = field(default_factory=Admission)
+    nodes: tuple[int, ...] = ()
+    coordinator: int = 0
+    """The lowest of them: its keeper coordinates."""
+    ranks: dict[int, LocalRank] = field(default_factory=dict)
+    term: int = 0
+    """Newest term heard of; everything older is fenced."""
+    chain: tuple[m.TermParent, ...] = ()
+    memory_committed: Generation | None = None
+    """Newest healthy one that all ranks hold in memory."""
+    durable: Generation | None = None
+    unsettled: dict[Key, None] = field(default_factory=dict)
+    """Sealed here, no verdict yet (an ordered set)."""
+    wards: tuple[int, ...] = ()
+    """Ranks of other nodes whose shards are copied here."""
+    holders: tuple[int, ...] = ()
+    """Ranks of this node that hold a parity."""
+    guests: dict[Guest, Slots] = field(default_factory=dict)
+    """What was fetched from other nodes, or made of it."""
+    fetches: dict[Guest, Fetch] = field(default_factory=dict)
+    placed: m.ShardsPlaced | None = None
+    """Where the shards are that ranks of this node gather."""
+    copying: Generation | None = None
+    """Copies of it are being made somewhere: its slots are kept."""
+    protected: Generation | None = None
+    """Newest one that survives the loss of a node, or was restored: its slots are kept."""
+    announced: Generation | None = None
+    """What trainers were last told to be protected."""
+    persists: dict[Key, Persist] = field(default_factory=dict)
+    attempts: dict[Key, int] = field(default_factory=dict)
+    """File names used so far; never reused, not even after a verdict."""
+    votes: dict[Key, m.RankPrepared] = field(default_factory=dict)
+    drops: dict[Key, m.RankDropped] = field(default_factory=dict)
+    inventory_due: tuple[int, bool] | None = None
+    """(term, rejoin) that could not be answered yet."""
+    seen_term: int = 0
+    """Newest term of a trainer that came back here, admitted or not."""
+    plan_version: int = 0
+    plan_apply_step: int = 0
+    out: list[m.NodeInstruction] = field(default_factory=list)
+    """Instructions for the event that is handled now."""
 
     @property
-    def incarnation(self) -> Incarnation | None:
+    def incarnation(self) -> m.Incarnation | None:
         """Whose trainers are admitted."""
         return self.admission.current
 
@@ -145,18 +133,18 @@ class NodeState:
         """Nothing of the ranks here waits for a verdict."""
         return not (self.unsettled or self.votes or self.persists)
 
-    def emit(self, *instructions: NodeInstruction) -> None:
+    def emit(self, *instructions: m.NodeInstruction) -> None:
         """Add to the answer of the event being handled."""
-        self._out.extend(instructions)
+        self.out.extend(instructions)
 
-    def tell(self, message: ToCoordinator) -> None:
+    def tell(self, message: m.ToCoordinator) -> None:
         """Send to the keeper that coordinates the current incarnation."""
         if self.nodes:
-            self.emit(Send(to_node=self.coordinator, message=message))
+            self.emit(m.Send(to_node=self.coordinator, message=message))
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""
-        self.emit(Report(kind="stale", detail=f"node {self.node}: ignored {brief(what)}"))
+        self.emit(m.Report(kind="stale", detail=f"node {self.node}: ignored {m.brief(what)}"))
 
     def go(self, phase: NodePhase) -> None:
         """Change phase, if the table has it."""

@@ -1,0 +1,156 @@
+"""The replica slots of a node: shards and parities that it holds for ranks of other nodes.
+
+A shard that is sealed elsewhere is *fetched* into a replica slot, to protect it or to restore it.
+The node that fetches decides when.  The node that is asked only keeps its slot, until the round of
+copies ends.  A parity has several sources.
+"""
+
+from dataclasses import replace
+
+from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.node.slots import Slot, Slots
+from autockpt.executors.protocol.node.state import Fetch, Guest, NodeState, guest_of
+from autockpt.values.generation import Generation
+
+GUEST_SLOTS = 2
+"""Of each replicated rank or parity: the newest protected checkpoint, and the one that arrives."""
+MOST_GUEST_SLOTS = 4
+"""While restoring, no slot is overwritten: an older checkpoint may have to be chosen next."""
+
+
+class GuestSlots:
+    """Chooses, fills and frees replica slots."""
+
+    def __init__(self, state: NodeState) -> None:
+        self.state = state
+
+    # ------------------------------------------------------------------ rules
+
+    def is_kept(self, generation: Generation) -> bool:
+        """Rule 14: a checkpoint that is protected, or about to be, stays until a newer one is."""
+        return generation in (self.state.protected, self.state.copying)
+
+    def may_overwrite_guest(self, slot: Slot) -> bool:
+        """A replica slot is free unless it is being filled or holds a kept checkpoint."""
+        if slot.state != "sealed" or slot.generation is None:
+            return slot.state == "empty"
+        if slot.worthless or not self.state.is_eligible(slot.generation):
+            return True
+        return self.state.phase == "open" and not self.is_kept(slot.generation)
+
+    # ------------------------------------------------------------------ fetches
+
+    def begin_fetch(self, shard: m.HeldShard, sources: tuple[m.ShardCopy, ...], slot: Slot) -> None:
+        state = self.state
+        assert state.incarnation is not None
+        slot.begin(shard.generation, shard.step, state.incarnation)
+        state.fetches[guest_of(shard)] = Fetch(
+            slot=slot.index, generation=shard.generation, sources=sources
+        )
+        state.emit(m.FetchShard(shard=shard, sources=sources, slot=slot.index))
+
+    def abort_fetch(self, guest: Guest, reason: str) -> None:
+        fetch = self.state.fetches.pop(guest, None)
+        if fetch is None:
+            return
+        rank, parity = guest
+        self.state.emit(
+            m.AbortFetch(
+                rank=rank, generation=fetch.generation, slot=fetch.slot, reason=reason,
+                parity=parity,
+            )
+        )  # fmt: skip
+        self.state.guests[guest].slots[fetch.slot].clear()
+
+    def abort_fetches(self, reason: str) -> None:
+        """Nothing of it is wanted any more."""
+        for guest in list(self.state.fetches):
+            self.abort_fetch(guest, reason)
+
+    def shard_coming(self, event: m.ShardComing) -> None:
+        """How far it has come; the coordinator hears of it when it asks again."""
+        fetch = self.state.fetches.get((event.rank, event.parity))
+        if fetch is None or (fetch.slot, fetch.generation) != (event.slot, event.generation):
+            self.state.stale(event)
+            return
+        fetch.mark = event.mark
+
+    # ------------------------------------------------------------------ slots
+
+    def is_wanted(self, guest: Guest) -> bool:
+        """Rounds of copies bring it here."""
+        rank, parity = guest
+        return rank in (self.state.holders if parity else self.state.wards)
+
+    def guests_of(self, guest: Guest) -> Slots:
+        """The slots for copies of a rank's shard, or for its parities; empty at first."""
+        state = self.state
+        if guest not in state.guests:
+            state.guests[guest] = Slots()
+            state.guests[guest].resize(GUEST_SLOTS)
+        return state.guests[guest]
+
+    def copy_of(self, rank: int, generation: Generation) -> m.HeldShard | None:
+        slot = self.guests_of((rank, False)).sealed(generation)
+        return None if slot is None or slot.worthless else slot.shard
+
+    def choose_guest_slot(self, guest: Guest) -> Slot | None:
+        """An empty one, else the oldest that may be overwritten; more while restoring."""
+        guests = self.guests_of(guest)
+        free = [slot for slot in guests.slots if self.may_overwrite_guest(slot)]
+        if not free and self.state.phase == "restoring" and len(guests.slots) < MOST_GUEST_SLOTS:
+            guests.resize(len(guests.slots) + 1)
+            free = guests.slots[-1:]
+        empty = [slot for slot in free if slot.generation is None]
+        known = [(slot.generation, slot) for slot in free if slot.generation is not None]
+        if empty:
+            return empty[0]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+    def outgrown(self, event: m.SlotsOutgrown) -> None:
+        """Rule 2 for a rank of another world: its restored shard stays until something newer is
+        memory-committed, as replicas do, although new slots take its place."""
+        state = self.state
+        local = state.ranks.get(event.rank)
+        guest = (event.rank, False)
+        if local is None or event.tight:
+            if guest in state.guests and guest not in state.fetches and not self.is_wanted(guest):
+                del state.guests[guest]
+                state.emit(m.FreeGuests(rank=event.rank))
+            return
+        for slot in local.slots.slots:
+            shard = slot.shard
+            if shard is None or slot.worthless or not self._is_outgrown_parent(shard):
+                continue
+            free = self.choose_guest_slot(guest)
+            if free is not None and self.copy_of(shard.rank, shard.generation) is None:
+                kept = replace(shard, slot=free.index, copied=True)
+                free.adopt(kept)
+                state.emit(m.KeepOutgrown(rank=event.rank, slot=slot.index, guest_slot=free.index))
+
+    def _is_outgrown_parent(self, shard: m.HeldShard) -> bool:
+        state = self.state
+        newer = state.memory_committed is not None and state.memory_committed > shard.generation
+        return (
+            shard.world_size != len(state.nodes) and shard.generation == state.parent and not newer
+        )
+
+    def free_guests(self) -> None:
+        """Give back the memory of what does not belong here, once nothing in it is needed."""
+        state = self.state
+        for guest, slots in list(state.guests.items()):
+            if self.is_wanted(guest) or not all(self._is_passed(slot) for slot in slots.slots):
+                continue
+            del state.guests[guest]
+            state.emit(m.FreeGuests(rank=guest[0], parity=guest[1]))
+        for rank, local in list(state.ranks.items()):
+            if local.attach is None and all(self._is_passed(slot) for slot in local.slots.slots):
+                del state.ranks[rank]
+                state.emit(m.FreeSlots(rank=rank))
+
+    def _is_passed(self, slot: Slot) -> bool:
+        newest = self.state.memory_committed
+        if slot.state == "empty" or newest is None or slot.generation is None:
+            return slot.state == "empty"
+        passed = slot.generation < newest and not self.is_kept(slot.generation)
+        return slot.state == "sealed" and passed
