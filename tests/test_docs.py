@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
-RUNS_JOBS = ("run", "profile", "tune", "doctor", "quality")
+RUNS_JOBS = ("run", "profile", "tune", "doctor", "drill", "quality")
 """Commands that take longer than a test may: their command lines are parsed, not run."""
 
 

@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure a job, then write a profile, a plan and a report.",
     ),
     "run": ("jobs.run:run", "Train under the plan, survive failures, report."),
+    "drill": (
+        "drill.command:drill",
+        "Cause faults on a job, and compare what follows with the plan.",
+    ),
     "plan": ("planning.plan:plan", "Decide from a profile, and say why."),
     "tune": ("jobs.tune:tune", "Search the best way to write, by measuring; a policy file."),
     "simulate": (

@@ -22,7 +22,10 @@ EXIT_CODES: dict[int, tuple[str, str]] = {
     2: ("the command line is wrong", "correct it; `autockpt COMMAND --help`"),
     65: ("data is damaged, or a profile is of another job", "`autockpt verify`, or profile again"),
     66: ("checkpoints were committed and none can be restored", "`autockpt verify --repair`"),
-    69: ("`autockpt doctor` found something that does not work", "do what it says"),
+    69: (
+        "`autockpt doctor` found a fault, or a job did not train in `autockpt drill`",
+        "do what it says",
+    ),
     70: ("autockpt refused what would endanger a checkpoint, or broke a rule", "read the message"),
     73: ("another run has the directory", "end that run, or give `--run-dir`"),
     74: ("storage failed", "look at the disk; the same command resumes"),
