@@ -18,7 +18,7 @@ MINUTES     ?= 135
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test prose test-frameworks endings cases check test-all clean
+.PHONY: help demo demo-nodes test prose docs test-frameworks endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -81,6 +81,9 @@ cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (te
 
 prose: $(VENV)/.ready  ## count what breaks the rules of prose; write counts that fell
 	$(PY) -m tests.test_prose
+
+docs: $(VENV)/.ready  ## write the parts of the documents that come from code
+	$(PY) -m tests.test_docs
 
 check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m ruff format --check .

@@ -106,7 +106,7 @@ ROOMS = (
     Room(
         name="policies.policy_file",
         rooms=("values", "policies", "policies.policy_file", "yaml_text"),
-        libraries=("pydantic", "yaml"),
+        libraries=("yaml",),
         without=(*CLOCKS, *CHANCE, "logging"),
         reason=f"the only reader of policy files; otherwise {POLICIES_REASON}",
     ),
@@ -806,7 +806,7 @@ def test_permitted_imports_are_not_reported(tmp_path: Path) -> None:
         "profiles/samples.py": "from dataclasses import dataclass",
         "policies/__init__.py": "from autockpt.policies.policy_file import read",
         "policies/interval.py": "import math\n\nmodel.eval()\nself.time = row.open()",
-        "policies/policy_file.py": "import yaml\nfrom pydantic import BaseModel",
+        "policies/policy_file.py": "import yaml",
         "tuner/core.py": "import numpy\ndef step(time, open):\n    return time.last, open[0]",
         "tuner/search.py": "def run():\n    import optuna",
         "executors/disk.py": "import os, time, torch, xxhash\nfrom .image.layout import boxes",

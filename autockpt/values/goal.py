@@ -1,110 +1,339 @@
-"""What the user wants: objective, limits, and decisions taken out of our hands."""
+"""The user's wishes: objective, limits, fixed decisions.  Their fields are the policy keys.
+
+A field made by `key(...)` is a row of the table of policy keys.  It gives the key, its kind (unit
+and range), its text and its default.  `policies.policy_file` reads policies by these rows.  The
+JSON schema, the starter file and the table in docs/policy_files.md (`make docs`) come from them.
+A new key is a row here and the code that uses the field.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from autockpt.values.errors import ConfigError
-from autockpt.values.paths import path_problem
+from autockpt.values.policy_keys.key import key
+from autockpt.values.policy_keys.kinds import (
+    Budget,
+    Chunk,
+    Count,
+    Directory,
+    Duration,
+    Interval,
+    Money,
+    Price,
+    Rate,
+    Share,
+    Size,
+    StoreUrl,
+    Switch,
+    Words,
+)
+from autockpt.values.policy_keys.paths import path_problem
 from autockpt.values.redundancy import Arrangement, PeerPath, PeerSchedule, Scheme
 
+Objective = Literal["goodput", "stall", "durability"]
 Retune = bool | Literal["observe"]
-"""Whether the plan may change during a run; observe: what would change is only written down."""
+"""Whether the plan may change during a run; observe: a change is only written down."""
+IntervalRule = Literal["waste", "checkfreq"]
+Copying = Literal["lazy", "blocking", "windows"]
+Persist = Literal["async", "sync"]
+OnOff = Literal["on", "off"]
+WritePath = Literal["host", "direct"]
+Codec = Literal["none", "planes", "delta", "zstd"]
+ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
+Stuck = Literal["warn", "restart"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What `auto` may not exceed; None means no limit."""
-
-    stall_s: float | None = None
-    """Longest acceptable stall of one checkpoint."""
-    host_memory_bytes: int | None = None
-    """Host memory for slots and buffers on one node."""
-    overhead: float | None = None
-    """Largest acceptable fraction of training time spent on checkpoints (CheckFreq's p)."""
-    lost_time_s: float | None = None
-    """RPO: work that may be lost in a failure that takes the memory tier with it."""
-    disk_bytes: int | None = None
-    """Quota: what the job's checkpoints may take on storage, those under way included."""
+SECTIONS = {
+    "": "",
+    "memory": "checkpoints in this node's memory, for failures of processes",
+    "disk": "durable checkpoints",
+    "staging": "how bytes move from the device to storage",
+    "redundancy": "checkpoints in the memory of other nodes; one node has none",
+    "limits": "auto may not exceed these; auto: no limit",
+    "prices": "if you pay for them, in one currency: then money decides beside time",
+    "failures": "if you know them; auto: from the failure log and stated priors",
+    "restart": "how ranks are started again",
+    "keep": "which durable checkpoints stay",
+    "archive": "a second, small copy of every good checkpoint, in archive/ of the run",
+    "remote": "copies of good checkpoints in an object store",
+}
+"""Sections of a policy file in their order; "" are the keys at the top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
     """Decisions fixed by the user; None means `auto`."""
 
-    memory_interval_steps: int | None = None
-    memory_interval_s: float | None = None
-    disk_interval_steps: int | None = None
-    disk_interval_s: float | None = None
-    memory_enabled: bool | None = None
-    schedule: Literal["lazy", "blocking", "windows"] | None = None
-    persist: Literal["async", "sync"] | None = None
-    """sync: the training waits until the checkpoint is durable."""
-    streaming: bool | None = None
-    """False: the first byte is written only when the whole snapshot is in host memory."""
-    preallocate: bool | None = None
-    """False: slots are allocated at every save and freed after it (for comparison)."""
-    in_flight: int | None = None
-    """Checkpoints that may be on their way to storage at once, >= 1."""
-    device_clone: Literal["on", "off"] | None = None
-    """on: a snapshot is cloned in device memory before it is copied to the host."""
-    path: Literal["host", "direct"] | None = None
-    codec: Literal["none", "planes", "delta", "zstd"] | None = None
-    chunk_bytes: int | None = None
-    writers: int | None = None
-    slots: int | None = None
-    direct_io: bool | None = None
-    retune: Retune | None = None
-    interval_rule: Literal["waste", "checkfreq"] | None = None
-    """waste: minimise the waste rate; checkfreq: shortest interval within the overhead budget."""
-    keep_last: int | None = None
+    interval_rule: IntervalRule | None = key(
+        "rule",
+        Words(IntervalRule),
+        "how intervals are chosen: least expected waste, or the shortest within `limits.overhead`",
+    )
+    retune: Retune | None = key(
+        "retune",
+        Switch("observe"),
+        "whether the plan may change during a run",
+        more="`observe`: it stays, and changes that would have been made are written down",
+    )
+    memory_enabled: bool | None = key(
+        "memory.enabled", Switch(), "checkpoints in this node's memory"
+    )
+    memory_interval_steps: int | None = key(
+        "memory.interval",
+        Interval("30 s", "50 steps"),
+        "between checkpoints in memory; the disk interval is a multiple of it",
+        part="steps",
+    )
+    memory_interval_s: float | None = key("memory.interval", part="seconds")
+    slots: int | None = key(
+        "memory.slots", Count(1, 16), "images of the state in host memory, per rank"
+    )
+    disk_interval_steps: int | None = key(
+        "disk.interval",
+        Interval("15 min", "500 steps"),
+        "between durable checkpoints",
+        alias="interval",
+        part="steps",
+    )
+    disk_interval_s: float | None = key("disk.interval", part="seconds")
+    writers: int | None = key("disk.writers", Count(1, 512), "writer threads per rank")
+    chunk_bytes: int | None = key(
+        "disk.chunk", Chunk("8 MiB"), "bytes per write, a power of two from 64 KiB to 1 GiB"
+    )
+    direct_io: bool | None = key(
+        "disk.direct",
+        Switch(),
+        "O_DIRECT",
+        more="Only where the file system takes it and states no alignment larger than a page",
+    )
+    codec: Codec | None = key(
+        "disk.codec", Words(Codec), "lossless compression", more="See [compression](compression.md)"
+    )
+    schedule: Copying | None = key(
+        "staging.schedule",
+        Words(Copying),
+        "copied under the next forward and backward, inside the boundary, or in a pipeline's gaps",
+        more=(
+            "Gaps are used as far as they take the copy ([bubbles.md](bubbles.md)). `auto`: the "
+            "cheapest, compared again in the run where there are gaps"
+        ),
+    )
+    persist: Persist | None = key(
+        "staging.persist", Words(Persist), "sync: training waits until a checkpoint is durable"
+    )
+    streaming: bool | None = key(
+        "staging.streaming",
+        Switch(),
+        "a chunk is written as soon as it is in host memory; false: after all chunks are",
+    )
+    preallocate: bool | None = key(
+        "staging.preallocate", Switch(), "slots are allocated once; false: at every save"
+    )
+    in_flight: int | None = key(
+        "staging.in_flight",
+        Count(1, 16),
+        "checkpoints on their way to storage at once",
+        more=(
+            "A checkpoint that comes due beyond that is skipped. Ranks that hear late of the end "
+            "of one may add one more, which all write. `auto`: as many as there are slots"
+        ),
+    )
+    device_clone: OnOff | None = key(
+        "staging.device_clone",
+        Words(OnOff),
+        "a snapshot is cloned in device memory before it is copied to the host",
+        more=(
+            "`auto`: where the clone fits and the copy is not hidden. Without a GPU it changes "
+            "nothing"
+        ),
+    )
+    path: WritePath | None = key(
+        "staging.path", Words(WritePath), "through a host slot, or past it"
+    )
+    keep_last: int | None = key("keep.last")
     """`Retention.keep_last` was written: `auto` may not keep fewer for `Limits.disk_bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancyWish:
-    """What is fixed about copies and parity in other nodes' memory; None means `auto`."""
+    """Fixed properties of copies and parity in other nodes' memory; None means `auto`."""
 
-    scheme: Scheme | None = None
-    copies: int | None = None
-    """Of each shard, the own one included, >= 2."""
-    placement: Arrangement | None = None
-    set_size: int | None = None
-    parity: int | None = None
-    """Nodes that a parity set may lose, >= 1."""
-    path: PeerPath | None = None
-    rate_bytes_per_s: float | None = None
-    """Most that a node sends."""
-    schedule: PeerSchedule | None = None
-    floor: int = 0
-    """Simultaneous node losses that memory must survive; a plan without that is refused."""
+    scheme: Scheme | None = key(
+        "redundancy.scheme",
+        Words(Scheme),
+        "other nodes keep no, whole, XOR-parity or Reed-Solomon copies of checkpoints in memory",
+        more=(
+            "`auto`: the scheme that wastes least and fits, none without a link that was measured "
+            "between nodes; `rs` only where it is asked for or the floor is above 1"
+        ),
+    )
+    copies: int | None = key(
+        "redundancy.copies", Count(2, 16), "replicas: of each shard, the own one included"
+    )
+    placement: Arrangement | None = key(
+        "redundancy.placement",
+        Words(Arrangement),
+        "replicas: which nodes hold whose copies",
+        more="See [redundancy.md](redundancy.md)",
+    )
+    set_size: int | None = key(
+        "redundancy.set_size", Count(2, 256), "xor, rs: most nodes of a parity set"
+    )
+    parity: int | None = key(
+        "redundancy.parity", Count(1, 16), "rs: nodes that a parity set may lose"
+    )
+    path: PeerPath | None = key(
+        "redundancy.path",
+        Words(PeerPath),
+        "host to peer host, or device to peer device to peer host",
+        more="`device`: emulated devices, whole copies",
+    )
+    rate_bytes_per_s: float | None = key(
+        "redundancy.rate",
+        Rate("2 GB/s"),
+        "most that a node sends",
+        more="`auto`: such that no iteration becomes 5 % longer",
+    )
+    schedule: PeerSchedule | None = key(
+        "redundancy.schedule",
+        Words(PeerSchedule),
+        "copies leave beside the training at that rate, or while its own traffic is silent",
+        more=(
+            "`windows` has no rate and takes as much as the gaps do ([bubbles.md](bubbles.md)). "
+            "`auto`: in windows where snapshots wait for them too, or where the rate would be cut "
+            "and windows take a tenth of a copy"
+        ),
+    )
+    floor: int = key(
+        "redundancy.floor",
+        Count(0, 15),
+        "simultaneous losses of nodes that memory must survive; a plan without that is refused",
+        default=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What `auto` may not exceed; None means no limit."""
+
+    stall_s: float | None = key(
+        "limits.stall", Duration("200 ms"), "longest stall of one checkpoint"
+    )
+    overhead: float | None = key(
+        "limits.overhead", Budget("2 %"), "largest share of training time spent on checkpoints"
+    )
+    lost_time_s: float | None = key(
+        "limits.lost_time", Duration("30 min"), "work that a failure of the node may cost"
+    )
+    host_memory_bytes: int | None = key(
+        "limits.host_memory",
+        Size("64 GiB"),
+        "host memory on one node, for slots and for shards held for other nodes",
+        more=(
+            "`autockpt run` refuses to begin (exit code 78) where not even the least checkpoint "
+            "fits"
+        ),
+    )
+    disk_bytes: int | None = key(
+        "limits.disk",
+        Size("2 TB"),
+        "quota of all checkpoints of the job, those under way included",
+        more=(
+            "Checkpoints that do not fit are encoded, then kept in smaller numbers where "
+            "`keep.last` is `auto`, then refused"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """The prices of storage and time, in one currency; None: not given."""
+
+    disk: Money | None = key(
+        "prices.disk",
+        Price("0.023 USD/GB-month"),
+        "price of storage, also per GiB or TB",
+        more="Of the ways to write that fit, the cheapest in money is taken",
+    )
+    node: Money | None = key(
+        "prices.node",
+        Price("32 USD/h"),
+        "price of one node: puts the lost time beside the price of storage",
+        more="Without it a smaller checkpoint may cost no time",
+    )
+
+    @property
+    def disk_per_gb_month(self) -> float | None:
+        """Of 10^9 bytes kept for a month of 730 h."""
+        return None if self.disk is None else self.disk.amount
+
+    @property
+    def node_per_h(self) -> float | None:
+        """Of one node, with all that is in it."""
+        return None if self.node is None else self.node.amount
+
+    @property
+    def currency(self) -> str:
+        """Three letters; "" without prices."""
+        return next((one.currency for one in (self.disk, self.node) if one is not None), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDeclaration:
     """Failures as the user knows them; replaces the posterior's mean."""
 
-    mtbf_s: float | None = None
-    """Mean time between interruptions of the whole job."""
-    process_share: float | None = None
-    """Fraction of them that leave this node's memory alive, 0..1."""
-    preemption_s: float | None = None
-    """Mean time between announced ends of nodes (spot, a scheduler's preemption), beside the
-    interruptions above; None: there are none."""
-    notice_s: float | None = None
-    """From the announcement, a SIGTERM, to the end; None: ends come unannounced."""
+    mtbf_s: float | None = key(
+        "failures.mtbf", Duration("8 h"), "mean time between interruptions of the whole job"
+    )
+    process_share: float | None = key(
+        "failures.process_share",
+        Share("40 %"),
+        "share of them that leave the node's memory alive",
+    )
+    preemption_s: float | None = key(
+        "failures.preemption",
+        Duration("6 h"),
+        "mean time between announced ends of nodes (spot, a scheduler's preemption)",
+        more="Beside the interruptions of `failures.mtbf`. `auto`: there are none",
+    )
+    notice_s: float | None = key(
+        "failures.notice",
+        Duration("2 min"),
+        "how long before such an end SIGTERM comes",
+        more=(
+            "Where the newest checkpoint in memory is durable in time, the end costs no more than "
+            "a failure of a process"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """Which durable checkpoints are kept."""
 
-    keep_last: int = 3
-    """Newest verified generations; >= 1."""
-    keep_every_s: float | None = None
-    """Beyond those, one per this time."""
-    keep_every_steps: int | None = None
-    reach_s: float | None = None
-    """An error of the state is noticed within this time: one checkpoint from before it is kept."""
+    keep_last: int = key(
+        "keep.last",
+        Count(1),
+        "newest verified checkpoints that are kept; 3 by default",
+        more=(
+            "The disk holds up to 7 states more: one being written, three that wait to be read "
+            "back, three spare files (only where saves come every few seconds, and while a tenth "
+            "of the disk is free)"
+        ),
+        default=3,
+    )
+    keep_every_s: float | None = key("keep.every", part="seconds")
+    keep_every_steps: int | None = key(
+        "keep.every",
+        Interval("6 h", "1000 steps"),
+        "beyond the newest, one per this time or distance",
+        part="steps",
+    )
+    reach_s: float | None = key(
+        "failures.silent_latency",
+        Duration("12 h"),
+        "an error of the state (a loss that went wrong) is noticed within this time",
+        more="One checkpoint from before it is kept, beyond `keep.last`",
+    )
 
     def at_most(self, other: "Retention") -> "Retention":
         """As `other`, with as few of the newest as this has, if those are fewer."""
@@ -112,33 +341,52 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """What storage and time cost, all in one currency; None means that nobody said."""
+class RestartWish:
+    """How ranks are started again; None means `auto`."""
 
-    disk_per_gb_month: float | None = None
-    """Of 10^9 bytes kept for a month of 730 h."""
-    node_per_h: float | None = None
-    """Of one node, with all that is in it."""
-    currency: str = ""
-    """Three letters; "" without prices."""
-
-
-ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
+    stuck: Stuck | None = key(
+        "failures.stuck",
+        Words(Stuck),
+        "a rank that makes no progress is written down as an incident, or also ended",
+        more="The launcher restarts an ended rank ([restart.md](restart.md)). `auto`: `warn`",
+    )
+    standby: OnOff | None = key(
+        "restart.standby",
+        Words(OnOff),
+        "a parked process per rank, its imports done, takes the rank's place at a restart",
+        more=(
+            "See [restart.md](restart.md). `auto`: where three times its memory is left; `on`: "
+            "where it fits"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archiving:
     """A copy of every good checkpoint in an archive beside the run; None: there is none."""
 
-    codec: ArchiveCodec | None = None
-    """All but `none` are lossy, which `lossy` must say as well."""
-    lossy: bool = False
-    full_every: int = 8
-    """One of so many generations is lossless."""
+    codec: ArchiveCodec | None = key(
+        "archive.codec",
+        Words(ArchiveCodec),
+        "how the archive is encoded; all but none are LOSSY",
+        more="`auto`: there is no archive",
+    )
+    lossy: bool = key(
+        "archive.lossy",
+        Switch(),
+        "true: the loss is wanted; a lossy codec is refused without it",
+        default=False,
+    )
+    full_every: int = key(
+        "archive.full_every",
+        Count(1, 64),
+        "one of so many checkpoints in the archive is lossless; 8 by default",
+        default=8,
+    )
 
     @property
     def silent(self) -> bool:
-        """The codec loses something and nobody said that this is wanted."""
+        """The codec loses something and the policy does not say that this is wanted."""
         return self.codec not in (None, "none") and not self.lossy
 
 
@@ -146,32 +394,38 @@ class Archiving:
 class RemoteWish:
     """Copies of good checkpoints in an object store."""
 
-    url: str | None = None
-    """s3://, gs://, az:// or file://, with a prefix of this run's own; None: there are none."""
-    keep_last: int = 3
-    """Newest copies that stay; >= 1."""
-    rate_bytes_per_s: float | None = None
-    """Most that is sent; None: as fast as it goes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartWish:
-    """How ranks are started again; None means `auto`."""
-
-    standby: Literal["on", "off"] | None = None
-    """Whether a parked process per rank has imported what the next incarnation will."""
-    stuck: Literal["warn", "restart"] | None = None
-    """What is done about a rank that makes no progress; None: warn."""
+    url: str | None = key(
+        "remote.url",
+        StoreUrl(),
+        "good checkpoints are copied there, and brought back where the directory lacks them",
+        more="See [remote.md](remote.md). `auto`: there are no copies",
+    )
+    keep_last: int = key(
+        "remote.keep", Count(1), "newest good copies that stay there; 3 by default", default=3
+    )
+    rate_bytes_per_s: float | None = key(
+        "remote.rate", Rate("50 MB/s"), "most that is sent", more="`auto`: no limit"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Objective, limits, pins: what a policy file says.  All defaults are `auto`."""
+    """Objective, limits, pins: the content of a policy file.  All defaults are `auto`."""
 
     schema_version: int = 1
-    objective: Literal["goodput", "stall", "durability"] = "goodput"
+    objective: Objective = key(
+        "objective",
+        Words(Objective),
+        "least lost time, or longer (stall) or shorter intervals (durability) than its optimum",
+        default="goodput",
+    )
     limits: Limits = Limits()
     prices: Prices = Prices()
+    storage_path: str | None = key(
+        "disk.path",
+        Directory(),
+        "where checkpoints go; else `checkpoints/` in the run directory",
+    )
     pins: Pins = Pins()
     redundancy: RedundancyWish = RedundancyWish()
     failures: FailureDeclaration = FailureDeclaration()
@@ -179,8 +433,6 @@ class Goal:
     retention: Retention = Retention()
     archive: Archiving = Archiving()
     remote: RemoteWish = RemoteWish()
-    storage_path: str | None = None
-    """Where checkpoints go; None: `checkpoints/` in the run directory."""
     policy: str = "builtin:auto"
     """Name of the preset or file this came from, for the report."""
 

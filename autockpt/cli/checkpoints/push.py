@@ -34,13 +34,13 @@ def push(console: Console, path: str, url: str, follow: bool, keep: int, rate: s
     environment, as the store's own tools read them.  `remote.url` in a policy makes `autockpt run`
     do it.
     """
-    from autockpt.policies.policy_file.fields import read_rate_bytes_per_s
     from autockpt.values.errors import ConfigError
     from autockpt.values.goal import RemoteWish
+    from autockpt.values.policy_keys.kinds import Rate
 
     try:
-        limit = None if rate is None else read_rate_bytes_per_s(rate)
-    except ValueError as error:
+        limit = None if rate is None else Rate("50 MB/s").read(rate)
+    except (ValueError, ConfigError) as error:
         raise ConfigError(f"--rate {rate}: {error}") from None
     wish = RemoteWish(url=url, keep_last=keep, rate_bytes_per_s=limit)
     return remote.push(console, remote.Request(source=path, wish=wish, follow=follow))

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autockpt.console import Console
-from autockpt.policies.policy_file import as_yaml, quoted
+from autockpt.policies.policy_file import as_yaml
 from autockpt.tuner.search.outcome import Outcome, Tried
 from autockpt.tuner.search.record import Header, Trial
 from autockpt.tuner.search.space import MIB
+from autockpt.values.policy_keys.kinds import quoted
 from autockpt.values.record import to_data
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 

@@ -6,7 +6,7 @@ from importlib import metadata
 import autockpt
 from autockpt.console import Console
 
-PACKAGES = ("torch", "numpy", "pandas", "optuna", "psutil", "pydantic", "click", "nvidia-ml-py")
+PACKAGES = ("torch", "numpy", "pandas", "optuna", "psutil", "click", "nvidia-ml-py")
 
 
 def versions() -> dict[str, str]:

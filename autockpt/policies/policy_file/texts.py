@@ -1,11 +1,8 @@
-"""Policies as text for people: explain, diff, schema, and the starter file."""
+"""Policies as text for people: explain and diff."""
 
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
 
 from autockpt.policies.policy_file.layers import Policy
-from autockpt.policies.policy_file.model import PolicyFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,30 +38,3 @@ def diff(before: Policy, after: Policy) -> tuple[Difference, ...]:
         for a, b in zip(before.values, after.values, strict=True)
         if a.value != b.value
     )
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of a policy file, with string patterns for quantities."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_auto_defaults(PolicyFile.model_json_schema()),
-        "title": "autockpt policy",
-    }
-
-
-def _auto_defaults(data: Any) -> Any:
-    """None stands for `auto` in the models, but null is refused in files."""
-    if isinstance(data, list):
-        return [_auto_defaults(item) for item in data]
-    if not isinstance(data, dict):
-        return data
-    return {
-        key: "auto" if key == "default" and value is None else _auto_defaults(value)
-        for key, value in data.items()
-    }
-
-
-def init_text() -> str:
-    """A commented policy file to start from; as it stands it is `builtin:auto`."""
-    folder = resources.files("autockpt.policies.policy_file")
-    return folder.joinpath("starter.yaml").read_text(encoding="utf-8")

@@ -282,7 +282,7 @@ class AutoTuner:
         self._decide(decision)
 
     def _decide(self, decision: Decision) -> None:
-        # Not at the top: pydantic takes an eighth of a second that every restart would wait for.
+        # Not at the top: every restart would wait for YAML and the reader of policies.
         from autockpt.policies.policy_file import plan_to_yaml
 
         self._decision = decision

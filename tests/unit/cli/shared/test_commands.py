@@ -228,7 +228,7 @@ def test_doctor_names_the_key_that_moves_checkpoints(
 ) -> None:
     """A container's own layer is gone with it; the advice must be something a policy can say."""
     from autockpt.cli.doctor import storage
-    from autockpt.policies.policy_file.model import keys
+    from autockpt.policies.policy_file import KEYS
 
     mount = replace(storage.mount_of(str(tmp_path)), kind="overlay")
     monkeypatch.setattr(storage, "mount_of", lambda path: mount)
@@ -236,7 +236,7 @@ def test_doctor_names_the_key_that_moves_checkpoints(
     (found,) = (f for f in body["findings"] if f["id"] == "storage.kind")
     named = [word for word in found["fix"].split() if "." in word]
     assert named == ["disk.path"]
-    assert set(named) <= set(keys())
+    assert set(named) <= set(KEYS.known)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

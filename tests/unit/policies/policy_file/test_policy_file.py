@@ -6,6 +6,7 @@ import re
 import pytest
 
 from autockpt.policies.policy_file import (
+    KEYS,
     as_yaml,
     diff,
     explain,
@@ -17,7 +18,6 @@ from autockpt.policies.policy_file import (
     with_settings,
 )
 from autockpt.policies.policy_file.document import parse
-from autockpt.policies.policy_file.model import keys
 from autockpt.policies.registry import preset_text, presets
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
@@ -275,7 +275,7 @@ def test_starter_file_is_auto_and_names_every_key():
     assert goal.limits == Goal().limits
     assert goal.retention == Goal().retention
     written = {path for path, _ in parse(text, "starter.yaml").root.leaves()}
-    assert written - {"version", "extends", "interval"} == set(keys()) - {
+    assert written - {"version", "extends", "interval"} == set(KEYS.known) - {
         "interval",
         "disk.interval",
     }
@@ -287,7 +287,7 @@ def test_explain_lists_values_with_their_source():
     policy = parse_policy("version: 1\ndisk:\n  writers: 3\n", file="p.yaml")
     assert "disk.writers   3     p.yaml:3" in explain(policy, "disk")
     assert explain(policy, "disk.writers") == "disk.writers  3  p.yaml:3"
-    assert len(explain(policy).splitlines()) == len(keys()) - 1
+    assert len(explain(policy).splitlines()) == len(KEYS.rows)
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_diff_names_the_keys_that_differ():
     a = parse_policy("version: 1\ninterval: 5 min\n")
     b = parse_policy("version: 1\nretune: false\n")
     assert [str(d) for d in diff(a, b)] == [
-        "disk.interval: 5 min -> auto",
         "retune: auto -> false",
+        "disk.interval: 5 min -> auto",
     ]
 
 
@@ -360,7 +360,7 @@ rule: checkfreq
 def test_the_full_text_leaves_no_key_out():
     """So that the next test is about all of them."""
     written = {value.path for value in parse_policy(FULL).values if value.source != "default"}
-    assert written == set(keys()) - {"interval"}
+    assert written == set(KEYS.known) - {"interval"}
 
 
 @pytest.mark.parametrize("text", [FULL, "version: 1", *(preset_text(name) for name in presets())])
@@ -371,7 +371,11 @@ def test_a_goal_takes_settings_as_its_file_did(text):
         [],
         ["keep.last=9", "disk.writers=1", "interval=7 min"],
         ["retune=false", "limits.stall=auto", "objective=stall", "remote.url=file:///else"],
-        [f"{key}=auto" for key in keys() if not key.startswith("archive.") and key != "interval"],
+        [
+            f"{key}=auto"
+            for key in KEYS.known
+            if not key.startswith("archive.") and key != "interval"
+        ],
     ):
         assert with_settings(goal, settings) == parse_policy(text, settings=settings).goal
 

@@ -11,6 +11,7 @@ from autockpt.policies.staging.quota import MARGIN, MONTH_H
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits, Pins, Prices, Retention
 from autockpt.values.plan import Choice, Decision
+from autockpt.values.policy_keys.kinds import Money
 from tests.support.profiles import STATE_BYTES
 from tests.unit.policies.test_codec import deltas, disk_only, job, measured
 
@@ -122,9 +123,17 @@ def test_spaced_checkpoints_fill_a_quota_and_the_plan_says_when() -> None:
     assert "those of keep.every fill the rest in 5 h" in reason
 
 
+def prices(disk_per_gb_month: float, node_per_h: float | None, currency: str) -> Prices:
+    """Prices in one currency."""
+    return Prices(
+        disk=Money(amount=disk_per_gb_month, currency=currency),
+        node=None if node_per_h is None else Money(amount=node_per_h, currency=currency),
+    )
+
+
 def test_dear_storage_and_cheap_nodes_are_encoded_for() -> None:
     """Both sides of the comparison stand in the reason, and the lesser one is taken."""
-    dear = Prices(disk_per_gb_month=5.0, node_per_h=0.001, currency="USD")
+    dear = prices(5.0, 0.001, "USD")
     decision = decide(FAST, Goal(prices=dear))
     assert decision.plan.tier("disk").codec == PLANES
     codec = chosen(decision, "codec")
@@ -137,7 +146,7 @@ def test_dear_storage_and_cheap_nodes_are_encoded_for() -> None:
 def test_cheap_storage_and_dear_nodes_are_not() -> None:
     """Encoding makes a checkpoint durable later on a fast disk: that time costs more."""
     slow = job(2.0, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
-    cheap = Prices(disk_per_gb_month=1e-4, node_per_h=1000.0, currency="USD")
+    cheap = prices(1e-4, 1000.0, "USD")
     decision = decide(slow, Goal(prices=cheap))
     assert not decision.plan.tier("disk").codec
     assert decision.expected == decide(slow, Goal()).expected
@@ -148,7 +157,7 @@ def test_the_cheaper_way_is_taken_at_every_price() -> None:
     slow = job(2.0, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
     codecs = []
     for price in (1e-4, 1e-2, 1.0, 100.0, 1e4):
-        goal = Goal(prices=Prices(disk_per_gb_month=price, node_per_h=10.0, currency="EUR"))
+        goal = Goal(prices=prices(price, 10.0, "EUR"))
         decision, money = decide(slow, goal), {}
         for pin in ("none", "planes"):
             one = decide(slow, replace(goal, pins=Pins(codec=pin)))
@@ -166,7 +175,7 @@ def test_the_cheaper_way_is_taken_at_every_price() -> None:
 def test_a_price_alone_costs_no_time() -> None:
     """Without the price of a node only what wastes no more is encoded."""
     slow = job(2.0, codecs=(measured(encode=2e7), measured("moments", 1.21, 2e7)))
-    goal = Goal(prices=Prices(disk_per_gb_month=100.0, currency="USD"))
+    goal = Goal(prices=prices(100.0, None, "USD"))
     assert not decide(slow, goal).plan.tier("disk").codec
 
 
@@ -206,7 +215,7 @@ def test_prices_and_quota_are_read_in_their_units() -> None:
     text = "version: 1\nlimits: {disk: 2 TB}\nprices: {disk: %s, node: 32 EUR/h}\n"
     goal = parse_policy(text % "23 EUR/TB-month").goal
     assert goal.limits.disk_bytes == 2 * 10**12
-    assert goal.prices == Prices(disk_per_gb_month=0.023, node_per_h=32.0, currency="EUR")
+    assert goal.prices == prices(0.023, 32.0, "EUR")
     binary = parse_policy(text % "1 EUR/GiB-month").goal.prices.disk_per_gb_month
     assert binary == pytest.approx(1e9 / 2**30)
     assert parse_policy("version: 1\nprices: {disk: auto}\n").goal.prices == Prices()

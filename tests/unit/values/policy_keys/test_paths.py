@@ -4,7 +4,7 @@ import pytest
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
-from autockpt.values.paths import path_problem
+from autockpt.values.policy_keys.paths import path_problem
 
 
 @pytest.mark.parametrize(

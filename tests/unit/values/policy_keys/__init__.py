@@ -1,0 +1,1 @@
+"""Values: round trips, refusals, units."""
