@@ -9,6 +9,7 @@ from typing import Any
 
 from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.executors.keeper.client.device_transfers import Exchanges
+from autockpt.executors.keeper.client.saves import SaveHandle
 from autockpt.executors.keeper.hangs.pace import DOINGS, Doing
 from autockpt.executors.keeper.slots import (
     CELL_BEAT_NS,
@@ -36,7 +37,6 @@ from autockpt.session.tuning.autotuner import AutoTuner
 from autockpt.session.tuning.plan_switch import PlanSwitch
 from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
-from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan
 
 
@@ -65,13 +65,10 @@ class RankState:
         """The last step, where it is known: it is always made durable."""
         self._term = 0
         self._snapshotter: Snapshotter | None = None
-        self._flight: tuple[Generation, int, bool] | None = None
-        """(generation, step, disk) of the snapshot between boundary and fence."""
+        self._flight: SaveHandle | None = None
+        """The save between its boundary and its fence."""
         self._saving = False
         """A save for disk was under way in this iteration, also where it has ended by now."""
-        self._asked: Generation | None = None
-        self._asked_disk = False
-        """As it was asked for, so it will be: a plan may have changed since."""
         self._asking = threading.Lock()
         self._slots_seen = 0
         self._closed = False
@@ -115,9 +112,6 @@ class RankState:
         """(random state, position of the data) behind the optimizer's step, if the boundary comes
         with the next forward: its batch is drawn by then."""
         self._clock = IterationClock()
-        self._newest: Generation | None = None
-        """Begun last."""
-        self._disk_newest: Generation | None = None
         self._is_safe = False
         """Something of this run was durable when it began."""
         self._early_s = 0.0

@@ -104,7 +104,7 @@ class Ending(Saving):
         `autockpt run` says it itself, and has an exit code for it; a script's own stays as it is.
         """
         wanted = self._plan.tier("disk").interval_steps and self._step > self._start_step
-        if not wanted or self._link.durable is not None:
+        if not wanted or self._link.saves.durable is not None:
             return ""
         if self._job.rank == 0 and not self._job.shared:
             self._say(f"{UNDURABLE}, of {self._step} steps; look at the disk", always=True)
@@ -161,8 +161,8 @@ class Ending(Saving):
 
     def _has_last_step(self) -> bool:
         """Within an accumulation of gradients: the boundary behind the last step is durable."""
-        newest = self._generation(self._step - self._open)
-        if not self._open or self._disk_newest != newest:
+        newest, begun = self._generation(self._step - self._open), self._link.saves.newest_on_disk
+        if not self._open or begun is None or begun.generation != newest:
             return False
         return self._is_joined(newest) and self._wait_durable(newest, FINAL_WAIT_S)
 
@@ -173,21 +173,20 @@ class Ending(Saving):
             f"the loop was left within the iteration after step {self._step}, so none was made; "
             "to keep an iteration that is complete call ckpt.step() before leaving",
         )
-        newest = self._newest
+        newest, on_disk = self._link.saves.newest, self._link.saves.newest_on_disk
         # One for memory alone the keepers make durable when they see us leave.
-        if newest is not None and self._is_joined(newest) and newest == self._disk_newest:
-            self._wait_durable(newest, FINAL_WAIT_S)
+        if newest is not None and self._is_joined(newest.generation) and newest is on_disk:
+            self._wait_durable(newest.generation, FINAL_WAIT_S)
 
     def _is_joined(self, generation: Generation) -> bool:
         """False when not all ranks have sealed it in time; one that was dropped is past that."""
-        link = self._link
+        saves = self._link.saves
 
         def known() -> bool:
-            committed = link.memory_committed
-            sealed = committed is not None and committed >= generation
-            return sealed or generation in link.dropped or link.is_durable(generation)
+            committed = saves.memory_committed
+            return (committed is not None and committed >= generation) or saves.is_over(generation)
 
-        return link.wait_until(known, self._patience_s)
+        return self._link.wait_until(known, self._patience_s)
 
     def _final_checkpoint(
         self, *, before: tuple[Any, Any] | None = None, always: bool = False
@@ -213,9 +212,10 @@ class Ending(Saving):
             self._degraded("final checkpoint", link.slots_refused or "no slots were given in time")
             return
         generation = self._generation(self._step)
-        attempt = 0 if generation in link.writing() or link.is_durable(generation) else 1
-        if attempt and self._asked is not None and self._asked.step > self._step:
-            self._withdraw(self._asked, "the training ended before it")
+        saves, asked = link.saves, link.saves.asked
+        attempt = 0 if generation in saves.writing or saves.is_durable(generation) else 1
+        if attempt and asked is not None and asked.step > self._step:
+            link.withdraw(asked, "the training ended before it")
         failures, reason = 0, f"no slot became free in {SLOT_WAIT_S:.0f} s"
         deadline = time.monotonic() + min(SLOT_WAIT_S, self._wait_s)
         while failures < FINAL_FAILURES and (left := deadline - time.monotonic()) > 0:
@@ -239,7 +239,7 @@ class Ending(Saving):
                 return
             attempt, failures = attempt + 1, failures + 1
             deadline = time.monotonic() + SLOT_WAIT_S
-            reason = link.dropped.get(generation, reason)
+            reason = saves.discard_reason(generation) or reason
         self._degraded("final checkpoint", f"{reason}; the last durable checkpoint is older")
 
     def _is_heard(self) -> bool:

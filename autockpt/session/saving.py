@@ -14,6 +14,7 @@ import torch
 
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.client.saves import SaveHandle
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.snapshot.device import register_with_cuda
 from autockpt.executors.snapshot.snapshotter import Snapshot
@@ -41,8 +42,7 @@ class Trial:
     """A snapshot that was taken to see what its schedule costs."""
 
     snapshot: Snapshot
-    generation: Generation
-    step: int
+    save: SaveHandle
     schedule: str
     began_s: float
     """Its boundary, before anything was done there."""
@@ -67,9 +67,6 @@ class Saving(RankState):
     _newest_stall_s: float | None = None
     """Training blocked by the newest snapshot."""
 
-    def _note_began(self, generation: Generation, step: int, now_s: float) -> None:
-        """A snapshot began."""
-
     def _due(self, step: int) -> bool:
         if self._link.window_bytes:  # no memory holds a state: storage does, where it answers
             calm = time.monotonic() >= self._stream_after_s or self._is_last(step)
@@ -93,9 +90,9 @@ class Saving(RankState):
         """Nothing is durable yet: until the disk's own interval has passed once, the loss of a
         machine would cost all.  After a failure again, at growing pauses."""
         link = self._link
-        if self._is_safe or link.durable is not None or time.monotonic() < self._early_s:
+        if self._is_safe or link.saves.durable is not None or time.monotonic() < self._early_s:
             return False
-        coming = link.writing() - {self._generation(step)}
+        coming = link.saves.writing - {self._generation(step)}
         return not coming and self._reached(step, self._plan.tier("memory").interval_steps)
 
     def _is_wanted(self, step: int) -> bool:
@@ -116,7 +113,7 @@ class Saving(RankState):
             return False
         if not limit or self._is_wanted(step) or self._is_last(step):
             return True
-        return len(self._link.writing() - {self._generation(step)}) < limit
+        return len(self._link.saves.writing - {self._generation(step)}) < limit
 
     def _generation(self, step: int, attempt: int = 0) -> Generation:
         """Named alike on all ranks without talking; `attempt` is of the last step only."""
@@ -124,14 +121,14 @@ class Saving(RankState):
 
     def _background(self) -> bool:
         """Something of a save is under way now."""
-        return bool(self._link.writing()) or self._flight is not None
+        return bool(self._link.saves.writing) or self._flight is not None
 
     def _ask_ahead(self, step: int) -> None:
         """Asks for the slot of the next boundary if it is due, and for slots at first."""
         if self._link.slots_changed != self._slots_seen:
             self._slots_seen = self._link.slots_changed
             self._slots_came()
-        if self._link.window_bytes and self._flight is None and not self._link.writing():
+        if self._link.window_bytes and self._flight is None and not self._link.saves.writing:
             self._ask_for_more()
         if not self._link.slots:
             if not self._open:
@@ -167,7 +164,7 @@ class Saving(RankState):
     def _ask_if_due(self, step: int) -> None:
         expected = self._open + 1 >= self._accumulation.window
         if expected and self._due(step) and step <= (self._total or step):
-            self._ask(self._generation(step), step, disk=self._disk_free(step))
+            self._ask(self._generation(step), disk=self._disk_free(step))
 
     def _ask_slots(self, *, at_once: bool = False) -> None:
         """After the first step, because the optimizer's state is empty before it.
@@ -211,17 +208,14 @@ class Saving(RankState):
         self._asked_again += 1
         return True
 
-    def _ask(self, generation: Generation, step: int, *, disk: bool) -> None:
+    def _ask(self, generation: Generation, *, disk: bool) -> None:
         with self._asking:
-            former = self._asked
-            if (former is not None and former >= generation) or self._link.silent:
+            link, former = self._link, self._link.saves.asked
+            if (former is not None and former.generation >= generation) or link.saves.is_silent:
                 return
-            self._asked, self._asked_disk = generation, disk
-            if former in self._link.grants:
-                self._withdraw(former, f"{generation} came first")  # it would keep its slot
-            self._link.ask(
-                p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=disk)
-            )
+            if former is not None and former.state == "granted":
+                link.withdraw(former, f"{generation} came first")  # it would keep its slot
+            link.ask(generation, disk=disk)
 
     def _snapshot(
         self,
@@ -240,14 +234,15 @@ class Saving(RankState):
             self._skip(step, "the script has not built what the last checkpoint has")
             return False
         patience_s = GRANT_WAIT_S if patience_s is None else patience_s
-        slot = self._granted(generation, step, disk=disk, patience_s=patience_s)
-        if slot is None:
+        save = self._granted(generation, disk=disk, patience_s=patience_s)
+        if save is None:
             return False
-        disk = self._asked_disk
+        disk, slot = save.disk, save.slot
+        assert slot is not None
         assert self._snapshotter is not None
         staging = self._plan.staging
         schedule = staging.schedule_of(step // max(1, self._plan.snapshot_interval_steps))
-        slots, passage = self._link.slots, self._passage(generation)
+        slots, passage = self._link.slots, self._passage(save)
         if slot >= len(slots):
             self._skip(step, "the keeper is gone")
             return False
@@ -268,38 +263,38 @@ class Saving(RankState):
             snapshot = self._snapshotter.begin(
                 arena, progress, lazy=lazy, slot=slot, rng=rng,
                 capacity=self._link.image_bytes,
-                began=lambda layout: self._tell_began(generation, step, slot, disk, layout),
-                completed=lambda snapshot: self._copied(generation, step, snapshot),
+                began=lambda layout: self._tell_began(save, layout),
+                completed=lambda snapshot: self._copied(save, snapshot),
                 passage=passage,
             )  # fmt: skip
         except StorageError as error:
-            self._abandon(generation, str(error))
+            self._abandon(save, str(error))
             self._stood_still(str(error))
             self._skip(step, str(error))
             return False
         except AutockptError as error:
             refusal = str(error)
         except Exception as error:
-            self._abandon(generation, repr(error))
+            self._abandon(save, repr(error))
             raise
         if refusal is not None:
             del arena  # larger ones may need its room
-            self._abandon(generation, refusal)
+            self._abandon(save, refusal)
             self._asked_slots = None
             self._ask_slots()
             self._skip(step, refusal)
             return False
-        self._flight, self._newest = (generation, step, disk), generation
+        self._flight = save
+        self._link.saves.note_began(save)
         self._begun_here = snapshot
         self._tell_changes(step)
         self._supersedes = False
         if staging.compare and passage is None and (gate is None or gate.learned):
-            self._trial = Trial(snapshot, generation, step, schedule, self._clock.boundary_s)
+            self._trial = Trial(snapshot, save, schedule, self._clock.boundary_s)
         if disk:
-            if self._link.durable is None:
+            if self._link.saves.durable is None:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._early_tries)
                 self._early_s, self._early_tries = time.monotonic() + pause_s, self._early_tries + 1
-            self._disk_newest = generation
             self._saving = staging.persist != "sync"
         if not lazy or staging.persist == "sync":
             self._note_stall()
@@ -315,7 +310,7 @@ class Saving(RankState):
             snapshot.boundary_stall_s = time.monotonic() - self._boundary_s + self._asking_s
             self._begun_here, self._asking_s = None, 0.0
 
-    def _passage(self, generation: Generation) -> Passage | None:
+    def _passage(self, save: SaveHandle) -> Passage | None:
         """How the image streams through the window; None: slots hold images whole."""
         link = self._link
         if not link.window_bytes:
@@ -324,7 +319,7 @@ class Saving(RankState):
         def gone() -> str:
             if not link.connected:
                 return "the keeper is gone"
-            return link.dropped.get(generation, "")
+            return save.reason or ""
 
         return Passage(
             link.board.view, window_bytes=link.window_bytes, gone=gone, blocking=link.blocking
@@ -353,54 +348,48 @@ class Saving(RankState):
         )
 
     def _granted(
-        self, generation: Generation, step: int, *, disk: bool, patience_s: float
-    ) -> int | None:
-        link = self._link
+        self, generation: Generation, *, disk: bool, patience_s: float
+    ) -> SaveHandle | None:
+        """The save, which begins in its slot now; None: it is skipped."""
+        link, step = self._link, generation.step
         if not link.slots:
             self._skip(step, link.slots_refused or "the slots are still being allocated")
             return None
-        if not link.wait_until(lambda: not link.silent, patience_s):
+        if not link.wait_until(lambda: not link.saves.is_silent, patience_s):
             self._skip(step, "the keeper does not answer")
             return None
-        self._ask(generation, step, disk=disk)
-        answers = (link.grants, link.refused, link.dropped)
-        if not any(generation in answer for answer in answers):
-            link.wait_until(lambda: any(generation in answer for answer in answers), patience_s)
-        slot = link.take_grant(generation, disk=disk or self._asked_disk)
-        if slot is None:
-            dropped = link.dropped.get(generation, "the keeper did not answer in time")
-            self._skip(step, link.refused.pop(generation, dropped))
-            self._withdraw(generation, "not granted in time")
-        elif disk and not self._asked_disk:  # asked for by the script, or by a new plan, since
-            self._asked_disk = True
-            link.send(
-                p.SaveRequested(rank=self._job.rank, generation=generation, step=step, disk=True)
-            )
-        return slot
+        self._ask(generation, disk=disk)
+        save = link.saves.get(generation)
+        if save is None:  # a later one was asked for
+            self._skip(step, "the keeper did not answer in time")
+            return None
+        if not save.is_answered:
+            link.wait_until(lambda: save.is_answered, patience_s)
+        asked_disk = save.disk
+        if link.saves.begin(save, disk=disk) is None:
+            self._skip(step, save.reason or "the keeper did not answer in time")
+            link.withdraw(save, "not granted in time")
+            return None
+        if disk and not asked_disk:  # asked for by the script, or by a new plan, since
+            link.ask_for_disk(save)
+        return save
 
-    def _abandon(self, generation: Generation, reason: str) -> None:
+    def _abandon(self, save: SaveHandle, reason: str) -> None:
         """Gives a slot back that may be half filled, once nobody writes into it any more."""
         assert self._snapshotter is not None
         self._snapshotter.abandon()
         self._flight = None
-        self._withdraw(generation, reason)
+        self._link.withdraw(save, reason)
 
-    def _withdraw(self, generation: Generation, reason: str) -> None:
-        self._link.grants.pop(generation, None)
-        self._link.send(
-            wire.SnapshotTorn(rank=self._job.rank, generation=generation, reason=reason)
-        )
-
-    def _tell_began(
-        self, generation: Generation, step: int, slot: int, disk: bool, layout: Layout
-    ) -> None:
+    def _tell_began(self, save: SaveHandle, layout: Layout) -> None:
         staging, tier = self._plan.staging, self._plan.tier("disk")
-        now = time.monotonic()
-        self._note_began(generation, step, now)
+        generation, step, slot = save.generation, save.step, save.slot
+        assert slot is not None
+        now = save.began_s = time.monotonic()
         self._emit(
             t.SnapshotBegan(
                 at_s=now, rank=self._job.rank, generation=str(generation), step=step,
-                tiers="memory+disk" if disk else "memory",
+                tiers="memory+disk" if save.disk else "memory",
             )
         )  # fmt: skip
         codec, ranges = self._codec_of(layout, tier.codec)
@@ -457,8 +446,8 @@ class Saving(RankState):
         if snapshot.settled and snapshot.error is None and not snapshot.changed:
             self._emit(
                 t.ScheduleMeasured(
-                    at_s=now_s, rank=self._job.rank, generation=str(trial.generation),
-                    step=trial.step, schedule=trial.schedule, iterations=trial.iterations,
+                    at_s=now_s, rank=self._job.rank, generation=str(trial.save.generation),
+                    step=trial.save.step, schedule=trial.schedule, iterations=trial.iterations,
                     total_s=now_s - trial.began_s,
                 )
             )  # fmt: skip
@@ -476,26 +465,26 @@ class Saving(RankState):
         if snapshot is None:
             self._flight = None
             return
-        (generation, step, _), stalled = self._flight, snapshot.fence_stall_s
+        save, stalled = self._flight, snapshot.fence_stall_s
         self._beat("saves")
         try:
             self._snapshotter.fence(optimizer)
             if self._snapshotter.current is None:
                 self._flight = None
-                self._tell_sealed(generation, step, snapshot)
+                self._tell_sealed(save, snapshot)
         except Exception as error:
-            self._abandon(generation, repr(error))
+            self._abandon(save, repr(error))
             self._degraded("snapshot", repr(error))
         self._beat("trains")
         if self._boundary_s is None:  # else it is a part of the boundary
             self._clock.stalled(snapshot.fence_stall_s - stalled)
         self._fence_stall_s += snapshot.fence_stall_s - stalled
 
-    def _copied(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
+    def _copied(self, save: SaveHandle, snapshot: Snapshot) -> None:
         """Every byte is in the slot and proven, or is not; mostly on the copy thread."""
         if snapshot.error is not None:
             reason = f"copy into the slot failed: {snapshot.error!r}"
-            self._withdraw(generation, reason)
+            self._link.withdraw(save, reason)
             if isinstance(snapshot.error, StorageError):
                 self._stood_still(str(snapshot.error))
             else:
@@ -504,50 +493,49 @@ class Saving(RankState):
         if snapshot.passage is not None:
             self._stood_still_count = 0
         if snapshot.changed:
-            self._discard(generation, step, snapshot)
+            self._discard(save, snapshot)
             return
         proofs = [p.ReplicaProof(members=a.members, digest=a.digest()) for a in snapshot.replicas]
-        self._link.send(
-            wire.SnapshotCopied(rank=self._job.rank, generation=generation, replicas=tuple(proofs))
-        )
+        self._link.report_copied(save, tuple(proofs))
         if self._snapshotter is not None and self._snapshotter.current is not snapshot:
-            self._tell_sealed(generation, step, snapshot)
+            self._tell_sealed(save, snapshot)
 
-    def _tell_sealed(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
+    def _tell_sealed(self, save: SaveHandle, snapshot: Snapshot) -> None:
         """Once, when both the fence is passed and the verdict is known: then all is measured."""
         if not snapshot.settled or snapshot.error is not None or snapshot.changed:
             return
         self._newest_stall_s = snapshot.boundary_stall_s + snapshot.fence_stall_s
         self._emit(
             t.SnapshotSealed(
-                at_s=time.monotonic(), rank=self._job.rank, generation=str(generation), step=step,
-                bytes=snapshot.layout.image_bytes, boundary_stall_s=snapshot.boundary_stall_s,
+                at_s=time.monotonic(), rank=self._job.rank, generation=str(save.generation),
+                step=save.step, bytes=snapshot.layout.image_bytes,
+                boundary_stall_s=snapshot.boundary_stall_s,
                 fence_stall_s=snapshot.fence_stall_s, copy_s=snapshot.copy_s,
             )
         )  # fmt: skip
         if snapshot.task.use is not None:
-            self._emit(self._windows.told(snapshot.task.use, str(generation), step))
+            self._emit(self._windows.told(snapshot.task.use, str(save.generation), save.step))
 
-    def _discard(self, generation: Generation, step: int, snapshot: Snapshot) -> None:
+    def _discard(self, save: SaveHandle, snapshot: Snapshot) -> None:
         """State changed behind the fence: the generation is worthless, the tensors move."""
         changed, known = snapshot.changed, set(snapshot.recipe.tensors)
         reason = f"changed between boundary and fence: {', '.join(changed[:5])}"
-        self._withdraw(generation, reason)
+        self._link.withdraw(save, reason)
         self._state.not_lazy |= set(changed) & known or known
         self._emit(
             t.SnapshotDiscarded(
-                at_s=time.monotonic(), rank=self._job.rank, generation=str(generation), step=step,
-                reason=reason,
+                at_s=time.monotonic(), rank=self._job.rank, generation=str(save.generation),
+                step=save.step, reason=reason,
             )
         )  # fmt: skip
-        self._say(f"snapshot {generation} discarded: {reason}; copied at the boundary from now on")
+        self._say(
+            f"snapshot {save.generation} discarded: {reason}; copied at the boundary from now on"
+        )
 
     def _wait_durable(self, generation: Generation, timeout_s: float) -> bool:
         """False when the generation was dropped: the others could not save it."""
         link = self._link
-        if not link.wait_until(
-            lambda: link.is_durable(generation) or generation in link.dropped, timeout_s
-        ):
+        if not link.wait_over(generation, timeout_s):
             self._degraded("checkpoint", f"{generation} not durable after {timeout_s:.0f} s")
             return True
-        return generation not in link.dropped
+        return not link.saves.is_discarded(generation)

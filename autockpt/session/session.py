@@ -255,13 +255,11 @@ class Session(FrameworkLoop):
         CLOCK_MONOTONIC seconds; 0 when there was none, it failed, or time ran out.
         """
         self._fence()
-        generation, link = self._disk_newest, self._link
-        if generation is None:
+        saves, save = self._link.saves, self._link.saves.newest_on_disk
+        if save is None:
             return 0.0
-        link.wait_until(
-            lambda: link.is_durable(generation) or generation in link.dropped, timeout_s
-        )
-        return link.durable_s if link.is_durable(generation) else 0.0
+        self._link.wait_over(save.generation, timeout_s)
+        return saves.durable_s if saves.is_durable(save.generation) else 0.0
 
     def wait_for_staging(self) -> None:
         """Wait until the snapshot has left the live state.
@@ -518,7 +516,7 @@ class Session(FrameworkLoop):
         if not self._placed:
             self._require_place(begun=True)
         began = self._boundary_s = self._clock.boundary(self._saving or self._background())
-        self._saving = bool(self._link.writing())
+        self._saving = bool(self._link.saves.writing)
         if step == self._start_step + 1 and not self._attempt:
             self._emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
         if step == self._start_step + IMPORTED_STEPS and not self._standby_told:
@@ -550,10 +548,10 @@ class Session(FrameworkLoop):
             else:
                 self._skip(step, "it became due when the next iteration had begun")
             self._open = 0 if whole else self._open + 1
-            asked = self._asked
+            asked = self._link.saves.asked
             asks_s = time.monotonic()
             self._ask_ahead(step + 1)
-            if self._asked != asked:
+            if self._link.saves.asked is not asked:
                 self._asking_s = time.monotonic() - asks_s
         except Exception as error:
             self._flight = None
@@ -689,17 +687,20 @@ class Session(FrameworkLoop):
                 f"no optimizer stepped in the iteration before step {step}, and a checkpoint would "
                 "lose its gradients: checkpoints wait for the next optimizer's step"
             )
-        if self._asked == self._generation(step):
-            self._withdraw(self._asked, "gradients are being accumulated")
+        self._withdraw_asked(step, "gradients are being accumulated")
 
     def _not_due(self, step: int) -> None:
         if self._disk_due(step):
             limit = self._plan.staging.in_flight
             self._skip(step, f"{limit} checkpoints are on their way to storage already")
-        if self._asked == self._generation(step):
-            # Asked for under the plan before this one, or while fewer were on their way; a grant
-            # that nobody uses would keep its slot.
-            self._withdraw(self._asked, "not due any more")
+        # Asked for under the plan before this one, or while fewer were on their way; a grant that
+        # nobody uses would keep its slot.
+        self._withdraw_asked(step, "not due any more")
+
+    def _withdraw_asked(self, step: int, reason: str) -> None:
+        asked = self._link.saves.asked
+        if asked is not None and asked.generation == self._generation(step):
+            self._link.withdraw(asked, reason)
 
     # ------------------------------------------------------------------ plan changes
 
@@ -726,13 +727,13 @@ class Session(FrameworkLoop):
             self._link.running_as(self._term, *applied)
         if isinstance(message, p.AnnounceDropped) and message.reason.startswith(p.REPLICAS_DIFFER):
             self._stop_sharing(message.reason)
-        if isinstance(message, p.AnnounceDurable):
-            self._note_durable(message.generation)
         if isinstance(message, p.AnnounceDurable) and self._mind is not None:
             self._mind.committed(message.generation)
         if isinstance(message, p.AnnounceDropped) and self._mind is not None:
             self._mind.dropped(message.generation, message.reason)
-        if isinstance(message, p.AnnounceMemoryCommitted) and message.generation == self._asked:
+        asked = self._link.saves.asked
+        newest = None if asked is None else asked.generation
+        if isinstance(message, p.AnnounceMemoryCommitted) and message.generation == newest:
             # With a snapshot at every iteration: the next slot is free from now on.
             self._ask_if_due(self._step + 1)
 

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,6 @@ from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, g
 from autockpt.session.ending import Ending
 from autockpt.session.job import Job
 from autockpt.values.exit_codes import REPLACED
-from autockpt.values.generation import Generation
 
 AGREE_S = 5.0
 """Ranks that live agree within milliseconds; a node that has just been lost is known by then."""
@@ -33,8 +31,6 @@ LET_GO_S = 1.5
 that stays would hold torchelastic's restart for 30 seconds (measured)."""
 FOREVER_S = 1e9
 """For a wish of the script, which nothing hurries."""
-REMEMBERED = 64
-"""Checkpoints whose step and time until durable are kept."""
 
 
 class Stopped(SystemExit, KeyboardInterrupt):
@@ -81,9 +77,6 @@ class Stopping(Ending):
         self._leaving = False
         """It leaves at the next boundary, whichever that is."""
         self._stopped = False
-        self._began_at: dict[Generation, tuple[int, float]] = {}
-        """(step, CLOCK_MONOTONIC) of the newest checkpoints."""
-        self._durable_took: deque[float] = deque(maxlen=REMEMBERED)
 
     # ------------------------------------------------------------------ the public face
 
@@ -231,19 +224,18 @@ class Stopping(Ending):
 
     def _tell_durable(self) -> str:
         """What a restart finds, as far as it is known now."""
-        link = self._link
-        durable, newest = link.durable, link.memory_committed
-        known = None if durable is None else self._began_at.get(durable)
-        if known is not None:
-            lost = self._step - known[0]
+        saves = self._link.saves
+        durable, newest = saves.durable, saves.memory_committed
+        if durable is not None and saves.has_begun(durable):
+            lost = self._step - durable.step
             behind = f", {lost} step{'s' * (lost > 1)} before" if lost > 0 else ""
-            text = f"the checkpoint of step {known[0]}{behind} is durable"
+            text = f"the checkpoint of step {durable.step}{behind} is durable"
         elif durable is not None:
             text = f"the newest durable checkpoint is {durable}"
         else:
             text = f"nothing newer than step {self._start_step}, where it began, is durable"
-        if newest is not None and newest in link.writing() and newest in self._began_at:
-            text += f"; that of step {self._began_at[newest][0]} is still being written"
+        if newest is not None and newest in saves.writing and saves.has_begun(newest):
+            text += f"; that of step {newest.step} is still being written"
         return text
 
     # ------------------------------------------------------------------ the grace
@@ -289,19 +281,19 @@ class Stopping(Ending):
         self._link.send(p.BreakpointRequested(reason=said.name))
         if self._at_last.is_set():
             return  # the one that is being made may be as early
-        newest = self._link.memory_committed
-        if newest is None or self._link.is_durable(newest):
+        saves = self._link.saves
+        newest = saves.memory_committed
+        if newest is None or saves.is_durable(newest):
             text = f"nothing newer is in memory; {self._tell_durable()}"
         else:
-            step = self._began_at.get(newest, (None,))[0]
-            of = f"{newest}" if step is None else f"that of step {step}"
+            of = f"that of step {newest.step}" if saves.has_begun(newest) else f"{newest}"
             text = f"the newest checkpoint in memory, {of}, is being made durable"
         why = f" ({said.refused})" if said.refused else ""
         self._say(f"{said.name}: no checkpoint of the coming step{why}; {text}")
 
     def _is_memory_durable(self) -> bool:
-        newest = self._link.memory_committed
-        settled = newest is None or self._link.is_durable(newest) or newest in self._link.dropped
+        newest = self._link.saves.memory_committed
+        settled = newest is None or self._link.saves.is_over(newest)
         return self._gone.is_set() or (settled and not self._at_last.is_set())
 
     def _wait(self, done: Any, timeout_s: float) -> None:
@@ -326,8 +318,8 @@ class Stopping(Ending):
         took = self._clock.newest_s
         since = time.monotonic() - self._clock.boundary_s
         durable_s = None
-        if self._durable_took:
-            ordered = sorted(self._durable_took)
+        if self._link.saves.took_s:
+            ordered = sorted(self._link.saves.took_s)
             durable_s = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
         elif self._job.decision is not None:
             durable_s = self._job.decision.expected.persist_s
@@ -335,17 +327,6 @@ class Stopping(Ending):
             iteration_s=None if took is None else max(0.0, took - since),
             stall_s=self._newest_stall_s, durable_s=durable_s,
         )  # fmt: skip
-
-    def _note_began(self, generation: Generation, step: int, now_s: float) -> None:
-        if len(self._began_at) >= 2 * REMEMBERED:
-            for old in sorted(self._began_at)[:REMEMBERED]:
-                del self._began_at[old]
-        self._began_at[generation] = step, now_s
-
-    def _note_durable(self, generation: Generation) -> None:
-        known = self._began_at.get(generation)
-        if known is not None:
-            self._durable_took.append(time.monotonic() - known[1])
 
 
 def _ends_with_launcher(job: Job, environ: Mapping[str, str]) -> bool:

@@ -1,5 +1,6 @@
 """The ablations' driver: a save is one that began, on a boundary behind an optimizer's step."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ class Fake:
     fence_stall_s = 0.0
 
     def __init__(self, free: int) -> None:
-        self.free, self.iterated, self.asked, self._disk_newest = free, False, False, 0
+        self.free, self.iterated, self.asked = free, False, False
+        self.saves = SimpleNamespace(newest_on_disk=0)
+        self._link = SimpleNamespace(saves=self.saves)
 
     def iterate(self) -> None:
         self.iterated = True
@@ -25,7 +28,7 @@ class Fake:
     def step(self) -> None:
         self.free -= 1
         if self.iterated and self.asked and self.free == 0:
-            self._disk_newest += 1
+            self.saves.newest_on_disk += 1
         self.iterated = self.asked = False
 
 
@@ -33,7 +36,7 @@ def test_a_save_is_asked_for_until_one_begins() -> None:
     """Iterations come first; later boundaries are tried while no slot is free."""
     fake: Any = Fake(3)
     assert presets.begin_save(fake, fake) > 0
-    assert fake._disk_newest == 1
+    assert fake.saves.newest_on_disk == 1
 
 
 def test_no_save_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ class Watch:
             return
         if self.session is not None:
             link = self.session._link
-            link.wait_until(lambda: link.memory_committed is not None, 60)
+            link.wait_until(lambda: link.saves.memory_committed is not None, 60)
         with open(mark, "w") as file:
             file.write(str(number))
         os.kill(os.getpid(), signal.SIGTERM if place == "sigterm" else signal.SIGKILL)

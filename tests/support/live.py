@@ -105,27 +105,27 @@ def room_for_one(live: Live, spec: trainings.JobSpec, plan: CheckpointPlan) -> G
 
 def granted(session: Session) -> None:
     """Waits until nothing is under way and the coming boundary can begin its snapshot, if due."""
-    step, link, former = session.step_count + 1, session._link, session._asked
+    step, link, asked = session.step_count + 1, session._link, session._link.saves.asked
     if session.step_count <= session._start_step or link.slots_refused:
         return
     assert link.wait_until(lambda: bool(link.slots or link.slots_refused), PATIENCE_S)
-    if former is not None and former != session._generation(step):
+    saves = link.saves
+    if asked is not None and asked.generation != session._generation(step):
+        former = asked.generation
         assert link.wait_until(
-            lambda: link.memory_committed == former or former in {*link.refused, *link.dropped},
-            PATIENCE_S,
+            lambda: saves.memory_committed == former or saves.is_discarded(former), PATIENCE_S
         )
-        if session._asked_disk:  # busy storage keeps its slot
-            link.wait_until(
-                lambda: link.is_durable(former) or former in {*link.refused, *link.dropped},
-                PATIENCE_S,
-            )
+        if asked.disk:  # busy storage keeps its slot
+            link.wait_over(former, PATIENCE_S)
     if not session._due(step) or link.slots_refused:
         return
     generation = session._generation(step)
-    session._ask(generation, step, disk=session._disk_due(step))
-    assert link.wait_until(lambda: generation in link.grants, PATIENCE_S), link.refused
+    session._ask(generation, disk=session._disk_due(step))
+    save = saves.get(generation)
+    assert save is not None
+    assert link.wait_until(lambda: save.state == "granted", PATIENCE_S), save
 
 
 def durable(session: Session, generation: Generation) -> bool:
     """Whether the trainer was told that this generation is on disk."""
-    return session._link.durable == generation
+    return session._link.saves.durable == generation

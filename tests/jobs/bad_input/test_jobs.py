@@ -126,11 +126,10 @@ def one():
 def save():
     ckpt._link.wait_until(lambda: bool(ckpt._link.slots), 60)
     ckpt.save()
-    ckpt._ask(ckpt._generation(ckpt.step_count + 1), ckpt.step_count + 1, disk=True)
+    ckpt._ask(ckpt._generation(ckpt.step_count + 1), disk=True)
     generation = ckpt._generation(ckpt.step_count + 1)
     link = ckpt._link
-    answers = (link.grants, link.refused, link.dropped)
-    link.wait_until(lambda: any(generation in answer for answer in answers), 60)
+    link.wait_until(lambda: link.saves.get(generation).is_answered, 60)
     one()
     ckpt.wait_for_staging()
     return generation
@@ -142,7 +141,7 @@ if ckpt.step_count == 0:
         ckpt.step()
     bad = save()
     one(); one()
-    print("only the good one is durable", ckpt._link.durable == good != bad, flush=True)
+    print("only the good one is durable", ckpt._link.saves.durable == good != bad, flush=True)
 ckpt.close(final_checkpoint=False)
 print("trained on", flush=True)
 """

@@ -35,8 +35,8 @@ def test_as_many_saves_are_under_way_as_the_plan_allows(
         if step == 0:
             continue
         assert link.wait_until(lambda: ckpt.ready, PATIENCE_S)
-        newest = ckpt._disk_newest  # complete in memory, so that only the store is in the way
-        assert newest is None or link.wait_until(_holds(link, newest), PATIENCE_S)
+        newest = link.saves.newest_on_disk  # in memory, so that only the store is in the way
+        assert newest is None or link.wait_until(_holds(link, newest.generation), PATIENCE_S)
         if step == 2 * SAVES:
             held.unlink()
             assert ckpt.wait_durable(PATIENCE_S) > 0
@@ -48,4 +48,4 @@ def test_as_many_saves_are_under_way_as_the_plan_allows(
 
 
 def _holds(link: KeeperClient, generation: Generation) -> Callable[[], bool]:
-    return lambda: link.memory_committed == generation
+    return lambda: link.saves.memory_committed == generation

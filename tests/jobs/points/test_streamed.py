@@ -213,7 +213,7 @@ def test_slots_take_the_place_of_a_window_when_there_is_room(
         if step == 6:
             room.write_text(str(2**40))
         trainings.train_step(job, step, batch)
-        ckpt._link.wait_until(lambda: not link.writing(), PATIENCE_S)
+        ckpt._link.wait_until(lambda: not link.saves.writing, PATIENCE_S)
     assert WINDOWS["beside"] in seen
     assert not link.window_bytes
     assert len(link.slots) == PLAN.slots

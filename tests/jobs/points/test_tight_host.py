@@ -80,7 +80,7 @@ def test_pauses_between_refusals_grow(
     assert pauses[-2:] == [4000.0, 5000.0]
     room(AMPLE)
     ckpt._final_checkpoint()
-    assert ckpt._link.durable is not None, "the last one asks whatever the pause"
+    assert ckpt._link.saves.durable is not None, "the last one asks whatever the pause"
 
 
 @pytest.mark.parametrize("fit", [3, 0])

@@ -134,11 +134,11 @@ class _Trainer:
     def begin(self, step: int) -> dict[str, Any]:
         """A snapshot of which nothing is copied yet."""
         link, generation = self._link, Generation(term=self._term, step=step)
-        link.ask(p.SaveRequested(rank=0, generation=generation, step=step, disk=True))
-        link.wait_until(lambda: generation in link.grants or generation in link.refused, PATIENCE_S)
-        slot = link.take_grant(generation, disk=True)
+        save = link.ask(generation, disk=True)
+        link.wait_until(lambda: save.is_answered, PATIENCE_S)
+        slot = link.saves.begin(save, disk=True)
         if slot is None:
-            return {"skipped": link.refused.get(generation, "no answer")}
+            return {"skipped": save.reason or "no answer"}
         self._slots[step] = slot
         link.board.view.cast("Q")[CELL_COPIED + slot] = 0
         link.send(
@@ -162,11 +162,9 @@ class _Trainer:
         for end in range(CHUNK_BYTES, IMAGE_BYTES + 1, CHUNK_BYTES):
             copied[CELL_COPIED + slot] = end
         link.send(wire.SnapshotCopied(rank=0, generation=generation))
-        link.wait_until(
-            lambda: link.is_durable(generation) or generation in link.dropped, PATIENCE_S
-        )
-        if not link.is_durable(generation):
-            return {"skipped": link.dropped.get(generation, "no answer")}
+        link.wait_over(generation, PATIENCE_S)
+        if not link.saves.is_durable(generation):
+            return {"skipped": link.saves.discard_reason(generation) or "no answer"}
         path = os.path.join(self._checkpoints, generation.name, "shard-00000-a1.safetensors")
         with open(path, "rb") as file:
             stored = file.read()[HEAD_BYTES:]

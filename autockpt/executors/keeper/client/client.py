@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.client.saves import SaveHandle, Saves
 from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.linux.memory import Arena, swing_bytes
@@ -31,9 +32,6 @@ RECONNECT_ATTEMPTS = 50
 REFUSED_S = 1.0
 """A connection that lived shorter was refused (another version, a broken keeper)."""
 REFUSALS = 5
-UNANSWERED = 8
-"""So many requests for a slot without an answer, and no more are sent: a keeper that stands still
-reads nothing, and a send to a full socket would keep the training waiting."""
 GATHER_S = Deadlines().restore_s
 """A keeper has brought the chunks of a shard by then, or says why not: a large one takes long, and
 when the attempt to restore ends the keeper refuses what is missing."""
@@ -41,7 +39,7 @@ when the attempt to restore ends the keeper refuses what is missing."""
 
 @dataclass(slots=True)
 class RestoreBuffers:
-    """What the keeper lends for one order to restore."""
+    """Memory of the keeper for one order to restore."""
 
     neighbours: dict[int, tuple[Arena, int]]
     """By rank of this node its slot with the generation to restore, and the image's capacity."""
@@ -119,18 +117,7 @@ class KeeperClient:
         None: they were not, or the policy does not allow them."""
         self.slots_changed = 0
         """Counts replacements of the slots; 0: none ever came."""
-        self.grants: dict[Generation, int] = {}
-        """Slot by generation, as granted; taken out when the snapshot begins."""
-        self.refused: dict[Generation, str] = {}
-        self._asked: set[Generation] = set()
-        """Slots were asked for, and nothing was heard since."""
-        self.memory_committed: Generation | None = None
-        self.durable: Generation | None = None
-        self.durable_s = 0.0
-        """When `durable` was announced, CLOCK_MONOTONIC."""
-        self.dropped: dict[Generation, str] = {}
-        self._writing: set[Generation] = set()
-        """On their way to storage: as this rank asked, or because others had begun to."""
+        self.saves = Saves()
         self.news = threading.Condition()
         """Notified after every message."""
         self.restore_orders: queue.Queue[Any] = queue.Queue()
@@ -289,46 +276,42 @@ class KeeperClient:
             raise CorruptCheckpointError(f"memory: {lent.refusal}")
         return lent, arena
 
-    def ask(self, request: p.SaveRequested) -> None:
-        """Asks for a slot; the answer is a grant or a refusal, or none while `silent`."""
-        with self.news:
-            self._asked.add(request.generation)
-        if not self.send(request):
-            with self.news:
-                self._asked.discard(request.generation)
+    def ask(self, generation: Generation, *, disk: bool) -> SaveHandle:
+        """Asks for a slot; the handle shows the answer, which may never come."""
+        save = self.saves.ask(generation, disk=disk)
+        if not self._request(save):
+            self.saves.forget_request(save)
+        return save
 
-    @property
-    def silent(self) -> bool:
-        """The keeper is connected and has answered nothing for long."""
-        return len(self._asked) >= UNANSWERED
+    def ask_for_disk(self, save: SaveHandle) -> None:
+        """A save that was asked for memory alone is to be durable as well."""
+        save.disk = True
+        self._request(save)
 
-    def is_durable(self, generation: Generation) -> bool:
-        """It is on disk, or a newer one is."""
-        return self.durable is not None and self.durable >= generation
+    def _request(self, save: SaveHandle) -> bool:
+        request = p.SaveRequested(
+            rank=self.rank, generation=save.generation, step=save.step, disk=save.disk
+        )
+        return self.send(request)
+
+    def withdraw(self, save: SaveHandle, reason: str) -> None:
+        """Gives a save up, and its slot back: nobody writes into it any more."""
+        self.saves.change(save, "withdrawn")
+        self.send(wire.SnapshotTorn(rank=self.rank, generation=save.generation, reason=reason))
+
+    def report_copied(self, save: SaveHandle, proofs: tuple[p.ReplicaProof, ...]) -> None:
+        """Every byte is in the slot and proven.  Memory may keep what is discarded for disk."""
+        self.saves.change(save, "copied")
+        self.send(wire.SnapshotCopied(rank=self.rank, generation=save.generation, replicas=proofs))
+
+    def wait_over(self, generation: Generation, timeout_s: float) -> bool:
+        """Waits until it is durable or discarded; False when time ran out."""
+        return self.wait_until(lambda: self.saves.is_over(generation), timeout_s)
 
     @property
     def connected(self) -> bool:
-        """Somebody hears what is sent."""
+        """The keeper is there."""
         return self._connection is not None
-
-    def take_grant(self, generation: Generation, *, disk: bool) -> int | None:
-        """The slot granted to a generation, None when there is none (any more).
-
-        A generation for disk counts as dropped when the keeper dies before it is durable.
-        """
-        with self.news:
-            slot = self.grants.pop(generation, None)
-            if slot is not None and disk and generation not in self.dropped:
-                self._writing.add(generation)
-        return slot
-
-    def writing(self) -> frozenset[Generation]:
-        """Generations on their way to storage, neither durable nor dropped as far as is known.
-
-        One that was asked for ahead and not begun is not among them.
-        """
-        with self.news:
-            return frozenset(self._writing - self.grants.keys())
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for news until `done()`; its last value."""
@@ -372,10 +355,7 @@ class KeeperClient:
                 number = self._unanswered.pop()
                 refused = wire.ChunksLent(rank=self.rank, number=number, refusal="its keeper died")
                 self._chunks_lent[number] = refused, None
-            self.grants.clear()
-            self._asked.clear()
-            while self._writing:
-                self.dropped[self._writing.pop()] = "its keeper died"
+            self.saves.report_keeper_lost("its keeper died")
             self.news.notify_all()
         if self.fenced:
             return
@@ -480,28 +460,22 @@ class KeeperClient:
                 arena.let_go()
 
     def _note(self, message: Any) -> None:
-        if isinstance(message, p.GrantSlot | p.SkipSave):  # answers come in the order of requests
-            self._asked -= {other for other in self._asked if other <= message.generation}
+        saves = self.saves
         match message:
             case p.GrantSlot(generation=generation, slot=slot):
-                self.grants[generation] = slot
+                saves.grant(generation, slot)
             case p.SkipSave(generation=generation, reason=reason):
-                self.refused[generation] = reason
-            case p.DiscardSnapshot(generation=generation):
-                self.grants.pop(generation, None)
+                saves.refuse(generation, reason)
+            case p.DiscardSnapshot(generation=generation, reason=reason):
+                saves.revoke(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
-                self.memory_committed = generation
+                saves.memory_committed = generation
             case p.AnnounceDurable(generation=generation):
-                if self.durable is None or generation > self.durable:  # commits may overtake
-                    self.durable, self.durable_s = generation, time.monotonic()
-                self.dropped.pop(generation, None)
-                self._writing -= {other for other in self._writing if other <= generation}
+                saves.report_durable(generation, time.monotonic())
             case p.AnnounceDropped(generation=generation, reason=reason):
-                self.dropped[generation] = reason
-                self._writing.discard(generation)
+                saves.drop(generation, reason)
             case p.StartPersist(generation=generation):
-                if generation not in self.dropped and not self.is_durable(generation):
-                    self._writing.add(generation)
+                saves.start_writing(generation)
             case wire.SlotsRefused(reason=reason, passing=passing):
                 self.no_room_s = time.monotonic() if passing else None
                 self.slots_refused = reason

@@ -5,7 +5,8 @@ import socket
 from pathlib import Path
 
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.client.client import GATHER_S, UNANSWERED, KeeperClient
+from autockpt.executors.keeper.client.client import GATHER_S, KeeperClient
+from autockpt.executors.keeper.client.saves import UNANSWERED
 from autockpt.executors.keeper.replication.shard_fetch import (
     DEADLINE_S,
     LEAST_BYTES_PER_S,
@@ -88,28 +89,30 @@ def test_what_is_written_counts_whoever_began_it(tmp_path: Path) -> None:
     """The limit of checkpoints in flight holds for those that other ranks had written, too."""
     one = link(tmp_path)
     first, second, third = (Generation(term=1, step=step) for step in (1, 2, 3))
+    save = one.ask(first, disk=False)
     one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
-    assert one.take_grant(first, disk=True) == 0
+    assert one.saves.begin(save, disk=True) == 0
     one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
     for generation in (second, third):
         one._received(p.StartPersist(rank=0, generation=generation, slot=1, attempt=1), [])
-    assert one.writing() == {first, second, third}
+    assert one.saves.writing == {first, second, third}
     one._received(p.AnnounceDropped(generation=third, reason="torn"), [])
     one._received(p.AnnounceDurable(generation=first), [])
-    assert one.writing() == {second}
+    assert one.saves.writing == {second}
     one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=2), [])
-    assert one.writing() == {second}, "it is durable"
+    assert one.saves.writing == {second}, "it is durable"
 
 
 def test_what_was_asked_for_ahead_is_not_written_yet(tmp_path: Path) -> None:
     """The keeper gets ready for it at once; the iteration until it begins is a quiet one."""
     one = link(tmp_path)
     first = Generation(term=1, step=1)
+    save = one.ask(first, disk=False)
     one._received(p.GrantSlot(rank=0, generation=first, slot=0), [])
     one._received(p.StartPersist(rank=0, generation=first, slot=0, attempt=1), [])
-    assert one.writing() == frozenset()
-    assert one.take_grant(first, disk=False) == 0
-    assert one.writing() == {first}
+    assert one.saves.writing == frozenset()
+    assert one.saves.begin(save, disk=False) == 0
+    assert one.saves.writing == {first}
 
 
 def page_table_bytes(link: KeeperClient) -> int:
@@ -151,29 +154,24 @@ def test_chunks_are_waited_for_while_the_attempt_lasts() -> None:
     assert time_for(large) > DEADLINE_S
 
 
-def request(step: int) -> p.SaveRequested:
-    """For a slot."""
-    return p.SaveRequested(rank=0, generation=Generation(term=1, step=step), step=step, disk=False)
-
-
 def test_a_keeper_that_answers_nothing_is_silent_until_it_answers(tmp_path: Path) -> None:
     """Requests are counted while somebody is connected; an answer is one to all before it."""
     one = link(tmp_path)
     for step in range(UNANSWERED):
-        one.ask(request(step))
-    assert not one.silent, "nobody was there to hear them"
+        one.ask(Generation(term=1, step=step), disk=False)
+    assert not one.saves.is_silent, "nobody was there to hear them"
     here, there = socket.socketpair()
     one._connection = wire.Connection(here)
     for step in range(UNANSWERED):
-        assert not one.silent
-        one.ask(request(step))
-    assert one.silent
+        assert not one.saves.is_silent
+        one.ask(Generation(term=1, step=step), disk=False)
+    assert one.saves.is_silent
     one._received(p.SkipSave(rank=0, generation=Generation(term=1, step=3), reason="busy"), [])
-    assert not one.silent
+    assert not one.saves.is_silent
     for step in range(UNANSWERED, UNANSWERED + 4):
-        one.ask(request(step))
-    assert one.silent
+        one.ask(Generation(term=1, step=step), disk=False)
+    assert one.saves.is_silent
     one._closing = True  # no other keeper is started
     one._lost(one._connection, "it died")
-    assert not one.silent
+    assert not one.saves.is_silent
     there.close()
