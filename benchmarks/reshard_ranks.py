@@ -31,7 +31,7 @@ from autockpt.executors.linux.memory import Arena, memory_to_read_in
 from autockpt.executors.linux.restore_allocator import RestoreAllocator
 from autockpt.executors.restore.apply_state import apply_state
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskSource, Together
+from autockpt.executors.restore.shard_sources import Together, shards_on_disk
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import READERS, shard_path
 from autockpt.executors.storage.directory import read_commit
@@ -167,7 +167,9 @@ class RankOfJob:
         """The restore of a resume, without keepers' messages; of DDP's checkpoint or another."""
         state = LiveState.of(model=job.model, optimizer=job.optimizer)
         group = Together(self.ring, tuple(range(self.ranks)), self.rank) if together else None
-        shards = DiskSource(checkpoint or self.checkpoint, self.rank, self.ranks, together=group)
+        shards = shards_on_disk(
+            checkpoint or self.checkpoint, self.rank, self.ranks, together=group
+        )
         self.counted.nbytes = 0
         apply_state(restore_shards(shards, state), state)
         self.read = self.counted.nbytes

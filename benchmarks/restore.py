@@ -32,10 +32,16 @@ import autockpt
 from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.apply_state import apply_state
-from autockpt.executors.restore.reader import restore_tensors
-from autockpt.executors.restore.shard_sources import COPIERS, Chunks, SlotChunks, open_disk
+from autockpt.executors.restore.reader import restore_shards
+from autockpt.executors.restore.shard_sources import COPIERS, ChunkSource, SlotSource, one_shard
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.catalogue import READERS, ChunkSource, load_index, shard_path
+from autockpt.executors.storage.catalogue import (
+    READERS,
+    ShardFileSource,
+    load_index,
+    open_shard,
+    shard_path,
+)
 from autockpt.executors.storage.directory import read_commit
 from autockpt.executors.storage.shard_file import read_image, run_parallel
 from autockpt.values.goal import Goal, Pins, Retention
@@ -70,15 +76,15 @@ class Saved:
         while not os.path.exists(f"{self.folder}/VERIFIED") and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def from_disk(self) -> ChunkSource:
+    def from_disk(self) -> ShardFileSource:
         """Nothing of it in the page cache."""
         with open(self.shard, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return open_disk(self.folder, self.record)
+        return open_shard(self.folder, self.record, read_commit(f"{self.folder}/COMMIT"))
 
-    def from_memory(self) -> SlotChunks:
+    def from_memory(self) -> SlotSource:
         """The slot."""
-        return SlotChunks(self.arena, self.index)
+        return SlotSource(self.arena, self.index)
 
 
 def _slot(session: Any, root: str) -> tuple[Arena, ImageIndex]:
@@ -110,13 +116,13 @@ class Reborn:
         with contextlib.closing(Arena.anonymous(NEEDED * self.nbytes)):
             pass
 
-    def restore(self, source: Callable[[], Chunks]) -> float:
+    def restore(self, source: Callable[[], ChunkSource]) -> float:
         """Seconds of a whole restore, from opening the source."""
         self.settle()
         began = time.perf_counter()
         chunks = source()
         try:
-            restored = restore_tensors(chunks, self.state)
+            restored = restore_shards(one_shard(chunks), self.state)
         finally:
             chunks.close()
         apply_state(restored, self.state)

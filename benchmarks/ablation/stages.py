@@ -23,10 +23,10 @@ from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.keeper.saving.encoded_file import FRAME_SLACK, FrameBuffer
 from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.linux.memory import Arena, page_align
-from autockpt.executors.restore.reader import restore_tensors
-from autockpt.executors.restore.shard_sources import open_disk
+from autockpt.executors.restore.reader import restore_shards
+from autockpt.executors.restore.shard_sources import one_shard
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.catalogue import ChunkSource
+from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
 from autockpt.executors.storage.directory import read_commit
 from autockpt.executors.storage.shard_file import ImageFile
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
@@ -182,10 +182,10 @@ def compare_load(job: Job, folder: Path, rounds: int) -> Compared:
         raise RuntimeError("the checkpoint to load was not written")
     session.close(final_checkpoint=False)
     generation = str(sorted((folder / "run" / "checkpoints").glob("ckpt-*"))[-1])
-    record = read_commit(f"{generation}/COMMIT").records[0]
+    commit = read_commit(f"{generation}/COMMIT")
 
-    def source() -> ChunkSource:
-        return open_disk(generation, record)
+    def source() -> ShardFileSource:
+        return open_shard(generation, commit.records[0], commit)
 
     state = LiveState.of(model=job.model, optimizer=job.optimizer)
     first = source()
@@ -201,7 +201,7 @@ def compare_load(job: Job, folder: Path, rounds: int) -> Compared:
     )
 
 
-def serial_load(job: Job, source: Callable[[], ChunkSource], store: SlowStore) -> Pass:
+def serial_load(job: Job, source: Callable[[], ShardFileSource], store: SlowStore) -> Pass:
     """Each chunk is read, decoded, verified and copied before the next; two thirds are new memory.
 
     As in the restore: parameters live, the optimizer's state is made.
@@ -222,12 +222,12 @@ def serial_load(job: Job, source: Callable[[], ChunkSource], store: SlowStore) -
     return Pass(total_s=total_s, store_s=store.busy_s - before_s)
 
 
-def pipelined_load(job: Job, state: LiveState, source: Callable[[], ChunkSource]) -> float:
+def pipelined_load(job: Job, state: LiveState, source: Callable[[], ShardFileSource]) -> float:
     """The same by the restore; seconds until all tensors are in place."""
     _forget(job)
     began = time.perf_counter()
     chunks = source()
-    restore_tensors(chunks, state)
+    restore_shards(one_shard(chunks), state)
     taken_s = time.perf_counter() - began
     chunks.close()
     return taken_s

@@ -20,7 +20,7 @@ from autockpt.executors.image.layout.runs import Kind
 from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.linux.memory import Arena, page_align
-from autockpt.executors.storage.catalogue import ChunkSource
+from autockpt.executors.storage.catalogue import ShardFileSource
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
@@ -75,9 +75,9 @@ class Written:
     durable_s: float
     base: "Written | None" = None
 
-    def open(self) -> ChunkSource:
+    def open(self) -> ShardFileSource:
         """With its base, nothing of either in the page cache."""
-        return ChunkSource(self.path, self.index, base=self.base.open() if self.base else None)
+        return ShardFileSource(self.path, self.index, base=self.base.open() if self.base else None)
 
     def restore_s(self) -> float:
         """Every chunk read, verified and decoded by the readers of a restore."""

@@ -16,7 +16,7 @@ from autockpt.executors.image.container import (
     write_trailer,
 )
 from autockpt.executors.linux.memory import PAGE_BYTES, Arena
-from autockpt.executors.restore.shard_sources import SlotChunks
+from autockpt.executors.restore.shard_sources import SlotSource
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.framework import require
@@ -93,7 +93,7 @@ class Slot:
         index = read_trailer(self._arena.view[self._capacity : len(self._whole)])
         if index is None:
             return f"slot {how}: no trailer"
-        chunks = SlotChunks(self._arena, index)
+        chunks = SlotSource(self._arena, index)
         try:
             found = b"".join(bytes(chunks.read(c, self._arena)) for c in range(len(index.digests)))
         except CorruptCheckpointError:

@@ -30,7 +30,7 @@ from autockpt.executors.protocol.selection import (
     parents_of,
 )
 from autockpt.executors.storage.catalogue import (
-    ChunkSource,
+    ShardFileSource,
     load_index,
     shard_path,
     verify_generation,
@@ -248,7 +248,7 @@ def read_shard(folder: str, rank: int) -> bytes:
         raise StorageError(f"{folder}/COMMIT: {error}") from error
     record = commit.records[rank]
     index = load_index(folder, record, commit)
-    source = ChunkSource(shard_path(folder, record), index)
+    source = ShardFileSource(shard_path(folder, record), index)
     buffer = Arena.anonymous(source.room_bytes)
     try:
         return b"".join(bytes(source.read(c, buffer.view)) for c in range(len(index.digests)))

@@ -33,7 +33,7 @@ from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.event_recorder import EventRecorder
 from autockpt.executors.network.handshake import Channel, Identity, frame
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.restore.shard_sources import parse_skeleton
+from autockpt.executors.restore.open_shards import parse_skeleton
 from autockpt.executors.state import state_tree
 from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
 from autockpt.executors.storage.lineage import decision_text, read_decision

@@ -25,7 +25,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator.replicating import parities_of
 from autockpt.executors.protocol.coordinator.state import ParityRanks
 from autockpt.executors.protocol.selection import Choice, Question, Strike, choose
-from autockpt.executors.restore.shard_sources import SlotChunks
+from autockpt.executors.restore.shard_sources import SlotSource
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.corruption import damage
@@ -218,7 +218,7 @@ class Node:
             index = self.guests._guests[shard.rank, shard.slot, False].index()
         if index is None or (index.generation, index.root) != (shard.generation, shard.root):
             return None
-        chunks, arena = SlotChunks(self.arena_of(shard), index), self.arena_of(shard)
+        chunks, arena = SlotSource(self.arena_of(shard), index), self.arena_of(shard)
         try:
             return b"".join(bytes(chunks.read(n, arena)) for n in range(len(index.digests)))
         except CorruptCheckpointError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.restore.saved_optimizer import SavedGroup, SavedOptimizer
+from autockpt.executors.restore.plan.saved_optimizer import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.live_state import LiveState

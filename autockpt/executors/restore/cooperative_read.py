@@ -30,6 +30,7 @@ from autockpt.executors.linux.memory import (
     Arena,
     page_align,
 )
+from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.errors import StorageError
 
 PATIENCE_S = 120.0
@@ -129,6 +130,26 @@ class CooperativeRead:
         members = len(self._members)
         return 1 + max(
             -(-readers // members), min(readers, len(os.sched_getaffinity(0)) // members)
+        )
+
+    def deliver(
+        self,
+        needed: Sequence[int],
+        read: Callable[[int, memoryview | None], memoryview],
+        put: Callable[[int, memoryview], None],
+        *,
+        readers: int,
+    ) -> None:
+        """Gives `put` every chunk that this rank needs, read once by one of the members.
+
+        `readers`: threads that keep the storage busy; `read` and `put`: see `run`.
+        """
+        self.join(needed)
+        threads = self.threads(readers)
+        run_parallel(
+            range(threads),
+            lambda thread: self.run(read, put, takes=thread == 0),
+            workers=threads,
         )
 
     def run(

@@ -13,7 +13,7 @@ from typing import Protocol
 from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.restore.shard_sources import Alone, Chunks, DiskSource
+from autockpt.executors.restore.shard_sources import ChunkSource, ShardSources, shards_on_disk
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
@@ -31,7 +31,7 @@ class Keeper(Protocol):
         """The answer; the caller closes the memory.  Raises CorruptCheckpointError: none came."""
 
 
-class LentChunks:
+class LentSource:
     """A shard in memory that the keeper lends; chunks are brought when they are asked for."""
 
     workers, room_bytes = FETCHED, 0
@@ -119,49 +119,51 @@ class LentChunks:
             arena.close()
 
 
-class GatheredSource(Alone):
-    """All shards of one generation, for a rank of another number of them."""
+def gathered_shards(
+    rank: int,
+    world_size: int,
+    generation: Generation,
+    began: GatheringBegan,
+    keeper: Keeper,
+    folder: str,
+) -> tuple[ShardSources, set[str]]:
+    """All shards of one generation, for a rank of another number of them.
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        generation: Generation,
-        began: GatheringBegan,
-        keeper: Keeper,
-        folder: str,
-    ) -> None:
-        """`folder`: of its files, which need not be there."""
-        self.count, self.world_size = len(began.layouts), world_size
-        self.regrouped = world_size != self.count
-        # More ranks than before: what is private to a rank comes from the first one.
-        self.home = rank if rank < self.count else 0
-        self.within_reach: Sequence[int] = _one_of_each(began)
-        self.sources: set[str] = set()
-        """memory, peer, disk: where shards came from so far."""
-        self._generation, self._keeper = generation, keeper
-        self._near = frozenset(began.near)
-        self._disk: DiskSource | None = None
-        if os.path.exists(os.path.join(folder, "COMMIT")):
-            with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
-                self._disk = DiskSource(folder, rank, world_size)
+    `folder`: of its files, which need not be there.  Beside the shards the kinds of source that
+    were used so far: memory, peer, disk.
+    """
+    used: set[str] = set()
+    count = len(began.layouts)
+    disk: ShardSources | None = None
+    if os.path.exists(os.path.join(folder, "COMMIT")):
+        with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
+            disk = shards_on_disk(folder, rank, world_size)
 
-    def open(self, shard: int) -> Chunks:
-        """One of them; the caller closes it.  Raises CorruptCheckpointError, StorageError."""
+    def open_one(shard: int) -> ChunkSource:
         try:
-            chunks = LentChunks(self._keeper, shard, self._generation)
+            source = LentSource(keeper, shard, generation)
         except CorruptCheckpointError:
-            if self._disk is None:
+            if disk is None:
                 raise
-            self.sources.add("disk")
-            return self._disk.open(shard)
-        self.sources.add("memory" if shard in self._near else "peer")
-        return chunks
+            used.add("disk")
+            return disk.open(shard)
+        used.add("memory" if shard in began.near else "peer")
+        return source
 
-    @property
-    def farthest(self) -> str:
-        """The slowest source that was used."""
-        return next(kind for kind in ("disk", "peer", "memory") if kind in self.sources)
+    shards = ShardSources(
+        # More ranks than before: what is private to a rank comes from the first one.
+        home=rank if rank < count else 0,
+        count=count,
+        world_size=world_size,
+        within_reach=_one_of_each(began),
+        open=open_one,
+    )
+    return shards, used
+
+
+def farthest(used: set[str]) -> str:
+    """The slowest kind of source that was used."""
+    return next(kind for kind in ("disk", "parity", "peer", "memory") if kind in used)
 
 
 def _one_of_each(began: GatheringBegan) -> list[int]:

@@ -25,7 +25,7 @@ from autockpt.executors.linux.memory import (
     unmap_memory,
 )
 from autockpt.executors.linux.restore_allocator import OWN_PAGES_BYTES
-from autockpt.executors.restore.shard_sources import OpenedShard
+from autockpt.executors.restore.open_shards import OpenedShard
 from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.storage.catalogue import open_shard
 from autockpt.executors.storage.directory import read_commit

@@ -19,16 +19,16 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.restore.apply_state import RestoredState, apply_state, left_as_built
-from autockpt.executors.restore.gathered_source import GatheredSource
+from autockpt.executors.restore.gathered_source import farthest, gathered_shards
 from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.progress import merge_progress
 from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import (
-    DiskSource,
-    NodeSource,
     ShardSources,
-    SlotChunks,
+    SlotSource,
     Together,
+    shards_of_node,
+    shards_on_disk,
 )
 from autockpt.executors.state.live_state import LiveState
 from autockpt.values.errors import (
@@ -143,7 +143,7 @@ def _carry_out(
     """What was restored, None if the source is bad; and where from."""
     try:
         with contextlib.closing(link.take_lent(order)) as lent:
-            shards = _open(link, lent, checkpoints, order)
+            shards, used = _open(link, lent, checkpoints, order)
             restored = restore_shards(shards, state, ahead.take)
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
@@ -155,7 +155,7 @@ def _carry_out(
         _bad(link, order, f"memory: {error}")
         return None, ""
     link.send(p.ShardVerified(rank=link.rank, term=order.term, attempt=order.attempt))
-    return restored, _named(order.source, shards)
+    return restored, farthest(used)
 
 
 def _bad(link: KeeperClient, order: p.RestoreShard, detail: str) -> None:
@@ -164,10 +164,12 @@ def _bad(link: KeeperClient, order: p.RestoreShard, detail: str) -> None:
 
 def _open(
     link: KeeperClient, lent: RestoreBuffers, checkpoints: str, order: p.RestoreShard
-) -> ShardSources:
+) -> tuple[ShardSources, set[str]]:
+    """The shards that an order names, and the kinds of source that are used, which may grow."""
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
     if source.copied:
-        return _open_copy(link, lent, folder, order)
+        kind = "parity" if source.rebuilt else "peer"
+        return _open_copy(link, lent, folder, order), {kind}
     if source.kind == "memory":
         slot = source.slot
         if slot is None or not link.wait_until(lambda: slot < len(link.slots), 30.0):
@@ -176,18 +178,19 @@ def _open(
         index = read_trailer(arena.view[link.image_bytes :])
         if index is None or index.root != source.root or index.generation != order.generation:
             raise CorruptCheckpointError(f"memory: slot {slot} does not hold {order.generation}")
-        return NodeSource(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+        own = SlotSource(arena, index)
+        return shards_of_node(link.rank, own, lent.neighbours, folder), {"memory"}
     if source.kind == "gather":
         if lent.gathering is None:
             raise CorruptCheckpointError("memory: nobody said what there is to gather")
-        return GatheredSource(
+        return gathered_shards(
             link.rank, link.world_size, order.generation, lent.gathering, _Gathering(link, order),
             folder,
         )  # fmt: skip
     together = None
     if lent.reading is not None:
         together = Together(lent.reading, order.readers, link.rank)
-    return DiskSource(folder, link.rank, link.world_size, source.root, together)
+    return shards_on_disk(folder, link.rank, link.world_size, source.root, together), {"disk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +209,6 @@ class _Gathering:
         return self.link.take_chunks(number)
 
 
-def _named(source: p.ShardSource, shards: ShardSources) -> str:
-    if isinstance(shards, GatheredSource):
-        return shards.farthest
-    if source.copied:
-        return "parity" if source.rebuilt else "peer"
-    return "memory" if source.kind == "memory" else "disk"
-
-
 def _open_copy(
     link: KeeperClient, lent: RestoreBuffers, folder: str, order: p.RestoreShard
 ) -> ShardSources:
@@ -224,7 +219,7 @@ def _open_copy(
     index = read_trailer(arena.view[capacity:])
     if index is None or index.root != order.source.root or index.generation != order.generation:
         raise CorruptCheckpointError(f"peer: what was fetched is not {order.generation}")
-    return NodeSource(link.rank, SlotChunks(arena, index), lent.neighbours, folder)
+    return shards_of_node(link.rank, SlotSource(arena, index), lent.neighbours, folder)
 
 
 def _finish(

@@ -182,7 +182,7 @@ def _plain_file(name: str) -> str:
     return name
 
 
-class ChunkSource:
+class ShardFileSource:
     """Reads and checks chunks of one shard file; buffers are reused, one per reader thread."""
 
     workers = READERS
@@ -193,7 +193,7 @@ class ChunkSource:
         index: ImageIndex,
         *,
         direct: bool = True,
-        base: "ChunkSource | None" = None,
+        base: "ShardFileSource | None" = None,
     ) -> None:
         """`base`: of the generation that the index names; it is closed with this one."""
         self.index = index
@@ -297,7 +297,7 @@ class ChunkSource:
         self._reader.__exit__()
 
 
-def open_shard(folder: str, record: dict[str, object], commit: CommitFile) -> ChunkSource:
+def open_shard(folder: str, record: dict[str, object], commit: CommitFile) -> ShardFileSource:
     """A shard file of a commit, with the shards that it is a difference to.
 
     Raises CorruptCheckpointError or StorageError.
@@ -307,18 +307,20 @@ def open_shard(folder: str, record: dict[str, object], commit: CommitFile) -> Ch
 
 def _open_shard(
     folder: str, record: dict[str, object], commit: CommitFile, most_bases: int
-) -> ChunkSource:
+) -> ShardFileSource:
     index = load_index(folder, record, commit)
     base = None if index.base is None else _open_base(folder, index, index.base, most_bases)
     try:
-        return ChunkSource(shard_path(folder, record), index, base=base)
+        return ShardFileSource(shard_path(folder, record), index, base=base)
     except BaseException:
         if base is not None:
             base.close()
         raise
 
 
-def _open_base(folder: str, index: ImageIndex, named: Generation, most_bases: int) -> ChunkSource:
+def _open_base(
+    folder: str, index: ImageIndex, named: Generation, most_bases: int
+) -> ShardFileSource:
     """The shard of the same rank in the generation that an index names as its base."""
     where = f"{folder}: rank {index.rank} is stored as a difference to {named}"
     if not most_bases:
@@ -405,7 +407,7 @@ class _Reading:
         self.damaged |= isinstance(error, CorruptCheckpointError)
         self.problems.append(f"rank {rank}: {error}")
 
-    def shard(self, rank: int, source: ChunkSource) -> None:
+    def shard(self, rank: int, source: ShardFileSource) -> None:
         """All chunks; a bad one does not end it."""
         index = source.index
         scan = NanScan(index.image_bytes, beyond=index.head_bytes)

@@ -14,7 +14,7 @@ import torch
 
 from autockpt.executors.image.layout.boxes import Box, whole
 from autockpt.executors.image.layout.plan import TensorSpec
-from autockpt.executors.restore.shard_sources import parse_skeleton
+from autockpt.executors.restore.open_shards import parse_skeleton
 from autockpt.integrations.archive.quality import stored_quality
 from autockpt.integrations.archive.reading import Archive
 from autockpt.integrations.archive.records import Member, RankPart, RankTensor

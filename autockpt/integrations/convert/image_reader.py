@@ -12,11 +12,11 @@ from autockpt.executors.image.container import ImageHeader, find_header, header_
 from autockpt.executors.image.layout.boxes import Box
 from autockpt.executors.image.layout.plan import EXTRA
 from autockpt.executors.linux.memory import Arena
+from autockpt.executors.restore.open_shards import parse_skeleton
 from autockpt.executors.restore.plan.moves import Loading, Want, moves_for
 from autockpt.executors.restore.plan.stored import Piece, Stored
-from autockpt.executors.restore.shard_sources import parse_skeleton
 from autockpt.executors.sharding.local_shard import LocalShard
-from autockpt.executors.storage.catalogue import ChunkSource, open_shard
+from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
 from autockpt.executors.storage.directory import CommitFile, read_commit
 from autockpt.integrations.tree.lazy_tree import LazyTensor, empty
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
@@ -55,7 +55,7 @@ class Images:
         self.headers: dict[int, ImageHeader] = {}
         self.skeletons: dict[int, dict[str, Any]] = {}
         """By rank everything that is no tensor, in the order of the ranks."""
-        self._sources: dict[int, ChunkSource] = {}
+        self._sources: dict[int, ShardFileSource] = {}
         self._held: OrderedDict[tuple[int, int], tuple[Arena, memoryview]] = OrderedDict()
         self._room = 2
         self._lock = threading.RLock()
@@ -83,7 +83,7 @@ class Images:
         self.stored.add(rank, header)
         self.skeletons[rank] = cast(dict[str, Any], parse_skeleton(text))
 
-    def _head(self, rank: int, source: ChunkSource) -> tuple[ImageHeader, bytes]:
+    def _head(self, rank: int, source: ShardFileSource) -> tuple[ImageHeader, bytes]:
         """(header, text of the skeleton), without whole chunks where they have their own digest."""
         head, length = source.head(), source.index.image_bytes
         if head is None:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.executors.image.layout.boxes import whole
+from autockpt.executors.restore.plan.saved_optimizer import SavedGroup, SavedOptimizer, add_skeleton
 from autockpt.executors.restore.plan.stored import Piece
-from autockpt.executors.restore.saved_optimizer import SavedGroup, SavedOptimizer, add_skeleton
 from autockpt.executors.state import state_tree
 from autockpt.executors.storage.directory import lossy_mark
 from autockpt.integrations.convert.image_reader import Images, commit_of

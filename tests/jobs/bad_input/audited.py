@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 from autockpt.executors.restore.apply_state import apply_state
-from autockpt.executors.restore.reader import restore_tensors
-from autockpt.executors.restore.shard_sources import Chunks, open_disk
+from autockpt.executors.restore.shard_sources import ChunkSource
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
-from tests.unit.executors.checkpoints import commit_state
+from tests.unit.executors.checkpoints import commit_state, open_file, restore_shard
 from tests.unit.executors.restore.test_reader import in_memory
 from tests.unit.executors.states import Holder, trained
 
@@ -38,10 +37,10 @@ def restore(out: str) -> None:
     directory.claim(run_id, "launch", 0, force=False)
     folder = commit_state(directory, run_id, Generation(term=1, step=1), state)
 
-    def disk() -> Chunks:
-        return open_disk(folder, read_commit(f"{folder}/COMMIT").records[0])
+    def disk() -> ChunkSource:
+        return open_file(folder)
 
-    def memory() -> Chunks:
+    def memory() -> ChunkSource:
         return in_memory(state)
 
     for source in (disk, memory):
@@ -65,7 +64,7 @@ def restore(out: str) -> None:
     (Path(out) / "seen").write_text(json.dumps(found))
 
 
-def _once(source: Callable[[], Chunks]) -> None:
+def _once(source: Callable[[], ChunkSource]) -> None:
     model, optimizer = trained()
     fresh = LiveState.of(model=model, optimizer=optimizer, other=Holder(None))
-    apply_state(restore_tensors(source(), fresh), fresh)
+    apply_state(restore_shard(source(), fresh), fresh)

@@ -14,7 +14,7 @@ import torch
 from autockpt.executors.image.container import header_bytes
 from autockpt.executors.image.layout.boxes import Box, whole
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.restore.shard_sources import shards_on_disk
 from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.directory import CheckpointDirectory
@@ -95,7 +95,7 @@ def saying(name: str, of: list[int], *boxes: tuple[list[int], list[int]]) -> Lie
 
 def restore(folder: str, state: LiveState, rank: int = 0, world_size: int = 1) -> None:
     """Into a state, as one of `world_size` ranks."""
-    restore_shards(DiskSource(folder, rank, world_size), state)
+    restore_shards(shards_on_disk(folder, rank, world_size), state)
 
 
 def numbers(state: LiveState) -> dict[str, torch.Tensor]:

@@ -8,8 +8,12 @@ from typing import Any
 from autockpt.executors.image.container import ImageIndex, chunk_digest
 from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
+from autockpt.executors.restore.apply_state import RestoredState
+from autockpt.executors.restore.reader import restore_shards
+from autockpt.executors.restore.shard_sources import ChunkSource, one_shard
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
+from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.unit.executors.states import snapshot
@@ -152,3 +156,14 @@ def commit_state(
     folder = commit_images(directory, run_id, generation, [image], **how)
     shooter.close()
     return folder
+
+
+def open_file(folder: str, rank: int = 0) -> ShardFileSource:
+    """The shard file of a rank in a committed generation."""
+    commit = read_commit(f"{folder}/COMMIT")
+    return open_shard(folder, commit.records[rank], commit)
+
+
+def restore_shard(source: ChunkSource, state: LiveState) -> RestoredState:
+    """A restore from one shard, which holds everything; closes it."""
+    return restore_shards(one_shard(source), state)

@@ -1,8 +1,9 @@
 """Pieces -> live tensors: what goes where, each element exactly once.
 
 A plan is made before a byte is written: for every wanted tensor the boxes that it still lacks are
-taken from one piece after the other until nothing is missing.  Chunks of images are then put in
-any order, from any thread; at the end every element must have been written.
+taken from one piece after the other until nothing is missing.  Its reads are then bound to memory.
+Chunks of images are put in any order, from any thread; at the end every element must have been
+written.
 """
 
 import bisect
@@ -28,6 +29,16 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 MOST_RUNS = 64
 """Of bytes that one piece gives to one tensor; what is cut finer is copied box by box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one piece gives to one tensor, before there is memory for it."""
+
+    piece: Piece
+    regions: tuple[tuple[Box, Box], ...] | None
+    """(box to copy, box of the part that it belongs to); None: all bytes as they are."""
+    elements: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,58 +149,73 @@ def lacking(holding: LocalShard, pieces: Iterable[Piece]) -> list[Box]:
     return missing
 
 
-def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
+def reads_for(
+    name: str, holding: LocalShard, dtype: torch.dtype, pieces: Sequence[Piece]
+) -> tuple[Read, ...]:
     """From which pieces, the first ones first, a tensor is filled.
 
-    Raises ConfigError when those are of another form, or leave something of it open.  Of the rest
-    nobody asks: under a name of its own every rank may hold something else.
+    Raises ConfigError when those are of another form, or leave something of it open.  The other
+    pieces are not looked at: under a name of its own every rank may hold something else.
     """
     for piece in pieces[:1]:
-        _require_same_form(want, piece)
-    same = next((piece for piece in pieces if piece.boxes == want.holding.boxes), None)
+        _require_same_form(name, holding, dtype, piece)
+    same = next((piece for piece in pieces if piece.boxes == holding.boxes), None)
     if same is not None:
-        _require_same_form(want, same)
-        return [Move(want, same, None, want.holding.count)]
-    moves = []
-    missing = list(want.holding.boxes)
-    views = want.views()
+        _require_same_form(name, holding, dtype, same)
+        return (Read(same, None, holding.count),)
+    reads = []
+    missing = list(holding.boxes)
     for piece in pieces:
         if not missing:
             break
-        _require_same_form(want, piece)
-        regions, missing = _taken(piece, missing, views)
+        _require_same_form(name, holding, dtype, piece)
+        regions, missing = _taken(piece, missing, holding.boxes)
         if regions:
-            count = sum(region.count for region, _, _ in regions)
-            moves.append(Move(want, piece, regions, count))
+            reads.append(Read(piece, tuple(regions), sum(region.count for region, _ in regions)))
     if missing:
         raise ConfigError(
-            f"{want.name}: {sum(box.count for box in missing)} of {want.holding.count} elements "
-            f"are in no shard of the checkpoint, first {missing[0]} of {want.holding.global_shape}"
+            f"{name}: {sum(box.count for box in missing)} of {holding.count} elements "
+            f"are in no shard of the checkpoint, first {missing[0]} of {holding.global_shape}"
         )
-    return moves
+    return tuple(reads)
+
+
+def bind(want: Want, reads: Sequence[Read]) -> list[Move]:
+    """The reads of a tensor, with the memory that each fills."""
+    views = {} if all(read.regions is None for read in reads) else dict(want.views())
+    found = []
+    for read in reads:
+        regions = read.regions and [(box, base, views[base]) for box, base in read.regions]
+        found.append(Move(want, read.piece, regions or None, read.elements))
+    return found
+
+
+def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
+    """`reads_for` of a tensor whose memory is there.  Raises ConfigError as that does."""
+    return bind(want, reads_for(want.name, want.holding, want.memory.dtype, pieces))
 
 
 def _taken(
-    piece: Piece, missing: list[Box], views: list[tuple[Box, torch.Tensor]]
-) -> tuple[list[tuple[Box, Box, torch.Tensor]], list[Box]]:
-    """(what a piece gives of the missing boxes, what is missing after it)."""
+    piece: Piece, missing: list[Box], outer: Sequence[Box]
+) -> tuple[list[tuple[Box, Box]], list[Box]]:
+    """(what a piece gives of the missing boxes of a part, what is missing after it)."""
     regions = []
     for box in piece.boxes:
         for lacking in list(missing):
             both = intersect(box, lacking)
             if both is None:
                 continue
-            base, memory = next((b, m) for b, m in views if intersect(b, both) == both)
-            regions.append((both, base, memory))
+            base = next(b for b in outer if intersect(b, both) == both)
+            regions.append((both, base))
             missing = without(missing, both)
     return regions, missing
 
 
-def _require_same_form(want: Want, piece: Piece) -> None:
-    shape, dtype = want.holding.global_shape, want.memory.dtype
+def _require_same_form(name: str, holding: LocalShard, dtype: torch.dtype, piece: Piece) -> None:
+    shape = holding.global_shape
     if piece.global_shape != shape or piece.dtype != dtype:
         raise ConfigError(
-            f"{want.name}: is {shape} {dtype} now, {piece.global_shape} {piece.dtype} in the "
+            f"{name}: is {shape} {dtype} now, {piece.global_shape} {piece.dtype} in the "
             "checkpoint; the state changed shape since; use --fresh to start over, or the code "
             "that wrote it"
         )

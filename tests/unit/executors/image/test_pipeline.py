@@ -15,7 +15,7 @@ from autockpt.executors.image.container import ImageIndex, chunk_digest
 from autockpt.executors.keeper.saving import shard_writer as pipelines
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.catalogue import ChunkSource
+from autockpt.executors.storage.catalogue import ShardFileSource
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import (
@@ -49,7 +49,7 @@ def image(state: LiveState) -> memoryview:
     return arena.view[: shooter.layout.image_bytes]
 
 
-def read_all(source: ChunkSource) -> bytes:
+def read_all(source: ShardFileSource) -> bytes:
     """Every chunk, verified, through one buffer."""
     buffer = Arena.anonymous(source.room_bytes)
     data = b"".join(bytes(source.read(i, buffer.view)) for i in range(len(source.index.digests)))
@@ -133,7 +133,7 @@ def test_a_shard_is_written_and_read_back_whole(
     assert result.digests == tuple(
         chunk_digest(image[i : i + CHUNK]) for i in range(0, len(image), CHUNK)
     )
-    source = ChunkSource(str(path), index, direct=direct)
+    source = ShardFileSource(str(path), index, direct=direct)
     assert read_all(source) == image
     source.close()
     assert result.outcome is not None
@@ -194,7 +194,7 @@ def test_every_flipped_stored_byte_is_detected(
             whole[place] ^= 0x10
             path.write_bytes(whole)
             whole[place] ^= 0x10
-            source = ChunkSource(str(path), index)
+            source = ShardFileSource(str(path), index)
             buffer = Arena.anonymous(source.room_bytes)
             with pytest.raises(CorruptCheckpointError, match="shard"):
                 source.read(number, buffer.view)
@@ -209,7 +209,7 @@ def test_a_cut_shard_is_corrupt_when_opened(image: memoryview, tmp_path: Path, c
     end = len(image) if codec == "none" else max(c.offset + c.length for c in index.stored)
     os.truncate(path, end - 1)
     with pytest.raises(CorruptCheckpointError, match="truncated"):
-        ChunkSource(str(path), index)
+        ShardFileSource(str(path), index)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_hostile_place_of_a_frame_is_corrupt(
     index = index_of(image, persist(image, str(path), "zstd"), G)
     os.truncate(path, path.stat().st_size + 2 * CHUNK)  # also where chunk 1 was written last
     stored = (index.stored[0], replace(index.stored[1], **place), *index.stored[2:])
-    source = ChunkSource(str(path), replace(index, stored=stored))
+    source = ShardFileSource(str(path), replace(index, stored=stored))
     buffer = Arena.anonymous(source.room_bytes)
     with pytest.raises(CorruptCheckpointError, match="chunk 1 claims"):
         source.read(1, buffer.view)
@@ -241,7 +241,7 @@ def test_a_claimed_chunk_size_allocates_no_more_than_the_image(tmp_path: Path) -
         run_id="run", generation=G, step=1, rank=0, world_size=1, layout_digest="",
         image_bytes=4096, chunk_bytes=2**30, digests=(chunk_digest(memoryview(bytes(4096))),),
     )  # fmt: skip
-    source = ChunkSource(str(path), index)
+    source = ShardFileSource(str(path), index)
     assert source.room_bytes <= 2 * 4096
     assert read_all(source) == bytes(4096)
     source.close()
@@ -477,6 +477,6 @@ def test_an_image_smaller_than_a_chunk_is_one(tmp_path: Path) -> None:
     arena = Arena.anonymous(4096)
     for codec in ("none", "zstd"):
         index = index_of(arena.view, persist(arena.view, str(tmp_path / codec), codec), G)
-        source = ChunkSource(str(tmp_path / codec), index)
+        source = ShardFileSource(str(tmp_path / codec), index)
         assert read_all(source) == bytes(4096)
         source.close()

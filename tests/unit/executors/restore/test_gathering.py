@@ -12,7 +12,7 @@ from autockpt.executors.keeper.restoring.shard_gather import Gathering
 from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.restore.gathered_source import GatheredSource, LentChunks
+from autockpt.executors.restore.gathered_source import LentSource, farthest, gathered_shards
 from autockpt.values.errors import CorruptCheckpointError, GuardError
 from tests.unit.executors.keeper.replication.test_guests import (
     Node,
@@ -94,7 +94,7 @@ def test_a_rank_gets_the_chunks_that_it_asks_for_and_no_others(nodes: dict[int, 
     with gathering(nodes, 0, [home(node) for node in nodes.values()]) as reader:
         began = reader.gathering.began(9)
         assert (len(began.layouts), began.near) == (4, (0,))
-        shards = GatheredSource(9, 2, GENERATION, began, reader, "nowhere")
+        shards, used = gathered_shards(9, 2, GENERATION, began, reader, "nowhere")
         assert (shards.home, shards.regrouped) == (0, True)
         own, other = shards.open(0), shards.open(1)
         assert bytes(own.read(6, NONE)) == chunk(nodes[0], 6)
@@ -103,7 +103,7 @@ def test_a_rank_gets_the_chunks_that_it_asks_for_and_no_others(nodes: dict[int, 
         for number in (5, 2, 0, 9):
             assert bytes(other.read(number, NONE)) == chunk(nodes[1], number)
         assert reader.gathering.total_bytes == 4 * CHUNK
-        assert shards.farthest == "peer"
+        assert farthest(used) == "peer"
 
 
 def test_a_node_that_is_gone_is_passed_over(nodes: dict[int, Node]) -> None:
@@ -112,7 +112,7 @@ def test_a_node_that_is_gone_is_passed_over(nodes: dict[int, Node]) -> None:
     nodes[1].guests.close()
     for turn in (0, 3):  # whom they ask first differs
         with gathering(nodes, turn, places) as reader:
-            lent = LentChunks(reader, 1, GENERATION)
+            lent = LentSource(reader, 1, GENERATION)
             assert lent.node == 2
             assert bytes(lent.read(3, NONE)) == chunk(nodes[1], 3)
 
@@ -123,7 +123,7 @@ def test_a_flipped_bit_is_read_from_another_copy(nodes: dict[int, Node]) -> None
     nodes[0].memory.of(0).image(0, CHUNK)[7] ^= 1
     for at in (0, 1):
         with gathering(nodes, at, places) as reader:
-            lent = LentChunks(reader, 0, GENERATION)
+            lent = LentSource(reader, 0, GENERATION)
             assert bytes(lent.read(0, NONE)) == chunk(nodes[0], 0)
             assert bytes(lent.read(1, NONE)) == chunk(nodes[0], 1)
 
@@ -148,11 +148,11 @@ def test_a_shard_that_is_nowhere_is_refused_with_the_reason(nodes: dict[int, Nod
     nodes[1].memory.of(1).clear(0)
     with gathering(nodes, 0, [place]) as reader:
         with pytest.raises(CorruptCheckpointError, match="no shard of rank 1"):
-            LentChunks(reader, 1, GENERATION)
+            LentSource(reader, 1, GENERATION)
         with pytest.raises(CorruptCheckpointError, match="no other memory"):
-            LentChunks(reader, 3, GENERATION)
+            LentSource(reader, 3, GENERATION)
     with pytest.raises(CorruptCheckpointError, match="over"):
-        LentChunks(reader, 1, GENERATION)
+        LentSource(reader, 1, GENERATION)
 
 
 def test_without_room_for_a_chunk_nothing_is_brought(
@@ -168,4 +168,4 @@ def test_without_room_for_a_chunk_nothing_is_brought(
         gathering(nodes, 0, [home(nodes[1])]) as reader,
         pytest.raises(CorruptCheckpointError, match="chunks of rank 1: no memory"),
     ):
-        LentChunks(reader, 1, GENERATION)
+        LentSource(reader, 1, GENERATION)

@@ -13,11 +13,11 @@ from autockpt.executors.restore import prefault
 from autockpt.executors.restore.apply_state import apply_state
 from autockpt.executors.restore.prefault import PrefaultedMemory, new_bytes
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import OneShard, open_disk
+from autockpt.executors.restore.shard_sources import one_shard
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
-from tests.unit.executors.checkpoints import commit_state
+from tests.unit.executors.checkpoints import commit_state, open_file
 from tests.unit.executors.linux.test_restore_allocator import mapped
 
 PAGE = 4096
@@ -83,8 +83,8 @@ def test_a_restore_takes_memory_that_was_touched_before(tmp_path: Path) -> None:
     start, moments = pages._address, 2 * WIDTH * WIDTH * 4
     assert moments <= resident_bytes(start) < moments + 2**21
     generation = f"{folder}/{Generation(term=1, step=1).name}"
-    chunks = open_disk(generation, read_commit(f"{generation}/COMMIT").records[0])
-    restored = restore_shards(OneShard(chunks), fresh, pages.take)
+    chunks = open_file(generation)
+    restored = restore_shards(one_shard(chunks), fresh, pages.take)
     apply_state(restored, fresh)
     places = {optimizer.state[twin.weight][key].data_ptr() for key in ("exp_avg", "exp_avg_sq")}
     assert places == {start, start + moments // 2}

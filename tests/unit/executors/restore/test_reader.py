@@ -12,14 +12,13 @@ from torch.optim import lr_scheduler
 from autockpt.executors.image.container import ImageIndex, chunk_digest, header_bytes
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.apply_state import apply_state, left_as_built
-from autockpt.executors.restore.reader import restore_tensors
-from autockpt.executors.restore.shard_sources import SlotChunks, open_disk
+from autockpt.executors.restore.shard_sources import SlotSource
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
-from tests.unit.executors.checkpoints import CHUNK, commit_state
+from tests.unit.executors.checkpoints import CHUNK, commit_state, open_file, restore_shard
 from tests.unit.executors.states import (
     DTYPES,
     Holder,
@@ -34,7 +33,7 @@ from tests.unit.executors.states import (
 G = Generation(term=1, step=1)
 
 
-def sealed(arena: Arena, image_bytes: int, chunk_bytes: int = CHUNK) -> SlotChunks:
+def sealed(arena: Arena, image_bytes: int, chunk_bytes: int = CHUNK) -> SlotSource:
     """An image in memory with the digests of what it holds now."""
     image = arena.view[:image_bytes]
     digests = tuple(
@@ -44,10 +43,10 @@ def sealed(arena: Arena, image_bytes: int, chunk_bytes: int = CHUNK) -> SlotChun
         run_id="run", generation=G, step=1, rank=0, world_size=1, layout_digest="",
         image_bytes=image_bytes, chunk_bytes=chunk_bytes, digests=digests,
     )  # fmt: skip
-    return SlotChunks(arena, index)
+    return SlotSource(arena, index)
 
 
-def in_memory(state: LiveState, **how: Any) -> SlotChunks:
+def in_memory(state: LiveState, **how: Any) -> SlotSource:
     """A snapshot of a state, sealed."""
     arena, shooter = snapshot(state)
     shooter.close()
@@ -71,7 +70,7 @@ def test_a_trained_job_goes_on_bit_for_bit(source: str, tmp_path: Path) -> None:
         run_id = directory.open()
         directory.claim(run_id, "launch", 0, force=False)
         folder = commit_state(directory, run_id, G, state, codec=source)
-        chunks: Any = open_disk(folder, read_commit(f"{folder}/COMMIT").records[0])
+        chunks: Any = open_file(folder)
     else:
         chunks = in_memory(state, chunk_bytes=4096 if source == "small chunks" else CHUNK)
 
@@ -79,7 +78,7 @@ def test_a_trained_job_goes_on_bit_for_bit(source: str, tmp_path: Path) -> None:
     twin, twin_optimizer = trained()
     holder = Holder(None)
     fresh = LiveState.of(model=twin, optimizer=twin_optimizer, other=holder)
-    restored = restore_tensors(chunks, fresh)
+    restored = restore_shard(chunks, fresh)
     apply_state(restored, fresh)
     chunks.close()
     assert contents(fresh) == contents(state)
@@ -100,7 +99,7 @@ def test_optimizer_state_under_keys_of_its_own_comes_back() -> None:
     chunks = in_memory(LiveState.of(model=model, optimizer=optimizer), chunk_bytes=CHUNK)
     twin, twin_optimizer = trained()
     fresh = LiveState.of(model=twin, optimizer=twin_optimizer)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     restored: dict[Any, Any] = twin_optimizer.state
     assert restored["seen"] == {"steps": 7, 3: "x"}
     assert torch.equal(restored["scale"], loose["scale"])
@@ -146,7 +145,7 @@ def test_every_kind_of_optimizer_goes_on_bit_for_bit(kind: Any, options: dict[st
     chunks = in_memory(state)
     twin, twin_optimizer = job()
     fresh = LiveState.of(model=twin, optimizer=twin_optimizer)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     assert contents(fresh) == contents(state)
     train(model, optimizer)
     train(twin, twin_optimizer)
@@ -175,7 +174,7 @@ def test_optimizer_state_has_the_memory_format_of_its_parameter(features: int) -
     chunks = in_memory(LiveState.of(model=model, optimizer=optimizer))
     twin, twin_optimizer = job()
     fresh = LiveState.of(model=twin, optimizer=twin_optimizer)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         for key in ("exp_avg", "exp_avg_sq"):
             expected, found = optimizer.state[ours][key], twin_optimizer.state[theirs][key]
@@ -196,7 +195,7 @@ def test_an_object_that_shows_the_models_own_tensors_comes_back() -> None:
 
     chunks = in_memory(job(3.0)[2])
     model, holder, fresh = job(0.0)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     assert (model.w.tolist(), model.b.tolist()) == ([3.0] * 5, [3.0] * 3)
     assert holder.state["model"]["w"].tolist() == [3.0] * 5
     assert holder.state["model"]["b"].tolist() == [3.0] * 3
@@ -209,7 +208,7 @@ def test_weights_that_are_tied_no_more_are_both_restored() -> None:
     untied.one = torch.nn.Parameter(torch.zeros(4))
     untied.two = torch.nn.Parameter(torch.zeros(4))
     fresh = LiveState.of(model=untied)
-    apply_state(restore_tensors(in_memory(LiveState.of(model=tied)), fresh), fresh)
+    apply_state(restore_shard(in_memory(LiveState.of(model=tied)), fresh), fresh)
     assert untied.one.tolist() == untied.two.tolist() == [2.0] * 4
 
 
@@ -224,7 +223,7 @@ def test_every_dtype_comes_back(dtype: str) -> None:
     holder = Holder(None)
     model = Module([("w", random_tensor(dtype, (17, 6), 8)), ("s", random_tensor(dtype, (), 9))])
     fresh = LiveState.of(model=model, other=holder)
-    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    apply_state(restore_shard(in_memory(state), fresh), fresh)
     assert contents(fresh) == contents(state)
     assert bytes_of(holder.state["t"]) == bytes_of(random_tensor(dtype, (5,), 3))
     assert (holder.state["e"].shape, holder.state["e"].dtype) == ((0,), getattr(torch, dtype))
@@ -236,7 +235,7 @@ def test_restored_tensors_do_not_live_in_the_slot() -> None:
     chunks = in_memory(state)
     holder = Holder(None)
     fresh = LiveState.of(model=Module([("w", torch.zeros(9))]), other=holder)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     chunks._arena.view[:] = bytes(chunks._arena.nbytes)
     assert holder.state["t"].tolist() == [1] * 4
     assert fresh.tensors["model.w"].tolist() == [1] * 9
@@ -264,7 +263,7 @@ def test_extra_state_of_modules_comes_back_under_wrappers_too() -> None:
     compiled._orig_mod = torch.nn.Module()
     compiled._orig_mod.block = torch.nn.Sequential(Extra(0))
     fresh = LiveState.of(model=compiled)
-    apply_state(restore_tensors(in_memory(LiveState.of(model=saved)), fresh), fresh)
+    apply_state(restore_shard(in_memory(LiveState.of(model=saved)), fresh), fresh)
     assert compiled._orig_mod.block[0].value == 7
 
 
@@ -294,7 +293,7 @@ def test_a_model_inside_another_comes_back_beside_its_like() -> None:
     (model.module["head"].w.sum() + 3 * model.head.w.sum()).backward()
     optimizer.step()
     model2, optimizer2, fresh = job(0, 0)
-    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    apply_state(restore_shard(in_memory(state), fresh), fresh)
     assert contents(fresh) == contents(state)
     for before, after in zip(model.buffers(), model2.buffers(), strict=True):
         assert torch.equal(before, after)
@@ -319,14 +318,14 @@ def test_an_extra_state_of_tensors_comes_back() -> None:
     chunks = in_memory(LiveState.of(model=torch.nn.ModuleDict({"block": Extra(value)})))
     model = torch.nn.ModuleDict({"block": Extra(0)})
     fresh = LiveState.of(model=model)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     found: Any = model["block"].value
     assert found["scale"].tolist() == [0, 1, 2]
     assert found["history"][0].tolist() == [1, 1]
     bare = torch.nn.ModuleDict({"other": torch.nn.Module()})
     bare.block = Module([("weight", torch.ones(2))])
     with pytest.raises(ConfigError, match=r"first 'model\.block\._extra_state\.history\.0'"):
-        restore_tensors(chunks, LiveState.of(model=bare))
+        restore_shard(chunks, LiveState.of(model=bare))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +344,7 @@ def test_a_changed_model_is_refused_before_a_byte_is_written(
     chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
     fresh = LiveState.of(model=Module(model))
     with pytest.raises(ConfigError, match=message):
-        restore_tensors(chunks, fresh)
+        restore_shard(chunks, fresh)
     assert not any(tensor.any() for tensor in fresh.tensors.values())
 
 
@@ -353,7 +352,7 @@ def test_a_tensor_that_the_model_lost_is_refused() -> None:
     """Weights that nobody reads would be forgotten silently."""
     chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4)), ("x", torch.ones(1))])))
     with pytest.raises(ConfigError, match=r"1 tensors the model has not, first 'model.x'"):
-        restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(4))])))
+        restore_shard(chunks, LiveState.of(model=Module([("w", torch.zeros(4))])))
 
 
 class Cache(torch.nn.Module):
@@ -384,7 +383,7 @@ def test_a_buffer_that_does_not_persist_comes_back_where_it_fits(
     chunks = in_memory(LiveState.of(model=Cache(saved, 3.0)))
     model = Cache(None if built is None else built.clone())
     fresh = LiveState.of(model=model)
-    restored = restore_tensors(chunks, fresh)
+    restored = restore_shard(chunks, fresh)
     apply_state(restored, fresh)
     assert model.weight.tolist() == [3.0] * 4
     expected = saved if saved is not None and built is not None and not left else built
@@ -399,13 +398,13 @@ def test_a_buffer_of_which_the_model_says_nothing_yet_is_known_by_the_image() ->
     model = Cache(torch.ones(2), 3.0)
     chunks = in_memory(LiveState.of(model=model))
     bare = LiveState.of(model=Module([("weight", torch.zeros(4))]))
-    restored = restore_tensors(chunks, bare)
+    restored = restore_shard(chunks, bare)
     assert restored.as_built == ("model.cache",)
     assert bare.tensors["model.weight"].tolist() == [3.0] * 4
     model._non_persistent_buffers_set.clear()
     lacks = "the model has not, first 'model.cache'"
     with pytest.raises(ConfigError, match=lacks):
-        restore_tensors(in_memory(LiveState.of(model=model)), bare)
+        restore_shard(in_memory(LiveState.of(model=model)), bare)
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -419,7 +418,7 @@ def test_an_expanded_buffer_comes_back(persistent: bool) -> None:
         return LiveState.of(model=model)
 
     fresh = job(0.0)
-    restore_tensors(in_memory(job(float("nan"))), fresh)
+    restore_shard(in_memory(job(float("nan"))), fresh)
     assert fresh.tensors["model.mask"].isnan().all()
     assert fresh.tensors["model.mask"].stride() == (0, 1, 0)
 
@@ -430,7 +429,7 @@ def test_an_expanded_buffer_takes_no_others_part() -> None:
     saved.register_buffer("mask", torch.arange(6.0).view(3, 2))
     built.register_buffer("mask", torch.zeros(1, 2).expand(3, 2))
     with pytest.raises(ConfigError, match=r"a tensor of \(3, 2\) is expanded now and was not"):
-        restore_tensors(in_memory(LiveState.of(model=saved)), LiveState.of(model=built))
+        restore_shard(in_memory(LiveState.of(model=saved)), LiveState.of(model=built))
 
 
 def test_an_object_attached_later_is_named() -> None:
@@ -438,7 +437,7 @@ def test_an_object_attached_later_is_named() -> None:
     chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
     fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=Holder({}))
     with pytest.raises(ConfigError, match="ema: is not in the checkpoint; it was attached later"):
-        apply_state(restore_tensors(chunks, fresh), fresh)
+        apply_state(restore_shard(chunks, fresh), fresh)
 
 
 def test_a_schedule_that_has_a_counter_goes_on() -> None:
@@ -470,7 +469,7 @@ def test_a_schedule_that_has_a_counter_goes_on() -> None:
     first[2].optimizer.step()
     first[2].step()
     *second, fresh = job()
-    apply_state(restore_tensors(in_memory(state), fresh), fresh)
+    apply_state(restore_shard(in_memory(state), fresh), fresh)
     assert rates(*second) == rates(*first)
 
 
@@ -509,7 +508,7 @@ def test_tensors_of_objects_go_where_the_model_is(monkeypatch: pytest.MonkeyPatc
         patch.setattr(state_tree, "_encode_tensor", marked)
         chunks = in_memory(job("cpu")[-1])
     model, optimizer, holder, fresh = job("meta")
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     found = [model.own, holder.state["ema"], holder.state["host"]]
     found.append(optimizer.state["shared"]["scale"])  # type: ignore[index]
     assert [tensor.device.type for tensor in found] == ["meta", "meta", "cpu", "meta"]
@@ -518,7 +517,7 @@ def test_tensors_of_objects_go_where_the_model_is(monkeypatch: pytest.MonkeyPatc
 # --- hostile images ------------------------------------------------------------------------------
 
 
-def rewritten(change: Callable[[dict[str, Any]], None]) -> SlotChunks:
+def rewritten(change: Callable[[dict[str, Any]], None]) -> SlotSource:
     """An image whose header somebody rewrote, with right digests."""
     state = LiveState.of(
         model=Module([("w", torch.ones(64, 40))]), other=Holder({"t": torch.ones(9)})
@@ -536,7 +535,7 @@ def rewritten(change: Callable[[dict[str, Any]], None]) -> SlotChunks:
     return sealed(arena, image_bytes)
 
 
-def skeleton(text: bytes) -> SlotChunks:
+def skeleton(text: bytes) -> SlotSource:
     """An image with another skeleton."""
     chunks = rewritten(lambda table: None)
     length = header_bytes(chunks._arena.view, chunks.index.image_bytes)
@@ -550,7 +549,7 @@ def view(name: str, dtype: str) -> Callable[[dict[str, Any]], None]:
     return lambda table: table["__metadata__"].update({f"view:{name}": dtype})
 
 
-HOSTILE: dict[str, Callable[[], SlotChunks]] = {
+HOSTILE: dict[str, Callable[[], SlotSource]] = {
     "fewer bytes than copied, live": lambda: rewritten(view("model.w", "int8")),
     "fewer bytes than copied, new": lambda: rewritten(view("other.t", "int8")),
     "more bytes than there are": lambda: rewritten(view("other.t", "complex64")),
@@ -572,14 +571,14 @@ def test_a_hostile_image_is_corrupt_and_writes_nowhere(name: str) -> None:
     """Its digests are right; lengths that lie would write beyond a tensor's memory."""
     fresh = LiveState.of(model=Module([("w", torch.zeros(64, 40))]), other=Holder(None))
     with pytest.raises(CorruptCheckpointError, match=r"image|cannot be"):
-        restore_tensors(HOSTILE[name](), fresh)
+        restore_shard(HOSTILE[name](), fresh)
 
 
 def test_a_dtype_that_this_torch_lacks_is_named() -> None:
     """A newer torch wrote it, or somebody made it up; `torch.load` is no dtype."""
     for dtype in ("float3", "load", ""):
         with pytest.raises(ConfigError, match=f"this torch has no dtype '{dtype}'"):
-            restore_tensors(
+            restore_shard(
                 rewritten(view("other.t", dtype)),
                 LiveState.of(model=Module([("w", torch.zeros(64, 40))]), other=Holder(None)),
             )
@@ -593,7 +592,7 @@ def test_a_chunk_that_changed_is_corrupt() -> None:
     with pytest.raises(
         CorruptCheckpointError, match=r"memory: rank 0, chunk 1 of checkpoint step 1 \(term 1\)"
     ):
-        restore_tensors(chunks, LiveState.of(model=Module([("w", torch.zeros(64, 400))])))
+        restore_shard(chunks, LiveState.of(model=Module([("w", torch.zeros(64, 400))])))
 
 
 @pytest.mark.parametrize("chunk", [0, 3])
@@ -613,7 +612,7 @@ def test_a_bad_chunk_among_many_leaves_no_reader_waiting(chunk: int, tmp_path: P
     with pytest.raises(
         CorruptCheckpointError, match=rf"chunk {chunk} of checkpoint step 1 \(term 1\)"
     ):
-        restore_tensors(open_disk(folder, record), fresh)
+        restore_shard(open_file(folder), fresh)
 
 
 def test_a_header_of_many_chunks_is_read_whole() -> None:
@@ -624,5 +623,5 @@ def test_a_header_of_many_chunks_is_read_whole() -> None:
     assert header_bytes(chunks._arena.view, chunks.index.image_bytes) > 4 * 4096
     holder = Holder(None)
     fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), other=holder)
-    apply_state(restore_tensors(chunks, fresh), fresh)
+    apply_state(restore_shard(chunks, fresh), fresh)
     assert all(holder.state[name].tolist() == [i, i] for i, name in enumerate(tensors))

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.executors.linux.memory import PAGE_BYTES
-from autockpt.executors.restore import reader
-from autockpt.executors.restore.plan.moves import Move
-from autockpt.executors.restore.shard_sources import Chunks, DiskSource
-from autockpt.executors.storage.catalogue import ChunkSource
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.linux.memory import PAGE_BYTES, READING_TABLE_BYTES, Arena
+from autockpt.executors.restore import headers, open_shards, shard_sources
+from autockpt.executors.restore.plan.load_plan import LoadPlan
+from autockpt.executors.restore.plan.planner import LoadPlanner
+from autockpt.executors.restore.shard_sources import Together, shards_on_disk
+from autockpt.executors.storage.catalogue import ShardFileSource
+from autockpt.executors.storage.directory import CommitFile, read_commit
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
 from tests.unit.executors.checkpoints import CHUNK
@@ -28,13 +29,13 @@ from tests.unit.executors.sharding.simulated import Rank, save, shared_alike
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(file, chunk) of every chunk that is read from storage."""
     seen: list[tuple[str, int]] = []
-    plain = ChunkSource.read
+    plain = ShardFileSource.read
 
-    def read(self: ChunkSource, chunk: int, memory: memoryview) -> memoryview:
+    def read(self: ShardFileSource, chunk: int, memory: memoryview) -> memoryview:
         seen.append((os.path.basename(self.path), chunk))
         return plain(self, chunk, memory)
 
-    monkeypatch.setattr(ChunkSource, "read", read)
+    monkeypatch.setattr(ShardFileSource, "read", read)
     return seen
 
 
@@ -48,7 +49,7 @@ def test_any_number_of_ranks_comes_back_as_any_other(
     folder = save(str(tmp_path), ranks, codec=codec)
     for r in range(after):
         new = Rank(r, (0,) * after, seed=99)
-        new.restore(DiskSource(folder, r, after))
+        new.restore(shards_on_disk(folder, r, after))
         twin = ranks[r] if r < before else ranks[0]
         assert new.contents() == twin.contents()
 
@@ -59,20 +60,20 @@ def test_the_first_chunks_are_read_while_it_is_planned_and_no_chunk_twice(
     """Storage is not idle meanwhile; what came is not asked for again."""
     (rank,) = ranks = [Rank(0, (0,), width=4000)]
     folder = save(str(tmp_path), ranks)
-    plain = reader.Wanted.moves
+    plain, ahead = LoadPlanner.plan, open_shards.AHEAD
 
-    def moves(self: reader.Wanted, *, exact: bool) -> list[Move]:
-        deadline = time.monotonic() + 10
-        while len(chunks_read) < reader.AHEAD and time.monotonic() < deadline:
+    def plan(self: LoadPlanner, *, compare: bool = False) -> LoadPlan:
+        deadline = time.monotonic() + 60
+        while len(chunks_read) < ahead and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert len(chunks_read) == reader.AHEAD
-        return plain(self, exact=exact)
+        assert len(chunks_read) == ahead
+        return plain(self, compare=compare)
 
-    monkeypatch.setattr(reader.Wanted, "moves", moves)
+    monkeypatch.setattr(LoadPlanner, "plan", plan)
     new = Rank(0, (0,), seed=99, width=4000)
-    new.restore(DiskSource(folder, 0, 1))
+    new.restore(shards_on_disk(folder, 0, 1))
     assert new.contents() == rank.contents()
-    assert len(chunks_read) == len(set(chunks_read)) > 2 * reader.AHEAD
+    assert len(chunks_read) == len(set(chunks_read)) > 2 * ahead
 
 
 def test_replicas_of_other_nodes_are_neither_opened_nor_read(
@@ -81,14 +82,14 @@ def test_replicas_of_other_nodes_are_neither_opened_nor_read(
     """Two nodes stored the same; all ranks of the next run choose the same shards of the two."""
     ranks = [Rank(r, (0, 0, 1, 1), width=4000) for r in range(4)]
     folder = save(str(tmp_path), ranks)
-    assert list(DiskSource(folder, 3, 4).within_reach) == [0, 1]
+    assert list(shards_on_disk(folder, 3, 4).within_reach) == [0, 1]
     stored = [-(-int(r["bytes"]) // CHUNK) for r in read_commit(f"{folder}/COMMIT").records]
     assert min(stored) > 10
     needed = set()
     for r in range(4):
         chunks_read.clear()
         new = Rank(r, (0, 0, 1, 1), seed=99, width=4000)
-        new.restore(DiskSource(folder, r, 4))
+        new.restore(shards_on_disk(folder, r, 4))
         assert new.contents() == ranks[r].contents()
         # Of its own image a rank needs what is its own: buffers, counters, random states.
         own = {(name, chunk) for name, chunk in chunks_read if int(name[6:11]) == r}
@@ -104,10 +105,10 @@ def test_more_shards_than_are_kept_open_are_read_all_the_same(
     """A job of thousands of ranks has more shards than a process may have descriptors."""
     ranks = [Rank(r, (0,) * 5) for r in range(5)]
     folder = save(str(tmp_path), ranks)
-    monkeypatch.setattr(reader, "KEPT_OPEN", 2)
+    monkeypatch.setattr(headers, "KEPT_OPEN", 2)
     before = len(os.listdir("/proc/self/fd"))
     new = Rank(1, (0, 0), seed=99)
-    new.restore(DiskSource(folder, 1, 2))
+    new.restore(shards_on_disk(folder, 1, 2))
     assert new.contents() == ranks[1].contents()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -124,7 +125,7 @@ def test_a_rank_whose_own_shard_has_everything_opens_no_other(
     for r in range(2):
         chunks_read.clear()
         new = Rank(r, (0, 0), seed=99)
-        assert new.restore(DiskSource(folder, r, 2)).exact
+        assert new.restore(shards_on_disk(folder, r, 2)).exact
         assert new.contents() == ranks[r].contents()
         assert {name[:11] for name, _ in chunks_read} == {f"shard-0000{r}"}
 
@@ -136,19 +137,19 @@ def test_no_more_headers_are_read_than_it_takes(
     nodes = (0, 0, 1, 1, 2, 2, 3, 3)
     ranks = [Rank(r, nodes, note=r) for r in range(8)]  # no two of one layout
     folder = save(str(tmp_path), ranks)
-    monkeypatch.setattr(reader, "KEPT_OPEN", 2)
+    monkeypatch.setattr(headers, "KEPT_OPEN", 2)
     opened: list[int] = []
-    plain = DiskSource.open
+    plain = shard_sources.open_shard
 
-    def opening(self: DiskSource, shard: int) -> Chunks:
-        opened.append(shard)
-        return plain(self, shard)
+    def opening(folder: str, record: dict[str, Any], commit: CommitFile) -> ShardFileSource:
+        opened.append(commit.records.index(record))
+        return plain(folder, record, commit)
 
-    monkeypatch.setattr(DiskSource, "open", opening)
+    monkeypatch.setattr(shard_sources, "open_shard", opening)
     for r in (0, 5):
         opened.clear()
         new = Rank(r, nodes, seed=99)
-        new.restore(DiskSource(folder, r, 8))
+        new.restore(shards_on_disk(folder, r, 8))
         assert new.contents() == ranks[r].contents()
         assert sorted(opened) == [r // 2 * 2, r // 2 * 2 + 1]
 
@@ -160,7 +161,7 @@ def test_every_shard_is_in_one_block_and_the_nearest_come_first(
     """Also where replicas are left out and the home shard is one of them."""
     shards = sorted(data.draw(st.sets(st.integers(0, 2 * count), min_size=1, max_size=count)))
     home = data.draw(st.integers(shards[0], 2 * count))
-    blocks = reader._nearest_first(shards, home)
+    blocks = headers.nearest_first(shards, home)
     assert sorted(shard for block in blocks for shard in block) == shards
     near = [shard for shard in shards if shard <= home][-1]
     assert near in blocks[0]
@@ -173,7 +174,7 @@ def test_what_is_a_ranks_own_may_differ_in_form_from_rank_to_rank(tmp_path: Path
     folder = save(str(tmp_path), ranks)
     for r, length in enumerate(lengths):
         new = Rank(r, (0, 0, 0), seed=99, note=5)
-        new.restore(DiskSource(folder, r, 3))
+        new.restore(shards_on_disk(folder, r, 3))
         assert new.state.others["note"].state["t"].shape == (length,)
 
 
@@ -190,7 +191,7 @@ def test_caches_of_different_lengths_are_taken_where_they_fit(after: int, tmp_pa
     folder = save(str(tmp_path), ranks)
     for r, left in enumerate((True, False, False)[:after]):
         new = rank(r, after, torch.zeros(2), seed=99)
-        restored = new.restore(DiskSource(folder, r, after))
+        restored = new.restore(shards_on_disk(folder, r, after))
         assert new.model.cache.tolist() == [0.0 if left else r + 1.0] * 2
         assert restored.as_built == (("model.cache",) if left else ())
         assert shared_alike(
@@ -206,7 +207,7 @@ def test_shards_of_different_sizes_are_read_by_the_same_threads(tmp_path: Path) 
     sizes = [int(record["bytes"]) for record in read_commit(f"{folder}/COMMIT").records]
     assert sizes[0] + 2 * PAGE_BYTES < sizes[1] < CHUNK
     for _ in range(8):  # whichever thread reads which
-        Rank(0, (0,), seed=99, width=8).restore(DiskSource(folder, 0, 1))
+        Rank(0, (0,), seed=99, width=8).restore(shards_on_disk(folder, 0, 1))
 
 
 def flip(path: str, offset: int) -> None:
@@ -232,10 +233,10 @@ def test_a_flipped_byte_in_a_head_is_found(tmp_path: Path) -> None:
         with pytest.raises(
             CorruptCheckpointError, match=r"head of checkpoint step 1 \(term 1\): expected dig"
         ):
-            new.restore(DiskSource(folder, 0, 2))
+            new.restore(shards_on_disk(folder, 0, 2))
         assert new.contents() == was
         flip(path, offset)
-    Rank(0, (0, 0)).restore(DiskSource(folder, 0, 2))
+    Rank(0, (0, 0)).restore(shards_on_disk(folder, 0, 2))
 
 
 def recommit(folder: str, **changes: Any) -> None:
@@ -254,4 +255,18 @@ def test_a_commit_that_lies_about_chunks_is_found(lie: dict[str, int], tmp_path:
     folder = save(str(tmp_path), [Rank(r, (0, 0)) for r in range(2)])
     recommit(folder, **lie)
     with pytest.raises(CorruptCheckpointError, match=r"shard 1 has .* COMMIT says"):
-        Rank(0, (0, 0)).restore(DiskSource(folder, 0, 2))
+        Rank(0, (0, 0)).restore(shards_on_disk(folder, 0, 2))
+
+
+def test_a_cooperative_read_brings_back_what_a_read_alone_does(
+    tmp_path: Path, chunks_read: list[tuple[str, int]]
+) -> None:
+    """No chunk twice, those that are read ahead into the shared buffers among them."""
+    (rank,) = ranks = [Rank(0, (0,), width=4000)]
+    folder = save(str(tmp_path), ranks)
+    ring = Arena.create_shared(READING_TABLE_BYTES + 32 * CHUNK, name="test")
+    new = Rank(0, (0,), seed=99, width=4000)
+    new.restore(shards_on_disk(folder, 0, 1, together=Together(ring, (0,), 0)))
+    ring.close()
+    assert new.contents() == rank.contents()
+    assert len(chunks_read) == len(set(chunks_read)) > 8

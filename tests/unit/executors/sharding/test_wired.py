@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.restore.shard_sources import shards_on_disk
 from autockpt.executors.sharding.adapters.zero_optimizer import MASTER, ZeroView
 from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.optimizers import held_state
@@ -68,7 +68,7 @@ def test_padding_is_neither_saved_nor_restored(
     folder = save(str(tmp_path), ranks)
     for r in range(after):
         new = Padded(r, after, fill=9.0)
-        new.restore(DiskSource(folder, r, after))
+        new.restore(shards_on_disk(folder, r, after))
         count = new.high - new.low
         assert new.flat[:count].tolist() == list(range(new.low, new.high))
         assert (new.flat[count:] == 9).all()
@@ -142,7 +142,7 @@ def test_state_that_one_rank_owns_arrives_at_whoever_owns_it_then(
     folder = save(str(tmp_path), [Redundancy(r, before) for r in range(before)])
     for r in range(after):
         new = Redundancy(r, after, blank=True)
-        new.restore(DiskSource(folder, r, after))
+        new.restore(shards_on_disk(folder, r, after))
         state = new.optimizer.optim.state
         owned = [p for i, p in enumerate(new.parameters) if i % after == r]
         assert list(state) == owned
@@ -216,7 +216,7 @@ def test_partitions_come_back_as_those_of_any_number_of_ranks(
     folder = save(str(tmp_path), [Zero(source, r, before) for r in range(before)])
     for r in range(after):
         new = Zero(target, r, after, blank=True)
-        new.restore(DiskSource(folder, r, after))
+        new.restore(shards_on_disk(folder, r, after))
         new.require_values()
 
 
@@ -234,7 +234,7 @@ def test_what_a_plain_optimizer_saved_becomes_the_fp32_copy(tmp_path: Any) -> No
             new = Zero(make, r, 2, blank=True)
             for group in new.view.param_groups:
                 group.update({k: v for k, v in optimizer.param_groups[0].items() if k != "params"})
-            new.restore(DiskSource(folder, r, 2))
+            new.restore(shards_on_disk(folder, r, 2))
             new.require_values(moments=False)
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from autockpt.executors.restore.apply_state import apply_state
-from autockpt.executors.restore.reader import restore_tensors
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.executors.state.live_state import LiveState
 from autockpt.values.errors import ConfigError
+from tests.unit.executors.checkpoints import restore_shard
 from tests.unit.executors.restore.test_reader import in_memory
 
 
@@ -236,7 +236,7 @@ def test_state_of_its_own_is_resumed(name: str, dtype: torch.dtype) -> None:
     for steps in (range(4, 7), range(7, 9)):
         saved = in_memory(state)
         state, model, optimizer = built(name, dtype)
-        apply_state(restore_tensors(saved, state), state)
+        apply_state(restore_shard(saved, state), state)
         train(model, optimizer, steps)
     assert all(map(torch.equal, model.parameters(), whole.parameters()))
 

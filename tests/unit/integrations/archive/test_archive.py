@@ -10,7 +10,7 @@ import torch
 
 from autockpt.cli.app import run
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.restore.shard_sources import shards_on_disk
 from autockpt.executors.storage.catalogue import list_generations
 from autockpt.integrations.archive import writing
 from autockpt.integrations.archive.reading import Archive
@@ -139,7 +139,7 @@ def test_what_was_lost_before_is_said_of_an_archive_of_it(tmp_path: Path, codec:
     third = generation_folder(str(tmp_path / "third"))
     (record,) = list_generations(str(Path(third).parent))
     assert record.detail == f"LOSSY: {done.lossy}"
-    back = restore_shards(DiskSource(third, 0, 1), state_of(wide_job()))
+    back = restore_shards(shards_on_disk(third, 0, 1), state_of(wide_job()))
     assert back.skeleton["lossy"] == done.lossy
 
 
@@ -256,7 +256,7 @@ def test_the_commands_say_lossy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert run(words) == 0
         assert expected in capsys.readouterr().out
-    copied = DiskSource(generation_folder(str(tmp_path / "copy")), 0, 1)
+    copied = shards_on_disk(generation_folder(str(tmp_path / "copy")), 0, 1)
     skeleton = restore_shards(copied, state_of(wide_job())).skeleton
     assert skeleton["lossy"].startswith("archived with excp")
     for target in ("safetensors", "dcp", "torch"):

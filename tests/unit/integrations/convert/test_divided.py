@@ -188,7 +188,7 @@ def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
     """Of parameters with optimizer state; loaded and restored."""
     from autockpt.executors.restore.apply_state import apply_state
     from autockpt.executors.restore.reader import restore_shards
-    from autockpt.executors.restore.shard_sources import DiskSource
+    from autockpt.executors.restore.shard_sources import shards_on_disk
 
     net = torch.nn.Module()
     net.register_parameter("two\nlines", torch.nn.Parameter(torch.ones(3)))
@@ -201,7 +201,7 @@ def test_names_with_line_breaks_are_names(tmp_path: Path) -> None:
     before = {key: value.clone() for key, value in optimizer.state[parameter].items()}
     assert same(autockpt.load(folder)["optimizer"]["state"]["two\nlines"], before)
     optimizer.step()
-    apply_state(restore_shards(DiskSource(folder, 0, 1), state), state)
+    apply_state(restore_shards(shards_on_disk(folder, 0, 1), state), state)
     assert same(optimizer.state[parameter], before)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autockpt
 from autockpt.executors.image.layout.boxes import Box, flat_range_boxes, whole
-from autockpt.executors.storage.catalogue import ChunkSource
+from autockpt.executors.storage.catalogue import ShardFileSource
 from autockpt.integrations.convert.committing import GenerationsOf
 from autockpt.integrations.convert.export import export
 from autockpt.integrations.convert.image_reader import Images, commit_of
@@ -136,13 +136,13 @@ def test_an_export_reads_every_chunk_once(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     folder = write_ranks(str(tmp_path / "c"), [tensors] * 3, parts)
     read: list[tuple[str, int]] = []
-    plain = ChunkSource.read
+    plain = ShardFileSource.read
 
-    def noted(self: ChunkSource, chunk: int, memory: memoryview) -> memoryview:
+    def noted(self: ShardFileSource, chunk: int, memory: memoryview) -> memoryview:
         read.append((self.path, chunk))
         return plain(self, chunk, memory)
 
-    monkeypatch.setattr(ChunkSource, "read", noted)
+    monkeypatch.setattr(ShardFileSource, "read", noted)
     export(folder, str(tmp_path / "out"), "safetensors")
     assert len(read) == len(set(read)) > 3 * 8
     loaded = autockpt.load(str(tmp_path / "out"))["model"]

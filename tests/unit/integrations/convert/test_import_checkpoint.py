@@ -16,7 +16,7 @@ import autockpt
 from autockpt.cli.app import run
 from autockpt.executors.restore.apply_state import apply_state, left_as_built
 from autockpt.executors.restore.reader import restore_shards
-from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.restore.shard_sources import shards_on_disk
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.integrations.convert.import_checkpoint import import_tree
@@ -50,7 +50,7 @@ def imported(source: Path, out: Path) -> tuple[str, Any]:
 
 def restored(folder: str, state: LiveState) -> dict[str, Any]:
     """As `attach` does it."""
-    return apply_state(restore_shards(DiskSource(folder, 0, 1), state), state)
+    return apply_state(restore_shards(shards_on_disk(folder, 0, 1), state), state)
 
 
 def write(kind: str, path: Path, job: Job) -> Path:
@@ -107,7 +107,7 @@ def test_several_models_and_optimizers_go_on(tmp_path: Path, names: tuple[str, s
     theirs = commit_state(directory, run_id, FIRST, trained)
     folder, done = imported(Path(theirs), tmp_path / "run")
     assert done.left_out == ()
-    back = restore_shards(DiskSource(folder, 0, 1), fresh)
+    back = restore_shards(shards_on_disk(folder, 0, 1), fresh)
     apply_state(back, fresh)
     assert left_as_built(back, fresh) == ()
     for name, net in trained.models.items():
@@ -140,10 +140,10 @@ def test_what_an_import_lacks_is_named(tmp_path: Path) -> None:
     torch.save({"model": dict(job[0].state_dict())}, tmp_path / "w.pt")
     folder, _ = imported(tmp_path / "w.pt", tmp_path / "run")
     state = LiveState.of(model=fresh[0], optimizer={"g": fresh[1]}, scheduler=fresh[2])
-    back = restore_shards(DiskSource(folder, 0, 1), state)
+    back = restore_shards(shards_on_disk(folder, 0, 1), state)
     said = "the checkpoint has nothing of optimizer.g, scheduler: as the script built it"
     assert left_as_built(back, state) == (said,)
-    own = DiskSource(saved(tmp_path / "c", job), 0, 1)
+    own = shards_on_disk(saved(tmp_path / "c", job), 0, 1)
     assert left_as_built(restore_shards(own, state_of(fresh)), state_of(fresh)) == ()
 
 

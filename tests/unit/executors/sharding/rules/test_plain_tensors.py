@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.restore.shard_sources import DiskSource
+from autockpt.executors.restore.shard_sources import shards_on_disk
 from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.sharding.mesh import Coordinates
 from autockpt.executors.sharding.rules.plain_tensors import RankRules, placed_parameters
@@ -125,7 +125,7 @@ def test_a_rank_with_nothing_but_padding_has_state_all_the_same(after: int, tmp_
     folder = save(str(tmp_path), [rank(r, 3) for r in range(3)])
     for r in range(after):
         new = rank(r, after, 7.0)
-        new.restore(DiskSource(folder, r, after))
+        new.restore(shards_on_disk(folder, r, after))
         (live,) = new.state.parameters().values()
         (optimizer,) = new.state.optimizers.values()
         state = optimizer.state[live]["momentum_buffer"]
@@ -171,13 +171,13 @@ def test_ranks_that_saved_without_rules_go_on_with_them(tmp_path: Any) -> None:
     before = save(str(tmp_path / "before"), [_half(rank, None) for rank in range(2)])
     whole = state_of({"weight": torch.zeros(6, 2)}, ruled(COLUMNS, tp=1))
     with pytest.raises(ConfigError, match=r"^weight: ranks 0, 1 hold different content"):
-        Member(whole).restore(DiskSource(before, 0, 1))
+        Member(whole).restore(shards_on_disk(before, 0, 1))
     ranks = [_half(rank, ruled(COLUMNS, rank=rank), value=9.0) for rank in range(2)]
     for number, rank in enumerate(ranks):
-        rank.restore(DiskSource(before, number, 2))
+        rank.restore(shards_on_disk(before, number, 2))
         assert rank.contents() == _half(number, ruled(COLUMNS, rank=number)).contents()
     after = save(str(tmp_path / "after"), ranks)
-    Member(whole).restore(DiskSource(after, 0, 1))
+    Member(whole).restore(shards_on_disk(after, 0, 1))
     (weight,), (optimizer,) = whole.parameters().values(), whole.optimizers.values()
     assert torch.equal(weight, torch.arange(12.0).view(6, 2))
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], weight * 2)

@@ -1,7 +1,7 @@
-"""What the skeletons of a checkpoint say of an optimizer, by parameter name.
+"""An optimizer as the skeletons of a checkpoint describe it, by parameter name.
 
-Ranks of a pipeline have other parameters, ranks of a partitioned optimizer the state of others: so
-one skeleton may not say everything, and several are put together.
+Each rank of a pipeline has other parameters, each rank of a partitioned optimizer other state.  One
+skeleton may not know all of it, so several are put together.
 """
 
 from collections.abc import Callable, Iterator

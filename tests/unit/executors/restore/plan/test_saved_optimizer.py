@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autockpt.executors.restore.saved_optimizer import SavedOptimizer, add_skeleton
+from autockpt.executors.restore.plan.saved_optimizer import SavedOptimizer, add_skeleton
 from autockpt.values.errors import CorruptCheckpointError
 
 
