@@ -162,7 +162,7 @@ class VirtualJob:
             self._later(node, attach)
         self._run()
         self._seq = 0
-        assert self.coordinator.phase == "running"
+        assert self.coordinator.state.phase == "running"
 
     @property
     def generation(self) -> Generation:
@@ -201,14 +201,14 @@ class VirtualJob:
             persisted = m.ShardPersisted(rank=rank, generation=generation, attempt=1, record=record)
             self._later(node, persisted)
         self._run()
-        assert self.coordinator.memory_committed == generation
+        assert self.coordinator.state.memory_committed == generation
         assert not disk or self.machines[-1].state.durable == generation
-        if self.coordinator.protects:
+        if self.coordinator.state.protects:
             assert self.machines[-1].state.protected == generation
 
     def remember(self, saves: int) -> None:
         """As if so many saves had settled: copies of the newest, under older names."""
-        known = self.coordinator.saves
+        known = self.coordinator.state.saves
         settled = known[max(known)]
         self._seq += saves
         for back in range(1, saves):

@@ -175,7 +175,7 @@ class Rules:
     """Which machines play; the mutants swap one."""
 
     node: Callable[..., NodeProtocol] = NodeProtocol
-    coordinator: type[CoordinatorProtocol] = CoordinatorProtocol
+    coordinator: Callable[..., CoordinatorProtocol] = CoordinatorProtocol
     runtime: type[Runtime] = Runtime
 
 

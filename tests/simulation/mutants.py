@@ -13,8 +13,16 @@ from typing import Any
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.admission import Admission
-from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
-from autockpt.executors.protocol.coordinator.state import Proposal, Round, Save
+from autockpt.executors.protocol.coordinator.attaching import Attaching as CoordinatorAttaching
+from autockpt.executors.protocol.coordinator.choosing import Choosing
+from autockpt.executors.protocol.coordinator.machine import CoordinatorParts, CoordinatorProtocol
+from autockpt.executors.protocol.coordinator.plan_change import PlanChange
+from autockpt.executors.protocol.coordinator.replicating import (
+    Replicating as CoordinatorReplicating,
+)
+from autockpt.executors.protocol.coordinator.restoring import Restoring as CoordinatorRestoring
+from autockpt.executors.protocol.coordinator.saving import Saving as CoordinatorSaving
+from autockpt.executors.protocol.coordinator.state import CoordinatorState, Proposal, Round, Save
 from autockpt.executors.protocol.node.attaching import Attaching as NodeAttaching
 from autockpt.executors.protocol.node.guest_slots import GuestSlots as NodeGuestSlots
 from autockpt.executors.protocol.node.machine import NodeParts, NodeProtocol
@@ -98,18 +106,18 @@ class ReuseNames(NodeSaving):
 # --------------------------------------------------------------------------- commits
 
 
-class MemoryCommitWithOneMissing(CoordinatorProtocol):
+class MemoryCommitWithOneMissing(CoordinatorSaving):
     """All ranks but one are enough in memory."""
 
     def memory_complete(self, save: Save) -> bool:
-        return len(save.sealed) >= max(1, self.world_size - 1)
+        return len(save.sealed) >= max(1, self.state.world_size - 1)
 
 
-class CommitBeforeAllVotes(CoordinatorProtocol):
+class CommitBeforeAllVotes(CoordinatorSaving):
     """All votes but one are enough on disk."""
 
     def disk_complete(self, save: Save) -> bool:
-        return len(save.votes) >= max(1, self.world_size - 1) and self.memory_complete(save)
+        return len(save.votes) >= max(1, self.state.world_size - 1) and self.memory_complete(save)
 
 
 class NoTermCheck(Runtime):
@@ -129,15 +137,15 @@ class MissingIsNewer(Runtime):
         return disk.claim != term
 
 
-class ForgetTerms(CoordinatorProtocol):
+class ForgetTerms(CoordinatorAttaching):
     """A directory without claims is taken for a new one."""
 
     def rank_attached(self, from_node: int, message: m.RankAttached) -> None:
         super().rank_attached(from_node, replace(message, term=0))
 
-    def reset(self) -> None:
-        super().reset()
-        self.admission.term = 0
+    def _take_over(self, attach: m.TrainerAttached) -> None:
+        self.state.admission.term = 0
+        super()._take_over(attach)
 
 
 class NoSecondTermCheck(Runtime):
@@ -147,53 +155,53 @@ class NoSecondTermCheck(Runtime):
         return False
 
 
-class RetentionKeepsTooFew(CoordinatorProtocol):
+class RetentionKeepsTooFew(CoordinatorSaving):
     """Whatever is in the catalogue counts, abandoned, unread or suspect."""
 
     def to_delete(self) -> tuple[Generation, ...]:
-        keep = max(1, self.retention.keep_last)
-        return tuple(sorted(self.catalogue))[:-keep]
+        keep = max(1, self.state.retention.keep_last)
+        return tuple(sorted(self.state.catalogue))[:-keep]
 
 
-class RetentionCountsUnread(CoordinatorProtocol):
+class RetentionCountsUnread(CoordinatorSaving):
     """A commit that was never read back pushes older ones out."""
 
     def to_delete(self) -> tuple[Generation, ...]:
-        unread = self.catalogue
-        self.catalogue = {g: replace(entry, verified=True) for g, entry in unread.items()}
+        unread = self.state.catalogue
+        self.state.catalogue = {g: replace(entry, verified=True) for g, entry in unread.items()}
         doomed = super().to_delete()
-        self.catalogue = unread
+        self.state.catalogue = unread
         return doomed
 
 
-class RetentionForgetsBases(CoordinatorProtocol):
+class RetentionForgetsBases(CoordinatorSaving):
     """What stays may be a difference to what goes."""
 
     def to_delete(self) -> tuple[Generation, ...]:
-        known = self.catalogue
-        self.catalogue = {g: replace(entry, records=()) for g, entry in known.items()}
+        known = self.state.catalogue
+        self.state.catalogue = {g: replace(entry, records=()) for g, entry in known.items()}
         doomed = super().to_delete()
-        self.catalogue = known
+        self.state.catalogue = known
         return doomed
 
 
-class CommitOnLostBase(CoordinatorProtocol):
+class CommitOnLostBase(CoordinatorSaving):
     """Nobody looks whether what a commit is a difference to is still there."""
 
     def _complete_disk(self, save: Save) -> None:
-        known = dict(self.catalogue)
+        known = dict(self.state.catalogue)
         lost = bases_of(save.votes.values()) - set(known)
         some = next(iter(known.values()), None)
         if some is not None:
-            self.catalogue |= dict.fromkeys(lost, some)
+            self.state.catalogue |= dict.fromkeys(lost, some)
         super()._complete_disk(save)
-        self.catalogue = known
+        self.state.catalogue = known
 
 
 # --------------------------------------------------------------------------- numbers
 
 
-class RestoreSuspect(CoordinatorProtocol):
+class RestoreSuspect(Choosing):
     """The numbers in a state do not matter to the choice."""
 
     def question(self) -> Question:
@@ -206,7 +214,7 @@ class RestoreSuspect(CoordinatorProtocol):
         )
 
 
-class CommitAsGood(CoordinatorProtocol):
+class CommitAsGood(CoordinatorState):
     """COMMIT does not say what the seals said."""
 
     def emit(self, *instructions: m.CoordinatorInstruction) -> None:
@@ -222,14 +230,14 @@ class SuspectFreesSlots(NodeSaving):
         super().memory_committed(replace(message, health="good"))
 
 
-class SuspectPushesOut(CoordinatorProtocol):
+class SuspectPushesOut(CoordinatorRestoring):
     """Read back whole counts in retention, whatever the numbers."""
 
     def generation_verified(self, event: m.GenerationVerified) -> None:
         super().generation_verified(replace(event, health="good"))
 
 
-class ForgetVerdict(CoordinatorProtocol):
+class ForgetVerdict(CoordinatorState):
     """What was found when it was read back is known for as long as the incarnation lasts."""
 
     def reset(self) -> None:
@@ -237,18 +245,18 @@ class ForgetVerdict(CoordinatorProtocol):
         self.suspect = set()
 
 
-class VerdictOnlyWhileRunning(CoordinatorProtocol):
+class VerdictOnlyWhileRunning(CoordinatorRestoring):
     """What is found while nobody trains is of no interest."""
 
     def generation_verified(self, event: m.GenerationVerified) -> None:
-        if self.phase == "running":
+        if self.state.phase == "running":
             super().generation_verified(event)
 
 
 # --------------------------------------------------------------------------- restore
 
 
-class IdentityByStep(CoordinatorProtocol):
+class IdentityByStep(Choosing):
     """Two shards of the same step are taken for the same generation."""
 
     def question(self) -> Question:
@@ -260,7 +268,7 @@ class IdentityByStep(CoordinatorProtocol):
         return replace(question, memory=memory)
 
 
-class IgnoreLineage(CoordinatorProtocol):
+class IgnoreLineage(Choosing):
     """The greatest generation wins, even if it was left behind."""
 
     def question(self) -> Question:
@@ -275,7 +283,7 @@ def _last(term: int) -> Generation:
     return Generation(term=term, step=10**9)
 
 
-class RestoreMixed(CoordinatorProtocol):
+class RestoreMixed(Choosing):
     """Every rank restores the newest it has itself."""
 
     def select(self) -> Choice | None:
@@ -289,36 +297,36 @@ class RestoreMixed(CoordinatorProtocol):
         return replace(choice, sources=tuple(sources))
 
 
-class StrikeOneRankOnly(CoordinatorProtocol):
+class StrikeOneRankOnly(CoordinatorRestoring):
     """Only the rank with the bad source restores something else."""
 
     def strike(self, ranks: tuple[int, ...], detail: str) -> None:
-        before, verified, attempt = self.choice, set(self.verified), self.attempt
+        before, verified, attempt = self.state.choice, set(self.state.verified), self.state.attempt
         assert before is not None
         for rank in ranks:
-            self.struck.add((rank, before.generation, before.sources[rank].kind))
-        after = self.select()
+            self.state.struck.add((rank, before.generation, before.sources[rank].kind))
+        after = self.choosing.select()
         if after is None or after.generation == before.generation:
             super().strike(ranks, detail)
             return
-        self.choice, self.verified, self.attempt = before, verified, attempt + 1
-        self.choice = replace(before, generation=before.generation)
+        self.state.choice, self.state.verified, self.state.attempt = before, verified, attempt + 1
+        self.state.choice = replace(before, generation=before.generation)
         for rank in ranks:
             self._order(rank, after)
-        self.verified |= set(range(self.world_size)) - set(ranks)
+        self.state.verified |= set(range(self.state.world_size)) - set(ranks)
 
 
-class ResumeBeforeAllVerified(CoordinatorProtocol):
+class ResumeBeforeAllVerified(CoordinatorRestoring):
     """Training goes on when the first rank is ready."""
 
     def all_verified(self) -> bool:
         return True
 
 
-class AssumeFresh(CoordinatorProtocol):
+class AssumeFresh(Choosing):
     """Nothing found means start from scratch."""
 
-    def _something_was_durable(self) -> bool:
+    def is_something_missed(self) -> bool:
         return False
 
 
@@ -356,20 +364,22 @@ class InventoryTooEarly(NodeRestoring):
             local.attach = None
 
 
-class ActBeforeDecision(CoordinatorProtocol):
+class ActBeforeDecision(CoordinatorRestoring):
     """Ranks restore while the decision is still being written."""
 
     def decide(self) -> None:
         super().decide()
-        if self.phase == "deciding":
-            self.decision_written(m.DecisionWritten(term=self.term, attempt=self.attempt))
+        if self.state.phase == "deciding":
+            self.decision_written(
+                m.DecisionWritten(term=self.state.term, attempt=self.state.attempt)
+            )
 
 
-class ForgetStrikes(CoordinatorProtocol):
+class ForgetStrikes(CoordinatorRestoring):
     """A source that turned out bad is offered again."""
 
     def decide(self) -> None:
-        self.struck = set()
+        self.state.struck = set()
         super().decide()
 
 
@@ -379,13 +389,15 @@ class ReadBeforeClaim(Runtime):
     reads_before_claim = True
 
 
-class MixWorlds(CoordinatorProtocol):
+class MixWorlds(Choosing):
     """Shards of another number of ranks are taken for today's."""
 
     def question(self) -> Question:
         question = super().question()
-        world = self.world_size
-        at_home = (c.shard for c in question.copies if c.node in self.nodes[c.shard.rank :][:1])
+        world = self.state.world_size
+        at_home = (
+            c.shard for c in question.copies if c.node in self.state.nodes[c.shard.rank :][:1]
+        )
         memory = (*question.memory, *(replace(shard, world_size=world) for shard in at_home))
         return replace(question, memory=memory)
 
@@ -423,12 +435,12 @@ class AdmitOlderTerm(NodeProtocol):
 # --------------------------------------------------------------------------- copies
 
 
-class ProtectWithOneMissing(CoordinatorProtocol):
+class ProtectWithOneMissing(CoordinatorReplicating):
     """All copies but one are enough."""
 
     def all_copied(self, copies: Round) -> bool:
-        wanted = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
-        return len(copies.sealed) >= len(wanted) + self.world_size - 1
+        wanted = {(rank, node) for node, ranks in self.state.wards.items() for rank in ranks}
+        return len(copies.sealed) >= len(wanted) + self.state.world_size - 1
 
 
 class OverwriteWhileCopied(NodeGuestSlots):
@@ -445,14 +457,14 @@ class HideCopies(NodeRestoring):
         yield from (local.slots for local in self.state.ranks.values())
 
 
-class HideParities(CoordinatorProtocol):
+class HideParities(Choosing):
     """What parities could give back is not asked."""
 
     def parities_held(self) -> tuple[m.ShardCopy, ...]:
         return ()
 
 
-class KeepCountsAfterRestart(CoordinatorProtocol):
+class KeepCountsAfterRestart(CoordinatorReplicating):
     """Copies that died with a keeper count on."""
 
     def copies_lost(self, reason: str) -> None:
@@ -492,12 +504,12 @@ class TrustAnyCopy(NodeReplicating):
                 self.state.tell(m.CopySealed(shard=shard))
 
 
-class CopyOfAnotherRound(CoordinatorProtocol):
+class CopyOfAnotherRound(CoordinatorReplicating):
     """A copy counts whatever generation it is of."""
 
     def copy_sealed(self, from_node: int, message: m.CopySealed) -> None:
-        if self.round is not None:
-            shard = replace(message.shard, generation=self.round.generation)
+        if self.state.round is not None:
+            shard = replace(message.shard, generation=self.state.round.generation)
             message = replace(message, shard=shard)
         super().copy_sealed(from_node, message)
 
@@ -508,11 +520,11 @@ class CopyOfAnotherRound(CoordinatorProtocol):
 # --------------------------------------------------------------------------- parity
 
 
-class ProtectWithoutParity(CoordinatorProtocol):
+class ProtectWithoutParity(CoordinatorReplicating):
     """Originals at home are enough, whoever has made parity of them."""
 
     def all_copied(self, copies: Round) -> bool:
-        holders = {rank for each in self.sets for rank in each.ranks}
+        holders = {rank for each in self.state.sets for rank in each.ranks}
         return super().all_copied(replace(copies, encoded=holders))
 
 
@@ -538,7 +550,7 @@ class DropOutgrown(NodeGuestSlots):
         return
 
 
-class GatherMixed(CoordinatorProtocol):
+class GatherMixed(Choosing):
     """The newest shard of a rank will do, whichever generation the others are of."""
 
     def select(self) -> Choice | None:
@@ -562,14 +574,14 @@ class RebuildFromFewer(Runtime):
 # --------------------------------------------------------------------------- plans
 
 
-class PlanOnFirstAnswer(CoordinatorProtocol):
+class PlanOnFirstAnswer(PlanChange):
     """The first rank that prepared decides for all."""
 
     def all_prepared(self, proposal: Proposal) -> bool:
         return len(proposal.prepared) >= 1
 
 
-class PlanWithoutMargin(CoordinatorProtocol):
+class PlanWithoutMargin(PlanChange):
     """The switch is set to the step of the slowest rank."""
 
     def _decide_plan(self, proposal: Proposal) -> None:
@@ -583,21 +595,21 @@ class WaitForOverwritten(NodeSaving):
         return
 
 
-class WaitForReplaced(CoordinatorProtocol):
+class WaitForReplaced(CoordinatorState):
     """A coordinator of ranks that have gone to another one keeps its keeper waiting for theirs."""
 
     def settled_for(self, incarnation: m.Incarnation | None) -> bool:
         return all(save.finished for save in self.saves.values())
 
 
-class WriteAlone(CoordinatorProtocol):
+class WriteAlone(CoordinatorSaving):
     """Ranks that began a generation for memory alone are not asked to write it, too."""
 
     def join_writers(self, save: Save) -> None:
         return
 
     def want_persisted(self, save: Save) -> None:
-        if self.breakpoint or self.unreachable:
+        if self.state.breakpoint or self.state.unreachable:
             super().want_persisted(save)
 
 
@@ -621,8 +633,10 @@ class Mutant:
                 return Rules(node=partial(NodeProtocol, parts=parts))
         if issubclass(self.kind, NodeProtocol):
             return Rules(node=self.kind)
-        if issubclass(self.kind, CoordinatorProtocol):
-            return Rules(coordinator=self.kind)
+        for part in fields(CoordinatorParts):
+            if issubclass(self.kind, part.default):  # type: ignore[arg-type]
+                swapped = CoordinatorParts(**{part.name: self.kind})
+                return Rules(coordinator=partial(CoordinatorProtocol, parts=swapped))
         return Rules(runtime=self.kind)
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from autockpt.executors.protocol.coordinator.restoring import HOPELESS_STARTS
+from autockpt.executors.protocol.coordinator.choosing import HOPELESS_STARTS
 from tests.simulation.actors import Rules
 from tests.simulation.faults import FAULTS, Faults
 from tests.simulation.oracle import Violation
@@ -105,7 +105,7 @@ class Simulation(Faults):
             self.check_refusal()
             self.relaunch_in_peace(fresh=True)
         if not all(t.running for t in self.trainers):
-            states = [(k.machine.state.phase, k.coordinator.phase) for k in self.keepers()]
+            states = [(k.machine.state.phase, k.coordinator.state.phase) for k in self.keepers()]
             self.oracle.fail(f"liveness: trainers did not resume; keepers are {states}")
         # With a limit ranks begin to differ when they hear that the first one is durable.
         self.check_saving(3 if self.in_flight else 1)
@@ -123,7 +123,11 @@ class Simulation(Faults):
 
     def check_protection(self) -> None:
         """With copies wanted and enough nodes, something becomes protected."""
-        current = [k.coordinator for k in self.keepers() if k.coordinator.term == self.disk.term]
+        current = [
+            k.coordinator.state
+            for k in self.keepers()
+            if k.coordinator.state.term == self.disk.term
+        ]
         if not any(one.protects for one in current):
             return
         before = len(self.oracle.protections)
@@ -155,7 +159,9 @@ class Simulation(Faults):
         if not settled():
             machines = [k.machine.state for k in members]
             tables = [(m.node, [*m.unsettled], [*m.votes], [*m.persists]) for m in machines]
-            saves = [s for k in members for s in k.coordinator.saves.values() if not s.finished]
+            saves = [
+                s for k in members for s in k.coordinator.state.saves.values() if not s.finished
+            ]
             self.oracle.fail(f"liveness: keepers wait for ever: {tables}, {saves}")
 
     def relaunch_in_peace(self, *, fresh: bool) -> None:
@@ -169,7 +175,7 @@ class Simulation(Faults):
             self.round_until(lambda: all(t.running or t.refused for t in self.trainers), 120)
             if all(t.running or t.final for t in self.trainers):
                 return
-            states = [(k.machine.state.phase, k.coordinator.phase) for k in self.keepers()]
+            states = [(k.machine.state.phase, k.coordinator.state.phase) for k in self.keepers()]
             self.say("not running", states)
 
     def round_until(self, done: Any, rounds: int) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from autockpt.executors.protocol import messages as m
-from autockpt.executors.protocol.coordinator.restoring import HOPELESS_STARTS
+from autockpt.executors.protocol.coordinator.choosing import HOPELESS_STARTS
 from autockpt.values.generation import Generation
 from tests.simulation.actors import Commit, Content, Keeper, Trainer
 from tests.simulation.trainers import Trainers
@@ -190,14 +190,14 @@ class Storage(Trainers):
         known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.term]
         if do.generation in known:
             self.oracle.fail(f"term {do.term} restores {do.generation}, which is suspect")
-        for _, generation, _ in keeper.coordinator.struck:
+        for _, generation, _ in keeper.coordinator.state.struck:
             self.oracle.durable.discard(generation)
             self.oracle.forget_memory()
-        for generation, starts in keeper.coordinator.failed.items():
+        for generation, starts in keeper.coordinator.state.failed.items():
             if starts >= HOPELESS_STARTS:
                 self.oracle.forget_up_to(generation)
                 self.oracle.protected.pop(generation, None)
-        keeper.jobs.append(["decide", 0, do, keeper.coordinator.attaches[0].fresh])
+        keeper.jobs.append(["decide", 0, do, keeper.coordinator.state.attaches[0].fresh])
 
     def do_WriteCommit(self, keeper: Keeper, do: m.WriteCommit) -> None:
         keeper.jobs.append(["commit", 0, do])
@@ -324,15 +324,15 @@ class Storage(Trainers):
 
     def job_renew(self, keeper: Keeper, job: list[Any]) -> Any:
         """The claim is gone: the directory is made again under it."""
-        term = keeper.coordinator.term
-        if self.disk.claim >= term or keeper.coordinator.phase != "running":
+        term = keeper.coordinator.state.term
+        if self.disk.claim >= term or keeper.coordinator.state.phase != "running":
             return False
         if any(other[0] in ("commit", "decide") for other in keeper.jobs):
             return None  # one thread does them all, one after the other
         if job[1] == 0:
             return m.DirectoryGone(term=term, reason="nothing is mounted") if self.flaky else None
         self.disk.claim = term
-        self.disk.decisions[term] = keeper.coordinator.parents[term]
+        self.disk.decisions[term] = keeper.coordinator.state.parents[term]
         return m.DirectoryRenewed(term=term)
 
     def link(self, do: m.WriteCommit) -> Any:
@@ -376,7 +376,7 @@ class Storage(Trainers):
     def promise_restored(self, keeper: Keeper, generation: Generation | None) -> None:
         """What is restored from files stays, whoever called it durable or did not."""
         commit = self.disk.commits.get(generation) if generation else None
-        choice = keeper.coordinator.choice
+        choice = keeper.coordinator.state.choice
         if commit is None or choice is None or generation in self.oracle.nan:
             return
         files = self.files_of(commit.entry.records)
@@ -419,7 +419,7 @@ class Storage(Trainers):
             running = [t.term for t in self.trainers if not t.refused]
             self.oracle.begin_anew(term, running, self.nodes)
         self.disk.claim = self.disk.term = term
-        self.shapes[term] = keeper.coordinator.nodes
+        self.shapes[term] = keeper.coordinator.state.nodes
 
     def read_catalogue(self, do: m.ClaimTerm, term: int) -> m.TermClaimed:
         """What the claimer sees; reading makes it durable."""
@@ -468,9 +468,9 @@ class Storage(Trainers):
 
     def told(self, keeper: Keeper) -> dict[int, Generation | None]:
         """Decisions before this one: those on disk, and those that keepers remember."""
-        links = [link for r in keeper.coordinator.inventory.values() for link in r.lineage]
+        links = [link for r in keeper.coordinator.state.inventory.values() for link in r.lineage]
         told = {link.term: link.parent for link in links} | self.disk.decisions
-        return {e: parent for e, parent in told.items() if e < keeper.coordinator.term}
+        return {e: parent for e, parent in told.items() if e < keeper.coordinator.state.term}
 
     def _unfinished(self, term: int) -> list[Generation]:
         """Of earlier terms, without a COMMIT."""

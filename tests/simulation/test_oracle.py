@@ -21,8 +21,8 @@ def two_nodes() -> tuple[Simulation, Keeper]:
             content = Content(generation=SAVED, history=7, rank=owner, world=2, sealed=True)
             contents[owner, 0] = content  # type: ignore[index]
     keeper = world.start_keeper(world.nodes[0])
-    keeper.coordinator.term, keeper.coordinator.nodes = 1, (0, 1)
-    keeper.coordinator.wards = {0: (1,), 1: (0,)}
+    keeper.coordinator.state.term, keeper.coordinator.state.nodes = 1, (0, 1)
+    keeper.coordinator.state.wards = {0: (1,), 1: (0,)}
     world.oracle.wanted[SAVED], world.guest_losses = 0, 1
     keeper.back[1] = 1
     return world, keeper
@@ -60,8 +60,8 @@ def test_what_was_protected_goes_with_memory_where_nothing_newer_will_be(protect
     own = {(0, 0), (1, 1)}
     promise = Promise(world=2, copies=own, parities=own, sets=((frozenset({0, 1}), 1),))
     world.oracle.promise_protected(SAVED, promise)
-    keeper.coordinator.wards = {}
-    keeper.coordinator.sets = (ParityRanks(ranks=(0, 1), losses=1),) if protects else ()
+    keeper.coordinator.state.wards = {}
+    keeper.coordinator.state.sets = (ParityRanks(ranks=(0, 1), losses=1),) if protects else ()
     world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
     assert bool(world.oracle.protected) is protects
 

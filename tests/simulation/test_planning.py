@@ -44,9 +44,9 @@ def test_what_a_plan_keeps_is_kept_from_its_switch_on() -> None:
         cluster.start()
         cluster.tell_node(1, m.PlanProposed(version=1, payload={"retention": wanted}))
         cluster.tell_node(0, m.PlanPrepared(rank=0, version=1, step=10))
-        assert cluster.coordinator.retention.keep_last == 1
+        assert cluster.coordinator.state.retention.keep_last == 1
         cluster.tell_node(1, m.PlanPrepared(rank=1, version=1, step=12))
-        assert cluster.coordinator.retention.keep_last == kept
+        assert cluster.coordinator.state.retention.keep_last == kept
         assert cluster.take(m.ApplyPlan)
 
 

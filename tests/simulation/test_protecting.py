@@ -51,7 +51,7 @@ def test_copies_that_come_one_by_one_are_waited_for() -> None:
     cluster, orders = copying()
     for order in orders:
         cluster.tick(WAIT_S / 2)
-        assert cluster.coordinator.round is not None
+        assert cluster.coordinator.state.round is not None
         fetched(cluster, order)
     assert {a.generation for a in cluster.take(m.AnnounceProtected)} == {SAVED}
 
@@ -62,7 +62,7 @@ def test_one_copy_that_takes_longer_than_the_deadline_is_waited_for() -> None:
     for mark in range(1, 6):
         coming(cluster, orders[0], mark)
         cluster.tick(WAIT_S * 0.9)
-        assert cluster.coordinator.round is not None
+        assert cluster.coordinator.state.round is not None
     for order in orders:
         fetched(cluster, order)
     assert {a.generation for a in cluster.take(m.AnnounceProtected)} == {SAVED}
@@ -81,8 +81,8 @@ def test_a_round_of_which_nothing_more_comes_ends(stuck: bool) -> None:
         (order,) = cluster.take(m.FetchShard)
         coming(cluster, order, 7)
     cluster.tick(WAIT_S / 2)
-    assert cluster.coordinator.round is not None
+    assert cluster.coordinator.state.round is not None
     cluster.tick(WAIT_S / 2)
-    assert cluster.coordinator.round is None
+    assert cluster.coordinator.state.round is None
     (report,) = [r for r in cluster.take(m.Report) if r.kind == "warning"]
     assert "nothing more of its copies came for 1" in report.detail

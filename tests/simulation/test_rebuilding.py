@@ -192,7 +192,7 @@ def test_a_parity_that_cannot_be_made_ends_the_round() -> None:
         ),
     )
     assert sorted(a.rank for a in cluster.take(m.AbortFetch)) == [0, 2]
-    assert cluster.coordinator.round is None
+    assert cluster.coordinator.state.round is None
 
 
 def test_a_node_that_comes_back_empty_is_rebuilt_and_protected_again() -> None:
@@ -229,10 +229,10 @@ def test_a_late_parity_is_no_protection_while_they_are_counted_anew() -> None:
     cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=3, held=(shard(0),)))
     cluster.attach(0, term=1, redundancy=XOR)
     cluster.claim(1, parents=(m.TermParent(term=1, parent=None),))
-    assert cluster.coordinator.protected == SAVED
+    assert cluster.coordinator.state.protected == SAVED
     failed = m.CopyFailed(owner=0, generation=SAVED, reason="no memory")
     cluster.tell(m.MessageReceived(from_node=0, message=failed))
-    assert cluster.coordinator.round is None
+    assert cluster.coordinator.state.round is None
     cluster.done = []
     late = m.CopySealed(shard=replace(orders[2].shard, root="p2", bytes=64))
     cluster.tell(m.MessageReceived(from_node=2, message=late))

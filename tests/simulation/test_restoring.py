@@ -262,7 +262,7 @@ def test_a_rollback_is_a_new_term_with_that_parent() -> None:
     cluster.claim(2, committed=(entry(2), entry(4)), parents=SCRATCH)
     cluster.tell(m.DecisionWritten(term=2, attempt=1))
     cluster.verify_all(2)
-    assert cluster.coordinator.chain[0] == m.TermParent(term=2, parent=gen(1, 2))
+    assert cluster.coordinator.state.chain[0] == m.TermParent(term=2, parent=gen(1, 2))
     assert not cluster.nodes[0].state.is_eligible(gen(1, 4))
 
 
@@ -366,10 +366,10 @@ def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
     (claim,) = cluster.take(m.ClaimTerm)
     assert claim.term == 1
     cluster.claim(1, parents=SCRATCH)
-    assert cluster.coordinator.memory_committed == gen(1, 3)
+    assert cluster.coordinator.state.memory_committed == gen(1, 3)
     assert cluster.take(m.Resume) == []
     cluster.save(gen(1, 5))
-    assert cluster.coordinator.memory_committed == gen(1, 5)
+    assert cluster.coordinator.state.memory_committed == gen(1, 5)
 
 
 def test_a_rejoining_coordinator_waits_for_every_node() -> None:
@@ -383,10 +383,10 @@ def test_a_rejoining_coordinator_waits_for_every_node() -> None:
     cluster.attach(0, term=1)
     cluster.claim(1, parents=SCRATCH)
     cluster.tick(40)
-    assert cluster.coordinator.phase == "inventory"
+    assert cluster.coordinator.state.phase == "inventory"
     cluster.cut = set()
     cluster.tick(6)
-    assert cluster.coordinator.phase == "running"
+    assert cluster.coordinator.state.phase == "running"
 
 
 def test_a_keeper_that_restarts_during_a_restore_gets_its_orders_again() -> None:

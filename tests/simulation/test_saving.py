@@ -438,7 +438,7 @@ def test_a_storage_that_hangs_keeps_its_slot_while_others_are_free() -> None:
 def test_older_ones_give_way_on_a_full_disk(full: bool) -> None:
     """Down to the newest that was read back; another error of the disk deletes nothing."""
     cluster = Cluster(nodes_of=(0,))
-    cluster.coordinator.retention = Retention(keep_last=5)
+    cluster.coordinator.state.retention = Retention(keep_last=5)
     cluster.start()
     for step in (1, 2, 3):
         cluster.save(gen(1, step), disk=True)
@@ -495,7 +495,7 @@ def test_a_forgotten_generation_is_answered_by_rule() -> None:
     cluster = running()
     for step in range(1, 60):
         cluster.save(gen(1, step))
-    assert len(cluster.coordinator.saves) < 40
+    assert len(cluster.coordinator.state.saves) < 40
     late = m.RankDropped(rank=0, generation=gen(1, 1), reason="late", memory=True)
     answer = cluster.coordinator.handle(m.MessageReceived(from_node=0, message=late))
     assert [type(a.message).__name__ for a in answer if isinstance(a, m.Send)] == [

@@ -177,13 +177,13 @@ class World:
     def promise_memory(self, keeper: Keeper, message: m.MemoryCommitted) -> None:
         """A coordinator says all ranks hold it: from now on that must be true."""
         generation = message.generation
-        current = keeper.coordinator.term == self.disk.term
-        if message.health == "good" and current and not keeper.coordinator.protects:
+        current = keeper.coordinator.state.term == self.disk.term
+        if message.health == "good" and current and not keeper.coordinator.state.protects:
             self.oracle.protected.clear()  # nothing newer will be protected: it goes as memory does
         if generation in self.oracle.announced:
             return
         self.oracle.announced.add(generation)
-        nodes = keeper.coordinator.nodes
+        nodes = keeper.coordinator.state.nodes
         whole = all(self.in_memory(rank, generation, nodes) for rank in range(len(nodes)))
         current = generation.term == self.disk.term and not self.losses
         newest = not any(g > generation for g in self.oracle.memory)
@@ -209,11 +209,11 @@ class World:
             return
         if generation in self.oracle.protections or self.slots == 1:
             return
-        if keeper.coordinator.nodes != self.nodes_of:
+        if keeper.coordinator.state.nodes != self.nodes_of:
             return
         self.oracle.protections.add(generation)
-        wards, sets = keeper.coordinator.wards, keeper.coordinator.sets
-        homes = keeper.coordinator.nodes
+        wards, sets = keeper.coordinator.state.wards, keeper.coordinator.state.sets
+        homes = keeper.coordinator.state.nodes
         there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
         originals = [
             (rank, node)
@@ -235,7 +235,7 @@ class World:
         # A keeper that comes back says what it lacks, and has not read what it has.
         known = absent and all(keeper.back.get(n) == self.lost_so_far() for _, n in absent)
         undisturbed = began == self.lost_so_far() or known
-        if missing and undisturbed and keeper.coordinator.term == self.disk.term:
+        if missing and undisturbed and keeper.coordinator.state.term == self.disk.term:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
         if not missing and generation.term == self.disk.term:
             own = set(enumerate(homes))
@@ -314,7 +314,7 @@ class World:
         event = m.MessageReceived(from_node=key[0], message=message)
         if type(message) in _UPWARD:
             self.to_coordinator(keeper, event)
-            running = keeper.coordinator.phase == "running"
+            running = keeper.coordinator.state.phase == "running"
             if type(message) is m.RankAttached and message.attach.term and running:
                 keeper.back[key[0]] = self.lost_so_far()
         else:
@@ -325,7 +325,7 @@ class World:
         self.now_s += self.rng.choice((1, 2, 5, 5)) if not self.peace else 5
         event = m.TimePassed(now_s=self.now_s)
         for keeper in self.keepers():
-            held = keeper.coordinator.phase == "running" and keeper.coordinator.term
+            held = keeper.coordinator.state.phase == "running" and keeper.coordinator.state.term
             if held > self.disk.claim and not any(job[0] == "renew" for job in keeper.jobs):
                 keeper.jobs.append(["renew", 0])
             if self.peace or self.rng.random() < 0.9:

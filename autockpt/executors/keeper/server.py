@@ -602,7 +602,7 @@ class Keeper:
 
     def _from_node(self, node: int, message: p.WireMessage) -> None:
         """A keeper speaks for the ranks of its node, and the coordinator's for the job."""
-        if _may_say(node, message, self._coordinator.nodes, self._protocol.state.nodes):
+        if _may_say(node, message, self._coordinator.state.nodes, self._protocol.state.nodes):
             self._deliver(node, message)
         else:
             self._log(f"ignored of node {node}: {wire.describe(message)}")
@@ -897,7 +897,7 @@ class Keeper:
                 return
             state = _ENDS.get(ended.leaving, "failed")
         steps = [self._memory.of(rank).cell(CELL_STEP) for rank in self._s.trainers]
-        names = [generation.name for generation in sorted(self._coordinator.catalogue)]
+        names = [generation.name for generation in sorted(self._coordinator.state.catalogue)]
         held = bool(self._s.durable or (self._s.memory_committed and state != "finished"))
         self._status.write(
             RunStatus(

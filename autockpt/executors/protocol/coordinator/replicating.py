@@ -1,4 +1,4 @@
-"""The protecting part of the coordinator: rounds of copies, one generation at a time.
+"""The replicating part of the coordinator: rounds of copies, one generation at a time.
 
 A generation that is memory-committed survives the death of trainers, not of a node.  In a *round*
 every node fetches its wards' shards of one generation, or encodes parities of them; when all are
@@ -9,18 +9,8 @@ what is protected stays so where there is room for it, and training never waits.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.state import CoordinatorState, ParityRanks, Round
-from autockpt.executors.protocol.messages import (
-    CopiesEnded,
-    CopiesWanted,
-    CopyComing,
-    CopyFailed,
-    CopySealed,
-    HeldShard,
-    ParityMember,
-    ParityOf,
-    Report,
-)
 from autockpt.executors.protocol.transitions import moved
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -38,28 +28,31 @@ def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityR
             yield ParityRanks(ranks=ranks, losses=cell.tolerates)
 
 
-def parities_of(each: ParityRanks, shards: Mapping[int, HeldShard]) -> Iterator[HeldShard]:
+def parities_of(each: ParityRanks, shards: Mapping[int, m.HeldShard]) -> Iterator[m.HeldShard]:
     """What the members of a set are to hold; nothing while a shard of it is not known."""
     if not shards.keys() >= set(each.ranks):
         return
     members = tuple(
-        ParityMember(
+        m.ParityMember(
             rank=shard.rank, root=shard.root, layout_digest=shard.layout_digest,
             bytes=shard.bytes, health=shard.health,
         )
         for shard in (shards[rank] for rank in each.ranks)
     )  # fmt: skip
-    made_of = ParityOf(members=members, losses=each.losses)
+    made_of = m.ParityOf(members=members, losses=each.losses)
     for rank in each.ranks:
         shard = shards[rank]
-        yield HeldShard(
+        yield m.HeldShard(
             rank=rank, slot=0, generation=shard.generation, step=shard.step,
             world_size=shard.world_size, root="", chunk_bytes=shard.chunk_bytes, parity=made_of,
         )  # fmt: skip
 
 
-class Protecting(CoordinatorState):
-    """Who copies what, and when it counts."""
+class Replicating:
+    """Decides who copies which shard, and counts the copies."""
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self.state = state
 
     # ------------------------------------------------------------------ rules
 
@@ -69,69 +62,67 @@ class Protecting(CoordinatorState):
         Or that every member of its set has made its parity.  Only what was asked for is counted
         (`_is_asked`), so numbers say it.
         """
-        encoded = len(copies.encoded) >= self.parities_wanted
-        return encoded and len(copies.sealed) >= self.copies_wanted
+        encoded = len(copies.encoded) >= self.state.parities_wanted
+        return encoded and len(copies.sealed) >= self.state.copies_wanted
 
-    # ------------------------------------------------------------------ who copies what
+    # ------------------------------------------------------------------ who copies which shard
 
     def place_copies(self) -> None:
         """Wards of every node, or parity sets, as all trainers of this incarnation want it."""
-        self.wards, self.sets, self.holders = {}, (), {}
-        self.copies_wanted, self.parities_wanted = self.world_size, 0
-        first = self.attaches[min(self.attaches)]
+        state = self.state
+        state.wards, state.sets, state.holders = {}, (), {}
+        state.copies_wanted, state.parities_wanted = state.world_size, 0
+        first = state.attaches[min(state.attaches)]
         if first.redundancy.scheme == "none":
             return
-        nodes = self.every_node
+        nodes = state.every_node
         try:
             cells = place(first.redundancy, nodes, first.domains).cells
-            self.sets = tuple(parity_sets([c for c in cells if c.kind == "parity"], self.nodes))
+            state.sets = tuple(parity_sets([c for c in cells if c.kind == "parity"], state.nodes))
         except ConfigError as error:
-            self.emit(Report(kind="warning", detail=f"no copies on other nodes: {error}"))
+            state.emit(m.Report(kind="warning", detail=f"no copies on other nodes: {error}"))
             return
-        self.holders = self._holders()
-        here = ranks_by_node(self.nodes)
+        state.holders = self._holders()
+        here = ranks_by_node(state.nodes)
         for cell in cells:
             for node in cell.members:
                 kept = sorted(r for other in cell.kept_by(node) for r in here.get(other, ()))
-                self.wards[node] = tuple(kept)
-        wards = {(rank, node) for node, ranks in self.wards.items() for rank in ranks}
-        self.copies_wanted = len(wards | set(enumerate(self.nodes)))
-        self.parities_wanted = len({rank for ranks in self.holders.values() for rank in ranks})
-
-    @property
-    def protects(self) -> bool:
-        """Copies or parities are wanted at all."""
-        return bool(self.sets) or any(self.wards.values())
+                state.wards[node] = tuple(kept)
+        wards = {(rank, node) for node, ranks in state.wards.items() for rank in ranks}
+        state.copies_wanted = len(wards | set(enumerate(state.nodes)))
+        state.parities_wanted = len({rank for ranks in state.holders.values() for rank in ranks})
 
     def _holders(self) -> dict[int, tuple[int, ...]]:
         found: dict[int, list[int]] = {}
-        for rank in sorted(rank for each in self.sets for rank in each.ranks):
-            found.setdefault(self.nodes[rank], []).append(rank)
+        for rank in sorted(rank for each in self.state.sets for rank in each.ranks):
+            found.setdefault(self.state.nodes[rank], []).append(rank)
         return {node: tuple(ranks) for node, ranks in found.items()}
 
     # ------------------------------------------------------------------ rounds
 
     def begin_round(self) -> None:
         """Of the newest generation, unless one is under way or it is protected already."""
-        newest = self.memory_committed
-        if newest is None or self.round is not None or not self.protects:
+        state = self.state
+        newest = state.memory_committed
+        if newest is None or state.round is not None or not state.protects:
             return
-        if self.intact and self.protected is not None and newest <= self.protected:
+        if state.intact and state.protected is not None and newest <= state.protected:
             return
         shards = self._sealed(newest)
-        made = {parity.rank: parity for each in self.sets for parity in parities_of(each, shards)}
-        self._set_round(Round(generation=newest, news_s=self.now_s, shards=shards, parities=made))
+        made = {parity.rank: parity for each in state.sets for parity in parities_of(each, shards)}
+        self._set_round(Round(generation=newest, news_s=state.now_s, shards=shards, parities=made))
         self.repeat_round()
 
-    def copy_sealed(self, from_node: int, message: CopySealed) -> None:
+    def copy_sealed(self, from_node: int, message: m.CopySealed) -> None:
         """One more copy; the last one makes the generation protected."""
+        state = self.state
         shard = message.shard
-        copies = self.round
+        copies = state.round
         if copies is None or shard.generation != copies.generation:
-            if self.intact and shard.generation == self.protected:
-                self.send(from_node, CopiesEnded(generation=shard.generation, protected=True))
+            if state.intact and shard.generation == state.protected:
+                state.send(from_node, m.CopiesEnded(generation=shard.generation, protected=True))
             else:
-                self.stale(message)
+                state.stale(message)
             return
         if not self._is_asked(from_node, shard) or not self._is_original(copies, shard):
             what = "copy of" if shard.parity is None else "parity at"
@@ -144,55 +135,58 @@ class Protecting(CoordinatorState):
         else:
             copies.encoded.add(shard.rank)
         if len(copies.sealed) + len(copies.encoded) > before:
-            copies.news_s = self.now_s
+            copies.news_s = state.now_s
         if self.all_copied(copies):
             self._set_round(None)
-            self.protected, self.intact = copies.generation, True
-            self.broadcast(CopiesEnded(generation=copies.generation, protected=True))
+            state.protected, state.intact = copies.generation, True
+            state.broadcast(m.CopiesEnded(generation=copies.generation, protected=True))
             self.begin_round()
 
-    def _is_asked(self, node: int, shard: HeldShard) -> bool:
+    def _is_asked(self, node: int, shard: m.HeldShard) -> bool:
         """That node was to have it."""
+        state = self.state
         if shard.parity is not None:
-            asked = self.round is not None and shard.rank in self.round.parities
-            return asked and self.nodes[shard.rank] == node
-        own = shard.rank < self.world_size and self.nodes[shard.rank] == node
-        return own or shard.rank in self.wards.get(node, ())
+            asked = state.round is not None and shard.rank in state.round.parities
+            return asked and state.nodes[shard.rank] == node
+        own = shard.rank < state.world_size and state.nodes[shard.rank] == node
+        return own or shard.rank in state.wards.get(node, ())
 
-    def _is_original(self, copies: Round, shard: HeldShard) -> bool:
+    def _is_original(self, copies: Round, shard: m.HeldShard) -> bool:
         """It has the content that its owners sealed, as far as that is known."""
         if shard.parity is not None:
             return shard.parity == copies.parities[shard.rank].parity
         owned = copies.shards.get(shard.rank)
         return owned is None or owned.root == shard.root
 
-    def copy_coming(self, from_node: int, message: CopyComing) -> None:
+    def copy_coming(self, from_node: int, message: m.CopyComing) -> None:
         """More of a copy is there: the round is not waited for in vain.
 
         One that begins anew, as it broke, is no news until it is further than before.
         """
-        if self.round is None or message.generation != self.round.generation:
-            self.stale(message)
+        state = self.state
+        if state.round is None or message.generation != state.round.generation:
+            state.stale(message)
             return
-        marks, key = self.round.marks, (message.owner, from_node, message.parity)
+        marks, key = state.round.marks, (message.owner, from_node, message.parity)
         if message.mark > marks.get(key, 0):
-            marks[key], self.round.news_s = message.mark, self.now_s
+            marks[key], state.round.news_s = message.mark, state.now_s
 
-    def copy_failed(self, from_node: int, message: CopyFailed) -> None:
+    def copy_failed(self, from_node: int, message: m.CopyFailed) -> None:
         """One copy will not be made, so the round is for nothing."""
-        if self.round is None or message.generation != self.round.generation:
-            self.stale(message)
+        if self.state.round is None or message.generation != self.state.round.generation:
+            self.state.stale(message)
             return
         self.end_round(f"node {from_node} has no copy of rank {message.owner}: {message.reason}")
 
     def end_round(self, reason: str) -> None:
         """It failed.  The next memory commit begins another one."""
-        if self.round is None:
+        state = self.state
+        if state.round is None:
             return
-        generation = self.round.generation
+        generation = state.round.generation
         self._set_round(None)
-        self.emit(Report(kind="warning", detail=f"{generation} is not protected: {reason}"))
-        self.broadcast(CopiesEnded(generation=generation, protected=False, reason=reason))
+        state.emit(m.Report(kind="warning", detail=f"{generation} is not protected: {reason}"))
+        state.broadcast(m.CopiesEnded(generation=generation, protected=False, reason=reason))
 
     def copies_lost(self, reason: str) -> None:
         """The guest slots of a node are gone with its keeper: all are to be copied once more.
@@ -200,49 +194,53 @@ class Protecting(CoordinatorState):
         What was protected is kept all the same, where it still is.
         """
         self.end_round(reason)
-        self.intact = False
+        self.state.intact = False
 
     def unprotect(self, generation: Generation, reason: str) -> None:
         """Copies of it are worth nothing, made or under way."""
-        if self.round is not None and self.round.generation == generation:
+        state = self.state
+        if state.round is not None and state.round.generation == generation:
             self.end_round(reason)
-        if self.protected == generation:
-            self.protected, self.intact = None, False
+        if state.protected == generation:
+            state.protected, state.intact = None, False
 
     def _set_round(self, copies: Round | None) -> None:
-        before, after = ("wanted" if r else "none" for r in (self.round, copies))
+        before, after = ("wanted" if r else "none" for r in (self.state.round, copies))
         moved("round of copies", before, after)
-        self.round = copies
+        self.state.round = copies
 
     def expire_round(self) -> None:
         """Every wait ends; copies that go on coming are waited for."""
-        if self.round is None:
+        state = self.state
+        if state.round is None:
             return
-        waited = self.now_s - self.round.news_s
-        if waited >= self.deadlines.copies_s:
+        waited = state.now_s - state.round.news_s
+        if waited >= state.deadlines.copies_s:
             self.end_round(f"nothing more of its copies came for {waited:.0f} s")
 
     def repeat_round(self) -> None:
         """Ask again; nodes that have their copies say so again."""
-        if self.round is None:
+        state = self.state
+        if state.round is None:
             return
-        copies = self.round
-        for node in self.every_node:
-            wards, holders = self.wards.get(node, ()), self.holders.get(node, ())
-            wanted = CopiesWanted(
+        copies = state.round
+        for node in state.every_node:
+            wards, holders = state.wards.get(node, ()), state.holders.get(node, ())
+            wanted = m.CopiesWanted(
                 generation=copies.generation,
                 shards=tuple(copies.shards[rank] for rank in wards if rank in copies.shards),
                 parities=tuple(
                     copies.parities[rank] for rank in holders if rank in copies.parities
                 ),
             )
-            self.send(node, wanted)
+            state.send(node, wanted)
 
-    def _sealed(self, generation: Generation) -> dict[int, HeldShard]:
+    def _sealed(self, generation: Generation) -> dict[int, m.HeldShard]:
         """Shards by rank, as their owners sealed them: in this term, or before it."""
-        if generation in self.saves:
-            return dict(self.saves[generation].sealed)
-        shards = [shard for report in self.inventory.values() for shard in report.held]
-        if self.choice is not None:
-            shards += [source.shard for source in self.choice.sources if source.shard is not None]
+        state = self.state
+        if generation in state.saves:
+            return dict(state.saves[generation].sealed)
+        shards = [shard for report in state.inventory.values() for shard in report.held]
+        if state.choice is not None:
+            shards += [source.shard for source in state.choice.sources if source.shard is not None]
         return {shard.rank: shard for shard in shards if shard.generation == generation}

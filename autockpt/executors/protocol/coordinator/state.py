@@ -1,27 +1,12 @@
-"""What a CoordinatorProtocol remembers, and the small helpers its parts share.  No rules here."""
+"""The state of a CoordinatorProtocol, and the helpers that its parts share.  No rules here."""
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.admission import Admission
 from autockpt.executors.protocol.deadlines import Deadlines
-from autockpt.executors.protocol.messages import (
-    CatalogueEntry,
-    CoordinatorInstruction,
-    Health,
-    HeldShard,
-    Incarnation,
-    InventoryReported,
-    RankBegan,
-    Record,
-    Report,
-    Send,
-    TermParent,
-    ToNode,
-    TrainerAttached,
-    brief,
-)
 from autockpt.executors.protocol.selection import Choice, Strike
 from autockpt.executors.protocol.transitions import (
     CoordinatorPhase,
@@ -43,9 +28,9 @@ class Save:
     memory: MemoryState = "open"
     disk: DiskState = "none"
     disk_began_s: float = 0.0
-    sealed: dict[int, HeldShard] = field(default_factory=dict)
+    sealed: dict[int, m.HeldShard] = field(default_factory=dict)
     """By rank."""
-    votes: dict[int, Record] = field(default_factory=dict)
+    votes: dict[int, m.Record] = field(default_factory=dict)
     """By rank: sealed and persisted."""
     memory_only: set[int] = field(default_factory=set)
     """Ranks that began it for memory alone, and were not asked to write it since."""
@@ -53,7 +38,7 @@ class Save:
     """Ranks that were asked to write it as well: nobody is asked at every news of others."""
     compared: bool = False
     """Every rank's newest was compared with it: from now on only news can have passed it."""
-    worst: Health | None = None
+    worst: m.Health | None = None
     """Of its shards, once it is memory-committed: they change no more."""
 
     def go_memory(self, state: MemoryState) -> None:
@@ -79,9 +64,9 @@ class Round:
     generation: Generation
     news_s: float
     """When it began, or something of a copy came last."""
-    shards: dict[int, HeldShard]
+    shards: dict[int, m.HeldShard]
     """By rank, as their owners sealed them, as far as that is known."""
-    parities: dict[int, HeldShard] = field(default_factory=dict)
+    parities: dict[int, m.HeldShard] = field(default_factory=dict)
     """To be made, by the rank that holds it."""
     sealed: set[tuple[int, int]] = field(default_factory=set)
     """(rank, node that has a copy)."""
@@ -110,94 +95,107 @@ class Proposal:
     """Step by rank."""
 
 
-class CoordinatorState:
-    """Fields and helpers of the coordinator role of one keeper."""
+_KEPT = {
+    "retention", "deadlines", "now_s", "resent_s", "began_s", "phase", "admission", "knocking",
+    "suspect", "failed", "out",
+}  # fmt: skip
+"""Fields that outlive an incarnation."""
 
-    def __init__(
-        self, *, retention: Retention | None = None, deadlines: Deadlines | None = None
-    ) -> None:
-        self.retention = retention or Retention()
-        self.deadlines = deadlines or Deadlines()
-        self.now_s = 0.0
-        self.resent_s = 0.0
-        self.began_s = 0.0
-        """When the current phase began."""
-        self.phase: CoordinatorPhase = "idle"
-        self.admission = Admission()
-        self.knocking: dict[Incarnation, float] = {}
-        """Since when another launch waits for the holder to be gone."""
-        self.suspect: set[Generation] = set()
-        """Not good for numbers in them, whatever the directory says: its mark may be lost."""
-        self.failed: Counter[Generation] = Counter()
-        """By generation in memory the starts that ended because it was bad, and all there was."""
-        self._out: list[CoordinatorInstruction] = []
-        self.reset()
+
+@dataclass(slots=True, kw_only=True)
+class CoordinatorState:
+    """All that the coordinator role of one keeper remembers; its parts share it."""
+
+    retention: Retention = field(default_factory=Retention)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    now_s: float = 0.0
+    resent_s: float = 0.0
+    began_s: float = 0.0
+    """When the current phase began."""
+    phase: CoordinatorPhase = "idle"
+    admission: Admission = field(default_factory=Admission)
+    knocking: dict[m.Incarnation, float] = field(default_factory=dict)
+    """Since when another launch waits for the holder to be gone."""
+    suspect: set[Generation] = field(default_factory=set)
+    """Not good for numbers in them, whatever the directory says: its mark may be lost."""
+    failed: Counter[Generation] = field(default_factory=Counter)
+    """By generation in memory the starts that ended because it was bad, and all there was."""
+    out: list[m.CoordinatorInstruction] = field(default_factory=list)
+    nodes: tuple[int, ...] = ()
+    """By rank."""
+    every_node: tuple[int, ...] = ()
+    """Each of them once, ascending."""
+    attaches: dict[int, m.TrainerAttached] = field(default_factory=dict)
+    alive: set[int] = field(default_factory=set)
+    """Ranks that attached and were not reported lost."""
+    unreachable: set[int] = field(default_factory=set)
+    """Nodes reported lost and not heard of since."""
+    refusal: tuple[str, bool, bool] = ("", False, False)
+    """(reason, retryable, while restoring) that late ranks are told."""
+    term: int = 0
+    rejoining: int | None = None
+    """The running term a new coordinator keeper continues."""
+    catalogue: dict[Generation, m.CatalogueEntry] = field(default_factory=dict)
+    parents: dict[int, Generation | None] = field(default_factory=dict)
+    chain: tuple[m.TermParent, ...] = ()
+    ever_durable: bool = False
+    """Something of this run was durable once, even if it is gone now."""
+    inventory: dict[int, m.InventoryReported] = field(default_factory=dict)
+    """By node."""
+    struck: set[Strike] = field(default_factory=set)
+    attempt: int = 0
+    choice: Choice | None = None
+    """None: from scratch."""
+    scratch: str = ""
+    """Why nothing of an earlier start is resumed; "" where something is, or there was none."""
+    verified: set[int] = field(default_factory=set)
+    memory_committed: Generation | None = None
+    """Newest healthy one that all ranks hold."""
+    wards: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By node the ranks of other nodes whose shards it copies."""
+    sets: tuple[ParityRanks, ...] = ()
+    """Every rank in one of them, where memory is protected by parity."""
+    holders: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By node its ranks that hold a parity."""
+    copies_wanted: int = 0
+    """Shards that a round counts: every original, and every copy."""
+    parities_wanted: int = 0
+    round: Round | None = None
+    protected: Generation | None = None
+    """Newest one of which every copy was sealed."""
+    intact: bool = False
+    """They still are, as far as is known."""
+    saves: dict[Generation, Save] = field(default_factory=dict)
+    begun: dict[int, m.RankBegan] = field(default_factory=dict)
+    """News of the newest generation that each rank has begun."""
+    floor: Generation | None = None
+    """Saves up to here are settled and forgotten."""
+    breakpoint: bool = False
+    """Every memory commit goes to disk: the end of this incarnation is near."""
+    bare: bool = False
+    """The directory was made again, and nothing is in it: what is in memory goes there."""
+    known_term: int = 0
+    """Newest term that any node of the incarnation knew when it attached."""
+    proposal: Proposal | None = None
+    plan_newest: int = 0
+    """Newest version ever proposed in this term."""
+    plan_verdicts: dict[int, int | None] = field(default_factory=dict)
+    """Apply step by version; None: dropped."""
 
     def reset(self) -> None:
-        """Forget everything about the incarnation, keep who held the run."""
-        self.nodes: tuple[int, ...] = ()
-        """By rank."""
-        self.every_node: tuple[int, ...] = ()
-        """Each of them once, ascending."""
-        self.attaches: dict[int, TrainerAttached] = {}
-        self.alive: set[int] = set()
-        """Ranks that attached and were not reported lost."""
-        self.unreachable: set[int] = set()
-        """Nodes reported lost and not heard of since."""
-        self.refusal = ("", False, False)
-        """(reason, retryable, while restoring) that late ranks are told."""
-        self.term = 0
-        self.rejoining: int | None = None
-        """The running term a new coordinator keeper continues."""
-        self.catalogue: dict[Generation, CatalogueEntry] = {}
-        self.parents: dict[int, Generation | None] = {}
-        self.chain: tuple[TermParent, ...] = ()
-        self.ever_durable = False
-        """Something of this run was durable once, even if it is gone now."""
-        self.inventory: dict[int, InventoryReported] = {}
-        """By node."""
-        self.struck: set[Strike] = set()
-        self.attempt = 0
-        self.choice: Choice | None = None
-        """None: from scratch."""
-        self.scratch = ""
-        """Why nothing of an earlier start is resumed; "" where something is, or there was none."""
-        self.verified: set[int] = set()
-        self.memory_committed: Generation | None = None
-        """Newest healthy one that all ranks hold."""
-        self.wards: dict[int, tuple[int, ...]] = {}
-        """By node the ranks of other nodes whose shards it copies."""
-        self.sets: tuple[ParityRanks, ...] = ()
-        """Every rank in one of them, where memory is protected by parity."""
-        self.holders: dict[int, tuple[int, ...]] = {}
-        """By node its ranks that hold a parity."""
-        self.copies_wanted = 0
-        """Shards that a round counts: every original, and every copy."""
-        self.parities_wanted = 0
-        self.round: Round | None = None
-        self.protected: Generation | None = None
-        """Newest one of which every copy was sealed."""
-        self.intact = False
-        """They still are, as far as is known."""
-        self.saves: dict[Generation, Save] = {}
-        self.begun: dict[int, RankBegan] = {}
-        """News of the newest generation that each rank has begun."""
-        self.floor: Generation | None = None
-        """Saves up to here are settled and forgotten."""
-        self.breakpoint = False
-        """Every memory commit goes to disk: the end of this incarnation is near."""
-        self.bare = False
-        """The directory was made again, and nothing is in it: what is in memory goes there."""
-        self.known_term = 0
-        """Newest term that any node of the incarnation knew when it attached."""
-        self.proposal: Proposal | None = None
-        self.plan_newest = 0
-        """Newest version ever proposed in this term."""
-        self.plan_verdicts: dict[int, int | None] = {}
-        """Apply step by version; None: dropped."""
+        """Forget everything about the incarnation; keep the fields in `_KEPT`."""
+        fresh = type(self)()
+        for each in fields(self):
+            if each.name not in _KEPT:
+                setattr(self, each.name, getattr(fresh, each.name))
 
     @property
-    def incarnation(self) -> Incarnation | None:
+    def protects(self) -> bool:
+        """Copies or parities are wanted at all."""
+        return bool(self.sets) or any(self.wards.values())
+
+    @property
+    def incarnation(self) -> m.Incarnation | None:
         """Whose trainers this coordinator serves."""
         return self.admission.current
 
@@ -206,22 +204,22 @@ class CoordinatorState:
         """Ranks of the incarnation."""
         return len(self.nodes)
 
-    def settled_for(self, incarnation: Incarnation | None) -> bool:
+    def settled_for(self, incarnation: m.Incarnation | None) -> bool:
         """The ranks of `incarnation` wait for no verdict from here.
 
         Those that another coordinator has admitted never do.
         """
         return incarnation != self.incarnation or all(s.finished for s in self.saves.values())
 
-    def emit(self, *instructions: CoordinatorInstruction) -> None:
+    def emit(self, *instructions: m.CoordinatorInstruction) -> None:
         """Add to the answer of the event being handled."""
-        self._out.extend(instructions)
+        self.out.extend(instructions)
 
-    def send(self, node: int, message: ToNode) -> None:
+    def send(self, node: int, message: m.ToNode) -> None:
         """To one node."""
-        self.emit(Send(to_node=node, message=message))
+        self.emit(m.Send(to_node=node, message=message))
 
-    def broadcast(self, message: ToNode) -> None:
+    def broadcast(self, message: m.ToNode) -> None:
         """To every node of the incarnation."""
         for node in self.every_node:
             self.send(node, message)
@@ -239,7 +237,7 @@ class CoordinatorState:
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""
-        self.emit(Report(kind="stale", detail=f"coordinator: ignored {brief(what)}"))
+        self.emit(m.Report(kind="stale", detail=f"coordinator: ignored {m.brief(what)}"))
 
     def go(self, phase: CoordinatorPhase) -> None:
         """Change phase, if the table has it; its deadline starts now."""
