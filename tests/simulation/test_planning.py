@@ -126,7 +126,7 @@ def test_an_older_or_repeated_proposal_is_ignored() -> None:
 
 RARE = (
     m.TermFenced(incarnation=LAUNCH, term=3, reason="term 4 exists"),
-    m.RankPlanLate(term=3, rank=1, version=2, step=40),
+    m.Relayed(incarnation=LAUNCH, term=3, event=m.PlanLate(rank=1, version=2, step=40)),
 )
 
 
@@ -141,6 +141,25 @@ def test_wire_messages_survive_json() -> None:
     for message in examples.values():
         text = json.dumps(m.message_to_data(message))
         assert m.message_from_data(json.loads(text)) == message
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        m.BreakpointRequested(reason="SIGTERM"),
+        m.PlanProposed(version=2, payload={"interval": 7}),
+        m.PlanPrepared(rank=1, version=2, step=40),
+        m.PlanLate(rank=1, version=2, step=40),
+    ],
+)
+def test_a_relayed_event_arrives_as_it_was(event: m.Relayable) -> None:
+    """Two kinds have the same fields: the frame names the kind."""
+    relayed = m.Relayed(incarnation=LAUNCH, term=3, event=event)
+    data = json.loads(json.dumps(m.message_to_data(relayed)))
+    assert m.message_from_data(data) == relayed
+    for wrong in ({"type": "TrainerLost", "body": {}}, {"type": "PlanLate"}, {}):
+        with pytest.raises(ProtocolError, match="no event that a node relays"):
+            m.message_from_data({**data, "body": {**data["body"], "event": wrong}})
 
 
 def test_a_foreign_message_is_refused() -> None:

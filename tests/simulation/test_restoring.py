@@ -223,7 +223,7 @@ def test_bad_memory_alone_ends_two_starts_and_not_the_third() -> None:
         cluster.take(m.RestoreShard)
         cluster.tell(
             m.MessageReceived(
-                from_node=0, message=m.RankBad(rank=0, term=start, attempt=1, detail="a chunk")
+                from_node=0, message=m.ShardBad(rank=0, term=start, attempt=1, detail="a chunk")
             )
         )
         assert [refused.retryable for refused in cluster.take(m.RestoreRefused)] == [True, True]

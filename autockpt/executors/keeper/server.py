@@ -975,6 +975,8 @@ def _may_say(
         return True  # about shards of others; the coordinator knows whose it asked for
     elif isinstance(message, p.RankSealed):
         rank = message.shard.rank
+    elif isinstance(message, p.Relayed) and isinstance(message.event, p.PlanPrepared | p.PlanLate):
+        rank = message.event.rank
     elif hasattr(message, "rank"):
         rank = message.rank
     else:

@@ -940,14 +940,6 @@ class RankAttached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankLost:
-    """The trainer of `rank` is dead."""
-
-    incarnation: Incarnation
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryReported:
     """All sealed shards in this node's memory, as of `term`; answer to InventoryWanted."""
 
@@ -1035,75 +1027,22 @@ class RankDropped:
     """There was no room for its file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankVerified:
-    """The trainer restored its shard."""
-
-    rank: int
-    term: int
-    attempt: int
+Relayable = BreakpointRequested | PlanProposed | PlanPrepared | PlanLate
+RELAYABLE: tuple[type, ...] = Relayable.__args__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBad:
-    """The trainer could not restore its shard from the source it was told."""
-
-    rank: int
-    term: int
-    attempt: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakpointWanted:
-    """Make the newest memory commit durable now."""
+class Relayed:
+    """An event of one node, passed on to the coordinator as it is."""
 
     incarnation: Incarnation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanWanted:
-    """A proposal that was delivered at a node."""
-
-    incarnation: Incarnation
-    version: int
-    payload: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlanPrepared:
-    """The trainer holds plan `version`, standing at `step`."""
-
+    """Whose trainers the node serves."""
     term: int
-    rank: int
-    version: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlanLate:
-    """The trainer passed the apply step before it heard of it."""
-
-    term: int
-    rank: int
-    version: int
-    step: int
+    """The term that is open at the node."""
+    event: Relayable
 
 
 # ------------------------------------------------------------- wire messages: coordinator -> node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachDenied:
-    """The coordinator does not let this rank start."""
-
-    incarnation: Incarnation
-    rank: int
-    refusal: str
-    retryable: bool = False
-    restoring: bool = False
-    """True: refused while restoring (RestoreRefused), False: not admitted (AttachRefused)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1289,7 +1228,7 @@ class PlanDropped:
 
 ToCoordinator = (
     RankAttached
-    | RankLost
+    | TrainerLost
     | InventoryReported
     | RankBegan
     | RankSealed
@@ -1298,15 +1237,13 @@ ToCoordinator = (
     | CopyComing
     | CopyFailed
     | RankDropped
-    | RankVerified
-    | RankBad
-    | BreakpointWanted
-    | PlanWanted
-    | RankPlanPrepared
-    | RankPlanLate
+    | ShardVerified
+    | ShardBad
+    | Relayed
 )
 ToNode = (
-    AttachDenied
+    AttachRefused
+    | RestoreRefused
     | InventoryWanted
     | RestoreOrdered
     | ShardsPlaced
@@ -1420,6 +1357,12 @@ def message_to_data(message: WireMessage) -> dict[str, Any]:
     """JSON data of a wire message: {"type": class name, "body": its fields}."""
     if isinstance(message, RankAttached):
         return {"type": "RankAttached", "body": _attached_to_data(message)}
+    if isinstance(message, Relayed):
+        event = {"type": type(message.event).__name__, "body": record_io.to_data(message.event)}
+        head = record_io.to_data(message.incarnation)
+        return {
+            "type": "Relayed", "body": {"incarnation": head, "term": message.term, "event": event},
+        }  # fmt: skip
     return {"type": type(message).__name__, "body": record_io.to_data(message)}
 
 
@@ -1481,8 +1424,29 @@ def message_from_data(data: Any) -> WireMessage:
         body = {**body, "attach": {**body["attach"], "nodes": []}}
         read = record_io.from_data(RankAttached, body, where="RankAttached")
         return replace(read, attach=replace(read.attach, nodes=nodes))
+    if kind is Relayed:
+        return _relayed_from_data(body)
     message: WireMessage = record_io.from_data(kind, body, where=kind.__name__)
     return message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RelayedFrame:
+    """A `Relayed` whose event is not read yet: it is tagged, because two kinds look alike."""
+
+    incarnation: Incarnation
+    term: int
+    event: dict[str, Any]
+
+
+def _relayed_from_data(body: Any) -> Relayed:
+    """Raises ProtocolError or ConfigError for a body that no sender writes."""
+    frame = record_io.from_data(_RelayedFrame, body, where="Relayed")
+    kind = next((k for k in RELAYABLE if k.__name__ == frame.event.get("type")), None)
+    if kind is None or set(frame.event) != {"type", "body"}:
+        raise ProtocolError(f"no event that a node relays: {str(frame.event)[:80]!r}")
+    event: Relayable = record_io.from_data(kind, frame.event["body"], where=kind.__name__)
+    return Relayed(incarnation=frame.incarnation, term=frame.term, event=event)
 
 
 def brief(what: object) -> str:

@@ -57,7 +57,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "coordinator",
         "inventory, restoring",
         "deciding",
-        "every node answered or deadline; RankBad: source struck out; it is suspect",
+        "every node answered or deadline; ShardBad: source struck out; it is suspect",
         "WriteDecision",
     ),
     _row("coordinator", "deciding", "restoring", "DecisionWritten", "RestoreOrdered to all ranks"),
@@ -69,7 +69,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "gathering, claiming, inventory, deciding, restoring",
         "refused",
         "TermRefused, rank or node lost, nothing recoverable, deadline",
-        "AttachDenied",
+        "AttachRefused, RestoreRefused",
     ),
     _row(
         "coordinator",
@@ -137,7 +137,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "save in memory",
         "open",
         "dropped",
-        "RankDropped, RankLost, deadline, a newer one is memory-committed",
+        "RankDropped, TrainerLost, deadline, a newer one is memory-committed",
         "GenerationDropped",
     ),
     _row(

@@ -18,7 +18,7 @@ def main() -> None:
     incarnation = p.Incarnation(launch_id="launch", restart_round=0)
 
     def heard(_: int, message: p.WireMessage) -> None:
-        if isinstance(message, p.RankLost):
+        if isinstance(message, p.TrainerLost):
             print(json.dumps({"heard": message.rank}), flush=True)
 
     peers = Peers(
@@ -30,7 +30,7 @@ def main() -> None:
     peers.expect(incarnation, (0, 1), host)
     number = 0
     while not select.select([sys.stdin], [], [], 0.1)[0]:
-        peers.send(1 - node, p.RankLost(incarnation=incarnation, rank=number))
+        peers.send(1 - node, p.TrainerLost(incarnation=incarnation, rank=number))
         number += 1
     peers.close()
 

@@ -38,9 +38,9 @@ PATIENCE_S = 60.0
 GRACE_S = 0.4
 
 
-def lost(rank: int) -> p.RankLost:
+def lost(rank: int) -> p.TrainerLost:
     """A message with a number in it."""
-    return p.RankLost(incarnation=FIRST, rank=rank)
+    return p.TrainerLost(incarnation=FIRST, rank=rank)
 
 
 def wait(done: Callable[[], Any], what: str) -> None:
@@ -116,7 +116,8 @@ def test_messages_arrive_in_order_and_in_both_directions(start: Start) -> None:
 def test_a_large_message_arrives(start: Start) -> None:
     """Sockets take it in pieces."""
     zero, one = start(0).expect(), start(1).expect()
-    plan = p.PlanWanted(incarnation=FIRST, version=1, payload={"text": "x" * (8 * 2**20)})
+    proposed = p.PlanProposed(version=1, payload={"text": "x" * (8 * 2**20)})
+    plan = p.Relayed(incarnation=FIRST, term=1, event=proposed)
     one.peers.send(0, plan)
     wait(lambda: zero.heard, "the message")
     assert zero.heard == [(1, plan)]
@@ -517,7 +518,7 @@ def test_an_impostor_at_the_address_gets_nothing(start: Start, tmp_path: Path) -
         thread.join(timeout=PATIENCE_S)
         wait(lambda: any("does not know the secret" in line for line in one.log), "refusal")
     assert not one.peers.connected
-    assert b"RankLost" not in b"".join(heard)
+    assert b"TrainerLost" not in b"".join(heard)
 
 
 def test_a_frame_in_single_bytes_is_read() -> None:

@@ -90,7 +90,7 @@ class Attaching:
     def _deny(self, node: int, attach: m.TrainerAttached, reason: str) -> None:
         incarnation = attach.incarnation
         self.state.send(
-            node, m.AttachDenied(incarnation=incarnation, rank=attach.rank, refusal=reason)
+            node, m.AttachRefused(incarnation=incarnation, rank=attach.rank, reason=reason)
         )
 
     def _take_over(self, attach: m.TrainerAttached) -> None:
@@ -127,7 +127,7 @@ class Attaching:
         state.send(node, self.restoring.opened(node))
         self.replicating.begin_round()
 
-    def rank_lost(self, from_node: int, message: m.RankLost) -> None:
+    def rank_lost(self, from_node: int, message: m.TrainerLost) -> None:
         """Before the start it ends the incarnation; later it asks for a breakpoint save."""
         state = self.state
         known = message.incarnation == state.incarnation and message.rank < state.world_size

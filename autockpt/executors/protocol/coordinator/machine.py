@@ -74,21 +74,24 @@ class CoordinatorProtocol:
         }
         self._messages: dict[type, Callable[[int, Any], None]] = {
             m.RankAttached: attaching.rank_attached,
-            m.RankLost: attaching.rank_lost,
+            m.TrainerLost: attaching.rank_lost,
             m.InventoryReported: restoring.inventory_reported,
-            m.RankVerified: restoring.rank_verified,
-            m.RankBad: restoring.rank_bad,
+            m.ShardVerified: restoring.rank_verified,
+            m.ShardBad: restoring.rank_bad,
             m.RankBegan: saving.rank_began,
             m.RankSealed: saving.rank_sealed,
             m.RankPrepared: saving.rank_prepared,
             m.RankDropped: saving.rank_dropped,
-            m.BreakpointWanted: saving.breakpoint_wanted,
             m.CopySealed: copies.copy_sealed,
             m.CopyComing: copies.copy_coming,
             m.CopyFailed: copies.copy_failed,
-            m.PlanWanted: plans.plan_wanted,
-            m.RankPlanPrepared: plans.rank_plan_prepared,
-            m.RankPlanLate: plans.rank_plan_late,
+            m.Relayed: self._relayed,
+        }
+        self._relays: dict[type, Callable[[int, m.Relayed, Any], None]] = {
+            m.BreakpointRequested: saving.breakpoint_relayed,
+            m.PlanProposed: plans.plan_relayed,
+            m.PlanPrepared: plans.plan_prepared,
+            m.PlanLate: plans.plan_late,
         }
 
     def handle(self, event: m.CoordinatorEvent) -> list[m.CoordinatorInstruction]:
@@ -108,6 +111,9 @@ class CoordinatorProtocol:
                 return state.out
         state.stale(event)
         return state.out
+
+    def _relayed(self, from_node: int, message: m.Relayed) -> None:
+        self._relays[type(message.event)](from_node, message, message.event)
 
     def settled_for(self, incarnation: m.Incarnation | None) -> bool:
         """The ranks of `incarnation` wait for no verdict from here."""

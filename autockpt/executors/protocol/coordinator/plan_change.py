@@ -25,10 +25,10 @@ class PlanChange:
         """Delivered at the coordinator's own keeper."""
         self._propose(event.version, event.payload)
 
-    def plan_wanted(self, from_node: int, message: m.PlanWanted) -> None:
+    def plan_relayed(self, from_node: int, message: m.Relayed, event: m.PlanProposed) -> None:
         """Delivered at another keeper."""
         if message.incarnation == self.state.incarnation:
-            self._propose(message.version, message.payload)
+            self.plan_proposed(event)
 
     def _propose(self, version: int, payload: dict[str, Any]) -> None:
         state = self.state
@@ -68,17 +68,17 @@ class PlanChange:
             else self.state.deadlines.plan_margin_steps
         )
 
-    def rank_plan_prepared(self, from_node: int, message: m.RankPlanPrepared) -> None:
+    def plan_prepared(self, from_node: int, message: m.Relayed, event: m.PlanPrepared) -> None:
         """One more rank holds; the last answer decides."""
         state = self.state
         if message.term != state.term or state.phase != "running":
-            state.stale(message)
+            state.stale(event)
             return
         proposal = state.proposal
-        if proposal is None or message.version != proposal.version:
-            self._answer_plan(from_node, message.version)
+        if proposal is None or event.version != proposal.version:
+            self._answer_plan(from_node, event.version)
             return
-        proposal.prepared.setdefault(message.rank, message.step)
+        proposal.prepared.setdefault(event.rank, event.step)
         if self.all_prepared(proposal):
             self._decide_plan(proposal)
 
@@ -112,18 +112,18 @@ class PlanChange:
         state.plan_verdicts[version] = apply_step
         state.broadcast(m.PlanDecided(term=state.term, version=version, apply_step=apply_step))
 
-    def rank_plan_late(self, from_node: int, message: m.RankPlanLate) -> None:
+    def plan_late(self, from_node: int, message: m.Relayed, event: m.PlanLate) -> None:
         """A rank did not wait as promised: move the switch for all that have not made it yet."""
         state = self.state
-        decided = state.plan_verdicts.get(message.version)
+        decided = state.plan_verdicts.get(event.version)
         if message.term != state.term or state.phase != "running" or decided is None:
-            state.stale(message)
+            state.stale(event)
             return
-        detail = f"rank {message.rank} passed step {message.step} before plan {message.version}"
+        detail = f"rank {event.rank} passed step {event.step} before plan {event.version}"
         state.emit(m.Report(kind="violation", detail=detail))
-        later = message.step + self._margin_steps(message.version)
+        later = event.step + self._margin_steps(event.version)
         if later > decided:
-            self._set_plan(message.version, later)
+            self._set_plan(event.version, later)
 
     def drop_plan(self, reason: str) -> None:
         """Withdraw the proposal; nobody has heard a switch step, so nobody applies it."""

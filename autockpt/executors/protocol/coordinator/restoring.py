@@ -281,7 +281,7 @@ class Restoring:
         )
         state.send(state.nodes[rank], order)
 
-    def rank_verified(self, from_node: int, message: m.RankVerified) -> None:
+    def rank_verified(self, from_node: int, message: m.ShardVerified) -> None:
         """The last one opens the term."""
         if not self._restoring(message):
             return
@@ -293,7 +293,7 @@ class Restoring:
         """Rule 7: nobody trains before everybody holds the same generation."""
         return len(self.state.verified) == self.state.world_size
 
-    def rank_bad(self, from_node: int, message: m.RankBad) -> None:
+    def rank_bad(self, from_node: int, message: m.ShardBad) -> None:
         """Strike the source out and decide again, for all ranks."""
         if self._restoring(message):
             self.strike((message.rank,), message.detail)
@@ -308,7 +308,7 @@ class Restoring:
         state.emit(m.Report(kind="warning", detail=bad))
         self.decide()
 
-    def _restoring(self, message: m.RankVerified | m.RankBad) -> bool:
+    def _restoring(self, message: m.ShardVerified | m.ShardBad) -> bool:
         state = self.state
         fits = (message.term, message.attempt) == (state.term, state.attempt)
         if not fits or state.phase != "restoring" or state.choice is None:
@@ -431,14 +431,15 @@ class Restoring:
         state = self.state
         assert state.incarnation is not None
         reason, retryable, restoring = state.refusal
-        denied = m.AttachDenied(
-            incarnation=state.incarnation,
-            rank=rank,
-            refusal=reason or "this term was fenced",
-            retryable=retryable,
-            restoring=restoring,
-        )
-        state.send(state.nodes[rank], denied)
+        reason = reason or "this term was fenced"
+        refused: m.AttachRefused | m.RestoreRefused
+        if restoring:
+            refused = m.RestoreRefused(
+                rank=rank, incarnation=state.incarnation, reason=reason, retryable=retryable
+            )
+        else:
+            refused = m.AttachRefused(rank=rank, incarnation=state.incarnation, reason=reason)
+        state.send(state.nodes[rank], refused)
 
     def break_incarnation(self, reason: str) -> None:
         """Somebody is gone before the start: the launcher has to try again."""

@@ -401,12 +401,14 @@ class Saving:
 
     # ------------------------------------------------------------------ breakpoint, fence, time
 
-    def breakpoint_wanted(self, from_node: int, message: m.BreakpointWanted) -> None:
-        """Somebody knows that the end is near."""
+    def breakpoint_relayed(
+        self, from_node: int, message: m.Relayed, event: m.BreakpointRequested
+    ) -> None:
+        """A node knows that the end is near."""
         if message.incarnation != self.state.incarnation or self.state.phase != "running":
-            self.state.stale(message)
+            self.state.stale(event)
             return
-        self.break_off(message.reason)
+        self.break_off(event.reason)
 
     def break_off(self, reason: str) -> None:
         """From now on every memory commit goes to disk, beginning with the newest there is."""

@@ -160,9 +160,9 @@ class Attaching:
                     self.saving.drop(event.rank, generation, reason, memory=True)
         if current and local.alive:
             local.alive, local.plan_held, local.plan_offered = False, None, 0
-            state.tell(m.RankLost(incarnation=event.incarnation, rank=event.rank))
+            state.tell(event)
 
-    def denied(self, message: m.AttachDenied) -> None:
+    def refused(self, message: m.AttachRefused | m.RestoreRefused) -> None:
         """The coordinator does not let this rank start."""
         state = self.state
         local = state.ranks.get(message.rank)
@@ -172,16 +172,7 @@ class Attaching:
         if local.refused or local.started or not local.alive:
             return
         local.refused = True
-        rank, incarnation, reason = message.rank, message.incarnation, message.refusal
-        if message.restoring:
-            retryable = message.retryable
-            state.emit(
-                m.RestoreRefused(
-                    rank=rank, incarnation=incarnation, reason=reason, retryable=retryable
-                )
-            )
-        else:
-            state.emit(m.AttachRefused(rank=rank, incarnation=incarnation, reason=reason))
+        state.emit(message)
 
     def fenced(self, message: m.TermFenced) -> None:
         """A newer term owns the directory: stop saving, tell the trainers."""
@@ -218,8 +209,8 @@ class Attaching:
         if local.attach is None:
             return
         if not local.alive:
-            self.state.tell(m.RankLost(incarnation=local.attach.incarnation, rank=local.rank))
+            self.state.tell(m.TrainerLost(incarnation=local.attach.incarnation, rank=local.rank))
         elif not local.started and not local.refused:
             self.state.tell(self._attached(local.attach))
         elif local.plan_held is not None:
-            self.state.tell(local.plan_held)
+            self.state.relay(local.plan_held)

@@ -14,11 +14,7 @@ class PlanChange:
         """Hand the proposal to the coordinator."""
         state = self.state
         if state.incarnation is not None and state.phase == "open":
-            state.tell(
-                m.PlanWanted(
-                    incarnation=state.incarnation, version=event.version, payload=event.payload
-                )
-            )
+            state.relay(event)
 
     def plan_offered(self, message: m.PlanOffered) -> None:
         """Ask every local trainer; one that still holds an older plan asks about that first."""
@@ -30,9 +26,9 @@ class PlanChange:
             if local.attach is None:
                 continue
             if not local.alive:
-                state.tell(m.RankLost(incarnation=local.attach.incarnation, rank=local.rank))
+                state.tell(m.TrainerLost(incarnation=local.attach.incarnation, rank=local.rank))
             elif local.plan_held is not None:
-                state.tell(local.plan_held)
+                state.relay(local.plan_held)
             elif message.version > max(state.plan_version, local.plan_offered):
                 self._offer_plan(local, message)
 
@@ -57,18 +53,12 @@ class PlanChange:
         if event.version <= state.plan_version or local.plan_held is not None:
             state.stale(event)
             return
-        local.plan_held = m.RankPlanPrepared(
-            term=state.term, rank=event.rank, version=event.version, step=event.step
-        )
-        state.tell(local.plan_held)
+        local.plan_held = event
+        state.relay(event)
 
     def plan_late(self, event: m.PlanLate) -> None:
         """The trainer broke its promise to hold; the coordinator says what now."""
-        self.state.tell(
-            m.RankPlanLate(
-                term=self.state.term, rank=event.rank, version=event.version, step=event.step
-            )
-        )
+        self.state.relay(event)
 
     def plan_decided(self, message: m.PlanDecided) -> None:
         """Every rank prepared it: pass the step on."""

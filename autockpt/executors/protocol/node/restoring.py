@@ -88,7 +88,7 @@ class Restoring:
         if local is None or local.attach is None or not fits or state.phase != "restoring":
             state.stale(message)
         elif not local.alive:
-            state.tell(m.RankLost(incarnation=message.incarnation, rank=message.rank))
+            state.tell(m.TrainerLost(incarnation=message.incarnation, rank=message.rank))
         elif local.order is None or self._later(message, local.order):
             local.order, local.answer, local.told = message, None, False
             if message.source.brought:
@@ -108,8 +108,8 @@ class Restoring:
         local = self._restoring(event)
         if local is not None and local.order is not None:
             self._judge(local, local.order, worthless=False)
-            local.answer = m.RankVerified(rank=event.rank, term=event.term, attempt=event.attempt)
-            self.state.tell(local.answer)
+            local.answer = event
+            self.state.tell(event)
 
     def shard_bad(self, event: m.ShardBad) -> None:
         """The source does not match; a slot that lied is never offered again."""
@@ -117,10 +117,8 @@ class Restoring:
         if local is None or local.order is None:
             return
         self._judge(local, local.order, worthless=True)
-        local.answer = m.RankBad(
-            rank=event.rank, term=event.term, attempt=event.attempt, detail=event.detail
-        )
-        self.state.tell(local.answer)
+        local.answer = event
+        self.state.tell(event)
 
     def _judge(self, local: LocalRank, order: m.RestoreOrdered, *, worthless: bool) -> None:
         source = order.source
@@ -305,7 +303,7 @@ class Restoring:
 
     def _no_copy(self, order: m.RestoreOrdered, reason: str) -> None:
         local = self.state.ranks[order.rank]
-        local.answer = m.RankBad(
+        local.answer = m.ShardBad(
             rank=order.rank, term=order.term, attempt=order.attempt, detail=reason
         )
         self.state.tell(local.answer)

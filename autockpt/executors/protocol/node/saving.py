@@ -259,7 +259,7 @@ class Saving:
         """The end is near: ask for the newest memory commit to be made durable."""
         state = self.state
         if state.incarnation is not None and state.phase == "open":
-            state.tell(m.BreakpointWanted(incarnation=state.incarnation, reason=event.reason))
+            state.relay(event)
 
     # ------------------------------------------------------------------ verdicts
 

@@ -57,12 +57,12 @@ class LocalRank:
     newest: Generation | None = None
     """Newest generation it asked for; anything not newer is a repeat."""
     order: m.RestoreOrdered | None = None
-    answer: m.RankVerified | m.RankBad | None = None
+    answer: m.ShardVerified | m.ShardBad | None = None
     told: bool = False
     """The trainer was told to carry the order out."""
     plan_offered: int = 0
     """Version last handed to the trainer; 0: none."""
-    plan_held: m.RankPlanPrepared | None = None
+    plan_held: m.PlanPrepared | None = None
     """Prepared and without a verdict: the trainer holds."""
 
 
@@ -141,6 +141,11 @@ class NodeState:
         """Send to the keeper that coordinates the current incarnation."""
         if self.nodes:
             self.emit(m.Send(to_node=self.coordinator, message=message))
+
+    def relay(self, event: m.Relayable) -> None:
+        """Pass an event on to the coordinator of the current incarnation."""
+        if self.incarnation is not None:
+            self.tell(m.Relayed(incarnation=self.incarnation, term=self.term, event=event))
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""
