@@ -145,8 +145,8 @@ class Keeper:
         )  # fmt: skip
         self._shards = ShardSaves(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
-            journal=self._journal, post=self.post, submit=self._disk.submit,
-            tell=self._node_event, world_size=self._world_size, degrade=self._degrade,
+            journal=self._journal, post=self.post, tell=self._node_event,
+            world_size=self._world_size, degrade=self._degrade,
         )  # fmt: skip
         self._protocol = NodeProtocol(node=node)
         self._coordinator = CoordinatorProtocol(retention=retention)

@@ -53,6 +53,9 @@ class PersistTarget:
     codec_ranges: tuple[tuple[int, ...], ...]
     base: Base | None = None
     """What chunks may be stored as differences to."""
+    finish: Callable[["ShardOutcome"], object] = lambda outcome: None
+    """Writes the index; called on a worker thread once the file is durable and the digests are
+    announced.  An exception fails the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +362,10 @@ class ShardPipeline:
         outcome: ShardOutcome | None = None
         if self._failure is None and not self._is_cancelled():
             try:
-                outcome = self._make_durable()
+                made = self._make_durable()
+                if self._target is not None and not self._is_cancelled():
+                    self._target.finish(made)
+                outcome = made
             except Exception as error:
                 self._failure = error
         if outcome is None:

@@ -21,7 +21,7 @@ from autockpt.executors.keeper.slots import MemoryTable, RankMemory
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.shard_file import is_full
-from autockpt.values.errors import AutockptError, CorruptCheckpointError
+from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 
@@ -46,12 +46,10 @@ class Shard:
     persist_attempt: int = 0
     """The attempt that StartPersist asked for, 0: memory only."""
     pipeline: ShardPipeline | None = None
-    writing: bool = False
-    """The pipeline has a storage target."""
+    target: PersistTarget | None = None
+    """Of the write that the pipeline does now."""
     sick: str = ""
     """A tensor with a NaN, or empty."""
-    target: PersistTarget | None = None
-    """Of the newest write."""
     bases: int | None = None
     """Written to the end, and so many others are needed to read it."""
     base: Base | None = None
@@ -62,6 +60,16 @@ class Shard:
     """What is told of a streamed one when its file is whole, and not before."""
     stalled: bool = False
     """It was said that the storage hangs."""
+
+
+@dataclass(slots=True)
+class _Described:
+    """The index of the image that one pipeline works on; its threads hand it on."""
+
+    index: ImageIndex | None
+    """None until the digests are known."""
+    written: ImageIndex | None = None
+    """As it stands beside the shard file."""
 
 
 class ShardSaves:
@@ -75,14 +83,13 @@ class ShardSaves:
         memory: MemoryTable,
         journal: EventRecorder,
         post: Callable[[Callable[[], None]], None],
-        submit: Callable[[Callable[[], None]], None],
         tell: Callable[[p.NodeEvent], None],
         world_size: Callable[[int], int],
         degrade: Callable[[str, str], None],
     ) -> None:
         self._directory, self._run_id = directory, run_id
         self._memory, self._journal = memory, journal
-        self._post, self._submit, self._tell = post, submit, tell
+        self._post, self._tell = post, tell
         self._world_size, self._degrade = world_size, degrade
         self._all: dict[tuple[int, Generation], Shard] = {}
         self._floats: dict[tuple[str, int], tuple[Floats, ...]] = {}
@@ -121,7 +128,7 @@ class ShardSaves:
         """
         for (rank, generation), shard in self._all.items():
             pipeline = shard.pipeline
-            if pipeline is None or not shard.writing or shard.stalled:
+            if pipeline is None or shard.target is None or shard.stalled:
                 continue
             if pipeline.still_s > max(self._patience_s, SLOWEST_FACTOR * self._slowest_s):
                 shard.stalled = True
@@ -217,8 +224,12 @@ class ShardSaves:
         image_bytes = index.image_bytes if index is not None else 0
         if began is not None:
             image_bytes = began.image_bytes
-        target = self._target(rank, generation, shard) if shard.persist_attempt else None
-        shard.writing, shard.target, shard.stalled = target is not None, target, False
+        described = _Described(index)
+        target = None
+        if shard.persist_attempt:
+            target = self._target(rank, generation, shard, described)
+        shard.target, shard.stalled = target, False
+        world_size = self._world_size(rank)
         shard.drain = self._drain(memory, shard)
         shard.pipeline = ShardPipeline(
             memory.image(shard.slot, image_bytes),
@@ -230,14 +241,14 @@ class ShardSaves:
             target=target,
             after=self._settled.get(rank),
             inspect=lambda image: self._inspect(shard, generation, image),
-            on_digested=lambda digests: self._post(
-                lambda: self._digested(rank, generation, shard, digests)
+            on_digested=lambda digests: self._describe(
+                rank, generation, shard, described, digests, world_size
             ),
             on_undigested=lambda error: self._post(
                 lambda: self._undigested(rank, generation, shard, error)
             ),
             on_persisted=lambda outcome: self._post(
-                lambda: self._persisted(rank, generation, shard, target, outcome)
+                lambda: self._persisted(rank, generation, shard, target, outcome, described)
             ),
             on_failed=lambda error: self._post(
                 lambda: self._persist_failed(rank, generation, shard, target, error)
@@ -259,24 +270,46 @@ class ShardSaves:
             told=lambda nbytes: memory.set_drained(board, nbytes),
         )  # fmt: skip
 
-    def _target(self, rank: int, generation: Generation, shard: Shard) -> PersistTarget:
+    def _target(
+        self, rank: int, generation: Generation, shard: Shard, described: _Described
+    ) -> PersistTarget:
         folder = self._directory.generation_path(generation)
         began, attempt = shard.began, shard.persist_attempt
         memory = self._memory.of(rank)
         writers = began.writers if began else 2
         if memory.room is not None and memory.streams:  # a chunk each, and one that is copied
             writers = max(1, min(writers, memory.room.window_bytes // memory.chunk_bytes - 1))
+        codec = began.codec if began and not memory.streams else "none"
+        base = self._base(began) if began else None
         return PersistTarget(
             path=os.path.join(folder, _shard_name(rank, attempt)),
             prepare=lambda: self._directory.create_generation(generation),
             spare=lambda: self._spare(rank, attempt),
             writers=writers,
             direct_io=began.direct_io if began else True,
-            # Frames would take more memory than the window has.
-            codec=began.codec if began and not memory.streams else "none",
+            codec=codec,  # of a streamed image none: frames need more memory than the window has
             codec_ranges=began.ranges if began else (),
-            base=self._base(began) if began else None,
+            base=base,
+            finish=lambda outcome: self._write_index(
+                os.path.join(folder, _index_name(rank, attempt)), described, outcome, codec, base
+            ),
         )
+
+    def _write_index(
+        self, path: str, described: _Described, outcome: ShardOutcome, codec: str, base: Base | None
+    ) -> None:
+        """Write the index of a durable shard file, on the pipeline's thread.
+
+        Raises StorageError.
+        """
+        assert described.index is not None
+        described.written = replace(
+            described.index,
+            stored=outcome.stored,
+            codec=codec if outcome.stored else "none",
+            base=base.index.generation if base is not None and outcome.needs_base else None,
+        )
+        self._directory.write_index(path, to_json(described.written).encode())
 
     def _base(self, began: wire.SnapshotBegan) -> Base | None:
         """What this save may be a difference to, if it may be one at all."""
@@ -305,52 +338,65 @@ class ShardSaves:
             self._floats = dict([*self._floats.items(), (key, floats)][-MAX_LAYOUTS:])
         shard.sick = sampled_nan(self._floats[key], image, generation.step)
 
-    def _digested(
-        self, rank: int, generation: Generation, shard: Shard, digests: tuple[str, ...]
+    def _describe(
+        self,
+        rank: int,
+        generation: Generation,
+        shard: Shard,
+        described: _Described,
+        digests: tuple[str, ...],
+        world_size: int,
     ) -> None:
-        if self._all.get((rank, generation)) is not shard or shard.began is None:
-            return
-        memory = self._memory.of(rank)
-        # Not when it is most of a chunk: that one will be read anyway.
-        head = shard.began.boundary_end if shard.began.boundary_end <= HEAD_BYTES else 0
-        if shard.drain is not None:  # it is not there any more
-            head, shard.sick = 0, shard.drain.sick
-        shard.index = ImageIndex(
+        """On a thread of the pipeline: the index of the image that was digested."""
+        began, memory = shard.began, self._memory.of(rank)
+        assert began is not None
+        # Not when it is most of a chunk: that one will be read anyway.  A streamed one is gone.
+        head = began.boundary_end if began.boundary_end <= HEAD_BYTES else 0
+        head = 0 if shard.drain is not None else head
+        described.index = index = ImageIndex(
             run_id=self._run_id,
             generation=generation,
-            step=shard.began.step,
+            step=began.step,
             rank=rank,
-            world_size=self._world_size(rank),
-            layout_digest=shard.began.layout_digest,
-            image_bytes=shard.began.image_bytes,
+            world_size=world_size,
+            layout_digest=began.layout_digest,
+            image_bytes=began.image_bytes,
             chunk_bytes=memory.chunk_bytes,
             digests=digests,
             head_bytes=head,
             head_digest=chunk_digest(memory.image(shard.slot, head)) if head else "",
         )
+        self._post(lambda: self._digested(rank, generation, shard, index))
+
+    def _digested(self, rank: int, generation: Generation, shard: Shard, index: ImageIndex) -> None:
+        if self._all.get((rank, generation)) is not shard or shard.began is None:
+            return
+        memory, shard.index = self._memory.of(rank), index
+        if shard.drain is not None:
+            shard.sick = shard.drain.sick
         sealed = p.ShardSealed(
             rank=rank,
             generation=generation,
-            root=shard.index.root,
-            bytes=shard.index.image_bytes,
-            chunk_bytes=shard.index.chunk_bytes,
-            layout_digest=shard.index.layout_digest,
+            root=index.root,
+            bytes=index.image_bytes,
+            chunk_bytes=index.chunk_bytes,
+            layout_digest=index.layout_digest,
             health="suspect" if shard.sick else "good",
             replicas=shard.replicas,
             held=shard.drain is None,
         )
         if shard.drain is not None:
             shard.sealing = sealed
-            if not shard.writing:
+            if shard.target is None:
                 self._lost(rank, generation, shard, "it was to be written and is not")
         else:
-            memory.seal(shard.slot, shard.index)
-            if not shard.writing:
+            memory.seal(shard.slot, index)
+            if shard.target is None:
                 shard.pipeline = None
             self._tell(sealed)
         if shard.sick:
             self._degrade("health", sick_state(generation, rank, shard.sick))
-        if shard.persist_attempt and not shard.writing and shard.drain is None:
+        if shard.persist_attempt and shard.target is None and shard.drain is None:
             self._start_pipeline(rank, generation, shard)
 
     def _lost(self, rank: int, generation: Generation, shard: Shard, reason: str) -> None:
@@ -382,67 +428,46 @@ class ShardSaves:
         shard: Shard,
         target: PersistTarget | None,
         outcome: ShardOutcome,
+        described: _Described,
     ) -> None:
-        if shard.index is None or not self._is_written(rank, generation, shard, target):
+        """Its file and its index are durable."""
+        index = described.written
+        if index is None or not self._is_written(rank, generation, shard, target):
             return
-        shard.pipeline, shard.writing = None, False
-        attempt = shard.persist_attempt
-        shard.persist_attempt = 0
+        attempt = self._end_write(shard)
         if outcome.objection not in ("", self._objection):
             self._objection = outcome.objection
             self._degrade("direct I/O", f"{outcome.objection}; shards go through the page cache")
-        codec = shard.began.codec if shard.began and outcome.stored else "none"
         base = target.base if target is not None and outcome.needs_base else None
         shard.bases = 0 if base is None else base.bases + 1
-        named = None if base is None else base.index.generation
-        index = replace(shard.index, stored=outcome.stored, codec=codec, base=named)
-        folder = self._directory.generation_path(generation)
-        name = _index_name(rank, attempt)
         record: p.Record = {
             "rank": rank,
             "file": _shard_name(rank, attempt),
-            "index": name,
+            "index": _index_name(rank, attempt),
             "bytes": outcome.stored_bytes,
             "root": index.root,
             "layout_digest": index.layout_digest,
             "chunks": len(index.digests),
             "chunk_bytes": index.chunk_bytes,
-            **({"base": named.name} if named is not None else {}),
+            **({"base": index.base.name} if index.base is not None else {}),
         }
         self._slowest_s = max(self._slowest_s, outcome.write_s)
         self._patience_s = PATIENCE_S
         self._journal.shard_written(
             generation, index.image_bytes, outcome.stored_bytes, outcome.write_s
         )
-
-        def write() -> None:
-            event: p.NodeEvent
-            try:
-                self._directory.write_index(os.path.join(folder, name), to_json(index).encode())
-                event = p.ShardPersisted(
-                    rank=rank, generation=generation, attempt=attempt, record=record
-                )
-            except AutockptError as error:
-                event = p.PersistFailed(
-                    rank=rank, generation=generation, attempt=attempt, reason=str(error),
-                    full=is_full(error),
-                )  # fmt: skip
-            self._post(lambda: self._written(rank, generation, shard, event))
-
-        self._submit(write)
-
-    def _written(self, rank: int, generation: Generation, shard: Shard, event: p.NodeEvent) -> None:
-        """Its file and its index are whole, or are not."""
         sealed, shard.sealing = shard.sealing, None
         if sealed is not None:
-            if self._all.get((rank, generation)) is not shard:
-                return
-            if isinstance(event, p.PersistFailed):
-                self._degrade("persist", event.reason)
-                self._lost(rank, generation, shard, event.reason)
-                return
             self._tell(sealed)
-        self._tell(event)
+        self._tell(
+            p.ShardPersisted(rank=rank, generation=generation, attempt=attempt, record=record)
+        )
+
+    def _end_write(self, shard: Shard) -> int:
+        """Forget the write; return its attempt."""
+        attempt, shard.persist_attempt = shard.persist_attempt, 0
+        shard.pipeline = shard.target = None
+        return attempt
 
     def _persist_failed(
         self,
@@ -454,8 +479,7 @@ class ShardSaves:
     ) -> None:
         if not self._is_written(rank, generation, shard, target):
             return
-        shard.pipeline, shard.writing = None, False
-        attempt, shard.persist_attempt = shard.persist_attempt, 0
+        attempt = self._end_write(shard)
         self._degrade("persist", str(error))
         if shard.drain is not None:
             self.troubles[generation] = str(error)
@@ -491,9 +515,9 @@ class ShardSaves:
             self._lost(order.rank, order.generation, shard, "it is not written any more")
             return
         shard.persist_attempt = 0
-        if shard.writing and shard.pipeline is not None:
+        if shard.target is not None and shard.pipeline is not None:
             shard.pipeline.cancel()
-            shard.pipeline, shard.target, shard.writing = None, None, False
+            shard.pipeline = shard.target = None
             if shard.index is None and shard.began is not None:
                 self._start_pipeline(order.rank, order.generation, shard)
 

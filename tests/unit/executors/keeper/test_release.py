@@ -67,8 +67,8 @@ def test_an_image_that_cannot_be_read_is_torn(
     memory, journal = MemoryTable(), EventRecorder(str(tmp_path), 0)
     shards = ShardSaves(
         directory=directory, run_id=directory.open(), memory=memory, journal=journal,
-        post=posted.put, submit=lambda work: work(), tell=told.append,
-        world_size=lambda rank: 1, degrade=lambda what, reason: degraded.append(reason),
+        post=posted.put, tell=told.append, world_size=lambda rank: 1,
+        degrade=lambda what, reason: degraded.append(reason),
     )  # fmt: skip
     memory.allocate(SlotsWanted(rank=0, image_bytes=IMAGE_BYTES, chunk_bytes=4096, slots=1))
     shards.granted(p.GrantSlot(rank=0, generation=G, slot=0))
