@@ -145,7 +145,7 @@ ROOMS = (
     Room(
         name="reports",
         rooms=("values", "reports"),
-        libraries=("pandas",),
+        libraries=("pandas", "jinja2"),
         # io (StringIO) and datetime (formatting a given instant) have harmless uses; clocks do not.
         without=(
             *(name for name in FILES if name != "io"),

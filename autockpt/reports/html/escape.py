@@ -1,8 +1,8 @@
 """Markup that is safe by construction: everything is text until `tag` says otherwise.
 
-`Html` marks a string as markup.  `tag` escapes every child and attribute that is not `Html`, so a
-name, a path or a reason from a user can never become an element.  There is no second way to build
-markup in this room; constants of the page itself are wrapped in `Html` where they stand.
+`Html` marks a string as markup.  `tag` escapes every child and attribute that is not markup, so a
+name, a path or a reason from a user can never become an element.  Templates escape by the same rule
+(`template`).  Constants of the page itself are wrapped in `Html` where they stand.
 """
 
 import html
@@ -29,6 +29,10 @@ class Html(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """Markup, as Jinja2 and `escape` ask for it."""
+        return self
+
 
 Child = Html | str | int | float | None
 Attribute = str | int | float | bool | None
@@ -47,6 +51,8 @@ def escape(text: object) -> Html:
     """`text` as markup that shows it; `Html` passes unchanged."""
     if isinstance(text, Html):
         return text
+    if hasattr(text, "__html__"):
+        return Html(text.__html__())
     if isinstance(text, float):
         return Html(short(text))
     return Html(html.escape(plain(text), quote=True))

@@ -4,7 +4,7 @@ import json
 
 from autockpt.reports.analysis.what_if import WhatIfCurve
 from autockpt.reports.html.charts import u_curve
-from autockpt.reports.html.escape import Child, Html, join, json_script, tag
+from autockpt.reports.html.escape import Html, join, json_script
 from autockpt.reports.html.limits import LEVELS, PAGE_BYTES, bounded
 from autockpt.reports.html.page import page
 from autockpt.reports.html.sections import (
@@ -14,11 +14,10 @@ from autockpt.reports.html.sections import (
     risk,
     search,
     time,
-    top,
     what_if,
     windows,
 )
-from autockpt.reports.model import ReportModel
+from autockpt.reports.model import ATTACH_LINES, ReportModel
 from autockpt.values.record import to_json
 
 
@@ -49,26 +48,13 @@ def _page(model: ReportModel) -> str:
         advice.policy(model),
         advice.method(model),
     )
-    sections = [section for section in found if section is not None]
-    blocks = [top.banner(model), top.verdict(model), top.tiles(model)]
     return page(
-        title=f"{model.title or 'untitled'}: autockpt {model.kind} report",
-        header=top.header(model, sections),
-        sections=[block for block in blocks if block is not None]
-        + [section.html() for section in sections],
-        footer=_footer(model),
+        "report.html",
+        model=model,
+        attach_lines="\n".join(ATTACH_LINES),
+        sections=[section for section in found if section is not None],
         data=_data(model),
     )
-
-
-def _footer(model: ReportModel) -> Html:
-    version = model.versions.get("autockpt", "")
-    parts: tuple[Child, ...] = (
-        f"Written by autockpt {version}".rstrip(),
-        f", {model.created}" if model.created else None,
-        ". One file, no network, no tracking.",
-    )
-    return tag("p", *parts)
 
 
 def _data(model: ReportModel) -> Html:

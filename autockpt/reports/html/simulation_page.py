@@ -52,19 +52,11 @@ def render(*, cluster: str, command: str, head: Sequence[str], rows: Sequence[Ro
             ("strategy", "rule"), [(row.name, row.says) for row in rows], caption="What each does"
         ),
     )
-    sections = (chart, results, rules)
-    links = [tag("li", tag("a", section.title, href=f"#{section.id}")) for section in sections]
     return page(
-        title="autockpt simulation",
-        header=tag(
-            "div",
-            tag("p", "simulation", class_="eyebrow"),
-            tag("h1", cluster),
-            tag("pre", tag("code", command), class_="command"),
-            tag("nav", tag("ul", *links), aria_label="Sections"),
-        ),
-        sections=[section.html() for section in sections],
-        footer=tag("p", "A simulation, not a measurement. One file, no network, no tracking."),
+        "simulation.html",
+        cluster=cluster,
+        command=command,
+        sections=(chart, results, rules),
         data=Html(""),
     )
 

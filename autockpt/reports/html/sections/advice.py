@@ -2,7 +2,8 @@
 
 from autockpt.reports.findings import Finding
 from autockpt.reports.html.escape import Child, Html, join, tag
-from autockpt.reports.html.sections.parts import Section, copyable, details, prose, table
+from autockpt.reports.html.sections.parts import Section, copyable, details, table
+from autockpt.reports.html.template import prose
 from autockpt.reports.model import ReportModel
 from autockpt.reports.verdict import worth
 from autockpt.values.plan import Choice

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from autockpt.reports.data import RunData
 from autockpt.reports.formats.json_out import read
 from autockpt.reports.html.escape import VOID, Html, escape, json_script, tag
 from autockpt.reports.html.html import render
+from autockpt.reports.html.template import asset, macro
 from autockpt.reports.model import build
 from autockpt.values.telemetry import Degraded, Event, SnapshotDiscarded
 from tests.unit.reports.examples import profile_data, run_data, unprotected_data
@@ -253,3 +255,22 @@ def test_what_encoders_are_worth_beside_the_training_is_said() -> None:
     """Below the table of codecs."""
     text = render(build(profile_data()))
     assert "Beside the training 2 encoders get done what 0.82 do with a core each" in text
+
+
+@pytest.mark.parametrize("name", ["page.css", "page.js", "page.html", "macros.html", "report.html"])
+def test_assets_are_files_of_the_package(name: str) -> None:
+    """A wheel has them, as it has every file of the package."""
+    folder = resources.files("autockpt.reports.html") / "templates"
+    assert folder.joinpath(name).read_text(encoding="utf-8") == asset(name)
+
+
+def test_a_template_escapes_as_tag_does() -> None:
+    """Markup stays, text is shown, control characters are replaced, None is empty."""
+    cells = (tag("b", "1 < 2"), '<i x="y">', "a\x1bb", 2.50, None)
+    table = macro("table")(("", *"abcd"), [cells], caption="<script>", numbers=(3,))
+    assert '<th scope="row"><b>1 &lt; 2</b></th>' in table
+    assert f"<td>{escape('<i x=' + chr(34) + 'y' + chr(34) + '>')}</td>" in table
+    assert "<td>a\ufffdb</td>" in table
+    assert '<td class="n">2.5</td>' in table
+    assert "<td></td>" in table
+    assert "<caption>&lt;script&gt;</caption>" in table
