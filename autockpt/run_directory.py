@@ -54,7 +54,7 @@ R = TypeVar("R")
 RUNS = "runs"
 """Default parent of run directories, in the working directory."""
 FAILURES = "failures"
-"""Directory beside the runs with what `autockpt failures --keep` has read: one history a file."""
+"""Directory beside the runs with what `autockpt failures --save` has read: one history a file."""
 TAIL_BYTES = 2**16
 """Enough of the end of a telemetry file to hold its newest step."""
 

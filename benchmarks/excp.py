@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--gap", type=int, default=100, help="Steps between checkpoints.")
     parser.add_argument("--members", type=int, default=5, help="Of the chain, the full one too.")
     parser.add_argument("--resumed", type=int, default=200, help="Steps after the resume.")
-    parser.add_argument("--orders", type=int, default=5, help="Lossless resumes to compare with.")
+    parser.add_argument(
+        "--lossless-runs", type=int, default=5, help="Lossless resumes to compare with."
+    )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     args = parse(

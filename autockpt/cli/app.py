@@ -41,8 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "planning.redundancy:redundancy",
         "What copies and parity survive, and what they cost.",
     ),
-    "windows": (
-        "planning.bubbles:windows",
+    "bubbles": (
+        "planning.bubbles:bubbles",
         "Where a pipeline schedule idles, and what fits in there.",
     ),
     "explain": (
@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "push": (
         "checkpoints.push:push",
-        "Copy the newest checkpoint into an object store; --follow a run.",
+        "Copy the newest checkpoint to an object store; --follow a run.",
     ),
     "pull": ("checkpoints.pull:pull", "Bring a checkpoint back from an object store."),
     "gc": ("checkpoints.gc:gc", "Remove what dead runs left behind, and nothing else."),
@@ -70,8 +70,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "checkpoints.convert:convert",
         "A checkpoint as safetensors, torch DCP or torch.save.",
     ),
-    "quality": (
-        "checkpoints.archive_quality:quality",
+    "archive-eval": (
+        "checkpoints.archive_quality:archive_eval",
         "What going on from a lossy archive costs this job.",
     ),
     "diff": ("checkpoints.diff:diff", "What differs between two checkpoints."),

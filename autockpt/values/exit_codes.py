@@ -21,7 +21,7 @@ EXIT_CODES: dict[int, tuple[str, str]] = {
     1: ("the script failed, or autockpt has a bug", "read the traceback"),
     2: ("the command line is wrong", "correct it; `autockpt COMMAND --help`"),
     65: ("data is damaged, or a profile is of another job", "`autockpt verify`, or profile again"),
-    66: ("checkpoints were committed and none can be restored", "`autockpt verify --repair`"),
+    66: ("checkpoints were committed and none can be restored", "`autockpt verify --quarantine`"),
     69: (
         "`autockpt doctor` found a fault, or a job did not train in `autockpt drill`",
         "do what it says",

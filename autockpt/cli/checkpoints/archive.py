@@ -177,7 +177,7 @@ class _Archiver:
         elif any(one.lossy for one in self._done):
             self._console.warn(
                 f"{destination} is LOSSY: what comes back is close to what was trained, and "
-                f"not equal; `autockpt quality` measures the difference on your job"
+                f"not equal; `autockpt archive-eval` measures the difference on your job"
             )
         self._console.next(f"autockpt ls {destination}")
         return CorruptCheckpointError.exit_code if self._damaged else 0

@@ -1,4 +1,4 @@
-"""`autockpt quality --archive DIR SCRIPT`: what going on from a lossy generation costs a job."""
+"""`autockpt archive-eval`: the cost to a job of going on from a lossy generation."""
 
 import contextlib
 import os
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from autockpt.integrations.archive.reading import Archive
 
 EXAMPLES = """
-autockpt quality --archive runs/mine/archive train.py --seed {seed} --log-every 1
-autockpt quality --archive history --original runs/mine --steps 50 train.py --seed {seed}
+autockpt archive-eval --archive runs/mine/archive train.py --seed {seed} --log-every 1
+autockpt archive-eval --archive history --original runs/mine --steps 50 train.py --seed {seed}
 """
 LOSS = r"loss[ =:]+([-+0-9.eE]+)"
 NEVER = "1000000000 steps"
@@ -42,18 +42,20 @@ LAST_LINES, LONGEST = 20, 200
 @click.option("--generation", metavar="NAME", help="Which one; otherwise the newest.")
 @click.option("--original", metavar="RUN_DIR", help="Where it is kept lossless (default: beside).")
 @click.option("--steps", default=200, show_default=True, help="Iterations of each resume.")
-@click.option("--orders", default=5, show_default=True, help="Lossless resumes to compare with.")
+@click.option(
+    "--lossless-runs", default=5, show_default=True, help="Lossless resumes to compare with."
+)
 @click.option("--loss", default=LOSS, show_default=True, metavar="REGEX", help="In what it prints.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @common
-def quality(
+def archive_eval(
     console: Console,
     archive: str,
     generation: str | None,
     original: str | None,
     steps: int,
-    orders: int,
+    lossless_runs: int,
     loss: str,
     script: str,
     args: tuple[str, ...],
@@ -69,12 +71,12 @@ def quality(
     from autockpt.values.record import to_data
 
     job = Job(words=(script, *args), steps=steps, loss=_pattern(loss))
-    job.check(orders)
+    job.check(lossless_runs)
     with contextlib.closing(Archive(archive)) as opened, _scratch(archive) as scratch:
         name = generation or opened.newest()
         starts = Starts(opened, name, original or os.path.dirname(os.path.abspath(archive)))
         lossless = []
-        for seed in range(1, orders + 1):
+        for seed in range(1, lossless_runs + 1):
             lossless.append(job.losses(starts.lossless(f"{scratch}/{seed}"), seed))
             console.say(f"lossless, seed {seed}: mean loss {statistics.fmean(lossless[-1]):.4f}")
         seed = middle_seed(lossless)
@@ -85,7 +87,7 @@ def quality(
             lossy=statistics.fmean(lossy), command=shlex.join(without_secrets(job.words)),
         )  # fmt: skip
         store_quality(opened, found)
-    console.object("quality", {**to_data(found), "inside": found.inside})
+    console.object("archive-eval", {**to_data(found), "inside": found.inside})
     console.result(f"{name} ({found.codec}): {found}")
     return 0 if found.inside else 1
 
@@ -147,17 +149,19 @@ class Job:
     steps: int
     loss: "re.Pattern[str]"
 
-    def check(self, orders: int) -> None:
+    def check(self, lossless_runs: int) -> None:
         """Raises ConfigError for a job that cannot be compared."""
         from autockpt.values.errors import ConfigError
 
-        if orders > 1 and not any("{seed}" in word for word in self.words):
+        if lossless_runs > 1 and not any("{seed}" in word for word in self.words):
             raise ConfigError(
                 "the command has no {seed}: without another data order the lossless resumes are "
                 "all the same; e.g. train.py --seed {seed}"
             )
-        if self.steps < 1 or orders < 1:
-            raise ConfigError(f"--steps {self.steps} --orders {orders}: expected at least 1 each")
+        if self.steps < 1 or lossless_runs < 1:
+            raise ConfigError(
+                f"--steps {self.steps} --lossless-runs {lossless_runs}: expected at least 1 each"
+            )
 
     def losses(self, run_dir: str, seed: int) -> list[float]:
         """Of the first `steps` iterations after the resume.  Raises ConfigError for fewer."""

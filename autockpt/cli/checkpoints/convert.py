@@ -33,7 +33,10 @@ PROGRESS_EVERY_S = 5.0
 )
 @click.option("--generation", metavar="NAME", help="Which one; otherwise the newest good one.")
 @click.option(
-    "--all", "everything", is_flag=True, help="safetensors: also the optimizer and so on."
+    "--include-optimizer",
+    "everything",
+    is_flag=True,
+    help="safetensors: also the optimizer and so on.",
 )
 @click.option("--max-shard-size", metavar="SIZE", help="safetensors: of one file (default 5 GB).")
 @click.option("--rank", type=int, help="Only what is in one rank's image; otherwise of all.")

@@ -236,7 +236,7 @@ def _require_good(directory: str, name: str) -> None:
         kind = CorruptCheckpointError if found.damaged else StorageError
         raise kind(f"{name} is not copied: {'; '.join(found.problems[:3])}")
     marked = {
-        "is marked CORRUPT; see `autockpt verify --repair`": record.state == "corrupt",
+        "is marked CORRUPT; see `autockpt verify --quarantine`": record.state == "corrupt",
         found.sick or "its numbers are suspect": found.sick or record.health != "good",
         "a person set it aside": os.path.exists(os.path.join(directory, name, "QUARANTINE")),
     }

@@ -18,7 +18,7 @@ AGAIN = 5
 EXAMPLES = """
 autockpt verify runs/train-20260101-120000                # the newest checkpoint
 autockpt verify runs/train-20260101-120000 --all
-autockpt verify runs/train-20260101-120000 --repair       # set damaged ones aside
+autockpt verify runs/train-20260101-120000 --quarantine   # set damaged ones aside
 """
 
 
@@ -26,18 +26,24 @@ autockpt verify runs/train-20260101-120000 --repair       # set damaged ones asi
 @click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
 @click.argument("generation", required=False)
 @click.option("--all", "every", is_flag=True, help="Every committed checkpoint, not the newest.")
-@click.option("--deep", is_flag=True, help="--all, and the records of the run beside them.")
-@click.option("--repair", is_flag=True, help="--deep, then mend what can be, set aside the rest.")
+@click.option(
+    "--with-records", "deep", is_flag=True, help="--all, and the records of the run beside them."
+)
+@click.option(
+    "--quarantine",
+    is_flag=True,
+    help="--with-records, then mend what can be mended and set the rest aside.",
+)
 @common
 def verify(
-    console: Console, path: str, generation: str | None, every: bool, deep: bool, repair: bool
+    console: Console, path: str, generation: str | None, every: bool, deep: bool, quarantine: bool
 ) -> int:
     """Read a checkpoint back and compare every chunk with its digest; exit code 65 on damage.
 
     UNREAD is what the storage did not give, exit code 74; gone is what a live run deleted.
 
-    NaN in parameters or optimizer state is said, and is no damage.  --repair needs a directory that
-    no run holds; it renames damaged checkpoints into quarantine/ and deletes nothing.
+    NaN in parameters or optimizer state is said, and is no damage.  --quarantine needs a directory
+    that no run holds; it renames damaged checkpoints into quarantine/ and deletes nothing.
     """
     from autockpt.executors.storage.catalogue import list_generations
     from autockpt.executors.storage.directory import CheckpointDirectory
@@ -50,9 +56,9 @@ def verify(
     if archive.is_archive(path):
         return archive.verify(console, path, generation, every=every)
     place = find_place(path)
-    if repair:
+    if quarantine:
         CheckpointDirectory(place.directory).require_unheld()
-    if every or deep or repair:
+    if every or deep or quarantine:
         results = []
         for _ in range(AGAIN):  # a live run may delete all that were listed, and write others
             records = list_generations(place.directory)
@@ -62,10 +68,10 @@ def verify(
                 break
     else:
         results = [_verified_one(console, place, generation)]
-    damages = damaged_records(place.directory) if deep or repair else []
+    damages = damaged_records(place.directory) if deep or quarantine else []
     for damage in damages:
         console.result(f"{'DAMAGED ' if damage.readable else 'UNREAD  '} {damage.reason}")
-    done = mend(place.directory, results) if repair else []
+    done = mend(place.directory, results) if quarantine else []
     for sentence in done:
         console.result(f"repaired {sentence}")
     there = [result for result in results if not result.gone]

@@ -8,7 +8,7 @@ from autockpt.console import Console
 
 EXAMPLES = """
 sacct -P -a -X -S now-90days -o JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,FailedNode > s.txt
-autockpt failures s.txt --keep           # later profiles and runs in here reckon with it
+autockpt failures s.txt --save           # later profiles and runs in here reckon with it
 journalctl -k -o short-iso > kernel.log; autockpt failures kernel.log
 autockpt failures outages.csv --nodes 64 --observed '30 d'
 autockpt failures runs/train-20260101-120000
@@ -25,7 +25,7 @@ autockpt failures runs/train-20260101-120000
 )
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes that were watched.")
 @click.option("--observed", metavar="DURATION", help="How long they were watched.")
-@click.option("--keep", is_flag=True, help="Keep it under runs/failures/ for later decisions.")
+@click.option("--save", is_flag=True, help="Keep it under runs/failures/ for later decisions.")
 @common
 def failures(
     console: Console,
@@ -33,11 +33,11 @@ def failures(
     form: str | None,
     nodes: int | None,
     observed: str | None,
-    keep: bool,
+    save: bool,
 ) -> None:
     """Read Slurm's accounting, a kernel log, a CSV or our own log; estimate how often what fails.
 
-    The estimate is a prior and what the record adds to it.  With --keep, profiles and runs under
+    The estimate is a prior and what the record adds to it.  With --save, profiles and runs under
     runs/ use it; `autockpt plan --failures FILE` uses it once.
     """
     from autockpt.cli.failures.failure_text import as_object, print_history
@@ -50,7 +50,7 @@ def failures(
     except ConfigError as error:
         raise ConfigError(f"--observed: {error}") from None
     history = read_failures(file, form=form, nodes=nodes, observed_s=observed_s)
-    kept = _keep(file, history) if keep else None
+    kept = _save(file, history) if save else None
     console.object("failures", {**as_object(history, nodes=nodes), "kept": kept})
     print_history(console, history, nodes=nodes)
     if kept is not None:
@@ -58,7 +58,7 @@ def failures(
     console.next(f"autockpt plan --profile runs/RUN --failures {file}")
 
 
-def _keep(file: str, history: object) -> str:
+def _save(file: str, history: object) -> str:
     """Write the history beside the runs; the same file read again replaces it."""
     import hashlib
     import os
@@ -69,13 +69,13 @@ def _keep(file: str, history: object) -> str:
 
     path = os.path.abspath(file)
     if os.path.commonpath([path, os.path.abspath(RUNS)]) == os.path.abspath(RUNS):
-        raise ConfigError(f"--keep: {file} is under {RUNS}/, whose failures are read anyway")
+        raise ConfigError(f"--save: {file} is under {RUNS}/, whose failures are read anyway")
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]
     name = f"{os.path.basename(path)}-{digest}.json"
     folder = os.path.join(RUNS, FAILURES)
     try:
         new_files.make_directory(folder)
     except OSError as error:
-        raise StorageError(f"--keep: cannot make {folder}: {error.strerror}") from error
+        raise StorageError(f"--save: cannot make {folder}: {error.strerror}") from error
     RunDirectory(folder).write_text(name, to_json(history) + "\n")
     return os.path.join(folder, name)

@@ -136,7 +136,7 @@ def shown(path: str | os.PathLike[str]) -> str:
 _REFUSED_AGAIN = {
     WOULD_TRAIN_WRONGLY: "is refused again, until the script goes on where its state is",
     ConfigError.exit_code: "is refused again, until what is named above is corrected",
-    NoCheckpointError.exit_code: "is refused again; autockpt verify --repair, or --fresh",
+    NoCheckpointError.exit_code: "is refused again; autockpt verify --quarantine, or --fresh",
     DirectoryBusyError.exit_code: "when the other run has ended",
 }
 """By exit code: why the same command does not simply go on."""

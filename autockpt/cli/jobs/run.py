@@ -43,7 +43,7 @@ torchrun --nproc-per-node 8 -m -- autockpt run train.py  # under your own launch
 @click.option(
     "--run-dir", metavar="DIR", help="Where the run lives; resumes the one that is there."
 )
-@click.option("--fresh", is_flag=True, help="Do not resume: begin a new lineage.")
+@click.option("--fresh", is_flag=True, help="Start from scratch; keep old checkpoints.")
 @click.option("--resume-from", metavar="GENERATION", help="Roll back to this checkpoint.")
 @click.option(
     "--same-job", is_flag=True, help="Resume the run in --run-dir, though it had other arguments."

@@ -1,4 +1,4 @@
-"""`autockpt windows`: where a pipeline idles under a schedule, and what fits in there."""
+"""`autockpt bubbles`: where a pipeline idles under a schedule, and what fits in there."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
 
 EXAMPLES = """
-autockpt windows --ranks 8 --microbatches 32 --forward '12 ms' --state '20 GB'
-autockpt windows --schedule 1F1B --schedule ZBVZeroBubble --transfer '1 ms' --step '40 ms'
-autockpt windows --profile runs/train-20260101-120000                    # your own pipeline
-autockpt windows --profile profile.json --schedule 1F1B --microbatches 64  # what if
+autockpt bubbles --ranks 8 --microbatches 32 --forward '12 ms' --state '20 GB'
+autockpt bubbles --schedule 1F1B --schedule ZBVZeroBubble --transfer '1 ms' --step '40 ms'
+autockpt bubbles --profile runs/train-20260101-120000                    # your own pipeline
+autockpt bubbles --profile profile.json --schedule 1F1B --microbatches 64  # what if
 """
 
 
@@ -43,7 +43,7 @@ autockpt windows --profile profile.json --schedule 1F1B --microbatches 64  # wha
 @click.option("--copy", metavar="RATE", help="Of a rank to host memory (default 20 GB/s).")
 @click.option("--profile", metavar="FILE", help="Chunks, state and copy of a measured job.")
 @common
-def windows(console: Console, **options: Any) -> None:
+def bubbles(console: Console, **options: Any) -> None:
     """Compare pipeline schedules: iteration, gaps, and what of a checkpoint their windows take.
 
     Layers are divided evenly where a profile has no times for such stages. Figures are of the rank
@@ -53,7 +53,7 @@ def windows(console: Console, **options: Any) -> None:
 
     asked = bubbles_text.asked(options)
     rows, refused = bubbles_text.compared(asked)
-    console.object("windows", bubbles_text.as_object(asked, rows, refused))
+    console.object("bubbles", bubbles_text.as_object(asked, rows, refused))
     console.table(*bubbles_text.columns(rows))
     for line in bubbles_text.legend(asked):
         console.result(line)

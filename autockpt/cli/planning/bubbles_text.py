@@ -1,4 +1,4 @@
-"""What `autockpt windows` was asked for, what the list scheduler says of it, and the table."""
+"""What `autockpt bubbles` was asked for, what the list scheduler says of it, and the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

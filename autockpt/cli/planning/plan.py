@@ -59,6 +59,6 @@ def plan(
     console.object("plan", plan_object(decision.plan, decision))
     print_decision(console, decision)
     keep = (
-        "" if failures is None else f"{shlex.join(['autockpt', 'failures', failures])} --keep && "
+        "" if failures is None else f"{shlex.join(['autockpt', 'failures', failures])} --save && "
     )
     console.next(keep + plan_choice.next_run(repeated(("profile", "policy", "settings"))))

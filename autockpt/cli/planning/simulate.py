@@ -26,7 +26,9 @@ autockpt simulate --nodes 256 --node-mtbf '250 d' --strategy auto --strategy min
 @click.option("--process-share", metavar="PERCENT", help="Interruptions that memory survives.")
 @click.option("--burst", metavar="PERCENT", help="Node failures that take several of a domain.")
 @click.option("--domain", type=int, metavar="N", help="Nodes that share a failure domain (16).")
-@click.option("--believe", metavar="DURATION", help="MTBF that strategies reckon with instead.")
+@click.option(
+    "--assumed-mtbf", metavar="DURATION", help="MTBF that strategies reckon with instead."
+)
 @click.option("--profile", metavar="FILE", help="Costs of a measured job, or its directory.")
 @click.option("--iteration", metavar="DURATION", help="One iteration (default 5 s).")
 @click.option("--state", metavar="SIZE", help="State that a node saves (default 3 GB).")

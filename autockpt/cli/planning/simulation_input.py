@@ -61,8 +61,8 @@ def read(options: Options) -> Asked:
         raise ConfigError("--spares: only a trace says how long a node is out; add --trace")
     measured = plan_choice.read_profile(options["profile"]) if options["profile"] else None
     histories, world = _histories(options, measured)
-    believed = options["believe"] is not None
-    mtbf_s = positive(options, "believe", parse_duration_s, 0.0) if believed else world.mtbf_s
+    believed = options["assumed_mtbf"] is not None
+    mtbf_s = positive(options, "assumed_mtbf", parse_duration_s, 0.0) if believed else world.mtbf_s
     failures = known_failures(
         mtbf_s=mtbf_s,
         process_share=world.process_share,

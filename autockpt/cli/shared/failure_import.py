@@ -19,7 +19,7 @@ FORMATS = {
     "xid": "a kernel log with NVIDIA Xid errors",
     "csv": "outages, a line each: node,start_h,end_h",
     "log": "failures.jsonl of a run",
-    "kept": "what `autockpt failures --keep` wrote",
+    "kept": "what `autockpt failures --save` wrote",
 }
 RESTORES = ("restore_memory", "restore_disk")
 LARGEST_BYTES = 512 * 2**20

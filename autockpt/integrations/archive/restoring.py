@@ -77,7 +77,9 @@ def lossy_note(archive: Archive, member: Member) -> str:
     if not member.coded_lossy:
         return member.lost_before
     found = stored_quality(archive, member.generation)
-    effect = str(found) if found else "its effect on this job was not measured (autockpt quality)"
+    effect = (
+        str(found) if found else "its effect on this job was not measured (autockpt archive-eval)"
+    )
     before = f"; before that {member.lost_before}" if member.lost_before else ""
     return f"archived with {member.codec} as {member.generation}; {effect}{before}"
 

@@ -111,7 +111,7 @@ def _indexed(path: str) -> dict[str, LazyTensor]:
 
 
 def _state(folder: str) -> Tree:
-    """What `autockpt convert --all` put beside the model."""
+    """What `autockpt convert --include-optimizer` put beside the model."""
     path = os.path.join(folder, STATE)
     if not os.path.exists(path):
         return {}

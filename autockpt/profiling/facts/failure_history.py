@@ -1,6 +1,6 @@
 """Failures and recoveries of this run and of the runs beside it, turned into rates and times.
 
-Beside the runs may stand what others have recorded (`autockpt failures --keep`): it counts as well.
+Beside the runs may stand what others have recorded (`autockpt failures --save`): it counts as well.
 """
 
 import contextlib

@@ -47,8 +47,8 @@ def test_a_lossy_archive_is_made_measured_and_said(tmp_path: Path) -> None:
     assert [archive.open(name).member.lossy for name in names] == [False, True, True]
     archive.close()
     measured = autockpt(
-        "quality", "--json", "--archive", "r/archive", "--steps", "3", "--orders", "1", SCRIPT,
-        *SMALL, "--steps", "40", "--seed", "{seed}", cwd=tmp_path,
+        "archive-eval", "--json", "--archive", "r/archive", "--steps", "3",
+        "--lossless-runs", "1", SCRIPT, *SMALL, "--steps", "40", "--seed", "{seed}", cwd=tmp_path,
     )  # fmt: skip
     assert measured.returncode in (0, 1), measured.stderr
     found = json.loads(measured.stdout)
@@ -225,9 +225,9 @@ def test_a_follower_passes_over_what_is_damaged_and_says_so_at_the_end(
 
 def test_a_job_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     """Before anything is started."""
-    done = autockpt("quality", "--archive", ".", "--loss", "(", "t.py", cwd=tmp_path)
+    done = autockpt("archive-eval", "--archive", ".", "--loss", "(", "t.py", cwd=tmp_path)
     assert (done.returncode, "no regular expression" in done.stderr) == (78, True)
-    done = autockpt("quality", "--archive", ".", "t.py", "--lr", "1", cwd=tmp_path)
+    done = autockpt("archive-eval", "--archive", ".", "t.py", "--lr", "1", cwd=tmp_path)
     assert (done.returncode, "has no {seed}" in done.stderr) == (78, True)
 
 

@@ -123,7 +123,7 @@ def test_a_record_that_is_no_file_is_damage(
         os.mkfifo(path)
     else:
         path.mkdir()
-    assert run(["verify", "--deep", two]) == 65
+    assert run(["verify", "--with-records", two]) == 65
     assert f"DAMAGED  {path}: " in capsys.readouterr().out
 
 

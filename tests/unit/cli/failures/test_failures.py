@@ -79,7 +79,7 @@ def test_a_kept_record_is_in_every_later_profile(
     (here / "s.txt").write_text(bad_cluster())
     before, _ = failure_history(str(here / "runs" / "new"), nodes=8)
     for _ in range(2):
-        kept = object_of(capsys, "failures", "s.txt", "--keep")["kept"]
+        kept = object_of(capsys, "failures", "s.txt", "--save")["kept"]
     after, _ = failure_history(str(here / "runs" / "new"), nodes=8)
     assert after.per_node.events == 40
     assert after.interruptions_per_s > 5 * before.interruptions_per_s
@@ -122,7 +122,7 @@ def test_mistakes_say_what_to_do(capsys: pytest.CaptureFixture[str], here: Path)
         (("failures", "s.txt", "--observed", "3 d"), "says itself how long it is"),
         (("failures", str(CSV), "--observed", "3 d"), "later than that"),
         (("failures", str(CSV), "--observed", "3"), "--observed: "),
-        (("failures", "runs/s.txt", "--keep"), "whose failures are read anyway"),
+        (("failures", "runs/s.txt", "--save"), "whose failures are read anyway"),
     ):
         assert run(argv) == 78
         assert message in capsys.readouterr().err
@@ -197,7 +197,7 @@ def test_a_place_that_cannot_be_made_is_no_bug(
     """A file stands where the records are kept."""
     (here / "s.txt").write_text(SACCT)
     (here / "runs").write_text("")
-    assert run(("failures", "s.txt", "--keep")) == StorageError.exit_code
+    assert run(("failures", "s.txt", "--save")) == StorageError.exit_code
     error = capsys.readouterr().err
-    assert "--keep: cannot make runs/failures: " in error
+    assert "--save: cannot make runs/failures: " in error
     assert "bug" not in error

@@ -1,4 +1,4 @@
-"""`autockpt windows`: closed forms, a measured pipeline laid out anew, clear refusals."""
+"""`autockpt bubbles`: closed forms, a measured pipeline laid out anew, clear refusals."""
 
 import json
 import re
@@ -20,7 +20,7 @@ LAPS, MICROBATCHES = 20, 8
 
 def found(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     """What --json prints."""
-    assert app.run(["windows", *argv, "--json"]) == 0
+    assert app.run(["bubbles", *argv, "--json"]) == 0
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -31,14 +31,14 @@ def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The error of a command line that is refused."""
-    assert app.run(["windows", *argv]) == 78
+    assert app.run(["bubbles", *argv]) == 78
     return capsys.readouterr().err
 
 
 def test_the_document_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """The first block of docs/bubbles.md with a command, line by line."""
     block = re.search(
-        r"```console\n\$ autockpt (windows .*?)\n(.*?)```", DOCUMENT.read_text(), re.S
+        r"```console\n\$ autockpt (bubbles .*?)\n(.*?)```", DOCUMENT.read_text(), re.S
     )
     assert block is not None
     assert app.run(shlex.split(block[1])) == 0

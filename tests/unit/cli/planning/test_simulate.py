@@ -88,7 +88,7 @@ def test_a_policy_file_is_a_strategy(here: Path, capsys: pytest.CaptureFixture[s
 def test_a_wrong_belief_costs_less_than_its_factor(capsys: pytest.CaptureFixture[str]) -> None:
     """An MTBF that is believed ten times too long lengthens intervals; the failures stay."""
     right = object_of(capsys, *SMALL, "--strategy", "young")
-    wrong = object_of(capsys, *SMALL, "--strategy", "young", "--believe", "60 h")
+    wrong = object_of(capsys, *SMALL, "--strategy", "young", "--assumed-mtbf", "60 h")
     assert right["mtbf_s"] == wrong["mtbf_s"]
     assert wrong["strategies"][0]["disk_steps"] > 3 * right["strategies"][0]["disk_steps"]
     assert 0.0 < goodputs(right)["young"] - goodputs(wrong)["young"] < 0.1

@@ -105,7 +105,7 @@ def test_a_plan_is_followed_by_a_run_of_it(capsys: pytest.CaptureFixture[str]) -
     )
     Path("the log.csv").write_text("node,start_h,end_h\n0,1,2\n")
     again = next_of(capsys, "plan", *words, "--failures", "the log.csv")
-    assert again == f"autockpt failures 'the log.csv' --keep && {command}"
+    assert again == f"autockpt failures 'the log.csv' --save && {command}"
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -42,16 +42,16 @@ def newest(job: Job) -> Path:
 def test_a_damaged_generation_is_set_aside_with_its_reason(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By `verify --repair`; the one before it is what a restart finds, and every file is kept."""
+    """By `verify --quarantine`; a restart finds the one before it, and every file is kept."""
     flip(newest(job) / "shard-00000-a1.safetensors")
     files = {path.name: path.read_bytes() for path in newest(job).iterdir()}
-    assert app.run(["verify", job.path, "--repair"]) == CorruptCheckpointError.exit_code
+    assert app.run(["verify", job.path, "--quarantine"]) == CorruptCheckpointError.exit_code
     assert f"{NEWEST.name}: set aside as quarantine/{NEWEST.name}-" in capsys.readouterr().out
     (aside,) = (p for p in Path(job.path, "quarantine").iterdir() if p.is_dir())
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == files
     assert "rank 0" in aside.with_name(aside.name + ".why").read_text()
     assert job.restore() == Generation(term=1, step=2)
-    assert app.run(["verify", job.path, "--deep"]) == 0
+    assert app.run(["verify", job.path, "--with-records"]) == 0
 
 
 def test_what_reads_back_whole_is_no_longer_called_corrupt(job: Job) -> None:
@@ -103,7 +103,7 @@ def test_deep_looks_at_the_records_too(job: Job, capsys: pytest.CaptureFixture[s
     flip(Path(job.path, "decisions", "t-000001"))
     assert app.run(["verify", job.path, "--all"]) == 0
     assert "DAMAGED" not in capsys.readouterr().out
-    assert app.run(["verify", job.path, "--deep"]) == CorruptCheckpointError.exit_code
+    assert app.run(["verify", job.path, "--with-records"]) == CorruptCheckpointError.exit_code
     told = capsys.readouterr()
     named = [line for line in told.out.splitlines() if line.startswith("DAMAGED")]
     assert ["terms" in named[0], "decisions" in named[1]] == [True, True], named
@@ -150,7 +150,7 @@ def test_a_directory_that_a_live_run_holds_is_left_alone(
     path.write_text(
         text.replace(f'"pid_start":{upkeep_pid_start(os.getpid())}', f'"pid_start":{start}')
     )
-    for command in (["gc", job.path], ["verify", job.path, "--repair"]):
+    for command in (["gc", job.path], ["verify", job.path, "--quarantine"]):
         assert app.run(command) == 73
         assert f"keeper pid {holder}" in capsys.readouterr().err
     assert Path(job.path, "spare").exists()

@@ -67,7 +67,9 @@ def write(kind: str, path: Path, job: Job) -> Path:
         torch.save(state, path)
     else:
         folder = saved(path.parent / "ours", job)
-        assert run(["convert", folder, str(path), "--to", "safetensors", "--all"]) == 0
+        assert (
+            run(["convert", folder, str(path), "--to", "safetensors", "--include-optimizer"]) == 0
+        )
     return path
 
 
