@@ -63,11 +63,11 @@ def measure(
         model=job.model, optimizer=job.optimizer, run_dir=str(folder / "run"), goal=Goal(pins=pins)
     )
     assert isinstance(session, Session)
-    mind = session._mind
+    mind = session._plans.tuner
     assert mind is not None
     assert mind._thread.ident is not None
     told = Stopwatch(mind.observe)
-    session._telemetry.listener = told
+    session._rank.telemetry.listener = told
     clock = time.pthread_getcpuclockid(mind._thread.ident)
     figures: tuple[list[float], list[float], list[float]] = ([], [], [])
     for _ in range(rounds):

@@ -88,7 +88,7 @@ class Saved:
 
 
 def _slot(session: Any, root: str) -> tuple[Arena, ImageIndex]:
-    link = session._link
+    link = session._client
     for arena in link.slots:
         index = read_trailer(arena.view[link.image_bytes :])
         if index is not None and index.root == root:

@@ -46,7 +46,17 @@ OLD_WORDS = re.compile(rf"\b(?:{'|'.join(replaced_words())})s?\b", re.IGNORECASE
 """Words that the glossary replaces."""
 
 RULES = ("long sentence", "noun clause", "passive report", "old word")
-MESSAGE_CALLS = {"say", "_say", "_degraded", "warn", "warning", "info", "error", "fail"}
+MESSAGE_CALLS = {
+    "say",
+    "_say",
+    "_degraded",
+    "report_degraded",
+    "warn",
+    "warning",
+    "info",
+    "error",
+    "fail",
+}
 
 
 def prose_of(path: Path) -> Iterator[str]:

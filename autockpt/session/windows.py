@@ -60,7 +60,7 @@ class IdleWindows:
         if self._stages is not None:
             self._stages.boundary()
 
-    def told(self, use: WindowUse, generation: str, step: int) -> t.IdleWindowsUsed:
+    def describe_use(self, use: WindowUse, generation: str, step: int) -> t.IdleWindowsUsed:
         """The event of a snapshot whose bytes have all passed."""
         gate = self._gate
         if gate is not None and gate.refused and not self._refusal_said:

@@ -90,13 +90,13 @@ def begin_save(job: Job, session: Session) -> float:
     A checkpoint waits for an optimizer's step, and for a free slot.  Raises RuntimeError when none
     began within `PATIENCE_S`.
     """
-    newest, deadline_s = session._link.saves.newest_on_disk, time.monotonic() + PATIENCE_S
+    newest, deadline_s = session._client.saves.newest_on_disk, time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         job.iterate()
         began = time.perf_counter()
         session.save()
         session.step()
-        if session._link.saves.newest_on_disk != newest:
+        if session._client.saves.newest_on_disk != newest:
             return began
     raise RuntimeError(f"no checkpoint began within {PATIENCE_S:g} s: is no slot free?")
 

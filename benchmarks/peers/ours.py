@@ -54,10 +54,10 @@ class OnDemand(Peer):
 
     def save(self) -> None:
         """Raises RuntimeError where none began: its figures would be of nothing."""
-        newest = self.session._link.saves.newest_on_disk
+        newest = self.session._client.saves.newest_on_disk
         self.session.save()
         self.session.step()
-        if self.session._link.saves.newest_on_disk == newest:
+        if self.session._client.saves.newest_on_disk == newest:
             raise RuntimeError("no checkpoint began at this boundary: is no slot free?")
 
     def boundary(self) -> None:

@@ -17,7 +17,7 @@ class Fake:
     def __init__(self, free: int) -> None:
         self.free, self.iterated, self.asked = free, False, False
         self.saves = SimpleNamespace(newest_on_disk=0)
-        self._link = SimpleNamespace(saves=self.saves)
+        self._client = SimpleNamespace(saves=self.saves)
 
     def iterate(self) -> None:
         self.iterated = True

@@ -125,7 +125,7 @@ class Watch:
         if self.case.kill != f"{place}:{number}" or not last or os.path.exists(mark):
             return
         if self.session is not None:
-            link = self.session._link
+            link = self.session._client
             link.wait_until(lambda: link.saves.memory_committed is not None, 60)
         with open(mark, "w") as file:
             file.write(str(number))
@@ -164,7 +164,7 @@ class Watch:
 
         def stepped(session: Any) -> int:
             count = step(session)
-            session._link.wait_until(lambda: session.ready or session._closed, 60)
+            session._client.wait_until(lambda: session.ready or session._rank.is_closed, 60)
             watch.reached("boundary", count)
             return count
 

@@ -80,7 +80,7 @@ class Live:
     def events(self, kind: type[_E]) -> list[_E]:
         """What was told so far."""
         for session in self._sessions:
-            session._telemetry.flush()
+            session._rank.telemetry.flush()
         return [e for e in RunDirectory.open(self.run_dir).events() if isinstance(e, kind)]
 
     def durable_steps(self) -> dict[int, str]:
@@ -92,7 +92,7 @@ class Live:
 def room_for_one(live: Live, spec: trainings.JobSpec, plan: CheckpointPlan) -> Goal:
     """A limit on host memory that leaves room for one slot of this job, and not for two."""
     job, session = live.attach(spec, plan, Goal(limits=Limits(host_memory_bytes=4096)))
-    link = session._link
+    link = session._client
     for step, batch in session.batches(5):
         trainings.train_step(job, step, batch)
         if step > 1:
@@ -105,22 +105,22 @@ def room_for_one(live: Live, spec: trainings.JobSpec, plan: CheckpointPlan) -> G
 
 def granted(session: Session) -> None:
     """Waits until nothing is under way and the coming boundary can begin its snapshot, if due."""
-    step, link, asked = session.step_count + 1, session._link, session._link.saves.asked
-    if session.step_count <= session._start_step or link.slots_refused:
+    step, link, asked = session.step_count + 1, session._client, session._client.saves.asked
+    if session.step_count <= session._rank.start_step or link.slots_refused:
         return
     assert link.wait_until(lambda: bool(link.slots or link.slots_refused), PATIENCE_S)
     saves = link.saves
-    if asked is not None and asked.generation != session._generation(step):
+    if asked is not None and asked.generation != session._rank.generation(step):
         former = asked.generation
         assert link.wait_until(
             lambda: saves.memory_committed == former or saves.is_discarded(former), PATIENCE_S
         )
         if asked.disk:  # busy storage keeps its slot
             link.wait_over(former, PATIENCE_S)
-    if not session._due(step) or link.slots_refused:
+    if not session._saver.is_due(step) or link.slots_refused:
         return
-    generation = session._generation(step)
-    session._ask(generation, disk=session._disk_due(step))
+    generation = session._rank.generation(step)
+    session._saver.ask(generation, disk=session._saver.is_disk_due(step))
     save = saves.get(generation)
     assert save is not None
     assert link.wait_until(lambda: save.state == "granted", PATIENCE_S), save
@@ -128,4 +128,4 @@ def granted(session: Session) -> None:
 
 def durable(session: Session, generation: Generation) -> bool:
     """Whether the trainer was told that this generation is on disk."""
-    return session._link.saves.durable == generation
+    return session._client.saves.durable == generation

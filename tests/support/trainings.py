@@ -449,7 +449,7 @@ def run(spec: JobSpec, run_dir: str, out: str, *, attach: bool = True) -> None:
         cell.set(step + 1)
         train_step(job, step, batch)
         if step == spec.propose_at and rank == 0:
-            ckpt._propose(plan(memory=4, disk=4, version=2))
+            ckpt._plans.propose(plan(memory=4, disk=4, version=2))
     say(folder, event="finished", rank=rank, digest=digest(job))
 
 

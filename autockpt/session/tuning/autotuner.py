@@ -10,10 +10,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.keeper.client.saves import SaveHandle
 from autockpt.executors.state.live_state import LiveState
 from autockpt.policies.cost_model.inputs import decided_again
 from autockpt.policies.decide import decide
@@ -28,7 +29,6 @@ from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal, intervals_of
 from autockpt.tuner.online.recording import RecordedController
 from autockpt.values import telemetry as t
-from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.units import format_bytes, format_duration
 
@@ -45,8 +45,23 @@ OBSERVED_BLOCKS = 3
 """Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
 REMEMBER_S = 1.0
 """What the controller has seen is written down this often, where there is anything new."""
-REMEMBERED = 64
-"""Snapshots for disk whose end is waited for."""
+
+
+class TunerHost(Protocol):
+    """The session, as its tuner sees it; used on the tuner's thread."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the newest checkpoint; None: there is none."""
+
+    def propose(self, plan: CheckpointPlan) -> None:
+        """To all ranks."""
+
+    def report_degraded(self, what: str, reason: str) -> None:
+        """Part of the session does not work, and the training goes on."""
+
+    def emit(self, event: t.Event) -> None:
+        """Into the telemetry."""
 
 
 class AutoTuner:
@@ -56,22 +71,14 @@ class AutoTuner:
         self,
         job: Job,
         state: LiveState,
-        layout: Callable[[], Layout | None],
-        propose: Callable[[CheckpointPlan], None],
-        report: Callable[[str, str], None],
-        emit: Callable[[t.Event], None],
+        host: TunerHost,
     ) -> None:
         self._job = job
         self._state = state
-        self._layout = layout
-        self._propose = propose
-        self._report = report
-        self._emit = emit
+        self._host = host
         self._files = RunDirectory(job.run_directory)
         self._queue: deque[t.Event] = deque()
         self._applied: deque[CheckpointPlan] = deque()
-        self._began: dict[str, tuple[float, int]] = {}
-        """Time and step of the newest snapshots for disk that have no end yet."""
         self._samples = _Samples()
         self._measuring = job.profile_in_place
         self._compared = job.decision is None or job.profile is None
@@ -99,7 +106,7 @@ class AutoTuner:
         self.started_with = self._start()
         if job.restart_count and len(failures := self._files.failures()) >= 2:
             self._controller.interrupted(time.monotonic(), failures[-1].exposure_s)
-        self._thread = threading.Thread(target=self._think, name="autockpt-mind", daemon=True)
+        self._thread = threading.Thread(target=self._think, name="autockpt-tuner", daemon=True)
         self._thread.start()
 
     def _start(self) -> PlanProposal | None:
@@ -112,7 +119,7 @@ class AutoTuner:
         self._offers[proposal.plan.version] = proposal
         if proposal.plan.version != self._job.plan.version:
             self._proposed_s = time.monotonic()
-            self._propose(proposal.plan)  # the ranks had no way to agree on it before
+            self._host.propose(proposal.plan)  # the ranks had no way to agree on it before
             return None
         self._applied.append(proposal.plan)
         return proposal
@@ -121,39 +128,28 @@ class AutoTuner:
 
     def observe(self, event: t.Event) -> None:
         """An event of this rank; called on the training thread."""
-        if isinstance(event, t.SnapshotBegan) and "disk" in event.tiers:
-            self._began[event.generation] = (event.at_s, event.step)
-            for old in list(self._began)[:-REMEMBERED]:
-                self._began.pop(old, None)
         self._queue.append(event)
 
-    def committed(self, generation: Generation) -> None:
-        """The keeper's news of a durable checkpoint, as a telemetry event.
+    def note_durable(self, save: SaveHandle) -> None:
+        """The keeper's news of a save, as a telemetry event; one for memory alone shows no time."""
+        now = time.monotonic()
+        if save.disk and save.began_s is not None:
+            self._queue.append(
+                t.CheckpointDurable(
+                    at_s=now, rank=-1, generation=str(save.generation), step=save.step, bytes=0,
+                    stored_bytes=0, latency_s=now - save.began_s, write_s=0.0,
+                )
+            )  # fmt: skip
 
-        One that was not begun here for disk (before a restart, for memory only) shows no time.
-        """
-        now, name = time.monotonic(), str(generation)
-        began = self._began.pop(name, None)
-        if began is None:
-            return
-        began_s, step = began
-        self._queue.append(
-            t.CheckpointDurable(
-                at_s=now, rank=-1, generation=name, step=step, bytes=0, stored_bytes=0,
-                latency_s=now - began_s, write_s=0.0,
-            )
-        )  # fmt: skip
-
-    def dropped(self, generation: Generation, reason: str) -> None:
-        """The keeper's news that a checkpoint will not be durable: it is under way no more."""
-        name = str(generation)
-        began = self._began.pop(name, None)
-        if began is not None:
+    def note_discarded(self, save: SaveHandle, reason: str) -> None:
+        """The keeper's news that a save will not be durable: it is under way no more."""
+        if save.disk:
             self._queue.append(
                 t.PersistFailed(
-                    at_s=time.monotonic(), rank=-1, generation=name, step=began[1], reason=reason
+                    at_s=time.monotonic(), rank=-1, generation=str(save.generation),
+                    step=save.step, reason=reason,
                 )
-            )
+            )  # fmt: skip
 
     def reason(self, version: int) -> str:
         """Why a version of the plan was proposed."""
@@ -184,7 +180,7 @@ class AutoTuner:
                 self._consider()
                 self._remember()
             except Exception as error:  # the plan stays as it is, the training goes on
-                self._report("planning", f"{type(error).__name__}: {error}")
+                self._host.report_degraded("planning", f"{type(error).__name__}: {error}")
                 self._measuring = False
                 if self._closed.wait(60.0):
                     return
@@ -238,14 +234,14 @@ class AutoTuner:
 
     def _compare_state(self) -> None:
         """A plan for a state of another size does not hold: the run is measured anew."""
-        layout, profile = self._layout(), self._job.profile
+        layout, profile = self._host.layout, self._job.profile
         if layout is None or profile is None:
             return
         self._compared = True
         measured, here = profile.state.total_bytes, state_inventory(self._state, layout).total_bytes
         if max(measured, here) > SIZE_TOLERANCE * min(measured, here):
             self._measuring = True
-            self._report(
+            self._host.report_degraded(
                 "profile",
                 f"it was measured with a state of {format_bytes(measured)} per rank, this job has "
                 f"{format_bytes(here)}; the plan is made anew from the first iterations",
@@ -254,12 +250,12 @@ class AutoTuner:
     def _offer(self, proposal: PlanProposal, now: float) -> None:
         self._offers[proposal.plan.version] = proposal
         self._proposed_s = now
-        self._propose(proposal.plan)
+        self._host.propose(proposal.plan)
 
     def _withhold(self, proposal: PlanProposal, now: float) -> None:
         """The policy only observes: what would have been changed is said."""
         memory, disk = intervals_of(proposal.plan)
-        self._emit(
+        self._host.emit(
             t.PlanChangeWithheld(
                 at_s=now, rank=self._job.rank, step=self._step, kind=proposal.kind,
                 memory_interval_steps=memory, disk_interval_steps=disk, reason=proposal.reason,
@@ -290,7 +286,7 @@ class AutoTuner:
 
     def _plan_from_profile(self, now: float) -> None:
         """The first iterations were the profile: decide as `autockpt plan` would."""
-        layout = self._layout()
+        layout = self._host.layout
         if layout is None:
             return
         facts = host_facts(

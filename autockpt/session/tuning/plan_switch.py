@@ -29,7 +29,7 @@ class _Pending:
 
 
 class PlanSwitch:
-    """Between the listening thread (`heard`) and the training thread (`due`)."""
+    """Between the listening thread (`take`) and the training thread (`due`)."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PlanSwitch:
         pending = self._pending
         return pending.version if pending is not None and pending.apply_step is None else 0
 
-    def heard(self, message: Any, step: int) -> tuple[int, int] | None:
+    def take(self, message: Any, step: int) -> tuple[int, int] | None:
         """A message of the keeper while the loop stands at `step`; (version, step) once decided."""
         match message:
             case p.PreparePlan():

@@ -29,7 +29,7 @@ def test_too_little_memory_for_the_slots_degrades_and_changes_nothing(
     for step, batch in ckpt.batches(SPEC.steps):
         trainings.train_step(job, step, batch)
         if step == 1:
-            assert ckpt._link.wait_until(lambda: bool(ckpt._link.slots_refused), 30)
+            assert ckpt._client.wait_until(lambda: bool(ckpt._client.slots_refused), 30)
     assert trainings.digest(job) == whole
     told = live.events(Degraded)
     assert {"memory tier", "final checkpoint"} <= {event.what for event in told}
@@ -45,7 +45,7 @@ def test_memory_for_one_slot_still_saves_to_storage(live: Live) -> None:
     one = trainings.plan(memory=0, disk=4, slots=1)
     whole = trainings.bare(trainings.build(SPEC))
     job, ckpt = live.attach(SPEC, one, room_for_one(live, SPEC, one))
-    link = ckpt._link
+    link = ckpt._client
     for step, batch in ckpt.batches(SPEC.steps):
         if step in (2, 3):  # refused two, then given one
             assert link.wait_until(lambda: bool(link.slots or link.slots_refused), 30)
@@ -124,11 +124,11 @@ def one():
     trainings.train_step(job, ckpt.step_count, next(batches))
     ckpt.step()
 def save():
-    ckpt._link.wait_until(lambda: bool(ckpt._link.slots), 60)
+    ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
     ckpt.save()
-    ckpt._ask(ckpt._generation(ckpt.step_count + 1), disk=True)
-    generation = ckpt._generation(ckpt.step_count + 1)
-    link = ckpt._link
+    ckpt._saver.ask(ckpt._rank.generation(ckpt.step_count + 1), disk=True)
+    generation = ckpt._rank.generation(ckpt.step_count + 1)
+    link = ckpt._client
     link.wait_until(lambda: link.saves.get(generation).is_answered, 60)
     one()
     ckpt.wait_for_staging()
@@ -141,7 +141,7 @@ if ckpt.step_count == 0:
         ckpt.step()
     bad = save()
     one(); one()
-    print("only the good one is durable", ckpt._link.saves.durable == good != bad, flush=True)
+    print("only the good one is durable", ckpt._client.saves.durable == good != bad, flush=True)
 ckpt.close(final_checkpoint=False)
 print("trained on", flush=True)
 """

@@ -70,7 +70,7 @@ def test_nan_that_training_does_not_touch_is_said_and_resumed(
     live.leave()
     assert {one.health for one in list_generations(live.checkpoints)} == {"good"}
     ckpt = with_nan(live, used=False, steps=8)
-    assert ckpt._start_step == 4
+    assert ckpt._rank.start_step == 4
     live.leave()
     assert {one.health for one in list_generations(live.checkpoints)} == {"good"}
     told = capfd.readouterr().err

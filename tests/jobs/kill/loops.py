@@ -46,7 +46,7 @@ class Loop:
         """One step: from then on there are slots."""
         self.train()
         self.ckpt.step()
-        assert self.ckpt._link.wait_until(lambda: bool(self.ckpt._link.slots), PATIENCE_S)
+        assert self.ckpt._client.wait_until(lambda: bool(self.ckpt._client.slots), PATIENCE_S)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Telemetry of this rank and its keeper, file by file."""
@@ -61,7 +61,7 @@ class Loop:
     def durable(self) -> None:
         """Waits until the checkpoint that was begun last is durable."""
         self.ckpt.wait_for_staging()
-        assert self.ckpt._link.wait_until(lambda: not self.ckpt._background(), PATIENCE_S)
+        assert self.ckpt._client.wait_until(lambda: not self.ckpt._saver.is_busy(), PATIENCE_S)
 
 
 def prepared(new_run: Callable[..., str], **choices: Any) -> str:

@@ -79,7 +79,7 @@ class Bench:
         """Until the slots are there and nothing is in flight."""
         self.train()
         self.ckpt.step()
-        assert self.ckpt._link.wait_until(lambda: bool(self.ckpt._link.slots), PATIENCE_S)
+        assert self.ckpt._client.wait_until(lambda: bool(self.ckpt._client.slots), PATIENCE_S)
         self.train()
 
     def boundary(self) -> dict[str, torch.Tensor]:
@@ -111,7 +111,7 @@ class Bench:
 
     def saved(self, step: int) -> dict[str, torch.Tensor]:
         """What stands on disk for a step."""
-        assert self.ckpt._link.wait_until(lambda: self.on_disk(step) is not None, PATIENCE_S)
+        assert self.ckpt._client.wait_until(lambda: self.on_disk(step) is not None, PATIENCE_S)
         folder = self.on_disk(step)
         assert folder is not None
         (shard,) = folder.glob("shard-*.safetensors")
@@ -127,7 +127,7 @@ class Bench:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Telemetry of this rank."""
-        self.ckpt._telemetry.flush()
+        self.ckpt._rank.telemetry.flush()
         lines = (self.run_dir / "telemetry" / "rank-00000.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 

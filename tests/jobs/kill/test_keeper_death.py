@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from autockpt.executors.keeper import launch
-from autockpt.session import ending, saving
+from autockpt.session import saving
+from autockpt.session.endings import last_checkpoint
 from autockpt.values.goal import Goal, Limits
 from tests.conftest import keeper_pids
 from tests.jobs.kill.loops import PATIENCE_S, Large, Loop, prepared
@@ -46,7 +47,7 @@ def test_before_it_gave_slots(attach: Callable[..., Any], new_run: Callable[...,
     kill_keeper(run_dir)
     loop.train()
     loop.ckpt.step()
-    assert loop.ckpt._link.wait_until(lambda: bool(loop.ckpt._link.slots), PATIENCE_S)
+    assert loop.ckpt._client.wait_until(lambda: bool(loop.ckpt._client.slots), PATIENCE_S)
     loop.ckpt.close()
     assert durable_steps(run_dir) == {1}
 
@@ -80,7 +81,7 @@ def test_of_a_trainer_that_was_restarted(
     loop.train()
     loop.ckpt.step()
     loop.durable()
-    loop.ckpt._end("signal")
+    loop.ckpt._closing.end("signal")
     again = Loop(attach, run_dir, 2**16)
     assert again.ckpt.step_count == 2
     kill_keeper(run_dir)
@@ -120,7 +121,7 @@ def test_without_another_one_the_training_ends_soon(
     loop = Loop(attach, run_dir, 2**16)
     loop.warm_up()
     monkeypatch.setattr(launch, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(ending, "RECONNECT_WAIT_S", 0.5)
+    monkeypatch.setattr(last_checkpoint, "RECONNECT_WAIT_S", 0.5)
     monkeypatch.setattr(launch, "_spawn", lambda *_: "nowhere.log")
     kill_keeper(run_dir)
     closed_within(PATIENCE_S / 4, loop)
@@ -135,7 +136,7 @@ def test_that_stands_still_ends_the_training_late_but_in_time(
     run_dir = prepared(new_run)
     loop = Loop(attach, run_dir, 2**16)
     loop.warm_up()
-    monkeypatch.setattr(ending, "SLOT_WAIT_S", 1.0)
+    monkeypatch.setattr(last_checkpoint, "SLOT_WAIT_S", 1.0)
     os.kill(loop.ckpt.keeper_pid, signal.SIGSTOP)
     closed_within(PATIENCE_S / 4, loop)
     assert "final checkpoint: no slot became free in 1 s; the last" in capfd.readouterr().err
@@ -195,7 +196,7 @@ def test_a_state_that_outgrows_its_slots_ends_nothing(
     loop.model.register_parameter("late", late)
     loop.optimizer.add_param_group({"params": [late]})
     keepers = keeper_pids(run_dir)
-    link = loop.ckpt._link
+    link = loop.ckpt._client
     slots = link.slots_changed
     for _ in range(6):
         loop.train()

@@ -82,7 +82,7 @@ def test_one_slot_saves_again_when_the_disk_is_mended(live: Live, broken: Path) 
     """What the disk refused does not keep the only slot; each save is tried."""
     plan = trainings.plan(memory=0, disk=4, slots=1)
     job, ckpt = live.attach(SPEC, plan, room_for_one(live, SPEC, plan))
-    link = ckpt._link
+    link = ckpt._client
     for step, batch in ckpt.batches(SPEC.steps):
         if step == BREAKS:
             broken.touch()

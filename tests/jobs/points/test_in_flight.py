@@ -29,7 +29,7 @@ def test_as_many_saves_are_under_way_as_the_plan_allows(
     monkeypatch.setattr(sessions, "GRANT_WAIT_S", PATIENCE_S)
     spec = trainings.JobSpec(steps=2 * SAVES + 1)
     job, ckpt = live.attach(spec, preset_plan(preset, memory=0, disk=2))
-    link = ckpt._link
+    link = ckpt._client
     for step, batch in ckpt.batches(spec.steps):
         trainings.train_step(job, step, batch)
         if step == 0:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.executors.keeper.client import saves
 from autockpt.session import Session, saving
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
@@ -25,8 +26,8 @@ SPEC = trainings.JobSpec(steps=5000)
 
 def heard(ckpt: Session, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What the controller is told from now on."""
-    assert ckpt._mind is not None
-    controller, told = ckpt._mind._controller, list[Event]()
+    assert ckpt._plans.tuner is not None
+    controller, told = ckpt._plans.tuner._controller, list[Event]()
     observe = controller.observe
 
     def listen(event: Event) -> None:
@@ -54,17 +55,18 @@ def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
     monkeypatch.setenv("HELD_STORE", str(held))
     monkeypatch.setenv("PYTHONPATH", str(STORES / "held_store"))
     monkeypatch.setattr(autotuner, "THINK_S", 0.02)
+    monkeypatch.setattr(saves, "REMEMBERED", 32)
     monkeypatch.setattr(saving, "GRANT_WAIT_S", PATIENCE_S)
     job, ckpt = live.attach(SPEC, trainings.plan(memory=1, disk=10_000))
     told, saved_s = heard(ckpt, monkeypatch), 0.0
     for step, batch in ckpt.batches(SPEC.steps):
         trainings.train_step(job, step, batch)
-        assert step == 0 or ckpt._link.wait_until(lambda: ckpt.ready, PATIENCE_S)
+        assert step == 0 or ckpt._client.wait_until(lambda: ckpt.ready, PATIENCE_S)
         assert step < SPEC.steps - 1
         if step == SAVED - 1:
             ckpt.save()
             saved_s = time.monotonic()
-        if sum(isinstance(event, SnapshotBegan) for event in told) > SAVED + autotuner.REMEMBERED:
+        if sum(isinstance(event, SnapshotBegan) for event in told) > SAVED + 2 * saves.REMEMBERED:
             break
     time.sleep(max(0.0, saved_s + HELD_S - time.monotonic()))
     held.unlink()
@@ -112,5 +114,5 @@ def test_a_save_that_the_disk_refused_holds_nothing_back(
     wait_for(told, PersistFailed)
     (failed,) = (event for event in told if isinstance(event, PersistFailed))
     assert failed.step == 4
-    assert ckpt._mind is not None
-    assert not ckpt._mind._controller._controller.seen.busy_saving(time.monotonic())
+    assert ckpt._plans.tuner is not None
+    assert not ckpt._plans.tuner._controller._controller.seen.busy_saving(time.monotonic())

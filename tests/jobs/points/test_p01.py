@@ -17,10 +17,10 @@ def test_the_next_step_ends_before_the_persist_only_if_it_is_asynchronous(
 ) -> None:
     """The keeper is stopped at the boundary of step 4, so that its persist cannot end by chance."""
     job, ckpt = live.attach(plan=preset_plan(persist, memory=4, disk=4))
-    keeper, fourth = ckpt.keeper_pid, ckpt._generation(4)
+    keeper, fourth = ckpt.keeper_pid, ckpt._rank.generation(4)
     assert keeper is not None
     waits, durable_at_release = threading.Event(), []
-    wait_durable = ckpt._wait_durable
+    wait_durable = ckpt._saver.wait_durable
 
     def wait_watched(generation: object, timeout_s: float) -> bool:
         waits.set()
@@ -31,7 +31,7 @@ def test_the_next_step_ends_before_the_persist_only_if_it_is_asynchronous(
             durable_at_release.append(durable(ckpt, fourth))
             os.kill(keeper, signal.SIGCONT)
 
-    monkeypatch.setattr(ckpt, "_wait_durable", wait_watched)
+    monkeypatch.setattr(ckpt._saver, "wait_durable", wait_watched)
     releaser = threading.Thread(target=release, daemon=True)
     at_next_step = None
     try:

@@ -41,9 +41,9 @@ def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
     busy: list[bool] = []
 
     def forward(*_: object) -> None:
-        assert ckpt._snapshotter is not None
+        assert ckpt._rank.snapshotter is not None
         if ckpt.step_count == 4:
-            busy.append(ckpt._snapshotter.engine.busy)
+            busy.append(ckpt._rank.snapshotter.engine.busy)
             forward_began.set()
 
     job.model.register_forward_pre_hook(forward)

@@ -42,9 +42,9 @@ def test_a_save_faults_no_page_only_if_slots_are_preallocated(
         ckpt.step()
         if ckpt.step_count % 2 == 0:
             counted.append(faults() - before)
-    assert ckpt._snapshotter is not None
-    assert ckpt._snapshotter.layout is not None
-    pages = ckpt._snapshotter.layout.image_bytes // PAGE_BYTES
+    assert ckpt._rank.snapshotter is not None
+    assert ckpt._rank.snapshotter.layout is not None
+    pages = ckpt._rank.snapshotter.layout.image_bytes // PAGE_BYTES
     late = sorted(counted[2:])
     assert len(late) >= 3
     if preallocate:

@@ -62,7 +62,7 @@ def test_an_attached_run_changes_its_plan_at_one_step_only_if_it_is_retuned(
     monkeypatch.setattr(iteration_clock, "BLOCK_S", 1e9)  # the seeded blocks only
     start = trainings.plan(memory=60, disk=600, retune=retune)
     job, ckpt = live.attach(plan=start, goal=GOAL)
-    mind = ckpt._mind
+    mind = ckpt._plans.tuner
     assert mind is not None
     thoughts = 0
     consider = mind._consider
@@ -77,24 +77,24 @@ def test_an_attached_run_changes_its_plan_at_one_step_only_if_it_is_retuned(
         mind.observe(event)
     # From here on it hears nothing more: a checkpoint of this job costs what the machine's load
     # makes of it, and the last three of them may outvote two hours.
-    monkeypatch.setattr(ckpt._telemetry, "listener", lambda event: None)
-    monkeypatch.setattr(mind, "committed", lambda message: None)
+    monkeypatch.setattr(ckpt._rank.telemetry, "listener", lambda event: None)
+    monkeypatch.setattr(mind, "note_durable", lambda save: None)
     deadline = time.monotonic() + PATIENCE_S
     for step, batch in ckpt.batches(100_000):
         trainings.train_step(job, step, batch)
         assert time.monotonic() < deadline
-        if ckpt._plan.version > start.version or (not retune and thoughts >= 4):
+        if ckpt._rank.plan.version > start.version or (not retune and thoughts >= 4):
             break
     changes = live.events(PlanChanged)
     if not retune:
         assert changes == []
-        assert ckpt._plan == start
+        assert ckpt._rank.plan == start
         return
     (change,) = changes
     assert (change.memory_interval_steps < 60) == (stall_s == CHEAP_S)
     assert change.memory_interval_steps != 60
     assert change.reason
-    assert ckpt._plan.tier("memory").interval_steps == change.memory_interval_steps
+    assert ckpt._rank.plan.tier("memory").interval_steps == change.memory_interval_steps
 
 
 def test_a_plan_is_followed_from_the_step_of_its_event(live: Live) -> None:
@@ -104,7 +104,7 @@ def test_a_plan_is_followed_from_the_step_of_its_event(live: Live) -> None:
     for step, batch in ckpt.batches(60):
         trainings.train_step(job, step, batch)
         if step == 5:
-            ckpt._propose(with_intervals(start, 7, 7))
+            ckpt._plans.propose(with_intervals(start, 7, 7))
         granted(ckpt)
     (change,) = live.events(PlanChanged)
     began = [event.step for event in live.events(SnapshotBegan)]

@@ -57,8 +57,8 @@ def set_delay(path: Path, seconds: float) -> None:
 
 def watched(ckpt: Session, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Listens where the controller does."""
-    assert ckpt._mind is not None
-    seen, controller = Watched(), ckpt._mind._controller
+    assert ckpt._plans.tuner is not None
+    seen, controller = Watched(), ckpt._plans.tuner._controller
     observe = controller.observe
 
     def heard(event: Event) -> None:
@@ -110,7 +110,7 @@ def test_a_real_run_follows_its_storage_both_ways(
         return seen.changes[-1].disk_interval_steps
 
     train(12)
-    quick = ckpt._plan.tier("disk").interval_steps
+    quick = ckpt._rank.plan.tier("disk").interval_steps
     slow = settle(SLOW_S)
     again = settle(FAST_S)
     assert slow > 2 * quick

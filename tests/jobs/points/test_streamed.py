@@ -11,8 +11,7 @@ import torch
 
 from autockpt.executors.snapshot import streaming
 from autockpt.executors.snapshot.copy_plan import CopyPlan
-from autockpt.session import saving
-from autockpt.session.saving import Saving
+from autockpt.session import Session, slots
 from autockpt.values.goal import Goal, Limits
 from autockpt.values.telemetry import Degraded, MemoryCommitted, SnapshotDiscarded
 from tests.conftest import end_keeper
@@ -32,17 +31,17 @@ def allowed(nbytes: int) -> Goal:
     return Goal(limits=Limits(host_memory_bytes=nbytes))
 
 
-def window(session: Saving) -> int:
+def window(session: Session) -> int:
     """Waits for it."""
-    link = session._link
+    link = session._client
     assert link.wait_until(lambda: bool(link.slots or link.slots_refused), PATIENCE_S)
     return link.window_bytes
 
 
 @contextmanager
-def most_held(session: Saving) -> Iterator[list[int]]:
+def most_held(session: Session) -> Iterator[list[int]]:
     """The most bytes of the window that have memory, meanwhile."""
-    fd = session._link.slots[0].fd
+    fd = session._client.slots[0].fd
     assert fd is not None
     held, over = [0], threading.Event()
 
@@ -70,12 +69,12 @@ def test_what_streamed_to_storage_comes_back(live: Live, way: str) -> None:
             break
         if step == 2:
             assert window(ckpt) == WINDOWS[way]
-            assert ckpt._link.blocking is (way == "blocking")
+            assert ckpt._client.blocking is (way == "blocking")
             held = watched.enter_context(most_held(ckpt))
         trainings.train_step(job, step, batch)
         granted(ckpt)
     watched.close()
-    assert ckpt._link.image_bytes > 10 * WINDOWS[way]
+    assert ckpt._client.image_bytes > 10 * WINDOWS[way]
     live.leave()
     assert {4, 8} <= set(live.durable_steps())
     assert 0 < held[0] <= WINDOWS[way] + PAGE_BYTES
@@ -150,7 +149,7 @@ def test_a_disk_that_hangs_is_not_waited_for_for_ever(
 ) -> None:
     """The save is given up, storage is left alone for a while, and then it is tried again."""
     monkeypatch.setattr(streaming, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(saving, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(slots, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setenv("HELD_STORE", str(tmp_path / "held"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "held_store"))
     job, ckpt = live.attach(SPEC, PLAN, allowed(WINDOWS["beside"]))
@@ -175,7 +174,7 @@ def test_a_keeper_that_dies_takes_its_window_along(live: Live) -> None:
     """The training goes on, and the next keeper makes a window of its own."""
     whole = trainings.bare(trainings.build(SPEC))
     job, ckpt = live.attach(SPEC, PLAN, allowed(WINDOWS["beside"]))
-    link = ckpt._link
+    link = ckpt._client
     for step, batch in ckpt.batches(SPEC.steps):
         if step == 6:
             end_keeper(live.run_dir)
@@ -202,9 +201,9 @@ def test_slots_take_the_place_of_a_window_when_there_is_room(
     monkeypatch.setenv("TIGHT_HOST", str(room))
     monkeypatch.setenv("TIGHT_HOST_TRAINER", str(os.getpid()))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "tight_host"))
-    monkeypatch.setattr(saving, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(slots, "FIRST_PAUSE_S", 0.0)
     job, ckpt = live.attach(SPEC, PLAN)
-    link = ckpt._link
+    link = ckpt._client
     seen = set()
     for step, batch in ckpt.batches(SPEC.steps):
         if step > 1:
@@ -213,7 +212,7 @@ def test_slots_take_the_place_of_a_window_when_there_is_room(
         if step == 6:
             room.write_text(str(2**40))
         trainings.train_step(job, step, batch)
-        ckpt._link.wait_until(lambda: not link.saves.writing, PATIENCE_S)
+        ckpt._client.wait_until(lambda: not link.saves.writing, PATIENCE_S)
     assert WINDOWS["beside"] in seen
     assert not link.window_bytes
     assert len(link.slots) == PLAN.slots

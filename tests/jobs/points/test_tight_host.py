@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autockpt.session import saving
+from autockpt.session import slots
 from autockpt.values.telemetry import Degraded
 from tests.conftest import end_keeper, keeper_pids
 from tests.jobs.kill.loops import Loop
@@ -36,16 +36,16 @@ def test_slots_are_asked_for_again_when_there_may_be_room(
     live: Live, room: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shortage that passes costs the checkpoints that fell into it, and no other."""
-    monkeypatch.setattr(saving, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(slots, "FIRST_PAUSE_S", 0.01)
     room(0)
     job, ckpt = live.attach(SPEC, PLAN)
-    link = ckpt._link
+    link = ckpt._client
     for step, batch in ckpt.batches(SPEC.steps):
         if step == 5:
             assert link.wait_until(lambda: bool(link.slots_refused), PATIENCE_S)
             assert not link.slots
             room(AMPLE)
-            saving.time.sleep(0.2)  # the pause
+            slots.time.sleep(0.2)  # the pause
         trainings.train_step(job, step, batch)
         if step > 5:
             assert link.wait_until(lambda: bool(link.slots), PATIENCE_S)
@@ -60,27 +60,27 @@ def test_pauses_between_refusals_grow(
 ) -> None:
     """A host that stays without room is not asked at every step."""
     room(0)
-    monkeypatch.setattr(saving, "FIRST_PAUSE_S", 1000.0)
-    monkeypatch.setattr(saving, "LONGEST_PAUSE_S", 5000.0)
+    monkeypatch.setattr(slots, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(slots, "LONGEST_PAUSE_S", 5000.0)
     job, ckpt = live.attach(SPEC, PLAN)
-    link = ckpt._link
+    link = ckpt._client
     pauses: list[float] = []
     batches = ckpt.batches(SPEC.steps)
     for _ in range(5):
         trainings.train_step(job, *next(batches))
-        if ckpt._asked_slots is None:
+        if ckpt._slots._asked is None:
             continue
         assert link.wait_until(lambda: link.no_room_s is not None, PATIENCE_S)
         pause = min(5000.0, 1000.0 * 2 ** len(pauses))
         assert link.no_room_s is not None
         for early, asks in ((1.0, False), (-1.0, True)):
-            link.no_room_s = saving.time.monotonic() - pause + early
-            assert ckpt._asks_again(False) is asks
+            link.no_room_s = slots.time.monotonic() - pause + early
+            assert ckpt._slots._asks_again(False) is asks
         pauses.append(pause)
     assert pauses[-2:] == [4000.0, 5000.0]
     room(AMPLE)
-    ckpt._final_checkpoint()
-    assert ckpt._link.saves.durable is not None, "the last one asks whatever the pause"
+    ckpt._last.make()
+    assert ckpt._client.saves.durable is not None, "the last one asks whatever the pause"
 
 
 @pytest.mark.parametrize("fit", [3, 0])
@@ -98,7 +98,7 @@ def test_slots_that_are_outgrown_make_room_for_larger_ones(
 def outgrown(loop: Loop, room: Callable[[int], None], fit: int) -> tuple[int, bool, int, bool]:
     """(slots, whether they were refused, bytes held beside them, whether step 8 is durable) once
     the state has grown."""
-    others, link = held_bytes(os.getpid()), loop.ckpt._link
+    others, link = held_bytes(os.getpid()), loop.ckpt._client
     loop.warm_up()
     for _ in range(3):
         loop.train()

@@ -63,7 +63,7 @@ class Runs:
                 ckpt.save()
             job.train(step, batch)
             if step == first + window:
-                assert ckpt._link.wait_until(lambda: ckpt.ready, 20)
+                assert ckpt._client.wait_until(lambda: ckpt.ready, 20)
             if step == until:
                 assert ckpt.wait_durable(20)
                 ckpt.close(final_checkpoint=False)

@@ -281,7 +281,7 @@ def test_a_forked_child_leaves_the_run_to_its_parent(training: tuple[Any, Any, s
     ckpt, iterate, run_dir = training
     for _ in range(3):
         iterate()
-    assert ckpt._link.wait_until(lambda: bool(ckpt._link.slots), 60)
+    assert ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
     keepers, before = keeper_pids(run_dir), ckpt.step_count
 
     def child() -> None:
@@ -293,19 +293,19 @@ def test_a_forked_child_leaves_the_run_to_its_parent(training: tuple[Any, Any, s
             iterate()
         ckpt.save()
         ckpt.wait_for_staging()
-        ckpt._at_exit()
+        ckpt._closing._at_exit()
         ckpt.close()
 
     assert in_child(child) == 0
     assert ckpt.step_count == before
-    assert ckpt._link.connected
+    assert ckpt._client.connected
     for _ in range(3):
         iterate()
     ckpt.save()
     iterate()
     assert ckpt.wait_durable(60) > 0
     assert keeper_pids(run_dir) == keepers
-    assert not ckpt._warned & {"keeper", "snapshot"}
+    assert not ckpt._rank.warned & {"keeper", "snapshot"}
 
 
 def test_workers_that_fork_train_nothing(training: tuple[Any, Any, str]) -> None:
@@ -316,7 +316,7 @@ def test_workers_that_fork_train_nothing(training: tuple[Any, Any, str]) -> None
     loader = DataLoader(Rows(), num_workers=2, multiprocessing_context="fork")
     for batch in loader:
         assert iterate() == batch.item() + 2
-    assert ckpt._link.connected
+    assert ckpt._client.connected
     assert keeper_pids(run_dir) == keepers
 
 
@@ -338,7 +338,7 @@ def test_the_loop_of_a_run_that_another_has_replaced_cannot_go_on(
     """It is refused at once: a restart would resume the two at different steps."""
     ckpt, iterate, _ = training
     iterate()
-    ckpt._supersede("runs/other")
+    ckpt._closing._supersede("runs/other")
     with pytest.raises(ConfigError, match=r"ended at step 1, when a later attach .* runs/other"):
         iterate()
     with pytest.raises(ConfigError, match="attach all models and optimizers in one call"):
@@ -349,7 +349,7 @@ def test_what_was_attached_is_free_after_the_end(training: tuple[Any, Any, str])
     """No hook, no exit function and no signal handler of ours holds a model of an earlier fold."""
     ckpt, iterate, _ = training
     iterate()
-    model = next(iter(ckpt._state.models.values()))
+    model = next(iter(ckpt._rank.live.models.values()))
     assert type(copy.deepcopy(model)._forward_pre_hooks) is not type(model._forward_pre_hooks)
     ckpt.close()
     assert not model._forward_pre_hooks

@@ -39,7 +39,7 @@ class Counted:
 
     def await_slots(self) -> None:
         """They are asked for at the first boundary; no checkpoint shall be skipped for them."""
-        link = self.ckpt._link
+        link = self.ckpt._client
         at_first = self.ckpt.step_count == self.first_step
         assert at_first or link.wait_until(lambda: bool(link.slots), 20)
 
@@ -273,7 +273,7 @@ def test_a_forward_is_part_of_an_iteration_that_is_not_kept(
         it.train()
     it.ckpt.close()
     assert "left within the iteration after step 4, so none was made" in capfd.readouterr().err
-    again = begin(it.ckpt._data and DataLoader(DATA, 7))
+    again = begin(it.ckpt._position.data and DataLoader(DATA, 7))
     assert (again.ckpt.step_count, again.updates) == (3, 3)
 
 
@@ -387,8 +387,8 @@ def test_batches_that_nobody_counts_are_told(
 TWO_RANKS = """
 import os, sys, time
 import torch, autockpt
-from autockpt.session import ending
-ending.ALONE_S = 2.0
+from autockpt.session.endings import closing
+closing.ALONE_S = 2.0
 model = torch.nn.Linear(1, 1, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir=sys.argv[1])
@@ -396,7 +396,7 @@ for _ in range(2):
     model(torch.ones(1, 1)).sum().backward()
     optimizer.step()
     ckpt.step()
-    assert ckpt._link.wait_until(lambda: ckpt.ready, 30)
+    assert ckpt._client.wait_until(lambda: ckpt.ready, 30)
 if ckpt._job.rank == 0:
     time.sleep(600)  # in a collective that nobody joins
 print("leaving", flush=True)

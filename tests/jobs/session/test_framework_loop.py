@@ -56,7 +56,7 @@ class Framework:
 def boundary(ckpt: Any, until: int) -> bool:
     """Ends an iteration; that of `until` is durable then."""
     ckpt.step()
-    assert ckpt._link.wait_until(lambda: ckpt.ready, 60)
+    assert ckpt._client.wait_until(lambda: ckpt.ready, 60)
     if ckpt.step_count == until - 1:
         ckpt.save()
     return bool(ckpt.step_count == until and ckpt.wait_durable(60))

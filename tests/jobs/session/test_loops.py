@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autockpt.session import session
+from autockpt.session.boundaries import iterations
 from tests.jobs.session.test_ending import DATA, Counted
 from tests.support import trainings
 
@@ -198,9 +198,9 @@ def test_steps_that_were_counted_are_taken_back_when_the_loop_begins(
         it.train()
         if loop == "step":
             getattr(it.ckpt, begin_loop)()
-        if it.ckpt._link.saves.newest.step > 6:
+        if it.ckpt._client.saves.newest.step > 6:
             break
-        it.ckpt._link.wait_until(lambda: not it.ckpt._link.saves.writing, 30)
+        it.ckpt._client.wait_until(lambda: not it.ckpt._client.saves.writing, 30)
     assert it.ckpt.wait_durable(30)
     assert "iterations before it were counted" in capfd.readouterr().err
     it.ckpt.close(final_checkpoint=False)
@@ -215,7 +215,7 @@ def test_a_loop_that_does_not_come_is_not_waited_for_for_ever(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Its iterations are counted after all, those from before too."""
-    monkeypatch.setattr(session, "LEAD_STEPS", 3)
+    monkeypatch.setattr(iterations, "LEAD_STEPS", 3)
     it = begin()
     for _ in range(6):
         it.train()

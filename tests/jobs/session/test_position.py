@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from autockpt.session import position
+from autockpt.session.place import position
 from autockpt.values import exit_codes, script_errors
 from tests.jobs.session.test_ending import DATA
 from tests.support import trainings

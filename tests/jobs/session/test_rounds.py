@@ -66,7 +66,7 @@ def test_a_resumed_loop_over_two_optimizers_makes_all_updates(
         whole.train_g()
     it = begin()
     for step in range(5):
-        assert step < 2 or it.ckpt._link.wait_until(lambda: it.ckpt.ready, 20)
+        assert step < 2 or it.ckpt._client.wait_until(lambda: it.ckpt.ready, 20)
         it.train_d()
         assert it.ckpt.step_count == step
         it.train_g()

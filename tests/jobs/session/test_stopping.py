@@ -37,7 +37,7 @@ def asked(it: Counted) -> None:
     """Asks for a stop, and waits until that is known."""
     it.ckpt.request_stop()
     deadline = time.monotonic() + PATIENCE_S
-    while not it.ckpt._is_stopping:
+    while not it.ckpt._stopper.is_stopping:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

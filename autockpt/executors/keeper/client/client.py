@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.client.listener import KeeperListener
 from autockpt.executors.keeper.client.saves import SaveHandle, Saves
 from autockpt.executors.keeper.launch import connect, ensure_keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES
@@ -69,7 +70,6 @@ class KeeperClient:
         launcher_pid: int,
         control_host: str = "",
         launched: bool = False,
-        on_lost: Callable[[str], None],
     ) -> None:
         self._run_directory = run_directory
         self._node = node
@@ -79,7 +79,6 @@ class KeeperClient:
         self._control_host = control_host
         self._launched = launched
         """By `autockpt run`, which says itself how the run ended."""
-        self._on_lost = on_lost
         self._connection: wire.Connection | None = None
         self._lock = threading.Lock()
         self._closing = False
@@ -122,14 +121,8 @@ class KeeperClient:
         """Notified after every message."""
         self.restore_orders: queue.Queue[Any] = queue.Queue()
         """RestoreShard, Resume, StartFresh, RestoreRefused, AttachRefused for the main thread."""
-        self.on_message: Callable[[Any], None] = lambda message: None
-        """Sees every message first, on the listening thread."""
-        self.on_receive: Callable[[wire.ReceiveShard, Arena], None] = lambda _, memory: (
-            memory.close()
-        )
-        """Takes the memory that an image is to be received into, on the listening thread."""
-        self.plan_held: Callable[[], int] = lambda: 0
-        """Version of a plan that is prepared and undecided, for a new keeper; 0: none."""
+        self.listener = KeeperListener()
+        """Set before `open`."""
         self.fenced = ""
         self._thread = threading.Thread(target=self._listen, name="autockpt-link", daemon=True)
 
@@ -145,11 +138,14 @@ class KeeperClient:
     def _connect(self) -> None:
         for attempt in range(CONNECT_ATTEMPTS):
             ensure_keeper(self._run_directory, self._node, checkpoints=self._checkpoints)
+            connection: wire.Connection | None = None
             try:
                 connection = connect(self._run_directory, self._node)
                 self._say_hello(connection)
                 break
             except OSError as error:
+                if connection is not None:
+                    connection.close()
                 # It answered a moment ago: the keeper of a run that has just ended was leaving.
                 if attempt + 1 == CONNECT_ATTEMPTS:
                     raise AutockptError(f"keeper of node {self._node}: {error}") from error
@@ -171,7 +167,7 @@ class KeeperClient:
             wire_version=wire.WIRE_VERSION,
             pid=os.getpid(),
             rank=self.rank,
-            attach=replace(self._attach, plan_held=self.plan_held()),
+            attach=replace(self._attach, plan_held=self.listener.get_plan_held()),
             launcher_pid=self._launcher_pid,
             slots_held=len(held),
             slot_chunk_bytes=self.chunk_bytes,
@@ -365,7 +361,7 @@ class KeeperClient:
         self._refusals = self._refusals + 1 if lived_s < REFUSED_S else 0
         if self._refusals < REFUSALS and self._reconnect(reason):
             return
-        self._on_lost(f"no keeper takes us ({reason}); training goes on unprotected")
+        self.listener.on_keeper_lost(f"no keeper takes us ({reason}); training goes on unprotected")
         self.restore_orders.put(
             p.AttachRefused(
                 rank=self.rank,
@@ -379,7 +375,7 @@ class KeeperClient:
         """Starts a keeper and says hello, again and again for a while."""
         if self._attach.term is not None or self._refusals > 1:
             # Else nothing was lost: it was the leaving keeper of a run that has just ended.
-            self._on_lost(f"the keeper is gone ({reason}); starting a new one")
+            self.listener.on_keeper_lost(f"the keeper is gone ({reason}); starting a new one")
         for _ in range(RECONNECT_ATTEMPTS):
             if self._closing:
                 return True
@@ -408,13 +404,14 @@ class KeeperClient:
             self._unanswered.discard(message.number)
             self._chunks_lent[message.number] = message, arenas[0] if arenas else None
         elif isinstance(message, wire.ReceiveShard):
-            self.on_receive(message, Arena.attach(*descriptors, fault=False))
+            self.listener.receive_shard(message, Arena.attach(*descriptors, fault=False))
         else:
             for fd in descriptors:
                 os.close(fd)
-        self.on_message(message)
         with self.news:
             self._note(message)
+        self._tell(message)
+        with self.news:
             self.news.notify_all()
         if isinstance(message, p.Resume | p.StartFresh):
             self._restored = True
@@ -468,12 +465,6 @@ class KeeperClient:
                 saves.refuse(generation, reason)
             case p.DiscardSnapshot(generation=generation, reason=reason):
                 saves.revoke(generation, reason)
-            case p.AnnounceMemoryCommitted(generation=generation):
-                saves.memory_committed = generation
-            case p.AnnounceDurable(generation=generation):
-                saves.report_durable(generation, time.monotonic())
-            case p.AnnounceDropped(generation=generation, reason=reason):
-                saves.drop(generation, reason)
             case p.StartPersist(generation=generation):
                 saves.start_writing(generation)
             case wire.SlotsRefused(reason=reason, passing=passing):
@@ -487,6 +478,30 @@ class KeeperClient:
                 self.restore_orders.put(message)
             case p.Resume() | p.StartFresh() | p.RestoreRefused() | p.AttachRefused():
                 self.restore_orders.put(message)
+
+    def _tell(self, message: Any) -> None:
+        """Calls the listener, without a lock: it may send."""
+        saves, listener = self.saves, self.listener
+        match message:
+            case p.AnnounceMemoryCommitted(generation=generation):
+                saves.memory_committed = generation
+                listener.on_memory_committed(generation)
+            case p.AnnounceDurable(generation=generation):
+                save = saves.report_durable(generation, time.monotonic())
+                if save is not None:
+                    listener.on_durable(save)
+            case p.AnnounceDropped(generation=generation, reason=reason):
+                listener.on_discarded(saves.drop(generation, reason), reason)
+            case p.PreparePlan() | p.ApplyPlan() | p.AbortPlan():
+                listener.on_plan_message(message)
+            case wire.StorageStands():
+                listener.on_storage_stands(message)
+            case wire.StateSuspect(reason=reason):
+                listener.on_state_suspect(reason)
+            case wire.SendShard():
+                listener.send_shard(message)
+            case wire.AbandonExchange():
+                listener.abandon_transfer(message)
 
 
 def _same_memory(slots: list[Arena], descriptors: list[int]) -> bool:

@@ -27,7 +27,7 @@ def link(tmp_path: Path) -> Iterator[KeeperClient]:
     )
     link = KeeperClient(
         str(tmp_path), 0, checkpoints=str(tmp_path / "checkpoints"), attach=attach,
-        launcher_pid=os.getpid(), on_lost=lambda reason: None,
+        launcher_pid=os.getpid(),
     )  # fmt: skip
     yield link
     link.board.close()

@@ -255,7 +255,7 @@ def test_a_session_sees_the_steps_of_an_optimizer_around_another(
         assert ckpt.step_count == steps.start
         for step in ckpt.steps(steps.stop):
             train(model, optimizer, range(step, step + 1))
-        assert not ckpt._warned & {"iterations", "snapshot", "final checkpoint"}
+        assert not ckpt._rank.warned & {"iterations", "snapshot", "final checkpoint"}
         return [p.detach().clone() for p in model.parameters()]
 
     _, whole, optimizer = built("twice", torch.float32)

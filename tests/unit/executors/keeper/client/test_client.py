@@ -26,7 +26,6 @@ def link(folder: Path) -> KeeperClient:
     )  # fmt: skip
     return KeeperClient(
         str(folder), 0, checkpoints=str(folder), attach=attach, launcher_pid=0,
-        on_lost=lambda reason: None,
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def test_a_keeper_keeps_memory_from_a_loss_to_the_next_trainer(
     loop.durable()
     (keeper,) = keeper_pids(run_dir)
     assert spare_bytes(keeper) == 0
-    loop.ckpt._end("signal")
+    loop.ckpt._closing.end("signal")
     await_true(lambda: spare_bytes(keeper) >= 16 * 2**20)
     again = Loop(attach, run_dir, 16 * 2**20)
     assert again.ckpt.step_count == 2

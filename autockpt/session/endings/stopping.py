@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.state.live_state import LiveState
 from autockpt.launch import owner
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.termination import TerminationWatch
 from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
-from autockpt.session.ending import Ending
-from autockpt.session.job import Job
+from autockpt.session.base import RankState
+from autockpt.session.endings.closing import Closing
+from autockpt.session.endings.last_checkpoint import LastCheckpoint
+from autockpt.session.job import ATTACHES, Job
+from autockpt.session.saving import Saver
+from autockpt.session.tuning.plan_switch import PlanSwitch
 from autockpt.values.exit_codes import REPLACED
 
 AGREE_S = 5.0
@@ -58,13 +61,21 @@ class Announcement:
         return self.began_s + until_s - time.monotonic()
 
 
-class Stopping(Ending):
+class Stopper:
     """Hears of the end, and meets it."""
 
-    def __init__(self, job: Job, state: LiveState, data: Any) -> None:
-        super().__init__(job, state, data)
-        launcher = job.launcher_pid if _ends_with_launcher(job, os.environ) else None
-        self._watch = TerminationWatch(
+    def __init__(
+        self,
+        rank: RankState,
+        saver: Saver,
+        last: LastCheckpoint,
+        closing: Closing,
+        switch: PlanSwitch,
+    ) -> None:
+        self._rank, self._job, self._client = rank, rank.job, rank.client
+        self._saver, self._last, self._closing, self._switch = saver, last, closing, switch
+        launcher = rank.job.launcher_pid if _ends_with_launcher(rank.job, os.environ) else None
+        self.watch = TerminationWatch(
             self._on_signal, self._on_second_signal, launcher=launcher,
             launcher_ended=self._on_launcher_ended,
         )  # fmt: skip
@@ -74,59 +85,56 @@ class Stopping(Ending):
         """The training thread is at the boundary where it stops."""
         self._gone = threading.Event()
         """It has left the loop."""
-        self._leaving = False
+        self.is_leaving = False
         """It leaves at the next boundary, whichever that is."""
-        self._stopped = False
+        self.has_stopped = False
+        """The training has ended before its last step, because that was asked for."""
 
-    # ------------------------------------------------------------------ the public face
+    def note_last(self) -> None:
+        """The training thread makes the last checkpoint, or has made it."""
+        self._at_last.set()
+
+    def note_end(self) -> None:
+        """The session has ended."""
+        self._gone.set()
+        if self._announced is None:
+            self.watch.close()
 
     def request_stop(self, reason: str = "the script asked for a stop") -> None:
-        """Ends the training at the coming boundary, with a durable checkpoint, on all ranks.
-
-        `reason`: how it is named where it is said.
-
-        Callable from any thread and from a signal handler of the script, on one rank or on all.
-        `batches` and `steps` end there, and `stopped` is True; a loop of one's own looks at it.
-        """
-        if self._announced is None and not self._closed:
+        """As `Session.request_stop`; callable from any thread."""
+        if self._announced is None and not self._rank.is_closed:
             threading.Thread(target=self._announce, args=(0, reason), daemon=True).start()
-
-    @property
-    def stopped(self) -> bool:
-        """True when the training has ended before its last step, because that was asked for."""
-        return self._stopped
-
-    # ------------------------------------------------------------------ what was announced
 
     def _on_signal(self, number: int) -> None:
         self._announce(number, signal.Signals(number).name)
 
     def _on_launcher_ended(self) -> None:
         """Nobody else would end a rank that does not end by itself."""
-        self._announce(signal.SIGTERM, f"the launcher (process {self._job.launcher_pid}) is gone")
+        pid = self._job.launcher_pid
+        self._announce(signal.SIGTERM, f"the launcher (process {pid}) is gone")
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             signal.alarm(int(self._grace_s()) + 1)
 
     def _announce(self, number: int, name: str, left_s: float | None = None) -> None:
         """On any thread; `left_s`: what another rank knows of the grace."""
         with self._announcing:
-            if self._announced is not None or self._closed:
+            if self._announced is not None or self._rank.is_closed:
                 return
             self._announced = said = Announcement(
                 number, name, time.monotonic(), self._answer(number, left_s)
             )
-        if not self._plan.snapshot_interval_steps:
+        if not self._rank.plan.snapshot_interval_steps:
             said.refused = "the plan makes no checkpoints"
         elif said.answer.saves == "memory":
             said.refused = said.answer.reason
         if not said.refused:
-            self._tell_announced(said)
+            self._say_announced(said)
             if self._job.world_size == 1 or self._at_last.is_set():
                 said.agreed = True
             elif left_s is None:
                 left = min(said.answer.leave_s, FOREVER_S)
                 payload = {"stop": number, "name": name, "left_s": left}
-                self._link.send(p.PlanProposed(version=p.STOP_VERSION, payload=payload))
+                self._client.send(p.PlanProposed(version=p.STOP_VERSION, payload=payload))
         threading.Thread(
             target=self._see_out, args=(said,), name="autockpt-ending", daemon=True
         ).start()
@@ -138,22 +146,21 @@ class Stopping(Ending):
         # Ranks whose measures differ do the same: that of the first.
         return what if left_s is None else replace(what, saves="boundary", leave_s=left_s)
 
-    def _tell_announced(self, said: Announcement) -> None:
+    def _say_announced(self, said: Announcement) -> None:
         what = "makes a checkpoint of the coming step and stops"
         if self._at_last.is_set():
             what = "waits for the last checkpoint and stops"
         within = f", within {said.answer.leave_s:.0f} s; a second signal ends it at once"
-        self._say(f"{said.name}: {what}{within if said.number else ''}")
+        self._rank.say(f"{said.name}: {what}{within if said.number else ''}")
 
     def _on_second_signal(self, number: int) -> None:
-        self._say(f"{signal.Signals(number).name}: ends at once; {self._tell_durable()}")
-        if number != signal.SIGINT or not self._watch.interrupt(LET_GO_S):
+        self._rank.say(f"{signal.Signals(number).name}: ends at once; {self._durable_text()}")
+        if number != signal.SIGINT or not self.watch.interrupt(LET_GO_S):
             os._exit(128 + number)
 
-    def _heard_of_stop(self, message: Any) -> None:
+    def hear(self, message: p.PreparePlan | p.ApplyPlan | p.AbortPlan) -> None:
         """On the listening thread."""
-        version = getattr(message, "version", 0)
-        if version < p.STOP_VERSION:
+        if message.version < p.STOP_VERSION:
             return
         if isinstance(message, p.PreparePlan) and self._announced is None:
             payload: Mapping[str, Any] = message.payload
@@ -164,81 +171,76 @@ class Stopping(Ending):
         if said is not None and isinstance(message, p.AbortPlan):
             said.agreed, said.refused, said.lost = False, message.reason, True
 
-    # ------------------------------------------------------------------ the training thread
-
     @property
-    def _is_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """A boundary may be the last one: what it needs is kept behind every step."""
         said = self._announced
         return said is not None and not said.refused
 
-    def _stops_at(self, step: int) -> bool:
+    def stops_at(self, step: int) -> bool:
         """The boundary of `step` is the agreed one, or behind it."""
-        if not self._is_stopping:
+        if not self.is_stopping:
             return False
         if self._job.world_size == 1:
             return True
         agreed = self._switch.stop_step
         return agreed is not None and step >= agreed
 
-    def _make_last(self, before: tuple[Any, Any] | None) -> None:
+    def make_last(self, before: tuple[Any, Any] | None) -> None:
         """The checkpoint of this boundary, which is the last one."""
         said = self._announced
         assert said is not None
         self._at_last.set()
-        self._leaving = True
-        self._open = 0
-        self._fence()
+        self.is_leaving = True
+        self._rank.open = 0
+        self._saver.fence()
         left_s = max(0.0, said.left_s(said.answer.leave_s))
-        self._patience_s, self._wait_s = min(self._patience_s, left_s), min(self._wait_s, left_s)
-        self._final_checkpoint(before=before, always=True)
+        last = self._last
+        last.patience_s, last.wait_s = min(last.patience_s, left_s), min(last.wait_s, left_s)
+        self._last.make(before=before, always=True)
 
-    def _leave(self) -> None:
+    def _is_followed(self) -> bool:
+        """Another rank of this very start has attached to the run again, as this one will."""
+        own, said = self._job.incarnation, self._client.fenced
+        launch, _, number = said.removeprefix("replaced by ").rpartition("#")
+        if launch != own.launch_id or not number.isdigit() or len(set(self._job.nodes)) > 1:
+            return False
+        return int(number) // ATTACHES == own.restart_round // ATTACHES
+
+    def leave(self) -> None:
         """Fenced by a newer incarnation, or told to go: leaves at a boundary."""
         if self._is_followed():
-            self._end("finished")
+            self._closing.end("finished")
             return
         said = self._announced
-        if self._link.fenced:
-            self._say(f"this process is replaced: {self._link.fenced}")
-            self._end("error")
+        if self._client.fenced:
+            self._rank.say(f"this process is replaced: {self._client.fenced}")
+            self._closing.end("error")
             raise SystemExit(REPLACED)
         assert said is not None
-        self._say(f"{said.name}: stopped at step {self._step}; {self._tell_durable()}")
-        self._stopped = True
-        self._end("signal" if said.number else "finished")
+        self._rank.say(f"{said.name}: stopped at step {self._rank.step}; {self._durable_text()}")
+        self.has_stopped = True
+        self._closing.end("signal" if said.number else "finished")
         if said.number == signal.SIGINT:
             raise Stopped(128 + said.number)
         if said.number:
             raise SystemExit(128 + said.number)
 
-    def _close(self, *, final_checkpoint: bool, reason: str) -> None:
-        self._at_last.set()
-        super()._close(final_checkpoint=final_checkpoint, reason=reason)
-
-    def _end(self, reason: str, note: str = "") -> None:
-        super()._end(reason, note)
-        self._gone.set()
-        if self._announced is None:
-            self._watch.close()
-
-    def _tell_durable(self) -> str:
+    def _durable_text(self) -> str:
         """What a restart finds, as far as it is known now."""
-        saves = self._link.saves
+        saves = self._client.saves
         durable, newest = saves.durable, saves.memory_committed
         if durable is not None and saves.has_begun(durable):
-            lost = self._step - durable.step
+            lost = self._rank.step - durable.step
             behind = f", {lost} step{'s' * (lost > 1)} before" if lost > 0 else ""
             text = f"the checkpoint of step {durable.step}{behind} is durable"
         elif durable is not None:
             text = f"the newest durable checkpoint is {durable}"
         else:
-            text = f"nothing newer than step {self._start_step}, where it began, is durable"
+            text = f"nothing newer than step {self._rank.start_step}, where it began, is durable"
         if newest is not None and newest in saves.writing and saves.has_begun(newest):
             text += f"; that of step {newest.step} is still being written"
         return text
-
-    # ------------------------------------------------------------------ the grace
 
     def _see_out(self, said: Announcement) -> None:
         """Falls back on what is in memory, and ends the process in time."""
@@ -255,53 +257,53 @@ class Stopping(Ending):
             self._wait(lambda: bool(said.refused), said.left_s(what.give_up_s))
         if self._gone.is_set():
             return
-        if self._plan.snapshot_interval_steps:
+        if self._rank.plan.snapshot_interval_steps:
             self._fall_back(said)
         if not said.lost:
             self._wait(self._is_memory_durable, said.left_s(what.leave_s) - LET_GO_S)
         if self._at_last.is_set():
             self._gone.wait(max(0.0, said.left_s(what.leave_s)))
-        self._leaving = True
+        self.is_leaving = True
         if self._gone.wait(max(0.0, min(LET_GO_S, said.left_s(what.leave_s)))):
             return
-        self._say(
-            f"{said.name}: leaves within the iteration after step {self._step}; "
-            f"{self._tell_durable()}", always=True,
+        self._rank.say(
+            f"{said.name}: leaves within the iteration after step {self._rank.step}; "
+            f"{self._durable_text()}", always=True,
         )  # fmt: skip
-        if said.number != signal.SIGINT or not self._watch.interrupt(LET_GO_S):
+        if said.number != signal.SIGINT or not self.watch.interrupt(LET_GO_S):
             os._exit(128 + said.number)
 
     def _give_up_wish(self, said: Announcement) -> None:
         """The script's own wish is in no hurry: it may ask again."""
         if said.refused and not self._at_last.is_set():
-            self._degraded("stop", f"{said.refused}; the script may ask again")
+            self._rank.report_degraded("stop", f"{said.refused}; the script may ask again")
             self._announced = None
 
     def _fall_back(self, said: Announcement) -> None:
-        self._link.send(p.BreakpointRequested(reason=said.name))
+        self._client.send(p.BreakpointRequested(reason=said.name))
         if self._at_last.is_set():
             return  # the one that is being made may be as early
-        saves = self._link.saves
+        saves = self._client.saves
         newest = saves.memory_committed
         if newest is None or saves.is_durable(newest):
-            text = f"nothing newer is in memory; {self._tell_durable()}"
+            text = f"nothing newer is in memory; {self._durable_text()}"
         else:
             of = f"that of step {newest.step}" if saves.has_begun(newest) else f"{newest}"
             text = f"the newest checkpoint in memory, {of}, is being made durable"
         why = f" ({said.refused})" if said.refused else ""
-        self._say(f"{said.name}: no checkpoint of the coming step{why}; {text}")
+        self._rank.say(f"{said.name}: no checkpoint of the coming step{why}; {text}")
 
     def _is_memory_durable(self) -> bool:
-        newest = self._link.saves.memory_committed
-        settled = newest is None or self._link.saves.is_over(newest)
+        newest = self._client.saves.memory_committed
+        settled = newest is None or self._client.saves.is_over(newest)
         return self._gone.is_set() or (settled and not self._at_last.is_set())
 
     def _wait(self, done: Any, timeout_s: float) -> None:
         """Until `done()`, the loop is left, or time is up.  The grace may have no end."""
         deadline = time.monotonic() + timeout_s
         while not (done() or self._gone.is_set()) and time.monotonic() < deadline:
-            with self._link.news:
-                self._link.news.wait(min(0.1, max(0.0, deadline - time.monotonic())))
+            with self._client.news:
+                self._client.news.wait(min(0.1, max(0.0, deadline - time.monotonic())))
 
     def _grace_s(self) -> float:
         environ = os.environ
@@ -312,20 +314,18 @@ class Stopping(Ending):
             launcher_s=None if ours else DEFAULT_GRACE_S,
         )
 
-    # ------------------------------------------------------------------ what was measured
-
     def _pace(self) -> Pace:
-        took = self._clock.newest_s
-        since = time.monotonic() - self._clock.boundary_s
+        took = self._rank.clock.newest_s
+        since = time.monotonic() - self._rank.clock.boundary_s
         durable_s = None
-        if self._link.saves.took_s:
-            ordered = sorted(self._link.saves.took_s)
+        if self._client.saves.took_s:
+            ordered = sorted(self._client.saves.took_s)
             durable_s = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
         elif self._job.decision is not None:
             durable_s = self._job.decision.expected.persist_s
         return Pace(
             iteration_s=None if took is None else max(0.0, took - since),
-            stall_s=self._newest_stall_s, durable_s=durable_s,
+            stall_s=self._saver.newest_stall_s, durable_s=durable_s,
         )  # fmt: skip
 
 

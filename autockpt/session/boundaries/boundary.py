@@ -1,0 +1,203 @@
+"""The boundaries of iterations: found, and what happens at each of them.
+
+At every iteration boundary the plan changes, the snapshot that is due begins, and the next slot is
+asked for.  At the optimizer's step the fence waits for the rest of the copy.
+"""
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
+from autockpt.launch import environment
+from autockpt.launch.standby import imports
+from autockpt.session.base import RankState
+from autockpt.session.boundaries.forward_hooks import Forwards
+from autockpt.session.boundaries.iterations import Iterations
+from autockpt.session.endings.closing import Closing
+from autockpt.session.endings.stopping import Stopper
+from autockpt.session.place.place_check import PlaceCheck
+from autockpt.session.place.training_position import TrainingPosition
+from autockpt.session.room import refusal
+from autockpt.session.saving import Saver
+from autockpt.session.tuning.plan_follower import PlanFollower
+from autockpt.values import telemetry as t
+from autockpt.values.errors import ConfigError
+
+IMPORTED_STEPS = 2
+"""Iterations until what a training imports late is there."""
+
+
+class Boundaries:
+    """Ends iterations, and calls the parts of a session in their order."""
+
+    def __init__(
+        self,
+        rank: RankState,
+        iterations: Iterations,
+        position: TrainingPosition,
+        place: PlaceCheck,
+        saver: Saver,
+        plans: PlanFollower,
+        stopper: Stopper,
+        closing: Closing,
+    ) -> None:
+        self._rank, self._job, self._client = rank, rank.job, rank.client
+        self._iterations, self._position, self._place = iterations, position, place
+        self._saver, self._plans, self._stopper, self._closing = saver, plans, stopper, closing
+        self._has_written_imports = False
+
+    def watch(self) -> None:
+        """Optimizers and models are hooked from now on."""
+        live = self._rank.live
+        attached, every = live.attached_optimizers, live.optimizers
+        inner = {every[name]: every[outer] for name, outer in live.outer.items()}
+        hooks = self._closing.hooks = OptimizerHooks(
+            list(attached.values()), self._before_step, self._after_optimizer, inner
+        )
+        for module in live.models.values():
+            hooks.guard_module(module)
+        self._watch_forwards()
+
+    def note_last(self) -> None:
+        """As of `LoopEnd`."""
+        self._stopper.note_last()
+
+    def note_end(self) -> None:
+        """As of `LoopEnd`."""
+        self._stopper.note_end()
+
+    def _watch_forwards(self) -> None:
+        """Without batches/steps/step the boundary is the next training forward after a step, of
+        each optimizer where there are several."""
+
+        def before(module: torch.nn.Module) -> None:
+            if not self._rank.is_closed:
+                self._rank.beat("trains" if module.training else "evaluates")
+            if not module.training or self._rank.is_closed:
+                return
+            if self._rank.rebuilding is not None:
+                self._rank.rebuilding.look()
+            if not self._place.is_placed:
+                self._place.require()
+            if self._iterations.is_round_over():
+                if self._iterations.is_before_loop():
+                    self._iterations.skip()
+                else:
+                    self._rank.lead += 1
+                    self.run(self._rank.step + 1, before=self._iterations.before_next)
+            self._iterations.has_forward = True
+
+        if self._rank.live.optimizers:
+            needed = lambda: not self._rank.owns_boundary  # noqa: E731
+            self._closing.forwards = Forwards(before, self._require_seen, needed)
+            for module in self._rank.live.models.values():
+                self._closing.forwards.watch(module)
+
+    def _require_seen(self) -> None:
+        self._iterations.is_blind = True
+        if not self._rank.owns_boundary:
+            self._rank.report_degraded(
+                "iterations",
+                "the model is within a graph that torch.compile may not break, so its calls, and "
+                "with them iterations, are not seen. Attach the module that torch.compile returns, "
+                "use model.compile() or ckpt.steps(total), or call ckpt.step() at their end",
+            )
+
+    def _before_step(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Raises ConfigError for a step on a structure whose state is still awaited."""
+        if optimizer is not None and self._rank.rebuilding is not None:
+            self._rank.rebuilding.require()
+        self._saver.fence(optimizer)
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        name = self._rank.live.stepped(optimizer)
+        if not self._rank.is_closed:
+            self._rank.beat("trains")
+        self._saver.windows.boundary()
+        self._saver.traffic.boundary()
+        self._iterations.has_stepped = True
+        if not self._rank.owns_boundary and not self._rank.is_closed:
+            self._iterations.rounds.stepped(name)
+            if self._iterations.is_before_loop():
+                return
+            self._iterations.warn_of_uneven()
+            wanted = self._stopper.is_stopping or self._saver.is_due(self._rank.step + 1)
+            due = self._iterations.rounds.complete and wanted
+            self._iterations.before_next = self._position.copy() if due else None
+
+    def run(self, step: int, before: tuple[Any, Any] | None = None) -> None:
+        """The iteration that makes `step` steps has ended."""
+        self._iterations.is_owed = False
+        if self._rank.is_closed:
+            self._closing.require_in_force()
+            self._rank.step = step  # the loop goes on
+            return
+        if not self._place.is_placed:
+            self._place.require(begun=True)
+        began = self._saver.begin_boundary()
+        if step == self._rank.start_step + 1 and not self._rank.attempt:
+            self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
+        if step == self._rank.start_step + IMPORTED_STEPS and not self._has_written_imports:
+            self._write_imports()
+        whole = self._iterations.has_stepped or not self._rank.live.optimizers
+        self._iterations.accumulation.iterated(stepped=whole)
+        self._rank.step = step
+        self._iterations.begin()
+        self._rank.mark_step()
+        self._rank.beat("saves")
+        self._saver.report_trial(began)
+        try:
+            if self._saver.flight is not None:
+                self._saver.fence()  # the iteration had no optimizer step (a skipped one)
+            self._plans.apply_due(step)
+            due, stops = self._saver.is_due(step), self._stopper.stops_at(step)
+            whole = whole or ((due or stops) and self._iterations.is_whole_iteration(step))
+            here = self._rank.owns_boundary or before is not None
+            if stops and whole and here:
+                self._stopper.make_last(before)
+            elif not due:
+                self._saver.skip_undue(step)
+            elif not whole:
+                self._saver.put_off(step)
+            elif here:
+                disk = self._saver.is_disk_free(step)
+                self._saver.begin(self._rank.generation(step), disk=disk, before=before)
+            else:
+                self._rank.report_skip(step, "it became due when the next iteration had begun")
+            self._rank.open = 0 if whole else self._rank.open + 1
+            self._saver.ask_ahead(step + 1)
+        except Exception as error:
+            self._saver.flight = None
+            self._rank.report_degraded("snapshot", f"{type(error).__name__}: {error}")
+        self._saver.end_boundary()
+        self._rank.beat("trains")
+        self._rank.clock.stalled(time.monotonic() - began)
+        self._rank.report_iterations()
+        if self._client.fenced or self._stopper.is_leaving:
+            self._stopper.leave()
+        self._require_slots()
+
+    def _write_imports(self) -> None:
+        """Writes down for the next incarnation what this one has imported."""
+        self._has_written_imports = True
+        if environment.LAUNCHER_PID not in os.environ or self._job.number > 1:
+            return
+        try:
+            imports.write(self._job.run_directory, self._job.rank)
+        except OSError as error:
+            self._rank.report_degraded("standby", f"the next restart is a cold one: {error}")
+
+    def finish_iteration(self) -> None:
+        """What comes behind a loop that ends early belongs to its last iteration: that ends now."""
+        if self._iterations.is_owed:
+            self.run(self._rank.step + 1)
+
+    def _require_slots(self) -> None:
+        """As where a launch begins, when the first iteration has shown how large the state is."""
+        link = self._client
+        if self._rank.begins_launch and link.slots_refused and not link.slots_changed:
+            self._closing.end("error")
+            raise ConfigError(refusal(link.slots_refused))

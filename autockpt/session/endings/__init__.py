@@ -1,0 +1,1 @@
+"""How a training ends: the last checkpoint, announced stops, letting go."""

@@ -1,0 +1,89 @@
+"""The keeper's news, as the parts of a session take them; called on the listening thread."""
+
+import os
+
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.client.device_transfers import Exchanges
+from autockpt.executors.keeper.client.listener import KeeperListener
+from autockpt.executors.keeper.client.saves import SaveHandle
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.network.device_path import emulated_links
+from autockpt.executors.protocol import messages as p
+from autockpt.launch import environment
+from autockpt.session.base import RankState
+from autockpt.session.endings.stopping import Stopper
+from autockpt.session.saving import Saver
+from autockpt.session.tuning.plan_follower import PlanFollower
+from autockpt.values.generation import Generation
+
+
+class KeeperNews(KeeperListener):
+    """Hands each piece of news to the part that it concerns."""
+
+    def __init__(
+        self, rank: RankState, saver: Saver, plans: PlanFollower, stopper: Stopper
+    ) -> None:
+        self._rank, self._saver, self._plans, self._stopper = rank, saver, plans, stopper
+        self._exchanges = Exchanges(
+            rank.job.rank, host=rank.job.control_host, links=emulated_links(),
+            slots=lambda: rank.client.slots, send=rank.client.send,
+            degraded=lambda reason: rank.report_degraded("path of copies", reason),
+        )  # fmt: skip
+
+    def get_plan_held(self) -> int:
+        """As of `KeeperListener`."""
+        return self._plans.switch.held
+
+    def on_keeper_lost(self, reason: str) -> None:
+        """Says it; the training goes on."""
+        self._rank.report_degraded("keeper", reason)
+
+    def on_memory_committed(self, generation: Generation) -> None:
+        """With a snapshot at every iteration: the next slot is free from now on."""
+        asked = self._rank.client.saves.asked
+        if asked is not None and asked.generation == generation:
+            self._saver.ask_if_due(self._rank.step + 1)
+
+    def on_durable(self, save: SaveHandle) -> None:
+        """The tuner learns how long it took."""
+        if self._plans.tuner is not None:
+            self._plans.tuner.note_durable(save)
+
+    def on_discarded(self, save: SaveHandle | None, reason: str) -> None:
+        """The tuner waits for it no more."""
+        if reason.startswith(p.REPLICAS_DIFFER):
+            self._saver.stop_sharing(reason)
+        if self._plans.tuner is not None and save is not None:
+            self._plans.tuner.note_discarded(save, reason)
+
+    def on_plan_message(self, message: p.PreparePlan | p.ApplyPlan | p.AbortPlan) -> None:
+        """A change of the plan, or a stop, in two phases."""
+        # Behind an optimizer's step it may be too late for the boundary at hand.
+        late = message.version >= p.STOP_VERSION and not self._rank.owns_boundary
+        applied = self._plans.switch.take(message, self._rank.step + late)
+        self._stopper.hear(message)
+        if applied is not None:
+            self._rank.client.running_as(self._rank.term, *applied)
+
+    def on_storage_stands(self, message: wire.StorageStands) -> None:
+        """Said here, unless the launcher says it."""
+        if not (message.launcher_tells and environment.LAUNCHER_PID in os.environ):
+            self._rank.say(message.text, always=True)
+
+    def on_state_suspect(self, reason: str) -> None:
+        """Said once."""
+        if "health" not in self._rank.warned:
+            self._rank.warned.add("health")
+            self._rank.say(f"degraded: health: {reason} (training goes on)", always=True)
+
+    def send_shard(self, order: wire.SendShard) -> None:
+        """Through the devices."""
+        self._exchanges.send(order)
+
+    def receive_shard(self, order: wire.ReceiveShard, memory: Arena) -> None:
+        """Through the devices."""
+        self._exchanges.receive(order, memory)
+
+    def abandon_transfer(self, order: wire.AbandonExchange) -> None:
+        """It is not needed any more."""
+        self._exchanges.abandon(order)

@@ -1,0 +1,163 @@
+"""Where the training stands: loaders and their positions, counters of a framework, random state.
+
+docs/adapters.md says which moment is the right one.
+"""
+
+import copy
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autockpt.executors.restore.resume import Resumed
+from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.executors.storage.directory import lossy_notice
+from autockpt.session.base import RankState
+from autockpt.session.place.position import is_script
+from autockpt.values import telemetry as t
+from autockpt.values.errors import ConfigError
+
+Extra = Callable[[], Mapping[str, Any]]
+"""Counters of the framework as of now, as JSON can hold them."""
+ONLY = "data"
+"""Name of the loader where there is one; its place is stored as that of attach(data=...)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The checkpoint that the training went on from."""
+
+    step: int
+    """Iterations trained."""
+    source: str
+    """memory, peer, parity or disk."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What `attach(extra=...)` gave at that step; empty where it gave nothing."""
+
+
+class TrainingPosition:
+    """The part of a checkpoint beside the attached objects: stored, and put back."""
+
+    def __init__(self, rank: RankState, data: Any, *, extra: Extra | None, deferred: bool) -> None:
+        """`deferred`: `finish_restore` puts the random state back, not `attach`."""
+        self._rank, self._job = rank, rank.job
+        self.data = None if data is None or is_script(data) else DataPosition(data)
+        """That of attach(data=...)."""
+        self.loaders: dict[str, EpochLoader] = {}
+        """The loaders that `loader` made, by name."""
+        self.restored: Restored | None = None
+        """What `attach` found; None: the training begins at step 0."""
+        self._extra = extra
+        self._deferred = deferred
+        self._saved_places: dict[str, Any] = {}
+        """Of loaders that were not made yet, by name."""
+        self._saved_rng: Any = None
+        self._mesh = rank.live.mesh()
+        self._known_nan: list[str] = []
+        """As `LiveState.known_nan`, in order."""
+        rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
+
+    # ------------------------------------------------------------------ stored
+
+    def progress(self) -> dict[str, Any]:
+        """As of now, for a checkpoint."""
+        rank = self._rank
+        progress = {
+            "step": rank.step, "lead": rank.lead_resumed + rank.lead, "data": self.position(),
+            "mesh": self._mesh, "nan": self._known_nan,
+        }  # fmt: skip
+        if self._extra is not None:
+            progress["extra"] = json.dumps(dict(self._extra()))
+        return progress
+
+    def position(self) -> dict[str, Any] | None:
+        """Of the data, or of all loaders; None: there is none."""
+        if not self.loaders:
+            return None if self.data is None else self.data.state()
+        places = {name: loader.state() for name, loader in self.loaders.items()}
+        return places[ONLY] if list(places) == [ONLY] else {"loaders": places}
+
+    def copy(self) -> tuple[Any, Any] | None:
+        """(random state, position of the data) as of now; the loader's own may go on meanwhile."""
+        try:
+            return rng_state(), copy.deepcopy(self.position())
+        except Exception as error:
+            self._rank.report_degraded("data", f"its position cannot be kept: {error!r}")
+            return None
+
+    # ------------------------------------------------------------------ put back
+
+    def finish_restore(self) -> None:
+        """As `Session.finish_restore`."""
+        rng, self._saved_rng = self._saved_rng, None
+        if rng is not None:
+            set_rng_state(rng)
+
+    def loader(
+        self, dataloader: Any, *, ahead: int = 0, name: str = ONLY, replace: bool = False
+    ) -> EpochLoader:
+        """As `Session.loader`.  Raises ConfigError for one that cannot be resumed at a batch."""
+        if self.data is not None:
+            raise ConfigError(
+                "ckpt.loader(): attach(data=...) has a loader already; leave `data` out of attach"
+            )
+        if name in self.loaders and not replace:
+            raise ConfigError(f"ckpt.loader(name={name!r}): there is one of that name already")
+        loader = EpochLoader(dataloader, ahead=ahead, begin=self.finish_restore)
+        saved = self._saved_places.pop(name, None)
+        if saved is not None:
+            loader.load(saved)
+        self.loaders[name] = loader
+        return loader
+
+    def _take_extra(self, resumed: Resumed) -> None:
+        progress = resumed.progress or {}
+        if resumed.generation is not None:
+            extra = json.loads(progress.get("extra") or "{}")
+            self.restored = Restored(step=resumed.step, source=resumed.source, extra=extra)
+        if self.data is None and progress.get("data") is not None:
+            place = progress["data"]
+            self._saved_places = dict(place.get("loaders", {ONLY: place}))
+
+    def _take_rng(self, rng: Any) -> None:
+        if self._deferred:
+            self._saved_rng = rng
+        else:
+            set_rng_state(rng)
+
+    def take_progress(self, resumed: Resumed) -> None:
+        """Puts back what came with the checkpoint."""
+        for notice in resumed.notices:
+            self._rank.say(notice)
+        if resumed.progress is None:
+            return
+        if self.data is not None and resumed.progress.get("data") is not None:
+            self.data.load(resumed.progress["data"])
+            self.data.prepare()
+        self._take_extra(resumed)
+        if resumed.rng is not None:  # a checkpoint of another system has none
+            self._take_rng(resumed.rng)
+        if resumed.lossy:
+            self._rank.say(lossy_notice(f"checkpoint {resumed.generation}", resumed.lossy))
+            self._rank.emit(
+                t.LossyRestored(
+                    at_s=time.monotonic(), rank=self._job.rank,
+                    generation=str(resumed.generation), step=resumed.step, lost=resumed.lossy,
+                )
+            )  # fmt: skip
+
+    def note_nan(self, resumed: Resumed) -> None:
+        """What held NaN before the first step: on a restart the checkpoint says it."""
+        kept = (resumed.progress or {}).get("nan")
+        self._known_nan = self._rank.live.with_nan() if kept is None else [*map(str, kept)]
+        self._rank.live.known_nan = frozenset(self._known_nan)
+        if self._known_nan and kept is None:
+            more = f" and {len(self._known_nan) - 1} more" if len(self._known_nan) > 1 else ""
+            self._rank.say(
+                f"{self._known_nan[0]}{more} holds NaN before the training; that alone makes no "
+                "checkpoint suspect",
+                always=True,
+            )

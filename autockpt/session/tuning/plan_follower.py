@@ -1,0 +1,88 @@
+"""The plan in force: proposed on rank 0 by the tuner, agreed on by all ranks, applied."""
+
+import time
+
+from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.protocol import messages as p
+from autockpt.session.base import RankState
+from autockpt.session.saving import Saver
+from autockpt.session.tuning.autotuner import AutoTuner
+from autockpt.session.tuning.plan_switch import PlanSwitch
+from autockpt.values import telemetry as t
+from autockpt.values.plan import CheckpointPlan
+from autockpt.values.record import to_data
+
+
+class PlanFollower:
+    """Follows the plan on which all ranks agree."""
+
+    def __init__(self, rank: RankState, saver: Saver) -> None:
+        self._rank, self._saver = rank, saver
+        self._job, self._client = rank.job, rank.client
+        self.switch = PlanSwitch(rank.job.rank, rank.client.send, rank.client.wait_until)
+        self.tuner: AutoTuner | None = None
+        """On rank 0."""
+
+    def begin(self) -> None:
+        """The training begins under the plan of the job."""
+        self._saver.follow_traffic()
+        if self._job.rank != 0:
+            return
+        self.tuner = AutoTuner(self._job, self._rank.live, self)
+        self._rank.telemetry.listener = self.tuner.observe
+        if self.tuner.started_with is not None:
+            self.report_plan(self._rank.step, self.tuner.started_with.reason)
+
+    def close(self) -> None:
+        """No plan changes any more."""
+        if self.tuner is not None:
+            self.tuner.close()
+
+    def disown(self) -> None:
+        """In a forked child: the tuner is the parent's."""
+        if self.tuner is not None:
+            self.tuner.disown()
+
+    # ------------------------------------------------------------------ for the tuner
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the newest checkpoint; None: there is none."""
+        snapshotter = self._rank.snapshotter
+        return None if snapshotter is None else snapshotter.layout
+
+    def report_degraded(self, what: str, reason: str) -> None:
+        """As of `RankState`."""
+        self._rank.report_degraded(what, reason)
+
+    def emit(self, event: t.Event) -> None:
+        """As of `RankState`."""
+        self._rank.emit(event)
+
+    def propose(self, plan: CheckpointPlan) -> None:
+        """To all ranks."""
+        self._client.send(p.PlanProposed(version=plan.version, payload=to_data(plan)))
+
+    def apply_due(self, step: int) -> None:
+        """At a boundary: the plan that begins there, if one does."""
+        plan = self.switch.due(step)
+        if plan is None:
+            return
+        self._rank.plan = plan
+        self._saver.follow_traffic()
+        reason = self.tuner.reason(self._rank.plan.version) if self.tuner else "by rank 0"
+        self.report_plan(step, reason)
+        if self.tuner is not None:
+            self.tuner.applied(self._rank.plan)
+
+    def report_plan(self, step: int, reason: str) -> None:
+        """The plan in force is another one from `step` on."""
+        memory = self._rank.plan.tier("memory").interval_steps
+        disk = self._rank.plan.tier("disk").interval_steps
+        self._rank.emit(
+            t.PlanChanged(
+                at_s=time.monotonic(), rank=self._job.rank, plan_version=self._rank.plan.version,
+                step=step, memory_interval_steps=memory, disk_interval_steps=disk, reason=reason,
+            )
+        )  # fmt: skip
+        self._rank.say(f"plan {self._rank.plan.version} from step {step}: {reason}")
