@@ -65,7 +65,8 @@ def attach(
 
     Raises ConfigError for anything that cannot be saved safely, naming it, and DirectoryBusyError
     when another live run owns the directory.  Under `autockpt profile`, and in a worker process
-    that imports the script of its parent, the session only passes batches through.
+    that imports the script of its parent, the session only passes batches through.  Under
+    `autockpt restore --dry-run` the script ends here (SystemExit).
     """
     from autockpt.launch.rank_env import rank_and_world
     from autockpt.session.attaches import is_helper, of_this_process
@@ -81,7 +82,8 @@ def attach(
         return PassThroughSession(data, None)
     rank, world_size = rank_and_world(os.environ)
     ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
-    if os.environ.get("AUTOCKPT_MODE") == "profile":
+    mode = os.environ.get("AUTOCKPT_MODE")
+    if mode == "profile":
         from autockpt.profiling.entry import adopt
 
         return adopt(model=model, optimizer=optimizer, data=data, ruled=ruled, **others)
@@ -90,6 +92,13 @@ def attach(
     from autockpt.session import Session
 
     state = LiveState.of(model=model, optimizer=optimizer, ruled=ruled, **others)
+    if mode == "restore-plan":
+        from autockpt.executors.restore import reader, shard_sources
+        from autockpt.executors.restore.plan.load_plan import PlanMade
+
+        folder = os.environ["AUTOCKPT_PLAN_FOR"]
+        sources = shard_sources.shards_on_disk(folder, rank, world_size)
+        raise PlanMade(reader.plan_restore(sources, state))
     job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)
     of_this_process.end_former(
         job.run_directory, job.incarnation.launch_id, named=run_dir is not None,

@@ -35,7 +35,7 @@ README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 KEYS_DOCUMENT = ROOT / "docs" / "policy_files.md"
-RUNS_JOBS = ("run", "profile", "tune", "doctor", "drill", "archive-eval")
+RUNS_JOBS = ("run", "profile", "tune", "doctor", "drill", "archive-eval", "restore")
 """Commands that take longer than a test may: their command lines are parsed, not run."""
 
 

@@ -65,6 +65,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Copy the newest checkpoint to an object store; --follow a run.",
     ),
     "pull": ("checkpoints.pull:pull", "Bring a checkpoint back from an object store."),
+    "restore": (
+        "checkpoints.restore:restore",
+        "What a restore into a script would read, and whether it fits.",
+    ),
     "gc": ("checkpoints.gc:gc", "Remove what dead runs left behind, and nothing else."),
     "convert": (
         "checkpoints.convert:convert",

@@ -1,13 +1,14 @@
 """What the launcher tells the trainers: environment variables, and how to see a foreign launcher.
 
     AUTOCKPT_RUN_DIR        the run directory, absolute
-    AUTOCKPT_MODE           run or profile
+    AUTOCKPT_MODE           run, profile, or restore-plan (`autockpt restore --dry-run`)
     AUTOCKPT_LAUNCH_ID      random hex of one launcher: the same for all of its restarts
     AUTOCKPT_LAUNCHER_PID   its process
     AUTOCKPT_NODE           number of this node, which stays when others are lost (several nodes)
     AUTOCKPT_RESUME_FROM    roll back to this generation (optional)
     AUTOCKPT_FRESH          1: start a new lineage (optional)
     AUTOCKPT_NO_PROFILE     1: do not measure during the first iterations (optional)
+    AUTOCKPT_PLAN_FOR       folder of the checkpoint to plan for (mode restore-plan)
     AUTOCKPT_RESTART_DECIDED_S  CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
 
 torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
@@ -26,10 +27,12 @@ NODE = "AUTOCKPT_NODE"
 RESUME_FROM = "AUTOCKPT_RESUME_FROM"
 FRESH = "AUTOCKPT_FRESH"
 NO_PROFILE = "AUTOCKPT_NO_PROFILE"
+PLAN_FOR = "AUTOCKPT_PLAN_FOR"
 RESTART_DECIDED = startup_timing.DECIDED
 
 ALL = (
-    RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, RESTART_DECIDED,
+    RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, PLAN_FOR,
+    RESTART_DECIDED,
 )  # fmt: skip
 
 

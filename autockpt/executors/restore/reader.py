@@ -34,10 +34,23 @@ def restore_shards(
     CorruptCheckpointError when a chunk does not match.
     """
     with torch.no_grad(), contextlib.closing(OpenShards(sources)) as shards:
-        headers = read_home(shards)
-        shards.read_ahead(sources.home)
-        plan = read_plan(StateIndex.of(state, sources.world_size), headers, shards)
-        return execute(plan, shards, state, ready)
+        return execute(_planned(shards, state, ahead=True), shards, state, ready)
+
+
+def plan_restore(sources: ShardSources, state: LiveState) -> LoadPlan:
+    """The plan of a restore, which reads headers only and changes nothing.
+
+    Raises ConfigError, CorruptCheckpointError or StorageError where no plan can be made.
+    """
+    with torch.no_grad(), contextlib.closing(OpenShards(sources)) as shards:
+        return _planned(shards, state, ahead=False)
+
+
+def _planned(shards: OpenShards, state: LiveState, *, ahead: bool) -> LoadPlan:
+    headers = read_home(shards)
+    if ahead:
+        shards.read_ahead(headers.home)
+    return read_plan(StateIndex.of(state, headers.world_size), headers, shards)
 
 
 def execute(

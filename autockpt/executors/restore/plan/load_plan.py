@@ -106,3 +106,11 @@ class LoadPlan:
                 taken = read.elements * read.piece.dtype.itemsize
                 found[read.piece.shard] = found.get(read.piece.shard, 0) + taken
         return dict(sorted(found.items()))
+
+
+class PlanMade(SystemExit):
+    """Ends a script that was started for the load plan of this rank alone."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        super().__init__(0)
+        self.plan = plan
