@@ -6,7 +6,7 @@ from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.staging.device_clone import CloneChoice
 from autockpt.policies.staging.write_path import WriteChoice
 from autockpt.values.goal import Goal
-from autockpt.values.plan import Choice
+from autockpt.values.plan import Choice, WriteWay
 from autockpt.values.units import format_duration
 
 
@@ -14,8 +14,7 @@ def staging_choice(
     schedule: Choice, write: WriteChoice, clone: CloneChoice, goal: Goal, costs: Costs
 ) -> Choice:
     """The schedule's choice with the reasons, numbers and bindings of the others behind its own."""
-    size = f"{write.chunk_bytes / 2**20:g} MiB"
-    io = "O_DIRECT" if write.direct_io else "buffered"
+    way = WriteWay(writers=write.writers, chunk_bytes=write.chunk_bytes, direct_io=write.direct_io)
     flying = in_flight_sentence(goal, costs)
     reasons = (schedule.reason, _sentence(write.reason), _sentence(clone.reason), flying)
     bindings = (
@@ -26,7 +25,7 @@ def staging_choice(
     )
     return replace(
         schedule,
-        chosen=f"{schedule.chosen}, {write.writers} x {size} {io}",
+        chosen=f"{schedule.chosen}, {way}",
         reason=". ".join(filter(None, reasons)),
         numbers={**schedule.numbers, **write.numbers, **clone.numbers},
         runner_up="; ".join(filter(None, (schedule.runner_up, write.runner_up))),

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +27,7 @@ from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
+from autockpt.values.plan import WriteWay
 
 GRANT_WAIT_S = 0.02
 """A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
@@ -35,14 +36,17 @@ FINAL_WAIT_S = 900.0
 
 @dataclass(slots=True)
 class Trial:
-    """A snapshot that was taken to see what its schedule costs."""
+    """A checkpoint that was taken to see what a setting costs."""
 
     snapshot: Snapshot
     save: SaveHandle
-    schedule: str
+    decision: Literal["schedule", "write"]
+    setting: str
     began_s: float
     """Its boundary, before anything was done there."""
     iterations: int = 0
+    iterated_s: float = 0.0
+    """Of these iterations, without stalls."""
 
 
 class Saver:
@@ -265,7 +269,9 @@ class Saver:
         self._warn_of_changes(step)
         self._rank.supersedes = False
         if staging.compare and passage is None and (gate is None or gate.learned):
-            self._trial = Trial(snapshot, save, schedule, self._rank.clock.boundary_s)
+            self._try(snapshot, save, "schedule", schedule)
+        elif staging.compare_writes and disk and passage is None:
+            self._try(snapshot, save, "write", str(self._write_way(step)))
         if disk:
             if self._client.saves.durable is None:
                 wait_s = pause_s(self._early_tries)
@@ -370,12 +376,13 @@ class Saver:
             )
         )  # fmt: skip
         codec, ranges = self._codec_of(layout, tier.codec)
+        way = staging.write_way if self._client.window_bytes else self._write_way(step)
         self._client.send(
             wire.SnapshotBegan(
                 rank=self._job.rank, generation=generation, step=step, slot=slot,
                 image_bytes=layout.image_bytes, boundary_end=layout.boundary_end,
-                layout_digest=layout.digest, writers=staging.writers,
-                chunk_bytes=staging.chunk_bytes, direct_io=staging.direct_io,
+                layout_digest=layout.digest, writers=way.writers,
+                chunk_bytes=way.chunk_bytes, direct_io=way.direct_io,
                 streaming=staging.streaming, codec=codec, class_ranges=ranges,
                 chain=tier.chain, at_s=now,
             )
@@ -389,25 +396,50 @@ class Saver:
             kept = self._encoding = (layout, by_class, codec, json.dumps(ranges))
         return kept[2], kept[3]
 
-    def report_trial(self, now_s: float) -> None:
-        """At a boundary: what the snapshot of a comparison has cost, once its copy has ended.
+    def _write_way(self, step: int) -> WriteWay:
+        """How the checkpoint of a step is written to storage."""
+        plan = self._rank.plan
+        every = max(1, plan.tier("disk").interval_steps)
+        return plan.staging.write_way_of(step // every)
 
-        Or once the next one is due: they must not be counted together.
+    def _try(
+        self,
+        snapshot: Snapshot,
+        save: SaveHandle,
+        decision: Literal["schedule", "write"],
+        setting: str,
+    ) -> None:
+        """The snapshot that has just begun shows the cost of a setting."""
+        self._trial = Trial(snapshot, save, decision, setting, self._rank.clock.boundary_s)
+
+    def report_trial(self, now_s: float) -> None:
+        """At a boundary: what the checkpoint of a comparison has cost, once it has ended.
+
+        A schedule ends with the copy, or once the next one is due: they must not be counted
+        together.  A way of writing ends with the checkpoint durable.
         """
         trial = self._trial
         if trial is None:
             return
         trial.iterations += 1
-        snapshot = trial.snapshot
-        if not snapshot.settled and not snapshot.void and not self.is_due(self._rank.step):
+        trial.iterated_s += self._rank.clock.newest_s or 0.0
+        snapshot, save, saves = trial.snapshot, trial.save, self._client.saves
+        durable_s, total_s = 0.0, now_s - trial.began_s
+        if trial.decision == "write":
+            if save.reason is None and not saves.is_durable(save.generation):
+                return
+            durable_s, total_s = saves.durable_s - trial.began_s, trial.iterated_s
+        elif not snapshot.settled and not snapshot.void and not self.is_due(self._rank.step):
             return
         self._trial = None
-        if snapshot.settled and snapshot.error is None and not snapshot.changed:
+        unsafe = save.reason is not None or saves.durable != save.generation
+        lost = trial.decision == "write" and unsafe
+        if snapshot.settled and snapshot.error is None and not snapshot.changed and not lost:
             self._rank.emit(
-                t.ScheduleMeasured(
-                    at_s=now_s, rank=self._job.rank, generation=str(trial.save.generation),
-                    step=trial.save.step, schedule=trial.schedule, iterations=trial.iterations,
-                    total_s=now_s - trial.began_s,
+                t.SettingMeasured(
+                    at_s=now_s, rank=self._job.rank, generation=str(save.generation),
+                    step=save.step, decision=trial.decision, setting=trial.setting,
+                    iterations=trial.iterations, total_s=total_s, durable_s=durable_s,
                 )
             )  # fmt: skip
 

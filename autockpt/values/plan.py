@@ -2,8 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
@@ -28,6 +29,43 @@ def is_chunk(nbytes: int) -> bool:
 Schedule = Literal["lazy", "blocking", "windows"]
 """When a snapshot is copied."""
 
+T = TypeVar("T")
+
+
+def in_turn(settings: Sequence[T], number: int) -> T:
+    """The setting that the checkpoint with this number (>= 0) tries; the same on all ranks.
+
+    Settings take turns in rounds, and the orders of a round do so too.  Periodic work therefore
+    never meets the same setting each time.
+    """
+    size = len(settings)
+    orders = itertools.permutations(settings)
+    order = next(itertools.islice(orders, number // size % math.factorial(size), None))
+    return order[number % size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteWay:
+    """How the bytes of one checkpoint are written to storage."""
+
+    writers: int = WRITERS
+    """Threads that write."""
+    chunk_bytes: int = CHUNK_BYTES
+    direct_io: bool = True
+    """O_DIRECT where the file system takes it."""
+
+    def __post_init__(self) -> None:
+        if not is_chunk(self.chunk_bytes):
+            raise ConfigError(
+                f"chunk of {self.chunk_bytes} bytes: must be a power of two from 64 KiB to 1 GiB"
+            )
+        if not 1 <= self.writers <= 512:
+            raise ConfigError(f"{self.writers} writers: must be between 1 and 512")
+
+    def __str__(self) -> str:
+        how = "O_DIRECT" if self.direct_io else "buffered"
+        return f"{self.writers} x {self.chunk_bytes / 2**20:g} MiB {how}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
@@ -39,6 +77,8 @@ class Staging:
     compare: tuple[Schedule, ...] = ()
     """Schedules that snapshots take in turn instead, the one expected to cost least first, until
     the run has measured which does; (): there is nothing to measure."""
+    compare_writes: tuple[WriteWay, ...] = ()
+    """Ways of writing that checkpoints to disk take in turn in the same manner."""
     window_margin: float = 0.2
     """Part of a chunk's time that a window must last longer than it, for `windows`."""
     persist: Literal["async", "sync"] = "async"
@@ -59,12 +99,7 @@ class Staging:
     auto: where the clone fits into free device memory; without a device it changes nothing."""
 
     def __post_init__(self) -> None:
-        if not is_chunk(self.chunk_bytes):
-            raise ConfigError(
-                f"chunk of {self.chunk_bytes} bytes: must be a power of two from 64 KiB to 1 GiB"
-            )
-        if not 1 <= self.writers <= 512:
-            raise ConfigError(f"{self.writers} writers: must be between 1 and 512")
+        _ = self.write_way  # refuses what cannot be written
         if not 0 <= self.window_margin <= 1:
             raise ConfigError(f"window margin of {self.window_margin}: must be between 0 and 1")
         if not 0 <= self.in_flight <= MOST_IN_FLIGHT:
@@ -75,19 +110,27 @@ class Staging:
             raise ConfigError(
                 f"schedules compared: {', '.join(self.compare)}; must be none or at least two"
             )
+        ways = self.compare_writes
+        if len(ways) == 1 or len(set(ways)) < len(ways):
+            raise ConfigError(
+                f"ways of writing compared: {', '.join(map(str, ways))}; must be none or at least "
+                "two"
+            )
+
+    @property
+    def write_way(self) -> WriteWay:
+        """How checkpoints are written while no ways are compared."""
+        return WriteWay(
+            writers=self.writers, chunk_bytes=self.chunk_bytes, direct_io=self.direct_io
+        )
 
     def schedule_of(self, number: int) -> Schedule:
-        """The schedule of the snapshot with this number, >= 0; the same on all ranks.
+        """The schedule of the snapshot with this number, >= 0; the same on all ranks."""
+        return in_turn(self.compare, number) if self.compare else self.schedule
 
-        A comparison takes its schedules in rounds, and their orders in turn: no periodic work
-        meets the same one always.
-        """
-        if not self.compare:
-            return self.schedule
-        size = len(self.compare)
-        orders = itertools.permutations(self.compare)
-        order = next(itertools.islice(orders, number // size % math.factorial(size), None))
-        return order[number % size]
+    def write_way_of(self, number: int) -> WriteWay:
+        """The way of writing of the checkpoint to disk with this number, >= 0."""
+        return in_turn(self.compare_writes, number) if self.compare_writes else self.write_way
 
 
 LONGEST_CHAIN = 16

@@ -133,16 +133,25 @@ class IdleWindowsUsed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleMeasured(Event):
-    """A snapshot of a comparison of schedules (`staging.compare`) was copied."""
+class SettingMeasured(Event):
+    """A checkpoint that tried a setting of a comparison has ended: what it took.
+
+    Decision "schedule" (`staging.compare`) ends when the snapshot is copied, decision "write"
+    (`staging.compare_writes`) when the checkpoint is durable.
+    """
 
     generation: str
     step: int
-    schedule: str
+    decision: str
+    """schedule, write."""
+    setting: str
+    """In words, as the plan's settings are written."""
     iterations: int
-    """From its boundary to the first one at which every byte was there."""
+    """From the checkpoint's boundary to the first one after its end."""
     total_s: float
-    """Wall time of these iterations, stalls of this snapshot included."""
+    """Wall time of these iterations; of a schedule with the stalls of its snapshot."""
+    durable_s: float = 0.0
+    """From the boundary until durable; 0 for a schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +401,7 @@ EVENTS: dict[str, type[Event]] = {
         SnapshotBegan,
         SnapshotSealed,
         IdleWindowsUsed,
-        ScheduleMeasured,
+        SettingMeasured,
         SnapshotDiscarded,
         SaveSkipped,
         MemoryCommitted,

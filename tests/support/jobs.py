@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, WriteWay
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
     IterationsTimed,
     PlanChanged,
+    SettingMeasured,
     SnapshotBegan,
     SnapshotSealed,
 )
@@ -35,6 +36,8 @@ class FakeJob:
     """Stall as a function of the plan, for changes that backfire."""
     persist_of: Callable[[CheckpointPlan], float] | None = None
     """The same of the time until durable."""
+    durable_of: Callable[[WriteWay], float] | None = None
+    """The same by the way of writing, which checkpoints may take in turn."""
     now_s: float = 0.0
     step: int = 0
     log: list[Event] = field(default_factory=list)
@@ -107,15 +110,27 @@ class FakeJob:
             ),
         )  # fmt: skip
         if durable:
+            way = plan.staging.write_way_of(self.step // plan.tier("disk").interval_steps)
             persist_s = self.persist_of(plan) if self.persist_of else self.persist_s
+            persist_s = self.durable_of(way) if self.durable_of else persist_s
+            durable_s = self._noisy(persist_s, self.noise)
             self._tell(
                 controller,
                 CheckpointDurable(
                     at_s=self.now_s, rank=-1, generation=name, step=self.step, bytes=10**9,
-                    stored_bytes=10**9, latency_s=self._noisy(persist_s, self.noise),
-                    write_s=persist_s,
+                    stored_bytes=10**9, latency_s=durable_s, write_s=persist_s,
                 ),
             )  # fmt: skip
+            if plan.staging.compare_writes:
+                count = max(1, round(durable_s / self.iteration_s))
+                self._tell(
+                    controller,
+                    SettingMeasured(
+                        at_s=self.now_s, rank=0, generation=name, step=self.step,
+                        decision="write", setting=str(way), iterations=count,
+                        total_s=count * self.iteration_s * (1 + self.slower), durable_s=durable_s,
+                    ),
+                )  # fmt: skip
 
     def _noisy(self, value: float, noise: float) -> float:
         return value * max(0.1, self.chance.gauss(1.0, noise)) if noise else value

@@ -94,6 +94,13 @@ class RankMemory:
         """The image in a slot."""
         return self.slots[slot].view[:image_bytes]
 
+    def chunk_of(self, asked_bytes: int) -> int:
+        """Chunks of an image that was asked for with this size of chunk, bytes.
+
+        The slots have room for the digests of chunks of `chunk_bytes`, so for larger ones, too.
+        """
+        return self.chunk_bytes if self.streams else max(self.chunk_bytes, asked_bytes)
+
     def trailer(self, slot: int) -> memoryview:
         """The description behind the image."""
         return self.slots[slot].view[self.slots[slot].nbytes - self.trailer_bytes :]

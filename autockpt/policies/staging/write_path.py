@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autockpt.policies.cost_model.costs import link_time_s, ranks_per_node, write_time_s
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Pins
-from autockpt.values.plan import CHUNK_BYTES, WRITERS, Choice
+from autockpt.values.plan import CHUNK_BYTES, WRITERS, Choice, WriteWay, is_chunk
 from autockpt.values.profile import LinkMeasure, Profile, StorageMeasure
 from autockpt.values.units import format_bytes, format_duration, format_fraction, format_rate
 
@@ -75,6 +75,25 @@ def choose_write(profile: Profile, pins: Pins, *, encoding: bool = False) -> Wri
         else "",
         binding=binding,
     )
+
+
+KINDS = 3
+"""Ways of writing that a run may compare, the chosen one beside them."""
+
+
+def best_ways(profile: Profile, pins: Pins) -> tuple[WriteWay, ...]:
+    """The fastest cell of each kind that pins allow, from fast to slow: what a run may compare.
+
+    A kind is a number of writers with O_DIRECT, or without it.
+    """
+    count = profile.state.total_bytes * ranks_per_node(profile)
+    grid = [m for m in profile.storage if m.operation == "write" and _usable(m)]
+    allowed = [m for m in grid if _pinned(m, pins) and is_chunk(m.chunk_bytes)]
+    best: dict[tuple[int, bool], WriteWay] = {}
+    for cell in sorted(allowed, key=lambda m: write_time_s(m, count)):
+        way = WriteWay(writers=cell.writers, chunk_bytes=cell.chunk_bytes, direct_io=cell.direct)
+        best.setdefault((cell.writers, cell.direct), way)
+    return tuple(best.values())[:KINDS]
 
 
 def choose_path(profile: Profile, goal: Goal, write: StorageMeasure | None) -> Choice:

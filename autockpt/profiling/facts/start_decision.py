@@ -10,9 +10,10 @@ import os
 from dataclasses import dataclass, replace
 
 from autockpt import new_files
+from autockpt.policies.codec_speeds import CodecAtSpeed, codecs_by_speed
 from autockpt.policies.cost_model.costs import Costs, profile_costs
 from autockpt.policies.redundancy.peer_costs import peer_costs
-from autockpt.policies.staging.write_path import choose_write
+from autockpt.policies.staging.write_path import best_ways, choose_write
 from autockpt.profiles.assemble import derive_recovery
 from autockpt.profiles.failures import estimate_rates, estimate_recovery
 from autockpt.profiling.facts.failure_history import FailureEvidence, failure_evidence
@@ -23,7 +24,7 @@ from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.values.errors import AutockptError
 from autockpt.values.failure import without_progress
 from autockpt.values.goal import Goal
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, WriteWay
 from autockpt.values.profile import Estimate, FailureRates, Profile
 from autockpt.values.record import from_json, to_json
 
@@ -65,12 +66,15 @@ def decide_start(
     """
     known = evidence or failure_evidence(os.fspath(run.path), nodes=nodes, starting=True)
     prior, rates, recovery = None, known.rates, known.recovery
+    codecs: tuple[CodecAtSpeed, ...] = ()
+    ways: tuple[WriteWay, ...] = ()
     if profile is not None:
+        codecs, ways = codecs_by_speed(profile, goal), best_ways(profile, goal.pins)
         prior, measured = plan_costs(profile, goal, plan), with_evidence(profile, known)
         rates, recovery = measured.failures, measured.recovery
     memory = begin(
         plan=plan, failures=rates, recovery=recovery, prior=prior,
-        barren=without_progress(known.lives),
+        codecs=codecs, ways=ways, barren=without_progress(known.lives),
     )  # fmt: skip
     former = read_memory(run)
     if former is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from autockpt.reports.analysis.timeline import ROWS, Row, Timeline
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Bubble, Profile
-from autockpt.values.telemetry import Event, IdleWindowsUsed, IterationsTimed, ScheduleMeasured
+from autockpt.values.telemetry import Event, IdleWindowsUsed, IterationsTimed, SettingMeasured
 
 DRAWN = 16
 """Ranks in the chart: each has some hundred spans, and neighbours look alike."""
@@ -86,7 +86,10 @@ def _found(events: Sequence[Event], profile: Profile | None) -> Windows | None:
 
 def _compared(events: Sequence[Event], decision: Decision | None) -> tuple[Compared, ...]:
     """Costs beyond the quiet iterations of the run, those of a run without any beyond the least."""
-    tried = [event for event in events if isinstance(event, ScheduleMeasured) and event.rank == 0]
+    tried = [
+        e for e in events
+        if isinstance(e, SettingMeasured) and e.decision == "schedule" and e.rank == 0
+    ]  # fmt: skip
     if not tried:
         return ()
     blocks = [
@@ -96,8 +99,8 @@ def _compared(events: Sequence[Event], decision: Decision | None) -> tuple[Compa
     choice = None if decision is None else decision.choice("staging")
     expected = {} if choice is None else choice.numbers
     found = []
-    for schedule in dict.fromkeys(event.schedule for event in tried):
-        own = [t.total_s - t.iterations * quiet_s for t in tried if t.schedule == schedule]
+    for schedule in dict.fromkeys(event.setting for event in tried):
+        own = [t.total_s - t.iterations * quiet_s for t in tried if t.setting == schedule]
         error_s = statistics.stdev(own) / math.sqrt(len(own)) if len(own) > 1 else None
         found.append(
             Compared(

@@ -316,6 +316,8 @@ def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
         return _rescheduled(choice, offer)
     if choice.name == "codec":
         return _recoded(choice, offer)
+    if offer.kind == "write":  # the staging's alone
+        return choice
     tier = choice.name.removesuffix(".interval")
     steps = offer.plan.tier(tier).interval_steps
     if tier == choice.name or choice.chosen.split(" ", 1)[0] == str(steps):
@@ -334,6 +336,8 @@ def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
 
 def _rescheduled(choice: Choice, offer: PlanProposal) -> Choice:
     """The staging after a comparison: what was predicted stays beside what was seen."""
+    if offer.kind == "write":
+        return _rewritten(choice, offer)
     if offer.kind != "schedule":
         return choice
     before, _, rest = choice.chosen.partition(",")
@@ -349,6 +353,19 @@ def _rescheduled(choice: Choice, offer: PlanProposal) -> Choice:
         reason=offer.reason + (predicted and f"; expected were {predicted}"),
         numbers={**choice.numbers, **offer.numbers},
         runner_up=choice.runner_up if before == schedule else f"{before}, as before",
+    )
+
+
+def _rewritten(choice: Choice, offer: PlanProposal) -> Choice:
+    """The staging after ways of writing were compared."""
+    before, _, former = choice.chosen.rpartition(", ")
+    way = str(offer.plan.staging.write_way)
+    return replace(
+        choice,
+        chosen=f"{before}, {way}" if before else way,
+        reason=offer.reason,
+        numbers={**choice.numbers, **offer.numbers},
+        runner_up=choice.runner_up if way == former else f"{former}, as before",
     )
 
 

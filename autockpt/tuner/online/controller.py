@@ -33,15 +33,14 @@ from autockpt.tuner.online.proposals import (
     scaled,
     with_codec,
     with_intervals,
-    with_schedule,
     written,
 )
-from autockpt.tuner.online.schedules import AGAIN, compare, doubt, rivals_of
 from autockpt.tuner.online.settings import ControllerSettings
+from autockpt.tuner.online.turns.decisions import TURNED, next_turn, note_cost, note_switch
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import Life
 from autockpt.values.goal import Goal
-from autockpt.values.plan import CheckpointPlan, Expected, Staging
+from autockpt.values.plan import CheckpointPlan, Expected, WriteWay
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import Event, PlanChanged, PlanChangeWithheld
 from autockpt.values.units import format_duration, format_fraction
@@ -59,11 +58,13 @@ def begin(
     recovery: RecoveryTimes,
     prior: Costs | None = None,
     codecs: tuple[CodecAtSpeed, ...] = (),
+    ways: tuple[WriteWay, ...] = (),
     barren: tuple[Life, ...] = (),
 ) -> Memory:
     """A memory that has seen nothing; `prior`: costs from a profile, None without one.
 
     `codecs`: what to encode with on storage of other speeds than the profile's, without a codec.
+    `ways`: of writing, the best of their kinds by the profile.
     `barren`: the newest lives of which nothing was kept.
     """
     profiled_s = prior.persist_s if prior is not None else 0.0
@@ -71,6 +72,7 @@ def begin(
         plan=plan,
         seen=Observed(failures=failures, recovery=recovery, prior=prior),
         codec=CodecWatch(table=codecs, profiled_s=profiled_s),
+        ways=ways,
         barren=barren,
     )
 
@@ -92,9 +94,8 @@ def go_on(former: Memory, new: Memory) -> Memory:
         seen=seen,
         dwell_from_sealed=seen.sealed,
         patience=former.patience,
-        rivals=former.rivals,
-        compared_sealed=former.compared_sealed,
-        compared_quiet_s=former.compared_quiet_s,
+        codec=replace(former.codec, table=new.codec.table, profiled_s=new.codec.profiled_s),
+        compared=former.compared,
         trial=former.trial,
     )
 
@@ -141,8 +142,9 @@ class Controller:
             self._applied(event)
         elif isinstance(event, PlanChangeWithheld):
             self._dwell(event)
+        for decision in TURNED:
+            note_cost(decision, self.memory)
         if self.seen.sealed > sealed:
-            self._note_stall()
             self._count_overhead()
             if self.seen.persist.n >= self.settings.jump_checkpoints:
                 self.memory.codec = codec_speed.proves(self.memory.codec, self.seen.persist)
@@ -190,24 +192,11 @@ class Controller:
         if offered.kind == "rollback":
             memory.patience = min(8.0, memory.patience * 2.0)
         memory.hurried_from = intervals_of(self.plan) if offered.kind == "hurry" else None
-        if offered.plan.staging.compare != self.plan.staging.compare:
-            self._compared(offered.plan.staging)
+        note_switch(memory, self.plan.staging, offered.plan.staging)
         if offered.kind == "codec":
             self._recoded(offered)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm"))
-
-    def _compared(self, staging: Staging) -> None:
-        """A comparison of schedules ends, or another one begins."""
-        memory, rivals = self.memory, self.plan.staging.compare
-        if staging.compare:
-            self.seen.tried = ()
-        elif rivals:
-            losers = tuple(name for name in rivals if name != staging.schedule)
-            memory.rivals = (staging.schedule, *losers)
-            memory.compared_sealed = self.seen.sealed
-            memory.compared_quiet_s = self.seen.quiet.mean
-            memory.compared_stall_s = 0.0
 
     def _recoded(self, offered: PlanProposal) -> None:
         """The codec went, or came back; what was durable before says nothing of it."""
@@ -222,13 +211,8 @@ class Controller:
                 encoded=self.plan.tier("disk"), durable_s=durable.mean, error_s=durable.error
             )
         self.seen.persist = Window()
-
-    def _note_stall(self) -> None:
-        """What the winner of a comparison costs, from its first snapshots on its own."""
-        memory = self.memory
-        since = self.seen.sealed - memory.compared_sealed
-        if memory.rivals and not self.plan.staging.compare and since == WINDOW:
-            memory.compared_stall_s = self.seen.stall.mean
+        if (write := memory.compared.get("write")) is not None:
+            memory.compared = {**memory.compared, "write": replace(write, cost_s=0.0)}
 
     def _dwell(self, event: Event, *, settled: bool = True) -> None:
         """The next change waits; an emergency step leaves a jump to be answered properly."""
@@ -318,8 +302,8 @@ class Controller:
         found = (
             self._first(step)
             or self._rollback(now_s, step)
-            or self._schedule(step)
             or self._codec(step)
+            or self._turn(step)
             or (self._retune(now_s, step) if self.seen.jumped else None)
             or self._back_off(step)
             or self._hurry(now_s, step)
@@ -347,54 +331,21 @@ class Controller:
             return None
         return self._to(best, "first", f"first measured plan, step {step}")
 
-    def _schedule(self, step: int) -> PlanProposal | None:
-        """Ends a comparison of schedules; begins it anew when iterations are not what they were."""
-        plan, memory, quiet = self.plan, self.memory, self.seen.quiet
-        if self.mode != "on" or memory.hurried_from is not None:
+    def _turn(self, step: int) -> PlanProposal | None:
+        """A comparison of settings begins, or has ended."""
+        if self.mode != "on" or self.memory.hurried_from is not None:
             return None
-        if plan.staging.compare:
-            found = compare(plan.staging.compare, self.seen.tried, quiet.mean)
-            if found is None:
-                return None
-            then = with_schedule(plan, found.winner)
-            return self._unmoved(then, "schedule", f"step {step}: {found.sentence}", found.numbers)
-        return self._other_pace(step) or self._other_stall(step)
-
-    def _other_pace(self, step: int) -> PlanProposal | None:
-        """Schedules are compared again: iterations are not what they were."""
-        plan, memory, quiet = self.plan, self.memory, self.seen.quiet
-        since, before_s = self.seen.sealed - memory.compared_sealed, memory.compared_quiet_s
-        if not memory.rivals or since < self.settings.compare_checkpoints or not quiet.n:
-            return None
-        changed = max(quiet.mean, before_s) / max(min(quiet.mean, before_s), 1e-9)
-        if not before_s or changed < self.settings.compare_change:
-            return None
-        why = (
-            f"step {step}: iterations take {format_duration(quiet.mean)}, and took "
-            f"{format_duration(before_s)} when {', '.join(memory.rivals)} were compared: once more"
-        )
-        then = with_schedule(plan, plan.staging.schedule, compare=memory.rivals)
-        return self._unmoved(then, "compare", why, {})
-
-    def _other_stall(self, step: int) -> PlanProposal | None:
-        """Schedules are compared: a snapshot stalls much more, or less, than it was meant to."""
-        memory, seen, staging = self.memory, self.seen, self.plan.staging
-        if memory.rivals and seen.sealed - memory.compared_sealed < AGAIN:
-            return None
-        prior_s = seen.prior.stall_s if seen.prior is not None and not memory.rivals else 0.0
-        rivals = memory.rivals or rivals_of(staging, self.goal)
-        meant_s = memory.compared_stall_s or prior_s
-        why = doubt(seen.stall, meant_s, self.outlook.periods_s[0]) if rivals else ""
-        if not why:
-            return None
-        why = f"step {step}: {why}: {' and '.join(rivals)} take turns"
-        then = with_schedule(self.plan, staging.schedule, compare=rivals)
-        return self._unmoved(then, "compare", why, {"stall_s": seen.stall.mean, "meant_s": meant_s})
+        for decision in TURNED:
+            turn = next_turn(decision, self.memory, self.outlook, self.settings)
+            if turn is not None:
+                why = f"step {step}: {turn.why}"
+                return self._unmoved(turn.plan, turn.kind, why, turn.numbers)
+        return None
 
     def _codec(self, step: int) -> PlanProposal | None:
         """Bytes as they are where encoding makes checkpoints late, and back where it did not."""
         trial, durable = self.memory.trial, self.seen.persist
-        if self.memory.hurried_from is not None:
+        if self.memory.hurried_from is not None or self.plan.staging.compare_writes:
             return None
         sped = self._codec_for_speed(step)
         if sped is not None or self.memory.watching or self.memory.codec.raw_s is not None:
@@ -476,7 +427,8 @@ class Controller:
         outlook = self.outlook
         urgent = outlook.too_old(outlook.intervals)
         hurried = self.memory.hurried_from is not None
-        if not urgent and (hurried or self._saving(now_s) or not self._dwelt(now_s)):
+        held = hurried or bool(self.plan.staging.compare_writes)
+        if not urgent and (held or self._saving(now_s) or not self._dwelt(now_s)):
             return None
         best = self._best()
         if best is None or (best.memory_steps, best.disk_steps) == outlook.intervals:

@@ -10,8 +10,9 @@ from autockpt.tuner.online.codec import CodecTrial
 from autockpt.tuner.online.codec_speed import CodecWatch
 from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal
+from autockpt.tuner.online.turns.compare import Compared
 from autockpt.values.failure import Life
-from autockpt.values.plan import CheckpointPlan, Schedule
+from autockpt.values.plan import CheckpointPlan, WriteWay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,10 @@ class Memory:
     """Consecutive checkpoints that cost more than twice what is allowed."""
     hurry_until_s: float = -math.inf
     """End of a burst of failures."""
-    rivals: tuple[Schedule, ...] = ()
-    """Schedules that were compared, once they were; the one that won first."""
-    compared_sealed: int = 0
-    """Snapshots of the run when they were."""
-    compared_quiet_s: float = 0.0
-    """Quiet iteration then."""
-    compared_stall_s: float = 0.0
-    """Stall of a snapshot after it; 0: not known yet, or never compared."""
+    compared: dict[str, Compared] = field(default_factory=dict)
+    """By decision, its newest comparison."""
+    ways: tuple[WriteWay, ...] = ()
+    """Of writing: the best of their kinds in the profile."""
     hurried_from: tuple[int, int] | None = None
     """Intervals before the burst, while it lasts."""
     trial: CodecTrial | None = None

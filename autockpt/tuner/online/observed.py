@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 
 from autockpt.policies.cost_model.costs import ASSUMED_SLOWDOWN, Costs
 from autockpt.tuner.online.estimates import BLOCKS, Contrast, Window
-from autockpt.tuner.online.schedules import KEPT
+from autockpt.tuner.online.turns.compare import KEPT
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
     IterationsTimed,
     PersistFailed,
-    ScheduleMeasured,
+    SettingMeasured,
     SnapshotBegan,
     SnapshotDiscarded,
     SnapshotSealed,
@@ -68,8 +68,8 @@ class Observed:
     """Times of the newest snapshots."""
     saving: dict[str, UnderWay] = field(default_factory=dict)
     """By generation."""
-    tried: tuple[ScheduleMeasured, ...] = ()
-    """The newest snapshots of the comparison of schedules under way, or of the last one."""
+    tried: tuple[SettingMeasured, ...] = ()
+    """The newest checkpoints of the comparison under way, or of the last one."""
 
     def observe(self, event: Event) -> None:
         """Take in one event; kinds that say nothing about costs are ignored."""
@@ -89,7 +89,7 @@ class Observed:
             self.saving.pop(event.generation, None)
         elif isinstance(event, IterationsTimed):
             self._iterated(event)
-        elif isinstance(event, ScheduleMeasured):
+        elif isinstance(event, SettingMeasured):
             self.tried = (*self.tried, event)[-KEPT:]
 
     def _began(self, event: SnapshotBegan) -> None:

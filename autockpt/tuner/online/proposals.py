@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autockpt.values.decision_inputs import DecisionInputs
-from autockpt.values.plan import CheckpointPlan, Expected, Schedule
+from autockpt.values.plan import CheckpointPlan, Expected
 
 Kind = Literal[
     "start",
@@ -16,6 +16,7 @@ Kind = Literal[
     "hurry",
     "calm",
     "schedule",
+    "write",
     "compare",
     "codec",
     "foreign",
@@ -54,14 +55,6 @@ def with_intervals(plan: CheckpointPlan, memory_steps: int, disk_steps: int) -> 
         for tier in plan.tiers
     )
     return replace(plan, version=plan.version + 1, tiers=tiers)
-
-
-def with_schedule(
-    plan: CheckpointPlan, schedule: Schedule, *, compare: tuple[Schedule, ...] = ()
-) -> CheckpointPlan:
-    """The next version of a plan, with another schedule of copying."""
-    staging = replace(plan.staging, schedule=schedule, compare=compare)
-    return replace(plan, version=plan.version + 1, staging=staging)
 
 
 def with_codec(plan: CheckpointPlan, codec: dict[str, str], *, chain: int = 0) -> CheckpointPlan:

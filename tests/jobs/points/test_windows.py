@@ -92,7 +92,7 @@ def test_in_a_pipeline_the_bytes_move_in_its_windows(live: Live) -> None:
     drawn = [event for event in late if event.windows_s]
     assert drawn
     assert drawn[0].moved_s
-    assert live.events(t.ScheduleMeasured) == []
+    assert live.events(t.SettingMeasured) == []
 
 
 @pytest.mark.usefixtures("alone")
@@ -101,15 +101,15 @@ def test_schedules_that_are_compared_take_turns_and_tell_what_they_cost(live: Li
     compared: tuple[Schedule, ...] = ("windows", "lazy", "blocking")
     plan = preset_plan("baft", memory=1, disk=0)
     pipeline(live, replace(plan, staging=replace(plan.staging, compare=compared)), STEPS)
-    tried = live.events(t.ScheduleMeasured)
-    assert {event.schedule for event in tried} == set(compared)
+    tried = live.events(t.SettingMeasured)
+    assert {event.setting for event in tried} == set(compared)
     staging = replace(plan.staging, compare=compared)
-    assert [e.schedule for e in tried] == [staging.schedule_of(e.step) for e in tried]
+    assert [e.setting for e in tried] == [staging.schedule_of(e.step) for e in tried]
     assert all(event.iterations >= 1 and event.total_s > 0.04 for event in tried)
     in_windows = {event.step for event in live.events(t.IdleWindowsUsed)}
     assert in_windows
-    assert in_windows >= {event.step for event in tried if event.schedule == "windows"}
-    assert not in_windows & {event.step for event in tried if event.schedule != "windows"}
+    assert in_windows >= {event.step for event in tried if event.setting == "windows"}
+    assert not in_windows & {event.step for event in tried if event.setting != "windows"}
 
 
 def test_a_margin_beyond_a_chunk_is_refused() -> None:

@@ -233,7 +233,7 @@ class ShardSaves:
         shard.drain = self._drain(memory, shard)
         shard.pipeline = ShardPipeline(
             memory.image(shard.slot, image_bytes),
-            chunk_bytes=index.chunk_bytes if index else memory.chunk_bytes,
+            chunk_bytes=index.chunk_bytes if index else _chunk_bytes(memory, began),
             available=lambda: memory.copied(shard.slot),
             streaming=began is None or began.streaming or memory.streams,
             drain=shard.drain,
@@ -315,7 +315,7 @@ class ShardSaves:
         """What this save may be a difference to, if it may be one at all."""
         return self._bases.for_save(
             began.rank, began.generation, run_id=self._run_id, image_bytes=began.image_bytes,
-            chunk_bytes=self._memory.of(began.rank).chunk_bytes, longest=began.chain,
+            chunk_bytes=_chunk_bytes(self._memory.of(began.rank), began), longest=began.chain,
         )  # fmt: skip
 
     def _spare(self, rank: int, attempt: int) -> str | None:
@@ -361,7 +361,7 @@ class ShardSaves:
             world_size=world_size,
             layout_digest=began.layout_digest,
             image_bytes=began.image_bytes,
-            chunk_bytes=memory.chunk_bytes,
+            chunk_bytes=_chunk_bytes(memory, began),
             digests=digests,
             head_bytes=head,
             head_digest=chunk_digest(memory.image(shard.slot, head)) if head else "",
@@ -520,6 +520,10 @@ class ShardSaves:
             shard.pipeline = shard.target = None
             if shard.index is None and shard.began is not None:
                 self._start_pipeline(order.rank, order.generation, shard)
+
+
+def _chunk_bytes(memory: RankMemory, began: wire.SnapshotBegan | None) -> int:
+    return memory.chunk_bytes if began is None else memory.chunk_of(began.chunk_bytes)
 
 
 def _shard_name(rank: int, attempt: int) -> str:

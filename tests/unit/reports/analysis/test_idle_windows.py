@@ -8,7 +8,7 @@ from autockpt.reports.formats import text
 from autockpt.reports.html import html
 from autockpt.reports.model import ReportModel, build
 from autockpt.values.record import from_json, to_json
-from autockpt.values.telemetry import Event, IdleWindowsUsed, IterationsTimed, ScheduleMeasured
+from autockpt.values.telemetry import Event, IdleWindowsUsed, IterationsTimed, SettingMeasured
 from tests.support.profiles import example_windows
 from tests.unit.reports.examples import profile_data, run_data
 
@@ -92,11 +92,11 @@ def test_a_thousand_ranks_stay_on_one_page() -> None:
     assert len(html.render(model).encode()) < 500_000
 
 
-def tried(schedule: str, step: int, total_s: float, rank: int = 0) -> ScheduleMeasured:
+def tried(schedule: str, step: int, total_s: float, rank: int = 0) -> SettingMeasured:
     """A snapshot of a comparison."""
-    return ScheduleMeasured(
+    return SettingMeasured(
         at_s=float(step), rank=rank, generation=f"step {step} (term 1)", step=step,
-        schedule=schedule,
+        decision="schedule", setting=schedule,
         iterations=1, total_s=total_s,
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autockpt.policies.cost_model.costs import profile_costs
 from autockpt.tuner.online.controller import Controller, begin
-from autockpt.tuner.online.schedules import GIVEN_UP, ROUNDS, compare, schedule_costs
 from autockpt.tuner.online.settings import ControllerSettings
+from autockpt.tuner.online.turns.compare import GIVEN_UP, ROUNDS, compare, setting_costs
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import FailureDeclaration, Goal, Pins
 from autockpt.values.plan import CheckpointPlan, Schedule, Staging, TierPlan
@@ -20,7 +20,7 @@ from autockpt.values.telemetry import (
     CheckpointDurable,
     IterationsTimed,
     PlanChanged,
-    ScheduleMeasured,
+    SettingMeasured,
     SnapshotSealed,
 )
 from tests.support.profiles import example_failures, example_profile, example_recovery
@@ -29,9 +29,7 @@ RIVALS: tuple[Schedule, ...] = ("windows", "lazy", "blocking")
 ITERATION_S = 0.4
 
 
-def tried(
-    costs: dict[Schedule, float], count: int, *, noise: float = 0.1
-) -> list[ScheduleMeasured]:
+def tried(costs: dict[Schedule, float], count: int, *, noise: float = 0.1) -> list[SettingMeasured]:
     """So many snapshots in turn on a machine that gets 50 % slower meanwhile."""
     chance, staging, events = random.Random(1), Staging(compare=tuple(costs)), []
     for number in range(count):
@@ -39,9 +37,10 @@ def tried(
         slower = 1.0 + 0.5 * number / count
         cost_s = costs[schedule] * chance.uniform(1 - noise, 1 + noise)
         events.append(
-            ScheduleMeasured(
+            SettingMeasured(
                 at_s=float(number), rank=0, generation=f"step {number} (term 1)", step=number,
-                schedule=schedule, iterations=1, total_s=slower * (ITERATION_S + cost_s),
+                decision="schedule", setting=schedule, iterations=1,
+                total_s=slower * (ITERATION_S + cost_s),
             )
         )  # fmt: skip
     return events
@@ -53,7 +52,7 @@ def test_overlap_that_costs_more_than_waiting_is_found() -> None:
     found = compare(RIVALS, events, 0.0)
     assert found is not None
     assert found.winner == "blocking"
-    assert "blocking" in found.sentence
+    assert "blocking" in found.sentence("a snapshot")
     assert found.numbers["windows_tries"] == ROUNDS
     assert found.numbers["windows_observed_s"] > 5 * found.numbers["blocking_observed_s"]
 
@@ -84,26 +83,27 @@ def test_too_few_tries_are_no_verdict_and_a_schedule_nobody_can_use_is_given_up(
     """A run whose windows are never known would compare for ever."""
     costs: dict[Schedule, float] = {"windows": 0.1, "lazy": 0.2}
     assert compare(("windows", "lazy"), tried(costs, 2 * ROUNDS - 2), 0.0) is None
-    lazy = [e for e in tried(costs, 2 * GIVEN_UP) if e.schedule == "lazy"]
+    lazy = [e for e in tried(costs, 2 * GIVEN_UP * ROUNDS) if e.setting == "lazy"]
     assert compare(("windows", "lazy"), lazy[:ROUNDS], 0.0) is None
     found = compare(("windows", "lazy"), lazy, 0.0)
     assert found is not None
     assert found.winner == "lazy"
-    assert [cost.schedule for cost in found.costs] == ["lazy"]
+    assert [cost.setting for cost in found.costs] == ["lazy"]
 
 
 def test_costs_are_what_is_beyond_quiet_iterations() -> None:
     """A copy that lasted two iterations is compared with two quiet ones."""
-    event = ScheduleMeasured(
+    event = SettingMeasured(
         at_s=1.0,
         rank=0,
         generation="step 1 (term 1)",
         step=1,
-        schedule="lazy",
+        decision="schedule",
+        setting="lazy",
         iterations=2,
         total_s=1.0,
     )
-    (cost,) = schedule_costs(("lazy", "windows"), [event, event, event], 0.4)
+    (cost,) = setting_costs(("lazy", "windows"), [event, event, event], 0.4)
     assert cost.cost_s == pytest.approx(0.2)
     assert cost.tries == 3
 
@@ -200,9 +200,9 @@ class Run:
         )  # fmt: skip
         if staging.compare:
             tell(
-                ScheduleMeasured(
-                    at_s=self.now_s, rank=0, generation=name, step=self.step, schedule=schedule,
-                    iterations=1, total_s=self.quiet_s + self.costs[schedule],
+                SettingMeasured(
+                    at_s=self.now_s, rank=0, generation=name, step=self.step, decision="schedule",
+                    setting=schedule, iterations=1, total_s=self.quiet_s + self.costs[schedule],
                 )
             )  # fmt: skip
 
