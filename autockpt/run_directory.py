@@ -9,6 +9,7 @@
     telemetry/       what happened, one JSON event per line and rank        (Event)
     controller/      what the online controller was told and answered       (recordings)
     failures.jsonl   one line per interruption and node that met it         (FailureRecord)
+    rollbacks.jsonl  one line per rollback after a spike                     (RollbackRecord)
     status.json      how it stands, or ended                                (RunStatus)
     standby/         what each rank had imported, for its parked successor
     incidents/       what was found when ranks made no progress
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autockpt import new_files
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
-from autockpt.values.failure import FailureRecord, interruptions
+from autockpt.values.failure import FailureRecord, RollbackRecord, interruptions
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
@@ -360,9 +361,24 @@ class RunDirectory:
             for number, data in _json_lines(path)
         )
 
+    def rollbacks(self) -> tuple[RollbackRecord, ...]:
+        """The rollbacks after spikes, oldest first."""
+        path = self.path / "rollbacks.jsonl"
+        return tuple(
+            from_data(RollbackRecord, data, where=f"{path}:{number}")
+            for number, data in _json_lines(path)
+        )
+
+    def append_rollback(self, record: RollbackRecord) -> None:
+        """Add one line to the log of rollbacks, durable when this returns."""
+        self._append("rollbacks.jsonl", record)
+
     def append_failure(self, record: FailureRecord) -> None:
         """Add one line to the failure log, durable when this returns."""
-        path = self.path / "failures.jsonl"
+        self._append("failures.jsonl", record)
+
+    def _append(self, name: str, record: FailureRecord | RollbackRecord) -> None:
+        path = self.path / name
         with _storage_errors("append to", path):
             descriptor = new_files.private(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:

@@ -199,7 +199,9 @@ def _is_final(error: BaseException) -> bool:
     if isinstance(error, errors.RestartError):
         return False
     passing = (errors.StorageError, errors.DirectoryBusyError, errors.NoRoomError)
-    return not (_attached() and isinstance(error, (*passing, errors.ProtocolError)))
+    return not (
+        _attached() and isinstance(error, (*passing, errors.ProtocolError, errors.RollbackError))
+    )
 
 
 def _our_errors() -> tuple[type[BaseException], ...]:

@@ -20,8 +20,10 @@ from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.executors.storage.event_log import TelemetryWriter
 from autockpt.launch.termination import is_interactive
+from autockpt.run_directory import RunDirectory
 from autockpt.session.boundaries.iteration_clock import IterationClock
 from autockpt.session.job import Job
+from autockpt.session.tuning.rollback import Rollback, is_restarted
 from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan
@@ -51,6 +53,12 @@ class RankState:
         self.rebuilding: Rebuilding | None = None
         """Until the script has built what the checkpoint has."""
         self.clock = IterationClock()
+        self.rollback = Rollback(
+            job.goal.restart.rollback,
+            RunDirectory(job.run_directory),
+            restarted=is_restarted(),
+            say=lambda text: self.say(text, always=True),
+        )
         self.term = 0
         self.step = 0
         self.start_step = 0

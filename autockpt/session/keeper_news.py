@@ -40,12 +40,14 @@ class KeeperNews(KeeperListener):
 
     def on_memory_committed(self, generation: Generation) -> None:
         """With a snapshot at every iteration: the next slot is free from now on."""
+        self._rank.rollback.committed(generation.step)
         asked = self._rank.client.saves.asked
         if asked is not None and asked.generation == generation:
             self._saver.ask_if_due(self._rank.step + 1)
 
     def on_durable(self, save: SaveHandle) -> None:
         """The tuner learns how long it took."""
+        self._rank.rollback.committed(save.step)
         if self._plans.tuner is not None:
             self._plans.tuner.note_durable(save)
 
@@ -71,7 +73,8 @@ class KeeperNews(KeeperListener):
             self._rank.say(message.text, always=True)
 
     def on_state_suspect(self, reason: str) -> None:
-        """Said once."""
+        """Said once; the policy may want the training to go back."""
+        self._rank.rollback.suspect(reason)
         if "health" not in self._rank.warned:
             self._rank.warned.add("health")
             self._rank.say(f"degraded: health: {reason} (training goes on)", always=True)

@@ -226,6 +226,14 @@ class Session:
         late = self._iterations.is_round_over() and self._iterations.before_next is None
         self._saver.wanted_step = self._rank.step + (2 if late else 1)
 
+    def report_loss(self, loss: Any) -> None:
+        """The loss of the iteration at hand, for `failures.rollback`: a number, or a tensor of one.
+
+        Where the policy asks for it, the next boundary raises RollbackError after a spike.  A
+        tensor on a device is waited for.
+        """
+        self._rank.rollback.report_loss(loss)
+
     @property
     def ready(self) -> bool:
         """True when the slots are there: a checkpoint can begin at the next boundary."""
@@ -344,6 +352,7 @@ class Session:
         self._rank.is_safe = resumed.durable
         applied = time.monotonic()
         self._position.take_progress(resumed)
+        self._leave_out()
         self._position.note_nan(resumed)
         if resumed.awaiting is not None:
             self._rank.rebuilding = Rebuilding(
@@ -367,6 +376,16 @@ class Session:
             answer_with_stacks(job.run_directory, job.rank)
         self._stopper.watch.start()
         self._closing.begin()
+
+    def _leave_out(self) -> None:
+        """After a rollback: the data up to the spike is drawn, and not trained on."""
+        data = self._position.data
+        batches = self._rank.rollback.began(self._rank.step, drops=data is not None)
+        if data is None or not batches:
+            return
+        for _ in range(batches):
+            data.next()
+        self._rank.say(f"rollback: {batches} batches are left out, those up to the spike")
 
     def _require_memory(self) -> None:
         """Raises ConfigError where a launch begins, and not even the least checkpoint has room.

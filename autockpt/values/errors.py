@@ -10,6 +10,7 @@
         RestartError           start it again: the next start may succeed
       GuardError               refused for safety
         NoRoomError            ask again later: the host has no memory for it now
+      RollbackError            nothing: the launcher starts the script again
       ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected
 
 A message says what, where, expected and got with units, and the next step.
@@ -71,6 +72,10 @@ class GuardError(AutockptError):
 
 class NoRoomError(GuardError):
     """The host has no memory for it now, though the policy would allow it."""
+
+
+class RollbackError(AutockptError):
+    """The training goes back to its last good checkpoint, as the policy asks for."""
 
 
 class ProtocolError(AutockptError):

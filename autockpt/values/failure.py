@@ -42,6 +42,22 @@ class FailureRecord:
     """That went on after it, the same on all nodes; 0: not known."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackRecord:
+    """One decision of a rank to go back to the last good checkpoint: a line of rollbacks.jsonl."""
+
+    schema_version: int = 1
+    step: int
+    """Iterations trained when it went back."""
+    began_step: int
+    """Iterations with which that process had begun."""
+    dropped: int = 0
+    """Batches that that process had left out at its begin."""
+    skips: bool = False
+    """The next process leaves out the batches up to the spike."""
+    reason: str
+
+
 def interruptions(records: Iterable[FailureRecord]) -> tuple[FailureRecord, ...]:
     """One record for each interruption, of a log to which every node's keeper writes.
 

@@ -41,6 +41,7 @@ WritePath = Literal["host", "direct"]
 Codec = Literal["none", "planes", "delta", "zstd"]
 ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
 Stuck = Literal["warn", "restart"]
+Rollback = Literal["off", "repeat", "skip"]
 
 SECTIONS = {
     "": "",
@@ -349,6 +350,15 @@ class RestartWish:
         Words(Stuck),
         "a rank that makes no progress is written down as an incident, or also ended",
         more="The launcher restarts an ended rank ([restart.md](restart.md)). `auto`: `warn`",
+    )
+    rollback: Rollback | None = key(
+        "failures.rollback",
+        Words(Rollback),
+        "after NaN in the state or a jump of the loss, back to the last good checkpoint",
+        more=(
+            "`repeat` trains on the same data again, `skip` leaves out the data up to the spike "
+            "([restart.md](restart.md#going-back-after-a-spike)). `auto`: `off`"
+        ),
     )
     standby: OnOff | None = key(
         "restart.standby",

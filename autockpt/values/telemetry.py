@@ -134,7 +134,7 @@ class IdleWindowsUsed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingMeasured(Event):
-    """A checkpoint that tried a setting of a comparison has ended: what it took.
+    """A checkpoint that tried a setting of a comparison has ended, with its times.
 
     Decision "schedule" (`staging.compare`) ends when the snapshot is copied, decision "write"
     (`staging.compare_writes`) when the checkpoint is durable.

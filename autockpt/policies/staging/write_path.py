@@ -82,7 +82,7 @@ KINDS = 3
 
 
 def best_ways(profile: Profile, pins: Pins) -> tuple[WriteWay, ...]:
-    """The fastest cell of each kind that pins allow, from fast to slow: what a run may compare.
+    """The fastest cell of each kind that pins allow, from fast to slow, for a run to compare.
 
     A kind is a number of writers with O_DIRECT, or without it.
     """

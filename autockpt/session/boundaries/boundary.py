@@ -147,6 +147,7 @@ class Boundaries:
         self._rank.step = step
         self._iterations.begin()
         self._rank.mark_step()
+        self._rank.rollback.require(step)
         self._rank.beat("saves")
         self._saver.report_trial(began)
         try:

@@ -33,7 +33,7 @@ KEPT = 3 * GIVEN_UP * ROUNDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingCost:
-    """What a checkpoint under one setting was seen to cost."""
+    """The observed cost of a checkpoint under one setting."""
 
     setting: str
     cost_s: float
@@ -52,7 +52,7 @@ class Comparison:
     """Of each setting that could be tried, the one expected to be best first."""
 
     def sentence(self, subject: str) -> str:
-        """What was seen; `subject`: a snapshot, a checkpoint to disk."""
+        """The costs in words; `subject`: a snapshot, a checkpoint to disk."""
         seen = ", ".join(
             f"{cost.setting} {format_duration(max(0.0, cost.cost_s))} ({cost.tries} tries)"
             for cost in self.costs
@@ -77,7 +77,7 @@ class Compared:
     quiet_s: float
     """Quiet iteration then."""
     cost_s: float = 0.0
-    """What the winner takes on its own since then; 0: not known yet."""
+    """The winner's own cost since then; 0: not known yet."""
 
 
 def setting_costs(

@@ -1,12 +1,11 @@
 """The decisions that are compared while a job trains, and when a comparison begins and ends.
 
-Each is one value: its settings, the cost that is watched, and what a time is worth.  The rest is
-the same for all of them.
+Each is one value: its settings, the watched cost, and the worth of a second.  All share these
+rules.
 
-    doubted    the watched cost is twice or half of what it was meant to be, and counts
-    turns      each checkpoint tries the next setting (`turns.compare`)
-    verdict    the best one stays; the expected best, unless another is better by more than noise
-    rest       no new comparison before `AGAIN` checkpoints
+A comparison begins when the watched cost is twice or half of the expected one, and counts.  Each
+checkpoint then tries the next setting (`turns.compare`).  The expected best stays unless another
+setting is better by more than noise.  No new comparison begins before `AGAIN` checkpoints.
 """
 
 import math
@@ -65,7 +64,7 @@ class TurnedDecision:
     meant_s: Callable[[CheckpointPlan, Observed], float]
     """The watched cost as it was expected before any comparison; 0: not known."""
     weight: Callable[[Outlook], float]
-    """What a second until durable is worth, in seconds of training."""
+    """Seconds of training that a second until durable is worth."""
     least_s: Callable[[Outlook], float]
     """Least watched cost that is worth a comparison."""
     paced: bool
@@ -85,7 +84,7 @@ class Turn:
 def next_turn(
     decision: TurnedDecision, memory: Memory, outlook: Outlook, settings: ControllerSettings
 ) -> Turn | None:
-    """What is due for one decision; None: nothing."""
+    """The next change of one decision; None: nothing is due."""
     plan, seen = memory.plan, memory.seen
     rivals = decision.compared(plan.staging)
     if rivals:
@@ -106,7 +105,7 @@ def next_turn(
 
 
 def note_cost(decision: TurnedDecision, memory: Memory) -> None:
-    """What the winner of the last comparison costs, from its first checkpoints on its own."""
+    """Take the cost of the last winner from its first checkpoints on its own."""
     before, cost = memory.compared.get(decision.name), decision.watched(memory.seen)
     if before is None or before.cost_s or decision.compared(memory.plan.staging):
         return
@@ -276,7 +275,7 @@ def _end_writes(staging: Staging, winner: str) -> Staging:
 
 
 def _durable_s(plan: CheckpointPlan, seen: Observed) -> float:
-    """By the profile; what a codec would make of it was not measured."""
+    """By the profile, which measured no codec together with the storage."""
     encoded = bool(plan.tier("disk").codec)
     return seen.prior.persist_s if seen.prior is not None and not encoded else 0.0
 
