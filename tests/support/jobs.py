@@ -94,7 +94,8 @@ class FakeJob:
 
     def _checkpoint(self, controller: Controller, plan: CheckpointPlan) -> None:
         name = f"gen-{self.step}"
-        durable = self.step % plan.tier("disk").interval_steps == 0
+        every, disk = plan.snapshot_interval_steps, plan.tier("disk").interval_steps
+        durable = self.step // disk > (self.step - every) // disk
         tiers = "memory+disk" if durable else "memory"
         self._tell(
             controller,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-from autockpt.policies.rollback import MOST, LossWatch, batches_to_drop, rollbacks_beyond
+from autockpt.policies.interval.rollback import MOST, LossWatch, batches_to_drop, rollbacks_beyond
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError, RollbackError
 from autockpt.values.failure import RollbackRecord

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from autockpt.policies.rollback import (
+from autockpt.policies.interval.rollback import (
     LEAST,
     LossWatch,
     batches_to_drop,
