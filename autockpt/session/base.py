@@ -70,8 +70,9 @@ class RankState:
         self.lead = self.lead_resumed = 0
         """Iterations that no loop of ours has counted, but `attach` alone: in this process, and up
         to the checkpoint that it began with."""
-        self.attempt = 0
-        """Of the checkpoints: 1 in a loop before which iterations were counted, and maybe saved."""
+        self.attempt = self.first_attempt = 0
+        """Of the checkpoints: one more in a loop before which iterations were counted, and maybe
+        saved; and of the first ones."""
         self.supersedes = False
         """The newest checkpoint may be of before the loop: one of the loop is due at once."""
         self.owns_boundary = False

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.network.discovery import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import require_found
@@ -149,14 +150,18 @@ def current_job(
         agreed = agree(checkpoints, launch_id, place, labels, node)
         nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
         control_host = listen_host(environment, one_host=agreed.one_host)
-    # What the launch asked for is done once; its restarts go on from what they have by then.
-    claimed = CheckpointDirectory(checkpoints).highest_term()
-    first_start = claimed is None or claimed.launch_id != incarnation.launch_id
-    # Of several attaches to one run, each fresh, a restart goes on with the one that was the last.
-    other_turn = claimed is not None and claimed.restart_round % ATTACHES != again
-    begins = first_start or (other_turn and place.nodes == 1)
-    first_here = first_start and number == 1 and not placed.suffix
-    resume_from = environment.get("AUTOCKPT_RESUME_FROM") if first_here else None
+    node = nodes[rank] if rank < world_size else 0
+    resume_from = environment.get("AUTOCKPT_RESUME_FROM")
+    begins = first_start = False
+    if fresh or launch_is_fresh or resume_from:
+        # What the launch asked for is done once; its restarts go on from what they have by then.
+        claimed = _claimed_by(path, node, checkpoints)
+        first_start = claimed is None or claimed.launch_id != incarnation.launch_id
+        # Of several attaches to one run, each fresh, a restart goes on with the last of them.
+        other_turn = claimed is not None and claimed.restart_round % ATTACHES != again
+        begins = first_start or (other_turn and place.nodes == 1)
+        if not first_start or number > 1 or placed.suffix:
+            resume_from = None
     plan = _first_plan(goal, decision, files.read_plan(), in_place=in_place)
     start, plan = _started(files, goal, plan, profile, place, nodes)
     return Job(
@@ -170,7 +175,7 @@ def current_job(
         rank=rank,
         world_size=world_size,
         local_rank=place.local_rank,
-        node=nodes[rank] if rank < world_size else 0,
+        node=node,
         nodes=nodes,
         incarnation=incarnation,
         control_host=control_host,
@@ -186,6 +191,20 @@ def current_job(
         profile_in_place=in_place,
         start=start,
     )
+
+
+def _claimed_by(path: str, node: int, checkpoints: str) -> p.Incarnation | None:
+    """The start that has the checkpoints, as the keeper says, else as the directory does.
+
+    The directory may be on storage that hangs.
+    """
+    status = keeper_status(path, node)
+    if status is not None and status.claimed_by is not None:
+        return status.claimed_by
+    claimed = CheckpointDirectory(checkpoints).highest_term()
+    if claimed is None:
+        return None
+    return p.Incarnation(launch_id=claimed.launch_id, restart_round=claimed.restart_round)
 
 
 def _started(

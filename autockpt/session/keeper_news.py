@@ -65,7 +65,7 @@ class KeeperNews(KeeperListener):
         applied = self._plans.switch.take(message, self._rank.step + late)
         self._stopper.hear(message)
         if applied is not None:
-            self._rank.client.running_as(self._rank.term, *applied)
+            self._rank.client.running_as(self._rank.term, *applied, attempt=self._rank.attempt)
 
     def on_storage_stands(self, message: wire.StorageStands) -> None:
         """Said here, unless the launcher says it."""

@@ -344,6 +344,7 @@ class Session:
             resumed = resume(self._client, self._rank.live, job.checkpoints, ahead)
         self._require_memory()
         self._rank.term = resumed.term
+        self._rank.attempt = self._rank.first_attempt = resumed.attempt
         self._rank.step = self._rank.start_step = resumed.step
         self._place.framework = framework_of(sys._getframe())
         if self._place.framework is not None and not self._place.is_placed:
@@ -370,7 +371,9 @@ class Session:
         )  # fmt: skip
         self._boundaries.watch()
         self._rank.mark_step(first=True)
-        self._client.running_as(self._rank.term, self._rank.plan.version, None)
+        self._client.running_as(
+            self._rank.term, self._rank.plan.version, None, attempt=self._rank.attempt
+        )
         self._plans.begin()
         with contextlib.suppress(OSError):
             answer_with_stacks(job.run_directory, job.rank)

@@ -18,7 +18,7 @@ print("SCRIPT ENDED", flush=True)
 P
 wait_for() {  # a description, then a command that is tried for 100 s
     said=$1; shift
-    for i in $(step 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
+    for i in $(seq 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
     echo "expected $said within 100 s; saw:"; cat out; exit 1
 }
 committed() { ls r/checkpoints/ckpt-*/COMMIT; }

@@ -23,7 +23,7 @@ for step in ckpt.steps(100000):
 P
 wait_for() {
     said=$1; shift
-    for i in $(step 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
+    for i in $(seq 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
     echo "expected $said within 100 s; saw:"; cat out; cat r/status.json; exit 1
 }
 committed() { ls r/checkpoints/ckpt-*/COMMIT; }

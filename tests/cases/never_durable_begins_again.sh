@@ -20,7 +20,7 @@ for step in ckpt.steps(100000):
 P
 wait_for() {
     said=$1; shift
-    for i in $(step 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
+    for i in $(seq 1000); do if "$@" > seen 2>&1; then return; fi; sleep 0.1; done
     echo "expected $said within 100 s; saw:"; cat out; exit 1
 }
 reached() { read -r trainer keeper step < pids && [ "$step" -gt 30 ]; }

@@ -17,6 +17,7 @@ DEADLINES = Deadlines(
     resend_s=4.0,
     attach_s=200.0,
     knock_s=15.0,
+    claim_s=3.0,
     inventory_s=40.0,
     restore_s=120.0,
     seal_s=30.0,
@@ -63,7 +64,7 @@ class Trainer:
     unseen: bool = False
     """Its keeper takes it for dead."""
     term: int | None = None
-    step: int = 0
+    attempt: int = 0
     step: int = 0
     history: int = 0
     loaded: Content | None = None
@@ -126,6 +127,8 @@ class Keeper:
     it."""
     bases: dict[int, Generation] = field(default_factory=dict)
     """By rank what its next shard file may be a difference to."""
+    claimed: int = 0
+    """Newest term that it has claimed; 0: none."""
 
 
 @dataclass(slots=True)

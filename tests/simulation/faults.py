@@ -66,6 +66,7 @@ class Faults(Storage):
             nodes=trainer.nodes,
             slots=self.slots,
             term=trainer.term,
+            attempt=trainer.attempt,
             redundancy=self.redundancy,
             fresh=self.fresh,
             plan_version=(newest := max(trainer.decided, default=0)),

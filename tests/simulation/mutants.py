@@ -21,6 +21,7 @@ from autockpt.executors.protocol.coordinator.replicating import (
     Replicating as CoordinatorReplicating,
 )
 from autockpt.executors.protocol.coordinator.restoring import Restoring as CoordinatorRestoring
+from autockpt.executors.protocol.coordinator.same_term import SameTerm
 from autockpt.executors.protocol.coordinator.saving import Saving as CoordinatorSaving
 from autockpt.executors.protocol.coordinator.state import CoordinatorState, Proposal, Round, Save
 from autockpt.executors.protocol.node.attaching import Attaching as NodeAttaching
@@ -389,6 +390,20 @@ class ReadBeforeClaim(Runtime):
     reads_before_claim = True
 
 
+class StayAmongLiving(SameTerm):
+    """A term goes on although trainers of its past part may live."""
+
+    def is_unbroken(self, node: int) -> bool:
+        return node in self.state.inventory
+
+
+class SameAttempt(SameTerm):
+    """What a term saves when it goes on is named as what it had saved."""
+
+    def attempt_of_part(self, generation: Generation) -> int:
+        return generation.attempt
+
+
 class MixWorlds(Choosing):
     """Shards of another number of ranks are taken for today's."""
 
@@ -682,6 +697,8 @@ MUTANTS: dict[str, Mutant] = {
     "act-before-decision": Mutant(ActBeforeDecision, "6", 500),
     "forget-strikes": Mutant(ForgetStrikes, "6", 2000),
     "read-before-claim": Mutant(ReadBeforeClaim, "4", 4000),
+    "stay-among-living": Mutant(StayAmongLiving, "21", 2000),
+    "same-attempt": Mutant(SameAttempt, "21", 200),
     "mix-worlds": Mutant(MixWorlds, "6", 1000),
     "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
     "admit-older-term": Mutant(AdmitOlderTerm, "9", 4000),

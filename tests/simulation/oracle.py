@@ -59,7 +59,9 @@ class Oracle:
         self.decayed: set[Generation] = set()
         """A bit of it flipped in a slot after the seal; nobody sees that before it is read."""
         self.decided: dict[int, Generation | None] = {}
-        self.basis: dict[int, dict[int, int | None]] = {}
+        self.parts: dict[int, list[m.TermParent]] = {}
+        """By term where its trainers began anew within it, in order."""
+        self.basis: dict[int, dict[int, Generation | None]] = {}
         """What each claimed term could continue when it read the directory."""
         self.emptied: dict[int, bool] = {}
         """Whether it had lost decision records by then."""
@@ -82,7 +84,10 @@ class Oracle:
         left = {c.generation.term for c in contents if c is not None and (c.sealed or c.writer)}
         if any(old >= term for old in (*left, *(e for e in running if e is not None))):
             self.fail(f"term {term} is claimed again, and something of it is left")
-        for table in (self.decided, self.basis, self.known, self.marked, self.emptied):
+        tables = (
+            self.decided, self.parts, self.basis, self.known, self.marked, self.emptied,
+        )  # fmt: skip
+        for table in tables:
             for old in [old for old in table if old >= term]:
                 del table[old]
         for told in (self.history, self.wanted):
@@ -98,28 +103,53 @@ class Oracle:
 
     def lineage(
         self, tip: int, decided: dict[int, Generation | None] | None = None
-    ) -> dict[int, int | None]:
-        """Newest eligible step by term, from the decisions as they were really written."""
+    ) -> dict[int, Generation | None]:
+        """Newest eligible one by term, from the decisions as they were really written."""
         decided = self.decided if decided is None else decided
-        limits: dict[int, int | None] = {tip: None}
+        limits: dict[int, Generation | None] = {tip: None}
         while decided.get(tip) is not None:
             parent = decided[tip]
             assert parent is not None
-            limits[parent.term], tip = parent.step, parent.term
+            limits[parent.term], tip = parent, parent.term
         return limits
 
-    def eligible(self, before: int) -> dict[int, int | None]:
+    def eligible(self, before: int) -> dict[int, Generation | None]:
         """The lineage that term `before` may continue."""
         tips = [term for term in self.decided if term < before]
         return self.lineage(max(tips)) if tips else {}
 
-    @staticmethod
-    def on(generation: Generation, limits: dict[int, int | None]) -> bool:
+    def on(self, generation: Generation, limits: dict[int, Generation | None]) -> bool:
         """`generation` lies on that lineage."""
         if generation.term not in limits:
             return False
         limit = limits[generation.term]
-        return limit is None or generation.step <= limit
+        return not self._left_in_term(generation, limit) and (limit is None or generation <= limit)
+
+    def _left_in_term(self, generation: Generation, limit: Generation | None) -> bool:
+        """Trainers began anew within its term, before it and without it."""
+        for part in self.parts.get(generation.term, ()):
+            assert part.parent is not None
+            counts = limit is None or limit.attempt >= part.attempt
+            if counts and generation.attempt < part.attempt and generation > part.parent:
+                return True
+        return False
+
+    def begin_part(self, part: m.TermParent, *, newest: bool) -> None:
+        """Trainers begin anew within a term; `newest`: nobody has claimed a later one."""
+        parts = self.parts.setdefault(part.term, [])
+        if part in parts:
+            return
+        if any(part.attempt <= other.attempt for other in parts):
+            self.fail(f"attempt {part.attempt} is used twice in term {part.term}")
+        if newest:
+            self._check_promises(part.term, part.parent, self.lineage(part.term))
+            self.protected = {g: c for g, c in self.protected.items() if g >= part.parent}
+        parts.append(part)
+
+    def began_from(self, term: int) -> Generation | None:
+        """What trainers of that term were to begin from last."""
+        parts = self.parts.get(term)
+        return parts[-1].parent if parts else self.decided.get(term)
 
     def trained(self, generation: Generation, history: int) -> None:
         """A trainer reached this boundary: all must get there with the same past."""
@@ -144,7 +174,7 @@ class Oracle:
 
         One of them may be newer and decayed: it is no promise, but looks like one until it is read.
         """
-        limits, parent = self.lineage(term), self.decided[term]
+        limits, parent = self.lineage(term), self.began_from(term)
         newest = max((g for g in self.memory if self.on(g, limits)), default=None)
         if generation == newest and (parent is None or generation >= parent):
             seeming = (held & self.announced & self.decayed) - self.seen_nan
@@ -229,7 +259,13 @@ class Oracle:
         return generation.term <= tip and not self.on(generation, self.lineage(tip, told))
 
     def _check_parent(self, term: int, parent: Generation | None) -> None:
-        limits = self.basis[term]
+        self._check_promises(term, parent, self.basis[term])
+        if parent is None and self.known[term]:
+            self.fail(f"term {term} starts from scratch although something was durable")
+
+    def _check_promises(
+        self, term: int, parent: Generation | None, limits: dict[int, Generation | None]
+    ) -> None:
         promises = (
             ("durable", self.durable),
             ("memory-committed", self.memory),
@@ -239,13 +275,11 @@ class Oracle:
             due = max((g for g in promised if self.on(g, limits)), default=None)
             if due is not None and (parent is None or parent < due):
                 self.fail(f"term {term} restores {parent}, but {due} was {name}")
-        if parent is None and self.known[term]:
-            self.fail(f"term {term} starts from scratch although something was durable")
 
     def loaded(self, term: int, generation: Generation, content: Content | None) -> None:
         """A rank was told to train on with this content."""
-        if self.decided.get(term) != generation:
-            self.fail(f"rank resumed {generation}, decided was {self.decided.get(term)}")
+        if self.began_from(term) != generation:
+            self.fail(f"rank resumed {generation}, decided was {self.began_from(term)}")
         if content is None or content.generation != generation:
             self.fail(f"rank resumed {generation} but holds {content}")
         assert content is not None

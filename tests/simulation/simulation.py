@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from autockpt.executors.protocol.coordinator.choosing import HOPELESS_STARTS
+from autockpt.values.generation import Generation
 from tests.simulation.actors import Rules
 from tests.simulation.faults import FAULTS, Faults
 from tests.simulation.oracle import Violation
@@ -57,6 +58,7 @@ class Simulation(Faults):
         self.start_launch()
         for _ in range(rng.randint(*SCENES)):
             for _ in range(rng.choice((2, 5, 8, 11))):
+                self.hang_or_not()
                 self.calm_round()
             for action in rng.choices(self.actions, cum_weights=self.weights, k=rng.randint(2, 14)):
                 action()
@@ -66,6 +68,23 @@ class Simulation(Faults):
                 rng.choice(losses)()
         if self.ends_in_peace:
             self.settle()
+
+    def hang_or_not(self) -> None:
+        """The storage begins to hang, with deaths beside it, or answers again."""
+        if not self.stalls or self.stuck.random() >= (0.08 if self.hung else 0.15):
+            return
+        self.hung = not self.hung
+        self.say("the storage hangs:", self.hung)
+        if not self.hung or not self.trainers:
+            return
+        if self.stuck.random() < 0.4:
+            self.end_trainer(self.trainers[int(self.stuck.random() * len(self.trainers))])
+            return
+        for trainer in list(self.trainers):
+            self.end_trainer(trainer)
+        for _ in range(self.stuck.randint(3, 12)):
+            self.calm_round(passing=False)
+            self.tick()
 
     def end(self) -> None:
         """Takes it apart: machines hold tables of their own methods, and such circles are found by
@@ -94,7 +113,7 @@ class Simulation(Faults):
     def settle(self) -> None:
         """Faults stop: an attach must resume, and a save must become durable."""
         self.say("---- peace")
-        self.peace = True
+        self.peace, self.hung = True, False
         # A policy never asks for saves faster than they can be sealed.
         self.interval, self.disk_every = 4, 1
         self.blocked.clear()
@@ -112,6 +131,8 @@ class Simulation(Faults):
         self.check_plans()
         if self.slots > 1:
             self.check_protection()
+            if self.stalls:
+                self.check_hang()
         self.check_end()
 
     def check_saving(self, count: int) -> None:
@@ -134,6 +155,43 @@ class Simulation(Faults):
         self.round_until(lambda: len(self.oracle.protections) > before, 150)
         if len(self.oracle.protections) == before:
             self.oracle.fail("liveness: nothing became protected in peace")
+
+    def check_hang(self) -> None:
+        """The storage hangs, all trainers die: what their memory has brings them back, and on."""
+        self.hung, self.elastic = True, 0.0
+        for trainer in list(self.trainers):
+            self.end_trainer(trainer)
+        self.drain()
+        if not self.has_all():
+            self.hung = False
+            self.relaunch_in_peace(fresh=False)
+            return
+        self.start_launch()
+        self.round_until(lambda: all(t.running or t.refused for t in self.trainers), 60)
+        if not all(t.running for t in self.trainers):
+            states = [(k.machine.state.phase, k.coordinator.state.phase) for k in self.keepers()]
+            self.oracle.fail(f"liveness: memory had all, and waits for the storage: {states}")
+        self.regained += 1
+        before = len(self.oracle.announced)
+        self.round_until(lambda: len(self.oracle.announced) > before, 60)
+        if len(self.oracle.announced) == before:
+            self.oracle.fail("liveness: nothing was saved in memory while the storage hangs")
+        self.hung = False
+        self.check_saving(3 if self.in_flight else 1)
+
+    def has_all(self) -> bool:
+        """The newest that every rank has sealed is sound, and of the term that ran."""
+        held: dict[Generation, set[int]] = {}
+        corrupt: set[Generation] = set()
+        for node in self.nodes:
+            contents = (c for c in node.slots.values() if c is not None and c.sealed)
+            for content in contents:
+                held.setdefault(content.generation, set()).add(content.rank)
+                corrupt |= {content.generation} if content.corrupt else set()
+        whole = [g for g, ranks in held.items() if len(ranks) == self.world]
+        newest = max(whole, default=None)
+        bad = corrupt | self.oracle.nan
+        return newest is not None and newest.term == self.disk.term and newest not in bad
 
     def check_end(self) -> None:
         """Keepers connect anew while training goes on, which ends: nobody waits for ever.
@@ -187,7 +245,7 @@ class Simulation(Faults):
             for keeper in self.keepers():
                 for job in list(keeper.jobs):
                     self.step_job(keeper, job)
-                    busy = True
+                    busy |= not self.hung
             for trainer in list(self.trainers):
                 self.step_trainer(trainer)
             if not busy:

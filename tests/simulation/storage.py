@@ -186,6 +186,13 @@ class Storage(Trainers):
     def do_ClaimTerm(self, keeper: Keeper, do: m.ClaimTerm) -> None:
         keeper.jobs.append(["claim", 0, do])
 
+    def do_WithdrawClaim(self, keeper: Keeper, do: m.WithdrawClaim) -> None:
+        claims = [job for job in keeper.jobs if job[0] == "claim"]
+        if keeper.claimed > do.term or any(job[1] > 0 for job in claims):
+            return  # one was made, or is being made
+        keeper.jobs = [job for job in keeper.jobs if job[0] != "claim"]
+        self.to_coordinator(keeper, m.ClaimWithdrawn(incarnation=do.incarnation))
+
     def do_WriteDecision(self, keeper: Keeper, do: m.WriteDecision) -> None:
         known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.term]
         if do.generation in known:
@@ -238,6 +245,10 @@ class Storage(Trainers):
         """One step; a finished job leaves the list before its answer is handled."""
         if all(job is not other for other in keeper.jobs):
             return
+        if self.hung and job[0] != "fetch":
+            if job[0] == "persist":
+                self._hang(keeper, job[2])
+            return
         answer = getattr(self, "job_" + job[0])(keeper, job)
         job[1] += 1
         if answer is not None:
@@ -289,6 +300,14 @@ class Storage(Trainers):
         return m.ShardPersisted(
             rank=do.rank, generation=do.generation, attempt=do.attempt, record=record
         )
+
+    def _hang(self, keeper: Keeper, do: m.StartPersist) -> None:
+        """Nothing is written; what waits for that with its slot gets to hear it."""
+        content = self.nodes[keeper.node].slots.get((do.rank, do.slot))
+        if content is None or content.generation != do.generation:
+            self.oracle.fail(f"slot of {do.generation} rank {do.rank} overwritten while persisted")
+        elif content.sealed:
+            self._stalls(keeper, do)
 
     def _stalls(self, keeper: Keeper, do: m.StartPersist) -> None:
         """The storage takes nothing of it for now."""
@@ -409,7 +428,7 @@ class Storage(Trainers):
         if do.term is not None:
             if do.term < self.disk.claim:
                 return m.TermRefused(incarnation=do.incarnation, reason="newer term")
-            self.disk.claim = do.term
+            self.disk.claim = keeper.claimed = do.term
             job.append(do.term)
         return self.read_catalogue(do, job[3])
 
@@ -418,7 +437,7 @@ class Storage(Trainers):
         if term <= self.disk.term:
             running = [t.term for t in self.trainers if not t.refused]
             self.oracle.begin_anew(term, running, self.nodes)
-        self.disk.claim = self.disk.term = term
+        self.disk.claim = self.disk.term = keeper.claimed = term
         self.shapes[term] = keeper.coordinator.state.nodes
 
     def read_catalogue(self, do: m.ClaimTerm, term: int) -> m.TermClaimed:

@@ -85,8 +85,8 @@ class Trainers(World):
         self.oracle.passed(trainer)
         trainer.step += 1
         trainer.step += 1
-        trainer.history = hash((trainer.history, trainer.term, trainer.step))
-        generation = Generation(term=trainer.term, step=trainer.step)
+        trainer.history = hash((trainer.history, trainer.term, trainer.attempt, trainer.step))
+        generation = Generation(term=trainer.term, attempt=trainer.attempt, step=trainer.step)
         self.oracle.trained(generation, trainer.history)
         self.switch_plan(trainer)
         keeper = self.nodes[trainer.node].keeper
@@ -333,8 +333,10 @@ class Trainers(World):
         assert trainer.loaded is not None
         if trainer.loaded.world != len(trainer.nodes):
             self.oracle.fail(f"rank {do.rank} holds a shard of another number of ranks")
-        trainer.running, trainer.term = True, do.term
-        trainer.history, trainer.step = trainer.loaded.history, do.step
+        trainer.running, trainer.term, trainer.attempt = True, do.term, do.attempt
+        # What is trained again is not what was trained before.
+        again = (trainer.loaded.history, do.term, trainer.incarnation.restart_round)
+        trainer.history, trainer.step = hash(again), do.step
 
     def do_PreparePlan(self, keeper: Keeper, do: m.PreparePlan) -> None:
         trainer = self.find(keeper, do.rank)

@@ -88,6 +88,13 @@ class World:
         self.flaky = rng.choice((0.0, 0.0, 0.03, 0.1))
         self.hangs = Random(f"hangs {seed}").choice((0.0, 0.0, 0.1, 0.5))
         """Chance that the storage takes nothing of a shard when it should."""
+        self.stuck = Random(f"stuck {seed}")
+        self.stalls = self.stuck.random() < 0.4
+        """The storage answers nobody now and then."""
+        self.hung = False
+        """It does so now."""
+        self.regained = 0
+        """Restarts that did without it."""
         self.torn = rng.choice((0.0, 0.02, 0.1))
         self.sick = rng.choice((0.0, 0.0, 0.0, 0.1))
         self.slow = rng.choice(("", "", "commit", "commit", "persist", "delete"))
@@ -166,6 +173,8 @@ class World:
         message, key = instruction.message, (keeper.node, instruction.to_node)
         if type(message) is m.MemoryCommitted:
             self.promise_memory(keeper, message)
+        elif type(message) is m.RestoreOrdered:
+            self.note_part(keeper)
         elif type(message) is m.CopiesWanted:
             self.oracle.wanted.setdefault(message.generation, self.lost_so_far())
         elif type(message) is m.CopiesEnded:
@@ -173,6 +182,17 @@ class World:
         if key in self.blocked or self.nodes[key[1]].keeper is None:
             return
         self.channels.setdefault(key, deque()).append(message)
+
+    def note_part(self, keeper: Keeper) -> None:
+        """A coordinator lets trainers begin anew within the term that it runs."""
+        coordinator = keeper.coordinator.state
+        if not coordinator.is_in_same_term:
+            return
+        part = coordinator.parts[0]
+        assert part.parent is not None
+        if part.parent in keeper.nan | self.oracle.seen_nan:
+            self.oracle.fail(f"term {part.term} goes on from {part.parent}, which is suspect")
+        self.oracle.begin_part(part, newest=part.term == self.disk.term)
 
     def promise_memory(self, keeper: Keeper, message: m.MemoryCommitted) -> None:
         """A coordinator says all ranks hold it: from now on that must be true."""

@@ -86,6 +86,7 @@ class _State:
     replaced: list[Trainer] = field(default_factory=list)
     """A later start has come, and they are still connected: they may write into their slots."""
     term: int = 0
+    claimed_by: p.Incarnation | None = None
     memory_committed: str = ""
     durable: str = ""
     protected: str = ""
@@ -569,7 +570,7 @@ class Keeper:
             self._degrade("retention", str(event))
             return
         if isinstance(event, p.TermClaimed):
-            self._s.term = event.term
+            self._s.term, self._s.claimed_by = event.term, event.incarnation
         if isinstance(event, p.DirectoryRenewed):
             self._shards.forget_bases()
             self._disk_failed("the checkpoint directory was emptied; it was made again")
@@ -628,6 +629,11 @@ class Keeper:
                 | p.MarkEverCommitted()
             ):
                 self._disk.execute(instruction)
+            case p.WithdrawClaim(incarnation=incarnation, term=term):
+                if self._disk.withdraw_claims(term):
+                    withdrawn = p.ClaimWithdrawn(incarnation=incarnation)
+                    self.post(lambda: self._coordinator_event(withdrawn))
+                    self._disk_failed(f"{self._directory.path}: the storage does not answer")
             case p.FetchShard():
                 self._guests.fetch(instruction)
             case p.AbortFetch():
@@ -829,6 +835,7 @@ class Keeper:
             slots_bytes=self._memory.total_bytes + self._guests.total_bytes + gathered,
             protected=self._s.protected,
             peers=self._peers.connected,
+            claimed_by=self._s.claimed_by,
         )
         with contextlib.suppress(OSError):
             connection.send(status)

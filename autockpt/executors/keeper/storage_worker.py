@@ -28,6 +28,45 @@ SCRUB_AGAIN_S = 86400.0
 By the wall clock: a jump makes it sooner or later, and nothing else."""
 
 
+class _Claims:
+    """Which claims may still be linked: the one thread makes them, the other withdraws them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ordered = self._withdrawn = 0
+        """Numbers of the newest of each."""
+        self._is_linking = False
+
+    def order(self) -> int:
+        """The number of one more."""
+        with self._lock:
+            self._ordered += 1
+            return self._ordered
+
+    def begin(self, number: int) -> bool:
+        """False: it is withdrawn.  Else it may stand from now on."""
+        with self._lock:
+            self._is_linking = number > self._withdrawn
+            return self._is_linking
+
+    def end(self) -> None:
+        """It stands, or does not, and the directory knows."""
+        with self._lock:
+            self._is_linking = False
+
+    def is_withdrawn(self, number: int) -> bool:
+        """It was not made, and no answer is expected."""
+        with self._lock:
+            return number <= self._withdrawn
+
+    def withdraw(self) -> bool:
+        """All that were ordered so far; False: it is too late for one."""
+        with self._lock:
+            if not self._is_linking:
+                self._withdrawn = self._ordered
+            return not self._is_linking
+
+
 class DiskWorker:
     """Carries out directory instructions in order and posts the answers.
 
@@ -61,6 +100,7 @@ class DiskWorker:
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._pulses: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+        self._claims = _Claims()
         self._asked = False
         """This keeper is the one that reads back."""
         self._tried_s: dict[Generation, float] = {}
@@ -89,8 +129,11 @@ class DiskWorker:
             if self._scrubs.qsize() >= SCRUB_WAITING:
                 self.scrub_gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S
             return
+        if isinstance(instruction, p.ClaimTerm):
+            number = self._claims.order()
+            self._jobs.put(lambda: self._claim(instruction, number))
+            return
         work: dict[type, Callable[..., None]] = {
-            p.ClaimTerm: self._claim,
             p.WriteDecision: self._decide,
             p.WriteCommit: self._commit,
             p.TrashGeneration: self._trash,
@@ -98,6 +141,10 @@ class DiskWorker:
             p.MarkEverCommitted: self._mark_ever,
         }
         self._jobs.put(lambda: work[type(instruction)](instruction))
+
+    def withdraw_claims(self, term: int) -> bool:
+        """True: no claim that was ordered so far stands above `term`, and none ever will."""
+        return self._directory.claimed_term <= term and self._claims.withdraw()
 
     def beat(self, term: int) -> None:
         """Shows that the holder of `term` lives, and makes the directory again where it is gone;
@@ -127,15 +174,16 @@ class DiskWorker:
     def _tell(self, event: object) -> None:
         self._post(lambda: self._answer(event))
 
-    def _claim(self, order: p.ClaimTerm) -> None:
+    def _claim(self, order: p.ClaimTerm, number: int) -> None:
         who = order.incarnation
         try:
             if self._replaced(who):
                 raise GuardError(f"{who} was replaced before it could claim {self._directory.path}")
             if order.term is None:
                 term = self._directory.claim(
-                    self._run_id, who.launch_id, who.restart_round, force=False, after=order.after
-                )
+                    self._run_id, who.launch_id, who.restart_round, force=False, after=order.after,
+                    is_wanted=lambda: self._claims.begin(number),
+                )  # fmt: skip
             else:
                 term = order.term
                 self._directory.go_on(term, self._run_id, who.launch_id, who.restart_round)
@@ -147,7 +195,12 @@ class DiskWorker:
                 ever_committed=self._directory.ever_committed(),
             )
         except (AutockptError, OSError) as error:
-            event = p.TermRefused(incarnation=who, reason=str(error))
+            if self._claims.is_withdrawn(number):
+                return
+            failed = isinstance(error, StorageError | OSError)
+            event = p.TermRefused(incarnation=who, reason=str(error), failed=failed)
+        finally:
+            self._claims.end()
         self._tell(event)
 
     def _decide(self, order: p.WriteDecision) -> None:

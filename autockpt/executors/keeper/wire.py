@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -352,6 +352,8 @@ class Status:
     """Newest generation that survives the loss of a node."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
+    claimed_by: protocol.Incarnation | None = None
+    """Start of the job that the directory is claimed for; None: this keeper has not claimed it."""
 
 
 _OWN = (

@@ -24,7 +24,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.values.errors import ConfigError, ProtocolError
 from autockpt.values.record import from_data, parse_json, to_data, to_json
 
-VERSION = 2
+VERSION = 3
 MAX_GREETING_BYTES = 4096
 MAX_FRAME_BYTES = 64 * 2**20
 _LENGTH = struct.Struct("!I")

@@ -16,6 +16,9 @@ class Deadlines:
     knock_s: float = 15.0
     """Another launch is refused only if the holder still lives after this: its last words may
     still be on their way."""
+    claim_s: float = 5.0
+    """So long a restart waits for the storage to take its claim.  Then it goes on in the term that
+    it has, if all of its memory is there."""
     inventory_s: float = 30.0
     """Keepers answer from memory; a silent one counts as empty after this."""
     restore_s: float = 1800.0

@@ -214,6 +214,9 @@ class TermParent:
     term: int
     parent: Generation | None
     """None: the term started from scratch."""
+    attempt: int = 0
+    """Above 0: the trainers began anew within the term (rule 21), which no record on disk says.
+    Later checkpoints of the term have this attempt or a greater one."""
 
 
 # --------------------------------------------------------------------------- events at a node
@@ -241,6 +244,8 @@ class TrainerAttached:
     """Empty: not known yet (optimizer state is still empty); then shards are not compared."""
     term: int | None = None
     """Set when a *running* trainer comes back to a new keeper: the term it trains in."""
+    attempt: int = 0
+    """Its newest attempt in that term."""
     resume_from: Generation | None = None
     """Explicit rollback: restore exactly this one.  Equal on all ranks."""
     fresh: bool = False
@@ -499,6 +504,13 @@ class TermClaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimWithdrawn:
+    """No claim of this keeper stands above the term that WithdrawClaim named, and none will."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryRenewed:
     """The directory was empty and was made again under the claim of `term`: what was durable is
     gone."""
@@ -521,6 +533,8 @@ class TermRefused:
     incarnation: Incarnation
     reason: str
     """Names the holder, for people."""
+    failed: bool = False
+    """No run holds it: the storage did not take the claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -805,6 +819,8 @@ class Resume:
     step: int
     durable: bool = False
     """Something of this run is durable, `generation` or what came before it."""
+    attempt: int = 0
+    """Later checkpoints of the term have this attempt or a greater one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -854,6 +870,18 @@ class ClaimTerm:
     term: int | None
     after: int = 0
     """Newest term that any keeper knows, where an emptied directory does not: this is newer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawClaim:
+    """Make sure that no claim ordered so far will ever stand.  Answer: ClaimWithdrawn.
+
+    No answer where a claim above `term` stands already, or may be standing: it is being linked.
+    """
+
+    incarnation: Incarnation
+    term: int
+    """Newest that this keeper claimed, as far as the coordinator knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -954,6 +982,10 @@ class InventoryReported:
     plan_apply_step: int = 0
     lineage: tuple[TermParent, ...] = ()
     """As it was told when the last term opened, for a directory that has forgotten it."""
+    unbroken: bool = False
+    """`term` was open here, and every trainer of it that lived on this node has ended since."""
+    attempt: int = 0
+    """Newest that a trainer of this node has named in any term."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1293,6 +1325,7 @@ NodeEvent = (
 CoordinatorEvent = (
     TermClaimed
     | TermRefused
+    | ClaimWithdrawn
     | DirectoryRenewed
     | DirectoryGone
     | DecisionWritten
@@ -1336,6 +1369,7 @@ NodeInstruction = (
 CoordinatorInstruction = (
     Send
     | ClaimTerm
+    | WithdrawClaim
     | WriteDecision
     | WriteCommit
     | TrashGeneration

@@ -132,13 +132,22 @@ def newest_chain(parents: Mapping[int, Generation | None]) -> tuple[TermParent, 
 
 
 def on_lineage(generation: Generation, chain: tuple[TermParent, ...]) -> bool:
-    """True if `generation` was never left behind, seen from the newest term of `chain`."""
+    """True if `generation` was never left behind, seen from the newest term of `chain`.
+
+    A term stands in it more than once where its trainers began anew within it (rule 21).
+    """
     if not chain:
         return False
-    if generation.term == chain[0].term:
+    if generation.term == chain[0].term and generation.attempt >= chain[0].attempt:
         return True
-    limits = (link.parent for link in chain if link.parent is not None)
-    return any(generation.term == p.term and generation <= p for p in limits)
+    for link, older in itertools.zip_longest(chain, chain[1:]):
+        limit = link.parent
+        if limit is None or generation.term != limit.term or generation > limit:
+            continue
+        # The part of the term that `limit` is of may have begun behind `generation`.
+        if older is None or older.term != limit.term or generation.attempt >= older.attempt:
+            return True
+    return False
 
 
 def choose(question: Question) -> Choice | None:

@@ -52,7 +52,27 @@ TRANSITIONS: tuple[Transition, ...] = (
         "all ranks attached, or a running one came back",
         "ClaimTerm",
     ),
-    _row("coordinator", "claiming", "inventory", "TermClaimed", "InventoryWanted to every node"),
+    _row(
+        "coordinator",
+        "claiming",
+        "inventory",
+        "TermClaimed; ClaimWithdrawn",
+        "InventoryWanted to every node",
+    ),
+    _row(
+        "coordinator",
+        "inventory",
+        "restoring",
+        "every node answered, all is in memory, the claim was withdrawn",
+        "RestoreOrdered to all ranks",
+    ),
+    _row(
+        "coordinator",
+        "inventory, restoring",
+        "claiming",
+        "the claim was withdrawn, and memory has not all",
+        "ClaimTerm",
+    ),
     _row(
         "coordinator",
         "inventory, restoring",

@@ -69,6 +69,8 @@ class Resumed:
     """What is not simply as it was: sentences for the user."""
     lossy: str = ""
     """What was lost before the generation was written, in words; "": nothing, it is exact."""
+    attempt: int = 0
+    """Later checkpoints of the term have this attempt or a greater one."""
     durable: bool = False
     """Something of this run is on disk, whatever was resumed from."""
     read_s: float = 0.0
@@ -256,6 +258,7 @@ def _finish(
         rng=rng,
         notices=notices,
         lossy=str(restored.skeleton.get("lossy", "")),
+        attempt=message.attempt,
         durable=message.durable,
         read_s=read_s,
         awaiting=None if restored.awaited is None else restored,

@@ -189,12 +189,21 @@ class CheckpointDirectory:
         )  # fmt: skip
 
     def claim(
-        self, run_id: str, launch_id: str, restart_round: int, *, force: bool, after: int = 0
+        self,
+        run_id: str,
+        launch_id: str,
+        restart_round: int,
+        *,
+        force: bool,
+        after: int = 0,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> int:
         """Claims the next term; its number, which is greater than `after`.
 
         The same launch takes over at once; a foreign one only when its holder is dead (`force`
-        states that it is known to be).  Raises DirectoryBusyError naming the holder, StorageError.
+        states that it is known to be).  `is_wanted` is asked when the claim only has to be linked.
+        Raises DirectoryBusyError naming the holder, GuardError when it is not wanted any more,
+        StorageError.
         """
         for _ in range(100):
             holder = self.highest_term()
@@ -208,10 +217,15 @@ class CheckpointDirectory:
             if emptied:
                 self._make_again()
             with _storage("claim", path):
-                if publish(path, to_json(mine).encode(), replace=False):
+                if publish(path, to_json(mine).encode(), replace=False, is_wanted=is_wanted):
                     self._claim, self._decision = mine, b""
                     return term
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
+
+    @property
+    def claimed_term(self) -> int:
+        """Of the claim that this process made last, or went on with; 0: of none."""
+        return 0 if self._claim is None else self._claim.term
 
     def holds(self, term: int) -> bool:
         """True while `term` is the newest claim, and that of the launch that made it."""
@@ -627,8 +641,13 @@ def _start_of(claim: TermFile) -> tuple[str, int]:
     return claim.launch_id, claim.restart_round
 
 
-def publish(path: str, text: bytes, *, replace: bool) -> bool:
-    """Durable, whole, at once; False when it exists and may not be replaced."""
+def publish(
+    path: str, text: bytes, *, replace: bool, is_wanted: Callable[[], bool] = lambda: True
+) -> bool:
+    """Durable, whole, at once; False when it exists and may not be replaced.
+
+    `is_wanted` is asked before it appears.  Raises GuardError when it is not, StorageError.
+    """
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -639,6 +658,8 @@ def publish(path: str, text: bytes, *, replace: bool) -> bool:
             os.close(fd)
         if read_small(temporary) != text:
             raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
+        if not is_wanted():
+            raise GuardError(f"{path}: not wanted any more")
         if replace:
             os.rename(temporary, path)
         else:

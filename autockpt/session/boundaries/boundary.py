@@ -138,7 +138,7 @@ class Boundaries:
         if not self._place.is_placed:
             self._place.require(begun=True)
         began = self._saver.begin_boundary()
-        if step == self._rank.start_step + 1 and not self._rank.attempt:
+        if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
         if step == self._rank.start_step + IMPORTED_STEPS and not self._has_written_imports:
             self._write_imports()

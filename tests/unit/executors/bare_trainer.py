@@ -101,7 +101,7 @@ class _Trainer:
         cells[CELL_COPIED : CELL_COPIED + MAX_SLOTS] = memoryview(
             struct.pack(f"{MAX_SLOTS}Q", *[IMAGE_BYTES] * MAX_SLOTS)
         ).cast("Q")
-        self._term = 0
+        self._term = self._attempt = 0
         self._slots: dict[int, int] = {}
         """By number of the save that is under way."""
 
@@ -123,6 +123,7 @@ class _Trainer:
             else:
                 return {"refusal": order.reason}
         self._term = order.term
+        self._attempt = order.attempt if isinstance(order, p.Resume) else 0
         if not self._link.slots:
             self._link.want_slots(
                 image_bytes=IMAGE_BYTES, chunk_bytes=CHUNK_BYTES, slots=2, limit_bytes=None
@@ -130,9 +131,12 @@ class _Trainer:
         assert self._link.wait_until(lambda: bool(self._link.slots), PATIENCE_S)
         return {"refusal": "", "restored": restored}
 
+    def _generation(self, step: int) -> Generation:
+        return Generation(term=self._term, attempt=self._attempt, step=step)
+
     def begin(self, step: int) -> dict[str, Any]:
         """A snapshot of which nothing is copied yet."""
-        link, generation = self._link, Generation(term=self._term, step=step)
+        link, generation = self._link, self._generation(step)
         save = link.ask(generation, disk=True)
         link.wait_until(lambda: save.is_answered, PATIENCE_S)
         slot = link.saves.begin(save, disk=True)
@@ -152,7 +156,7 @@ class _Trainer:
 
     def copy(self, step: int, fill: int) -> dict[str, Any]:
         """The rest of it, in pieces that the keeper can follow; then what its file holds."""
-        link, generation = self._link, Generation(term=self._term, step=step)
+        link, generation = self._link, self._generation(step)
         slot = self._slots[step]
         view, copied = link.slots[slot].view, link.board.view.cast("Q")
         time.sleep(0.1)  # whoever follows another board is done by now

@@ -18,7 +18,7 @@ from typing import Any
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.client.listener import KeeperListener
 from autockpt.executors.keeper.client.saves import SaveHandle, Saves
-from autockpt.executors.keeper.launch import connect, ensure_keeper
+from autockpt.executors.keeper.launch import connect, ensure_keeper, keeper_status
 from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.linux.memory import Arena, swing_bytes
 from autockpt.executors.protocol import messages as p
@@ -130,8 +130,11 @@ class KeeperClient:
 
     def open(self) -> None:
         """Starts the keeper if needed and says hello.  Raises AutockptError."""
-        # Here and not in the keeper: the script gets the reason, and at once.
-        CheckpointDirectory(self._checkpoints).require_writable()
+        status = keeper_status(self._run_directory, self._node)
+        if status is None or status.claimed_by is None or not status.slots_bytes:
+            # Here and not in the keeper: the script gets the reason, and at once.  Where the memory
+            # of a run is, nothing is asked of a storage that may hang.
+            CheckpointDirectory(self._checkpoints).require_writable()
         self._connect()
         self._thread.start()
 
@@ -178,11 +181,14 @@ class KeeperClient:
         assert self.board.fd is not None
         return hello, (self.board.fd, *held)
 
-    def running_as(self, term: int, plan_version: int, plan_apply_step: int | None) -> None:
+    def running_as(
+        self, term: int, plan_version: int, plan_apply_step: int | None, *, attempt: int
+    ) -> None:
         """What a re-attach after a keeper's death says of us."""
         self._attach = replace(
-            self._attach, term=term, plan_version=plan_version, plan_apply_step=plan_apply_step
-        )
+            self._attach, term=term, attempt=attempt, plan_version=plan_version,
+            plan_apply_step=plan_apply_step,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Closes the connection; slots stay with the keeper."""

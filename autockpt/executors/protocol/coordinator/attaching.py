@@ -95,6 +95,7 @@ class Attaching:
 
     def _take_over(self, attach: m.TrainerAttached) -> None:
         state = self.state
+        state.held = self.restoring.same_term.held_term()
         state.reset()
         state.admission.admit(attach)
         state.nodes = attach.nodes
@@ -109,11 +110,7 @@ class Attaching:
             state.rejoining = attach.term
         elif len(state.attaches) < state.world_size:
             return
-        state.go("claiming")
-        assert state.incarnation is not None
-        state.emit(
-            m.ClaimTerm(incarnation=state.incarnation, term=state.rejoining, after=state.known_term)
-        )
+        self.restoring.claim()
 
     def _rank_back(self, node: int, attach: m.TrainerAttached) -> None:
         """Its keeper restarted, or the start order was lost on the way."""

@@ -74,12 +74,17 @@ class Choosing:
             copies=tuple(c for c in self.copies_elsewhere() if not self.is_hopeless(c.shard)),
             parities=tuple(c for c in self.parities_held() if not self.is_hopeless(c.shard)),
             committed=tuple(state.catalogue.values()),
-            chain=newest_chain(self.older_parents()),
+            chain=self._older_chain(),
             layout_digests=tuple(state.attaches[rank].layout_digest for rank in ranks),
             struck=frozenset(state.struck),
             suspect=frozenset(state.suspect),
             resume_from=state.attaches[0].resume_from,
         )
+
+    def _older_chain(self) -> tuple[m.TermParent, ...]:
+        if self.state.is_in_same_term:
+            return self.state.chain_of_term()
+        return newest_chain(self.older_parents())
 
     def older_parents(self) -> dict[int, Generation | None]:
         """Decisions before this term: what we decide ourselves is not history yet."""

@@ -18,6 +18,7 @@ from autockpt.executors.protocol.coordinator.choosing import Choosing
 from autockpt.executors.protocol.coordinator.plan_change import PlanChange
 from autockpt.executors.protocol.coordinator.replicating import Replicating
 from autockpt.executors.protocol.coordinator.restoring import Restoring
+from autockpt.executors.protocol.coordinator.same_term import SameTerm
 from autockpt.executors.protocol.coordinator.saving import Saving
 from autockpt.executors.protocol.coordinator.state import CoordinatorState
 from autockpt.executors.protocol.deadlines import Deadlines
@@ -33,6 +34,7 @@ class CoordinatorParts:
     saving: type[Saving] = Saving
     plan_change: type[PlanChange] = PlanChange
     choosing: type[Choosing] = Choosing
+    same_term: type[SameTerm] = SameTerm
     restoring: type[Restoring] = Restoring
     attaching: type[Attaching] = Attaching
 
@@ -55,19 +57,22 @@ class CoordinatorProtocol:
         copies = self._replicating = parts.replicating(state)
         saving = self._saving = parts.saving(state, copies)
         plans = self._plan_change = parts.plan_change(state)
-        restoring = parts.restoring(state, copies, saving, plans, parts.choosing(state))
+        restoring = parts.restoring(
+            state, copies, saving, plans, parts.choosing(state), parts.same_term(state, saving)
+        )
         self._restoring = restoring
         attaching = parts.attaching(state, copies, saving, plans, restoring)
         self._events: dict[type, Callable[[Any], None]] = {
             m.TermClaimed: restoring.term_claimed,
             m.TermRefused: restoring.term_refused,
+            m.ClaimWithdrawn: restoring.claim_withdrawn,
             m.DecisionWritten: restoring.decision_written,
             m.DecisionFailed: restoring.decision_failed,
             m.GenerationVerified: restoring.generation_verified,
             m.DirectoryRenewed: saving.directory_renewed,
             m.DirectoryGone: saving.directory_gone,
-            m.CommitWritten: saving.commit_written,
-            m.CommitFailed: saving.commit_failed,
+            m.CommitWritten: restoring.commit_written,
+            m.CommitFailed: restoring.commit_failed,
             m.PlanProposed: plans.plan_proposed,
             m.NodeLost: attaching.node_lost,
             m.TimePassed: self._time_passed,

@@ -13,9 +13,10 @@ from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.choosing import Choosing
 from autockpt.executors.protocol.coordinator.plan_change import PlanChange
 from autockpt.executors.protocol.coordinator.replicating import Replicating
+from autockpt.executors.protocol.coordinator.same_term import SameTerm
 from autockpt.executors.protocol.coordinator.saving import Saving
 from autockpt.executors.protocol.coordinator.state import CoordinatorState
-from autockpt.executors.protocol.selection import Choice, chain_from, on_lineage, parents_of
+from autockpt.executors.protocol.selection import Choice, on_lineage, parents_of
 from autockpt.values.generation import Generation
 
 
@@ -29,12 +30,14 @@ class Restoring:
         saving: Saving,
         plan_change: PlanChange,
         choosing: Choosing,
+        same_term: SameTerm,
     ) -> None:
         self.state = state
         self.replicating = replicating
         self.saving = saving
         self.plan_change = plan_change
         self.choosing = choosing
+        self.same_term = same_term
 
     # ------------------------------------------------------------------ claim
 
@@ -50,6 +53,8 @@ class Restoring:
     def term_claimed(self, event: m.TermClaimed) -> None:
         """Older terms are fenced: ask every keeper what it holds."""
         state = self.state
+        if state.held is not None and event.term > state.held.term:
+            state.held = None
         if event.incarnation != state.incarnation or state.phase != "claiming":
             state.stale(event)
             return
@@ -81,12 +86,67 @@ class Restoring:
         state = self.state
         if event.incarnation != state.incarnation or state.phase != "claiming":
             state.stale(event)
-        elif state.rejoining is not None:
+            return
+        if event.failed and not state.is_withdrawing and self.same_term.may_stay():
+            self.same_term.ask_claim_back()
+            return
+        state.held = None
+        if state.rejoining is not None:
             state.term = state.rejoining
             state.refusal = (event.reason, False, False)
             self.saving.fence(event.reason)
         else:
             self.refuse(event.reason, retryable=False, restoring=False)
+
+    def claim(self) -> None:
+        """Ask for the directory."""
+        state = self.state
+        state.go("claiming")
+        assert state.incarnation is not None
+        state.emit(
+            m.ClaimTerm(incarnation=state.incarnation, term=state.rejoining, after=state.known_term)
+        )
+
+    def claim_withdrawn(self, event: m.ClaimWithdrawn) -> None:
+        """Rule 21: no term but the one that ran; ask every keeper whether memory has all."""
+        state = self.state
+        if event.incarnation != state.incarnation or state.phase != "claiming":
+            state.stale(event)
+        elif state.held is None or not self.same_term.may_stay():
+            assert state.incarnation is not None
+            state.emit(
+                m.ClaimTerm(incarnation=state.incarnation, term=None, after=state.known_term)
+            )
+        else:
+            self.same_term.stay(state.held)
+            state.go("inventory")
+            for node in state.every_node:
+                self.want_inventory(node)
+
+    def _claim_after_all(self, reason: str) -> None:
+        """These trainers wait for the storage."""
+        detail = f"the start waits for the storage: {reason}"
+        self.state.emit(m.Report(kind="warning", detail=detail))
+        self.same_term.leave()
+        self.state.inventory, self.state.choice = {}, None
+        self.claim()
+
+    def commit_written(self, event: m.CommitWritten) -> None:
+        """Durable; also a commit that the past part of the term had ordered."""
+        if not self.same_term.commit_written(event):
+            self.saving.commit_written(event)
+
+    def commit_failed(self, event: m.CommitFailed) -> None:
+        """A commit of the past part of the term may stand all the same, unless it is fenced."""
+        state = self.state
+        if state.held is None or event.generation not in state.held.commits:
+            self.saving.commit_failed(event)
+        elif event.fenced:
+            state.held = None
+            if state.is_in_same_term and state.phase == "running":
+                self.saving.fence(event.reason)
+            elif state.is_in_same_term and state.phase in ("inventory", "restoring"):
+                self._claim_after_all(event.reason)
 
     # ------------------------------------------------------------------ inventory and decision
 
@@ -98,7 +158,7 @@ class Restoring:
             state.stale(message)
             return
         state.inventory[from_node] = message
-        for link in message.lineage:
+        for link in (link for link in message.lineage if not link.attempt):
             state.parents.setdefault(link.term, link.parent)
         everybody = len(state.inventory) >= len(state.every_node)
         if everybody and state.inventory.keys() >= set(state.every_node):
@@ -132,6 +192,9 @@ class Restoring:
     def decide(self) -> None:
         """Rule 6: choose for all ranks and write it down before anybody acts on it."""
         state = self.state
+        if state.is_in_same_term:
+            self._go_on()
+            return
         fresh = state.attaches[0].fresh
         state.choice = None if fresh else self.choosing.select()
         if state.choice is None and not fresh and self._refuses_scratch():
@@ -151,6 +214,20 @@ class Restoring:
                 reason=self.choosing.reason(fresh=fresh),
             )
         )
+
+    def _go_on(self) -> None:
+        """Rule 21: nothing to write down, the term has begun long ago."""
+        state, choice = self.state, self.choosing.select()
+        reason = self.same_term.why_not_from_memory(choice)
+        if reason or choice is None or state.phase != "inventory":
+            self._claim_after_all(reason or "the choice does not hold")
+            return
+        state.choice = choice
+        self.same_term.begin_part(choice.generation)
+        state.attempt += 1
+        state.verified = set()
+        state.go("restoring")
+        self._order(range(state.world_size), choice)
 
     def _refuses_scratch(self) -> bool:
         """Rule 8: what was durable is missed; what never was is not, but some rank may hold a part
@@ -320,7 +397,7 @@ class Restoring:
         """All ranks hold the same state: the term begins."""
         state = self.state
         state.go("running")
-        state.chain = chain_from(state.term, state.parents)
+        state.chain = state.chain_of_term()
         if state.choice is not None and state.choice.in_memory:
             state.memory_committed = state.choice.generation
         self.replicating.place_copies()
@@ -343,8 +420,8 @@ class Restoring:
     def opened(self, node: int) -> m.TermOpened:
         state = self.state
         assert state.incarnation is not None
-        parent = state.parents.get(state.term)
-        durable = [g for g in state.catalogue if g.term == state.term]
+        parent = state.began_from()
+        durable = [g for g in state.catalogue if state.is_of_term(g)]
         version = max((v for v, step in state.plan_verdicts.items() if step is not None), default=0)
         return m.TermOpened(
             incarnation=state.incarnation,
@@ -391,9 +468,12 @@ class Restoring:
                 return
             state.parents[state.term] = None  # the directory was emptied, and nobody else knows it
         state.alive = set(range(state.world_size))
-        state.chain = chain_from(state.term, state.parents)
+        links = {link for report in state.inventory.values() for link in report.lineage}
+        parts = (link for link in links if link.attempt and link.term == state.term)
+        state.parts = tuple(sorted(parts, key=lambda link: link.attempt, reverse=True))
+        state.chain = state.chain_of_term()
         state.go("running")
-        parent = state.parents[state.term]
+        parent = state.began_from()
         holders = {s.rank for s in self.choosing.recoverable_memory() if s.generation == parent}
         if len(holders) == state.world_size:
             state.memory_committed = parent
@@ -404,7 +484,7 @@ class Restoring:
                 state.plan_verdicts[report.plan_version] = report.plan_apply_step
                 state.plan_newest = max(state.plan_newest, report.plan_version)
         for shard in sorted(self.choosing.recoverable_memory(), key=lambda s: s.generation):
-            if shard.generation.term == state.term:
+            if state.is_of_term(shard.generation):
                 self.rebuild(shard)
         self.replicating.place_copies()
         self._tell_opened()
@@ -454,6 +534,8 @@ class Restoring:
         if state.phase == "gathering" and waited >= limits.attach_s:
             missing = sorted(set(range(state.world_size)) - set(state.attaches))
             self.refuse(f"ranks {missing} did not attach in {waited:.0f} s", retryable=True)
+        elif state.phase == "claiming" and waited >= limits.claim_s:
+            self.same_term.ask_claim_back()
         elif state.phase == "inventory" and waited >= limits.inventory_s:
             state.emit(
                 m.Report(
@@ -467,7 +549,10 @@ class Restoring:
 
     def _inventory_late(self) -> None:
         """A restore counts the silent as empty; a running term needs all, so it waits on."""
-        if self.state.rejoining is None:
+        if self.state.is_in_same_term:
+            silent = self.choosing.silent_nodes()
+            self._claim_after_all(f"nodes {silent} do not say what they hold in memory")
+        elif self.state.rejoining is None:
             self.decide()
         else:
             self.state.began_s = self.state.now_s

@@ -63,6 +63,9 @@ class Saving:
     def _beyond(self, retention: Retention) -> tuple[Generation, ...]:
         live = (s for s in self.state.saves.values() if s.disk in ("open", "committing"))
         pinned = frozenset[Generation]().union(*(bases_of(s.votes.values()) for s in live))
+        if self.state.held is not None:
+            ordered = self.state.held.commits.values()
+            pinned = pinned.union(*(bases_of(entry.records) for entry in ordered))
         return deletions(
             self.state.catalogue.values(), retention, chain=self.state.chain, pinned=pinned
         )
@@ -297,7 +300,7 @@ class Saving:
             return
         save.go_disk("durable")
         state.bare = False
-        state.catalogue[save.generation] = self._entry(save, event.created_s)
+        state.catalogue[save.generation] = self.entry_of(save, event.created_s)
         if not state.ever_durable:
             state.ever_durable = True
             state.emit(m.MarkEverCommitted(term=state.term))
@@ -309,7 +312,8 @@ class Saving:
         self.retain()
         self._forget()
 
-    def _entry(self, save: Save, created_s: float) -> m.CatalogueEntry:
+    def entry_of(self, save: Save, created_s: float) -> m.CatalogueEntry:
+        """Its entry in the catalogue, once its COMMIT stands."""
         ranks = sorted(save.votes)
         return m.CatalogueEntry(
             generation=save.generation,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.admission import Admission
 from autockpt.executors.protocol.deadlines import Deadlines
-from autockpt.executors.protocol.selection import Choice, Strike
+from autockpt.executors.protocol.selection import Choice, Strike, chain_from
 from autockpt.executors.protocol.transitions import (
     CoordinatorPhase,
     DiskState,
@@ -95,7 +95,27 @@ class Proposal:
     """Step by rank."""
 
 
+@dataclass(slots=True, kw_only=True)
+class HeldTerm:
+    """A term whose trainers have ended, as the coordinator that ran it knows it."""
+
+    incarnation: m.Incarnation
+    nodes: tuple[int, ...]
+    term: int
+    attempt: int
+    """Of the newest decision."""
+    parents: dict[int, Generation | None]
+    parts: tuple[m.TermParent, ...]
+    catalogue: dict[Generation, m.CatalogueEntry]
+    ever_durable: bool
+    commits: dict[Generation, m.CatalogueEntry]
+    """Ordered, and not known to stand: they may, or may yet."""
+    plan_verdicts: dict[int, int | None]
+    plan_newest: int
+
+
 _KEPT = {
+    "held",
     "retention", "deadlines", "now_s", "resent_s", "began_s", "phase", "admission", "knocking",
     "suspect", "failed", "out",
 }  # fmt: skip
@@ -120,6 +140,8 @@ class CoordinatorState:
     """Not good for numbers in them, whatever the directory says: its mark may be lost."""
     failed: Counter[Generation] = field(default_factory=Counter)
     """By generation in memory the starts that ended because it was bad, and all there was."""
+    held: HeldTerm | None = None
+    """The term that ran last, where no claim since is known."""
     out: list[m.CoordinatorInstruction] = field(default_factory=list)
     nodes: tuple[int, ...] = ()
     """By rank."""
@@ -133,6 +155,12 @@ class CoordinatorState:
     refusal: tuple[str, bool, bool] = ("", False, False)
     """(reason, retryable, while restoring) that late ranks are told."""
     term: int = 0
+    is_in_same_term: bool = False
+    """Rule 21: these trainers go on in `held`, without a claim."""
+    is_withdrawing: bool = False
+    """The claim was asked back, or is not to be asked back any more."""
+    parts: tuple[m.TermParent, ...] = ()
+    """Where trainers began anew within the term, the newest first."""
     rejoining: int | None = None
     """The running term a new coordinator keeper continues."""
     catalogue: dict[Generation, m.CatalogueEntry] = field(default_factory=dict)
@@ -233,7 +261,20 @@ class CoordinatorState:
 
     def accepts(self, generation: Generation) -> bool:
         """Rule 9: news about another term than the open one is from a zombie or late."""
-        return self.phase == "running" and generation.term == self.term
+        return self.phase == "running" and self.is_of_term(generation)
+
+    def is_of_term(self, generation: Generation) -> bool:
+        """The trainers that run made it, or will."""
+        first = self.parts[0].attempt if self.parts else 0
+        return generation.term == self.term and generation.attempt >= first
+
+    def chain_of_term(self) -> tuple[m.TermParent, ...]:
+        """From the open term back."""
+        return (*self.parts, *chain_from(self.term, self.parents))
+
+    def began_from(self) -> Generation | None:
+        """The checkpoint that these trainers begin from; None: they begin from scratch."""
+        return self.parts[0].parent if self.parts else self.parents.get(self.term)
 
     def stale(self, what: object) -> None:
         """Something older than the present arrived: ignore it, but say so."""

@@ -26,6 +26,7 @@ class Attaching:
         """Admit the trainer, replacing an older incarnation if rule 9 says so."""
         state = self.state
         state.seen_term = max(state.seen_term, event.term or 0)
+        state.newest_attempt = max(state.newest_attempt, event.attempt)
         refusal = self.attach_refusal(event)
         if refusal is not None:
             state.emit(
@@ -72,8 +73,13 @@ class Attaching:
     def _take_over(self, event: m.TrainerAttached) -> None:
         state = self.state
         reason = f"replaced by {event.incarnation}"
+        if state.phase == "open":
+            state.open_term = state.term if state.all_attached() else 0
+        elif state.phase not in ("waiting", "restoring"):
+            state.open_term = 0
         for local in state.ranks.values():
             if local.alive and local.attach is not None:
+                state.lingering.add((local.rank, local.attach.incarnation))
                 fence = m.FenceTrainer(
                     rank=local.rank, incarnation=local.attach.incarnation, reason=reason
                 )
@@ -121,6 +127,7 @@ class Attaching:
         local = state.ranks.setdefault(event.rank, LocalRank(rank=event.rank))
         local.slots.resize(event.slots)
         for shard in event.held:
+            state.newest_attempt = max(state.newest_attempt, shard.generation.attempt)
             if 0 <= shard.slot < event.slots:
                 local.slots.slots[shard.slot].adopt(shard)
         if state.phase == "open":
@@ -146,6 +153,7 @@ class Attaching:
     def trainer_lost(self, event: m.TrainerLost) -> None:
         """The process is dead: nothing writes its slots, and its snapshot will not finish."""
         state = self.state
+        state.lingering.discard((event.rank, event.incarnation))
         local = state.ranks.get(event.rank)
         if local is None:
             return

@@ -52,8 +52,7 @@ class Restoring:
         state = self.state
         if state.inventory_due is None or state.incarnation is None:
             return
-        here = [rank for rank, node in enumerate(state.nodes) if node == state.node]
-        if any(rank not in state.ranks or state.ranks[rank].attach is None for rank in here):
+        if not state.all_attached():
             return
         term, _ = state.inventory_due
         state.inventory_due = None
@@ -71,6 +70,8 @@ class Restoring:
             plan_version=state.plan_version,
             plan_apply_step=state.plan_apply_step,
             lineage=state.chain,
+            unbroken=state.open_term == term and not state.lingering,
+            attempt=state.newest_attempt,
         )
         state.tell(report)
 
@@ -356,6 +357,7 @@ class Restoring:
                     generation=message.parent,
                     step=message.step,
                     durable=message.ever_durable,
+                    attempt=self.state.first_attempt,
                 )
             )
 

@@ -85,6 +85,8 @@ class Saving:
 
     def save_requested(self, event: m.SaveRequested) -> None:
         """Grant a slot or skip the save; never wait."""
+        attempt = event.generation.attempt
+        self.state.newest_attempt = max(self.state.newest_attempt, attempt)
         local = self.state.ranks.get(event.rank)
         if local is not None and self._joins(local, event):
             return

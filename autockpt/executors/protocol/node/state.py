@@ -116,6 +116,12 @@ class NodeState:
     drops: dict[Key, m.RankDropped] = field(default_factory=dict)
     inventory_due: tuple[int, bool] | None = None
     """(term, rejoin) that could not be answered yet."""
+    open_term: int = 0
+    """Term that was open here last, with every rank of this node; 0: this keeper saw none."""
+    lingering: set[tuple[int, m.Incarnation]] = field(default_factory=set)
+    """Trainers of starts that were replaced, which have not ended yet."""
+    newest_attempt: int = 0
+    """Newest that a trainer here has named in any term."""
     seen_term: int = 0
     """Newest term of a trainer that came back here, admitted or not."""
     plan_version: int = 0
@@ -171,9 +177,20 @@ class NodeState:
 
     def is_current_or_parent(self, generation: Generation) -> bool:
         """It belongs to the open term, or is what that began from."""
-        here = generation.term == self.term or generation == self.parent
-        return self.phase == "open" and here
+        parent = self.phase == "open" and generation == self.parent
+        return parent or self.is_current(generation)
+
+    @property
+    def first_attempt(self) -> int:
+        """Least attempt of the checkpoints of the trainers that run."""
+        return self.chain[0].attempt if self.chain else 0
+
+    def all_attached(self) -> bool:
+        """Every rank of this node, by the incarnation that is admitted."""
+        here = [rank for rank, node in enumerate(self.nodes) if node == self.node]
+        return all(rank in self.ranks and self.ranks[rank].attach is not None for rank in here)
 
     def is_current(self, generation: Generation) -> bool:
         """The generation belongs to the term that is open here."""
-        return self.phase == "open" and generation.term == self.term
+        here = generation.term == self.term and generation.attempt >= self.first_attempt
+        return self.phase == "open" and here

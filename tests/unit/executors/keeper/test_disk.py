@@ -128,6 +128,68 @@ def test_a_replaced_term_is_refused_again(bench: Bench) -> None:
     assert "term 1 is fenced by a newer incarnation" in refused.reason
 
 
+AGAIN = p.Incarnation(launch_id="launch", restart_round=1)
+
+
+def test_a_claim_that_the_storage_has_not_taken_is_withdrawn_for_good(bench: Bench) -> None:
+    """It waited behind a job that hangs; when that ends nothing is claimed, and nothing said."""
+    assert bench.claim().term == 1
+    hangs = threading.Event()
+    bench.worker.submit(lambda: hangs.wait(PATIENCE_S) and None)
+    bench.worker.execute(p.ClaimTerm(incarnation=AGAIN, term=None))
+    assert bench.worker.withdraw_claims(1)
+    hangs.set()
+    bench.done()
+    assert not bench.answers
+    assert bench.directory.holds(1)
+    assert bench.order(p.ClaimTerm(incarnation=AGAIN, term=None)).term == 2
+
+
+def test_a_claim_that_is_being_linked_is_not_withdrawn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand, whatever the answer will be."""
+    assert bench.claim().term == 1
+    linking, hangs = threading.Event(), threading.Event()
+    link = os.link
+
+    def slow_link(source: str, target: str) -> None:
+        linking.set()
+        assert hangs.wait(PATIENCE_S)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", slow_link)
+    bench.worker.execute(p.ClaimTerm(incarnation=AGAIN, term=None))
+    assert linking.wait(PATIENCE_S)
+    assert not bench.worker.withdraw_claims(1)
+    hangs.set()
+    assert bench.answered().term == 2
+    assert not bench.worker.withdraw_claims(1), "a claim above that term stands"
+
+
+def test_a_claim_whose_file_cannot_be_made_yet_is_withdrawn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage that answers reads alone hangs before the claim appears."""
+    assert bench.claim().term == 1
+    syncing, hangs = threading.Event(), threading.Event()
+    sync = os.fsync
+
+    def slow_sync(descriptor: int) -> None:
+        syncing.set()
+        assert hangs.wait(PATIENCE_S)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_sync)
+    bench.worker.execute(p.ClaimTerm(incarnation=AGAIN, term=None))
+    assert syncing.wait(PATIENCE_S)
+    assert bench.worker.withdraw_claims(1)
+    hangs.set()
+    bench.done()
+    assert not bench.answers
+    assert bench.directory.holds(1)
+
+
 def test_an_older_term_neither_commits_nor_decides_nor_deletes(bench: Bench) -> None:
     """Each answer says that it was the fence; nothing changed on disk."""
     bench.claim()

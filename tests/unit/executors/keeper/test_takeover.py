@@ -81,6 +81,28 @@ def test_what_is_saved_after_a_kill_is_the_new_trainers(start: Start) -> None:
     assert saved(trainer) == [[101], [102], [103]]
 
 
+def test_a_killed_trainer_comes_back_where_the_storage_takes_nothing(
+    start: Start, run_dir: str
+) -> None:
+    """From memory, in its term, and the next checkpoint is stored when the storage is well."""
+    former = first(start)
+    terms = Path(run_dir, "checkpoints", "terms")
+    away = terms.rename(terms.with_name("away"))
+    terms.write_text("in the way")
+    former.kill()
+    trainer = start(restart_round=1)
+    answer = trainer.attach()
+    terms.unlink()
+    away.rename(terms)
+    assert (answer["refusal"], answer["restored"]) == ("", "step 2 (term 1)")
+    deadline, step = time.monotonic() + PATIENCE_S, 3
+    while not (answer := trainer.save(step, fill=101)).get("stored"):
+        assert time.monotonic() < deadline, answer
+        step += 1
+    assert answer["stored"] == [101]
+    assert not (terms / "t-000002").exists()
+
+
 def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -> None:
     """The trainer of the round before lives: the keeper follows the board of the newer one."""
     former = first(start)
