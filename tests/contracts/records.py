@@ -11,23 +11,29 @@ from autockpt.values.failure import Exposure, Incident
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.placement import FailureDomains
-from autockpt.values.plan import Choice, Staging, TierPlan
+from autockpt.values.plan import Choice, Staging, TierPlan, WriteWay
 from autockpt.values.redundancy import Redundancy
 
 TEXT = st.text(max_size=12)
 FLOATS = st.floats(width=64)  # NaN and infinities too: they travel as words
 INTS = st.integers(-(2**63), 2**63)
 
+WRITES: dict[str, st.SearchStrategy[Any]] = {
+    "chunk_bytes": st.sampled_from([2**16, 2**23, 2**26]),
+    "writers": st.integers(1, 512),
+}
+
 VALIDATED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     Generation: {
         "term": st.integers(1, 10**6 - 1), "step": st.integers(0, 10**9 - 1),
         "attempt": st.integers(0, 99),
     },
+    WriteWay: WRITES,
     Staging: {
-        "chunk_bytes": st.sampled_from([2**16, 2**23, 2**26]),
-        "writers": st.integers(1, 512),
+        **WRITES,
         "in_flight": st.integers(0, 16),
         "window_margin": st.floats(0.0, 0.99),
+        "compare_writes": st.sampled_from([(), (WriteWay(writers=2), WriteWay(direct_io=False))]),
         "compare": st.sampled_from([(), ("windows", "lazy"), ("lazy", "blocking", "windows")]),
     },
     Goal: {
