@@ -177,6 +177,7 @@ class Saver:
             if not self._rank.open:
                 self._slots.ask()
         elif self.flight is None:
+            self._slots.ask_for_another()
             self.ask_if_due(step)
         if link.saves.asked is not asked:
             self._asking_s = time.monotonic() - began_s

@@ -32,6 +32,12 @@ class SlotRequests:
         """Bytes of an image and number of slots that were asked for last."""
         self._asked_again = 0
         """Times that slots for which there was no room were asked for again."""
+        self._are_fewer = False
+        """The newest slots are fewer than were asked for."""
+        self._more_asked = 0
+        """Times that one more slot was asked for since the slots changed."""
+        self._more_s = 0.0
+        """No slot is added before, CLOCK_MONOTONIC."""
 
     def ask_anew(self) -> None:
         """Also where the same slots were asked for before."""
@@ -43,12 +49,17 @@ class SlotRequests:
         link = self._client
         if link.slots_changed == self._seen:
             return
-        self._seen = link.slots_changed
+        self._seen, were_fewer = link.slots_changed, self._are_fewer
+        self._are_fewer, self._more_asked = bool(link.note), 0
+        self._more_s = time.monotonic() + pause_s(0)
         if link.window_bytes:
             self._rank.report_degraded("memory tier", link.note)
             return
         if link.note:
             self._rank.say(f"memory: {link.note}", always=True)
+        elif were_fewer and link.slots:
+            text = f"memory: there is room for {len(link.slots)} slots now"
+            self._rank.say(text, always=True)
         if self._asked_again:
             self._asked_again = 0
             self._rank.warned.discard("memory tier")
@@ -64,6 +75,26 @@ class SlotRequests:
             self._asked_again += 1
             self.ask_anew()
 
+    def ask_for_another(self) -> None:
+        """Fewer slots than the plan wants were made, and there may be room for more by now.
+
+        The former slots hold most of the memory that the host lacked at first.
+        """
+        link, slots = self._client, self._most
+        if link.window_bytes or self._rank.open or len(link.slots) >= slots:
+            return
+        now_s = time.monotonic()
+        if now_s > self._more_s:
+            self._more_asked += 1
+            self._more_s = now_s + pause_s(self._more_asked)
+            limit_bytes = self._job.goal.limits.host_memory_bytes
+            link.want_another_slot(slots=slots, limit_bytes=limit_bytes)
+
+    @property
+    def _most(self) -> int:
+        """One is planned where no more fits; two may all the same, and serve better."""
+        return max(2, self._rank.plan.slots)
+
     def ask(self, *, at_once: bool = False) -> None:
         """After the first step, because the optimizer's state is empty before it.
 
@@ -73,8 +104,7 @@ class SlotRequests:
             return
         assert self._rank.snapshotter is not None
         layout = self._rank.snapshotter.plan(self._position.progress())
-        # One is planned where no more fits; two may all the same, and serve better.
-        slots = max(2, self._rank.plan.slots)
+        slots = self._most
         asked = (layout.image_bytes, slots)
         if asked == self._asked and not self._asks_again(at_once):
             return

@@ -45,6 +45,20 @@ def test_a_slot_is_kept_until_all_ranks_hold_something_newer() -> None:
     assert [grant.slot for grant in cluster.take(m.GrantSlot)] == [0]
 
 
+def test_a_slot_that_is_added_is_granted_and_the_others_keep_what_they_hold() -> None:
+    """With one slot a shard that is kept has every save skipped."""
+    cluster = running(slots=1)
+    cluster.save(gen(1, 1))
+    for rank in (0, 1):
+        cluster.tell_node(rank, m.SlotsAdded(rank=rank, slots=2))
+        cluster.tell_node(rank, m.SlotsAdded(rank=rank, slots=1))  # late: of before
+    cluster.done = []
+    for rank in (0, 1):
+        cluster.request(rank, gen(1, 2))
+    assert [grant.slot for grant in cluster.take(m.GrantSlot)] == [1, 1]
+    assert cluster.held(0) == cluster.held(1) == ["step 1 (term 1)"]
+
+
 def test_a_skip_drops_the_generation_everywhere() -> None:
     """Rank 1 skips (1, 2), so what rank 0 writes is pointless and its slot becomes free again."""
     cluster = running(slots=1)

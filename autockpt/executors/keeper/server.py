@@ -513,6 +513,9 @@ class Keeper:
         if self._protocol.state.phase != "open":
             trainer.wanted = wanted
             return
+        if wanted.more and self._memory.of(trainer.rank).slots:
+            self._add_slot(trainer, wanted)
+            return
         self._node_event(p.SlotsOutgrown(rank=trainer.rank))
         self._shards.leave(trainer.rank, sealed=True)
         self._guests.overwritten(trainer.rank)
@@ -535,6 +538,14 @@ class Keeper:
         if memory.streams:
             self._degrade("memory tier", memory.note)
         self._give_slots(trainer)
+
+    def _add_slot(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
+        """It is mapped before it is granted; the answer is the same slots where no more fits."""
+        added = self._memory.add_slot(wanted, sharers=self._sharers(trainer.rank))
+        self._give_slots(trainer)
+        if added:
+            slots = len(self._memory.of(trainer.rank).slots)
+            self._node_event(p.SlotsAdded(rank=trainer.rank, slots=slots))
 
     def _sharers(self, rank: int) -> int:
         """Ranks of this node that have no slots, and this one."""

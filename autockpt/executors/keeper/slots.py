@@ -235,6 +235,28 @@ class MemoryTable:
         memory.trailer_bytes = size - page_align(wanted.image_bytes)
         return memory
 
+    def add_slot(self, wanted: SlotsWanted, *, sharers: int = 1) -> bool:
+        """One more slot beside those of a rank; False: it needs none, or no room is there for it.
+
+        One at a time: ranks that ask in turn get alike.
+        """
+        memory = self.of(wanted.rank)
+        if memory.streams or not 0 < len(memory.slots) < min(wanted.slots, MAX_SLOTS):
+            return False
+        size, left = memory.slots[0].nbytes, headroom()
+        if size > min(self._available(wanted, left, sharers)):
+            return False
+        name = f"autockpt-r{wanted.rank}-s{len(memory.slots)}"
+        try:
+            arena = Arena.create_shared(size, name=name)
+        except (GuardError, OSError):
+            return False
+        gather_pages([arena])
+        memory.slots.append(arena)
+        memory.room = Room(slots=len(memory.slots))
+        memory.note = _note(wanted, size, memory.room, left)
+        return True
+
     def fits_whole(self, wanted: SlotsWanted, *, sharers: int = 1) -> bool:
         """Whether there is room for all that a rank wants, in the place of what it has."""
         self.of(wanted.rank).close_slots()

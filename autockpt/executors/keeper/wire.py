@@ -66,6 +66,8 @@ class SlotsWanted:
     """Where no image fits, it may go to storage through a window."""
     swing_bytes: int = 0
     """By so much the trainer has used more memory than now."""
+    more: bool = False
+    """It has slots of this size and keeps them; one more is wanted if the host has room by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -297,6 +297,14 @@ class SlotsReplaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsAdded:
+    """The rank has `slots` slots now: those it had, with what they hold, and new, empty ones."""
+
+    rank: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequested:
     """The trainer stands at the boundary of `generation` and wants to save it."""
 
@@ -1303,6 +1311,7 @@ NodeEvent = (
     | SlotsAdopted
     | SlotsOutgrown
     | SlotsReplaced
+    | SlotsAdded
     | SaveRequested
     | ShardSealed
     | ShardDiscarded

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.session import slots
 from autockpt.values.telemetry import Degraded
 from tests.conftest import end_keeper, keeper_pids
@@ -20,6 +21,8 @@ from tests.support.live import PATIENCE_S, SPEC, Live, granted
 HOST = Path(__file__).parent / "tight_host"
 PLAN = trainings.plan(memory=2, disk=2)
 AMPLE = 2**40
+SLOT_AND_A_HALF = 180_000
+"""Of the small training."""
 
 
 @pytest.fixture
@@ -83,12 +86,60 @@ def test_pauses_between_refusals_grow(
     assert ckpt._client.saves.durable is not None, "the last one asks whatever the pause"
 
 
+def test_fewer_slots_become_more_when_there_may_be_room(
+    live: Live,
+    room: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What a slot holds stays while others come beside it; how few there are is said once."""
+    monkeypatch.setattr(slots, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(slots, "LONGEST_PAUSE_S", 0.01)
+    others = held_bytes(os.getpid())
+    room(others + SLOT_AND_A_HALF)
+    job, ckpt = live.attach(SPEC, PLAN)
+    link, first = ckpt._client, None
+    seen: list[tuple[int, bool]] = []
+    for step, batch in ckpt.batches(SPEC.steps):
+        trainings.train_step(job, step, batch)
+        if first is None:
+            if ckpt._slots._asked is None:
+                continue
+            assert link.wait_until(lambda: bool(link.slots), PATIENCE_S), link.slots_refused
+            first = link.slots[0]
+        elif step == 5:
+            assert ckpt._slots._more_asked > 1, "asked in vain"
+            room(AMPLE)
+        elif step > 5 and len(link.slots) < 3:
+            ckpt._slots.ask_for_another()
+            assert gained(link, len(link.slots), PATIENCE_S)
+        else:
+            granted(ckpt)
+        seen.append((len(link.slots), link.slots[0] is first))
+    assert {8, SPEC.steps} <= set(live.durable_steps())
+    assert list(dict.fromkeys(seen)) == [(1, True), (2, True), (3, True)]
+    said = capfd.readouterr().err
+    assert said.count("made were 1") == 1
+    assert said.count("there is room for 3 slots now") == 1
+
+
+def gained(link: KeeperClient, count: int, patience_s: float) -> bool:
+    """More slots than `count` are there in that time."""
+    return link.wait_until(lambda: len(link.slots) > count, patience_s)
+
+
 @pytest.mark.parametrize("fit", [3, 0])
 def test_slots_that_are_outgrown_make_room_for_larger_ones(
-    attach: Callable[..., Any], new_run: Callable[..., str], room: Callable[[int], None], fit: int
+    attach: Callable[..., Any],
+    new_run: Callable[..., str],
+    room: Callable[[int], None],
+    fit: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The host has room for either, and not for both; nothing of the old ones stays, also where
-    there is none for the larger ones."""
+    there is none for the larger ones.  What the old ones still hold at first comes later."""
+    monkeypatch.setattr(slots, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(slots, "LONGEST_PAUSE_S", 0.01)
     room(AMPLE)
     run_dir = trainings.prepare(new_run(), PLAN)
     found = outgrown(Loop(attach, run_dir, 8 * 2**20), room, fit)
@@ -117,6 +168,10 @@ def outgrown(loop: Loop, room: Callable[[int], None], fit: int) -> tuple[int, bo
             assert link.wait_until(
                 lambda: link.slots_changed > changed or bool(link.slots_refused), PATIENCE_S
             )
+            deadline_s = saving.time.monotonic() + PATIENCE_S
+            while 0 < len(link.slots) < fit and saving.time.monotonic() < deadline_s:
+                loop.ckpt._slots.ask_for_another()
+                gained(link, len(link.slots), 0.05)
         loop.durable()
     large = sum(arena.nbytes for arena in link.slots)
     (keeper,) = keeper_pids(str(loop.run_dir))

@@ -253,6 +253,15 @@ class KeeperClient:
         )  # fmt: skip
         self.send(self._wanted)
 
+    def want_another_slot(self, *, slots: int, limit_bytes: int | None) -> None:
+        """Asks for one beside those it has, while they are fewer than `slots`; those stay."""
+        self.send(
+            wire.SlotsWanted(
+                rank=self.rank, image_bytes=self.image_bytes, chunk_bytes=self.chunk_bytes,
+                slots=slots, limit_bytes=limit_bytes, swing_bytes=swing_bytes(), more=True,
+            )
+        )  # fmt: skip
+
     def want_chunks(
         self, order: p.RestoreShard, shard: int, chunks: tuple[int, ...], *, elsewhere: bool
     ) -> int:
@@ -436,20 +445,22 @@ class KeeperClient:
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
         self.chunk_bytes = given.chunk_bytes
-        if (
-            self.slots
-            and len(self.slots) == len(descriptors)
-            and given.image_bytes == self.image_bytes
-            and _same_memory(self.slots, descriptors)
-        ):
-            for fd in descriptors:
+        known = 0
+        if given.image_bytes == self.image_bytes and _same_memory(self.slots, descriptors):
+            known = len(self.slots)
+            for fd in descriptors[:known]:
                 os.close(fd)
-            return
+            if known == len(descriptors):
+                return
         # A restore goes before the page tables, which take longer than it.
         fault = self._restored and not given.window_bytes
-        slots = [Arena.attach(fd, fault=fault) for fd in descriptors]
+        slots = [Arena.attach(fd, fault=fault) for fd in descriptors[known:]]
         self.image_bytes, self.note = given.image_bytes, given.note
-        self._replace_slots(slots)
+        if known:
+            with self._lock:
+                self.slots = [*self.slots, *slots]
+        else:
+            self._replace_slots(slots)
         self.window_bytes, self.blocking = given.window_bytes, given.blocking
         self.given_s = time.monotonic()
         self.slots_changed += 1
@@ -511,5 +522,6 @@ class KeeperClient:
 
 
 def _same_memory(slots: list[Arena], descriptors: list[int]) -> bool:
+    """The slots are the first of what came."""
     mine = [os.fstat(arena.fd).st_ino for arena in slots if arena.fd is not None]
-    return mine == [os.fstat(fd).st_ino for fd in descriptors]
+    return mine == [os.fstat(fd).st_ino for fd in descriptors[: len(slots)]]

@@ -150,6 +150,14 @@ class Attaching:
         local.slots = Slots()
         local.slots.resize(event.slots)
 
+    def slots_added(self, event: m.SlotsAdded) -> None:
+        """The host has room for more than the rank had."""
+        local = self.state.ranks.get(event.rank)
+        if local is None or event.slots < local.slots.usable:
+            self.state.stale(event)
+            return
+        local.slots.resize(event.slots)
+
     def trainer_lost(self, event: m.TrainerLost) -> None:
         """The process is dead: nothing writes its slots, and its snapshot will not finish."""
         state = self.state

@@ -57,6 +57,7 @@ class NodeProtocol:
             m.TrainerLost: attaching.trainer_lost,
             m.SlotsAdopted: attaching.slots_adopted,
             m.SlotsReplaced: attaching.slots_replaced,
+            m.SlotsAdded: attaching.slots_added,
             m.AttachRefused: attaching.refused,
             m.RestoreRefused: attaching.refused,
             m.TermFenced: attaching.fenced,

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from autockpt.executors.image.container import ImageIndex, chunk_digest
+from autockpt.executors.image.container import ImageIndex, chunk_digest, trailer_capacity
 from autockpt.executors.image.layout.room import Room
 from autockpt.executors.keeper import slots as slots_module
 from autockpt.executors.keeper.slots import (
@@ -18,7 +19,7 @@ from autockpt.executors.keeper.slots import (
 )
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.linux import memory
-from autockpt.executors.linux.memory import Arena, Headroom
+from autockpt.executors.linux.memory import Arena, Headroom, page_align
 from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.generation import Generation
 from tests.contracts.faults import open_descriptors
@@ -261,3 +262,32 @@ def test_adopted_memory_with_nan_is_suspect() -> None:
         )  # fmt: skip
         assert [shard.health for shard in memory.held("run")] == [health]
         memory.close_slots()
+
+
+def test_slots_are_added_one_at_a_time_where_there_is_room(
+    table: MemoryTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank has stays as it is; no more than it wants, and none beyond the limit."""
+    left = [1.5]
+
+    def host() -> Headroom:
+        return Headroom(available_bytes=int(left[0] * slot), binding="the test")
+
+    slot = page_align(IMAGE) + trailer_capacity(IMAGE, CHUNK)
+    monkeypatch.setattr(slots_module, "headroom", host)
+    monkeypatch.setattr(memory, "headroom", host)
+    monkeypatch.setattr(memory, "reserve_bytes", lambda left, *, swing_bytes=0: 0)
+    wanted = SlotsWanted(rank=0, image_bytes=IMAGE, chunk_bytes=CHUNK, slots=3, more=True)
+    rank = table.allocate(wanted)
+    assert len(rank.slots) == 1 and "made were 1" in rank.note
+    rank.seal(0, index())
+    (first,) = rank.slots
+    left[0] = 0.5
+    assert not table.add_slot(wanted)
+    left[0] = 9.0
+    assert not table.add_slot(replace(wanted, limit_bytes=2 * slot - 1))
+    assert table.add_slot(wanted) and len(rank.slots) == 2 and "made were 2" in rank.note
+    assert table.add_slot(wanted) and len(rank.slots) == 3 and not rank.note
+    assert not table.add_slot(wanted) and len(rank.slots) == 3
+    assert rank.slots[0] is first and list(rank.sealed()) == [0]
+    assert len({one.nbytes for one in rank.slots}) == 1

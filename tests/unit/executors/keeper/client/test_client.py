@@ -146,6 +146,26 @@ def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) ->
     assert one.slots_changed == 2
 
 
+def test_a_slot_that_comes_beside_others_leaves_them_mapped(tmp_path: Path) -> None:
+    """Copies into them go on; the same slots once more are no change."""
+    one, size = link(tmp_path), 2**16
+    arenas = [Arena.create_shared(size, name="autockpt-test-slot") for _ in range(3)]
+
+    def give(count: int) -> None:
+        given = wire.SlotsGiven(rank=0, image_bytes=size - 4096, slots=count, chunk_bytes=4096)
+        one._received(given, [os.dup(arena.fd) for arena in arenas[:count] if arena.fd is not None])
+
+    give(1)
+    (first,) = one.slots
+    give(1)
+    assert one.slots_changed == 1
+    give(3)
+    assert one.slots[0] is first and first.fd is not None and len(one.slots) == 3
+    assert one.slots_changed == 2
+    arenas[2].view[0] = 7
+    assert one.slots[2].view[0] == 7
+
+
 def test_chunks_are_waited_for_while_the_attempt_lasts() -> None:
     """The keeper ends the wait, by its time for a shard of that size or with the attempt."""
     large = int(2 * DEADLINE_S * LEAST_BYTES_PER_S)
