@@ -169,7 +169,8 @@ class ReplicaSlots:
         """Gives the memory of a rank's guest slots back."""
         for key in [k for k in list(self._guests) if (k[0], k[2]) == (order.rank, order.parity)]:
             self._revoke(_home(key))
-            self._guests.pop(key).arena.close()
+            with self._lock:
+                self._guests.pop(key).arena.close()
 
     def _bring(self, bringing: ShardFetch) -> None:
         """On a thread of its own: memory, addresses, transfers."""
@@ -179,11 +180,25 @@ class ReplicaSlots:
                 return
             rank = self._by_device(bringing.order)
             if rank is None:
-                bringing.start(pool, guest.arena.view, self._find)
+                self._start(bringing, guest, pool)
             else:
                 self._begin_exchange(bringing, guest, pool, rank)
         except (AutockptError, OSError) as error:
             bringing.fail(str(error), final=True)
+
+    def _start(
+        self,
+        bringing: ShardFetch,
+        guest: ReplicaSlot,
+        pool: TransferPool,
+        otherwise: Callable[[str], None] | None = None,
+    ) -> bool:
+        """Begins the transfers into a guest slot; False: the fetch is over."""
+        with self._lock:  # the memory is discarded under it, and its view is of no use then
+            if bringing.is_over() or guest.arena.fd is None:
+                return False
+            view = guest.arena.view[:]
+        return bringing.start(pool, view, self._find, otherwise)
 
     # ------------------------------------------------------------------ through the devices
 
@@ -209,10 +224,9 @@ class ReplicaSlots:
             self._from_host(bringing, guest, str(error))
             return
         bringing.exchange = exchange
-        begun = bringing.start(
-            pool, guest.arena.view, self._find,
-            lambda reason: self._from_host(bringing, guest, reason),
-        )  # fmt: skip
+        begun = self._start(
+            bringing, guest, pool, lambda reason: self._from_host(bringing, guest, reason)
+        )
         if not begun:  # nobody was asked to send, so nothing will be written
             self._exchanges.abandon(exchange, "it is not needed any more")
 
@@ -230,7 +244,7 @@ class ReplicaSlots:
         try:
             made, pool = self._make(bringing), self._pool
             if made is not None and pool is not None:
-                bringing.start(pool, made.arena.view, self._find)
+                self._start(bringing, made, pool)
         except (AutockptError, OSError) as error:
             bringing.fail(str(error), final=True)
 

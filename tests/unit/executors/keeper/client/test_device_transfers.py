@@ -15,6 +15,7 @@ from autockpt.executors.keeper.replication import device_transfers as of_keepers
 from autockpt.executors.keeper.replication import replica_slots as guests_module
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
+from autockpt.executors.keeper.replication.shard_fetch import ShardFetch
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.linux.memory import Arena
@@ -243,6 +244,42 @@ def test_an_aborted_fetch_leaves_its_memory_to_the_trainer(make: Make, pause_s: 
     later = time.monotonic() + 0.3
     run(nodes, lambda: time.monotonic() > later)
     assert node.holds(0)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["asked", "looked up"])
+def test_a_fetch_that_is_aborted_as_it_starts_ends_quietly(
+    make: Make, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Its thread holds memory that is discarded: it neither raises nor writes."""
+    nodes = make(DeviceLinks(interface="lo", bytes_per_s=20.0 * CHUNK))
+    node = nodes[1]
+    started: list[ShardFetch] = []
+    raised: list[BaseException] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+
+    def abort() -> None:
+        node.guests.abort(p.AbortFetch(rank=0, generation=GENERATION, slot=0, reason="test"))
+
+    def start(fetch: ShardFetch, *words: Any) -> bool:
+        started.append(fetch)
+        if len(started) == 1 and not late:
+            abort()
+        return real_start(fetch, *words)
+
+    def find(other: int) -> tuple[str, int]:
+        if len(started) == 1 and late:
+            abort()
+        return real_find(other)
+
+    real_start, real_find = ShardFetch.start, node.guests._find
+    monkeypatch.setattr(ShardFetch, "start", start)
+    monkeypatch.setattr(node.guests, "_find", find)
+    node.fetch(0)
+    run(nodes, lambda: bool(started) and started[0].is_over())
+    node.fetch(0)
+    run(nodes, lambda: bool(node.told))
+    assert node.holds(0)
+    assert not raised
 
 
 def test_a_trainer_that_dies_ends_its_exchanges(make: Make) -> None:
