@@ -253,8 +253,10 @@ class MemoryTable:
             return False
         gather_pages([arena])
         memory.slots.append(arena)
-        memory.room = Room(slots=len(memory.slots))
-        memory.note = _note(wanted, size, memory.room, left)
+        made = len(memory.slots)
+        memory.room = Room(slots=made)
+        what = f"slots of {format_bytes(size)} for rank {wanted.rank} fit so far"
+        memory.note = f"{made} of {wanted.slots} {what}" if made < wanted.slots else ""
         return True
 
     def fits_whole(self, wanted: SlotsWanted, *, sharers: int = 1) -> bool:

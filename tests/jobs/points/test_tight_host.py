@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autockpt.executors.keeper.client.client import KeeperClient
-from autockpt.session import slots
+from autockpt.session import Session, slots
 from autockpt.values.telemetry import Degraded
 from tests.conftest import end_keeper, keeper_pids
 from tests.jobs.kill.loops import Loop
@@ -111,21 +110,24 @@ def test_fewer_slots_become_more_when_there_may_be_room(
             assert ckpt._slots._more_asked > 1, "asked in vain"
             room(AMPLE)
         elif step > 5 and len(link.slots) < 3:
-            ckpt._slots.ask_for_another()
-            assert gained(link, len(link.slots), PATIENCE_S)
+            assert gains(ckpt)
         else:
             granted(ckpt)
         seen.append((len(link.slots), link.slots[0] is first))
     assert {8, SPEC.steps} <= set(live.durable_steps())
     assert list(dict.fromkeys(seen)) == [(1, True), (2, True), (3, True)]
     said = capfd.readouterr().err
-    assert said.count("made were 1") == 1
+    assert said.count("made were 1") == said.count("2 of 3 slots of 123 kB") == 1
     assert said.count("there is room for 3 slots now") == 1
 
 
-def gained(link: KeeperClient, count: int, patience_s: float) -> bool:
-    """More slots than `count` are there in that time."""
-    return link.wait_until(lambda: len(link.slots) > count, patience_s)
+def gains(ckpt: Session) -> bool:
+    """It has more slots in the end, asked for at each pause."""
+    count, deadline_s = len(ckpt._client.slots), slots.time.monotonic() + PATIENCE_S
+    while len(ckpt._client.slots) == count and slots.time.monotonic() < deadline_s:
+        ckpt._slots.ask_for_another()
+        ckpt._client.wait_until(lambda: len(ckpt._client.slots) > count, 0.02)
+    return len(ckpt._client.slots) > count
 
 
 @pytest.mark.parametrize("fit", [3, 0])
@@ -168,10 +170,8 @@ def outgrown(loop: Loop, room: Callable[[int], None], fit: int) -> tuple[int, bo
             assert link.wait_until(
                 lambda: link.slots_changed > changed or bool(link.slots_refused), PATIENCE_S
             )
-            deadline_s = saving.time.monotonic() + PATIENCE_S
-            while 0 < len(link.slots) < fit and saving.time.monotonic() < deadline_s:
-                loop.ckpt._slots.ask_for_another()
-                gained(link, len(link.slots), 0.05)
+            while 0 < len(link.slots) < fit:
+                assert gains(loop.ckpt)
         loop.durable()
     large = sum(arena.nbytes for arena in link.slots)
     (keeper,) = keeper_pids(str(loop.run_dir))

@@ -160,7 +160,9 @@ def test_a_slot_that_comes_beside_others_leaves_them_mapped(tmp_path: Path) -> N
     give(1)
     assert one.slots_changed == 1
     give(3)
-    assert one.slots[0] is first and first.fd is not None and len(one.slots) == 3
+    assert one.slots[0] is first
+    assert first.fd is not None
+    assert len(one.slots) == 3
     assert one.slots_changed == 2
     arenas[2].view[0] = 7
     assert one.slots[2].view[0] == 7
