@@ -193,7 +193,7 @@ class ReplicaSlots:
         pool: TransferPool,
         otherwise: Callable[[str], None] | None = None,
     ) -> bool:
-        """Begins the transfers into a guest slot; False: the fetch is over."""
+        """Begins the transfers of a fetch; False: it is over."""
         with self._lock:  # the memory is discarded under it, and its view is of no use then
             if bringing.is_over() or guest.arena.fd is None:
                 return False
