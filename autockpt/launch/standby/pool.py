@@ -32,6 +32,9 @@ MEMORY_LOOK_S = 5.0
 """How often the memory that is left is looked at."""
 NEEDED_BYTES = 400 * 2**20
 """What importing may take before it is known what it takes."""
+AFTER_S = 10.0
+"""A job that ends, or fails, within so many seconds of its first iterations makes no standby.  It
+would import beside the job for nothing.  A policy that insists does not wait."""
 KEPT_FREE = 3
 """A standby is made where so many times its memory is left, and dropped where it is not once."""
 
@@ -46,6 +49,8 @@ class _Place:
     process: "subprocess.Popen[bytes] | None" = None
     sock: socket.socket | None = None
     ready: bool = False
+    known_s: float | None = None
+    """Since when its imports are known, CLOCK_MONOTONIC."""
     bytes: int = NEEDED_BYTES
     refused: bool = False
     pending: bytearray = field(default_factory=bytearray)
@@ -92,18 +97,23 @@ class StandbyPool:
         record = imports.path_of(self._run.path, place.rank)
         if not record.exists():
             return
+        if place.known_s is None:
+            place.known_s = time.monotonic()
+        if not self._insists and time.monotonic() < place.known_s + AFTER_S:
+            return
         known = imports.read(record)
         if known is None:
             place.refused = True
             return
         here, there = socket.socketpair()
+        place.sock = here
         with there:
             variables = {**place.environment, parked.VARIABLE: str(there.fileno())}
             place.process = subprocess.Popen(
                 place.arguments, env=variables, pass_fds=(there.fileno(),), start_new_session=True
             )
         here.setblocking(False)
-        place.sock, place.ready, place.pending = here, False, bytearray()
+        place.ready, place.pending = False, bytearray()
         order = {
             "modules": known.modules, "changed": known.changed, "path0": _path0(place.arguments),
         }  # fmt: skip
