@@ -55,7 +55,7 @@ def reseal(change):
     lines = [
         "autockpt-image-1",
         index["run_id"],
-        "ckpt-t{term:04}-step-{step:08}".format(**index["generation"]),
+        folder.name,
         0,
     ]
     lines += [index[k] for k in ("world_size", "layout_digest", "image_bytes", "chunk_bytes")]
