@@ -94,6 +94,9 @@ class NanScan:
     def __init__(self, image_bytes: int, *, beyond: int) -> None:
         self._image_bytes, self._beyond = image_bytes, beyond
         self._held = bytearray()
+        """The header as far as it was taken."""
+        self._taken = 0
+        """Bytes of the pieces so far."""
         self._floats: tuple[Floats, ...] | None = None
         self.found = ""
         """The first tensor with a NaN."""
@@ -102,18 +105,32 @@ class NanScan:
         """The bytes from `start` on.  What has no sound header is not judged."""
         if self.found:
             return
-        if self._floats is None:
-            self._held += data
-            try:
-                size = header_bytes(memoryview(bytes(self._held[:8])), self._image_bytes)
-                if len(self._held) < size:
-                    return
-                header = read_header(bytes(self._held[:size]), self._image_bytes)
-                self._floats = floats_of(header, beyond=self._beyond)
-            except CorruptCheckpointError:
-                self._floats = ()
-            start, data, self._held = 0, memoryview(bytes(self._held)), bytearray()
+        if self._floats is None and not self._take_header(data):
+            return
+        assert self._floats is not None
         self.found = first_nan(self._floats, start, data)
+
+    def _take_header(self, data: memoryview) -> bool:
+        """Whether the header is whole with this piece, of which no more than that is copied."""
+        begin, self._taken = self._taken, self._taken + len(data)
+        try:
+            self._hold(8, begin, data)
+            if len(self._held) < 8:
+                return False
+            size = header_bytes(memoryview(bytes(self._held[:8])), self._image_bytes)
+            self._hold(size, begin, data)
+            if len(self._held) < size:
+                return False
+            header = read_header(bytes(self._held), self._image_bytes)
+            self._floats = floats_of(header, beyond=self._beyond)
+        except CorruptCheckpointError:
+            self._floats = ()
+        self._held.clear()
+        return True
+
+    def _hold(self, size: int, begin: int, data: memoryview) -> None:
+        """Takes of a piece that begins at `begin` what the first `size` bytes still lack."""
+        self._held += data[len(self._held) - begin : max(0, size - begin)]
 
 
 def sick_state(generation: Generation, rank: int, tensor: str) -> str:
@@ -129,7 +146,8 @@ def _has_nan(kind: str, data: memoryview) -> bool:
     import numpy as np  # the keeper starts without it
 
     if kind in _LARGEST:
-        bits = np.frombuffer(data, dtype=np.uint16)
-        return bool((bits & 0x7FFF).max() > _LARGEST[kind])
+        pieces = (data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES))
+        bits = (np.frombuffer(piece, dtype=np.uint16) for piece in pieces)
+        return any(bool((one & 0x7FFF).max() > _LARGEST[kind]) for one in bits)
     numbers: np.ndarray[Any, Any] = np.frombuffer(data, dtype="<f8" if kind == "F64" else "<f4")
     return bool(np.isnan(numbers.max()))

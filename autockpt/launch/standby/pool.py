@@ -156,7 +156,8 @@ class StandbyPool:
         if self._short:
             self._say(
                 f"the standby needs {format_bytes(one)} a rank, and there are "
-                f"{format_bytes(left.available_bytes)} ({left.binding})"
+                f"{format_bytes(left.available_bytes)} ({left.binding})",
+                once="memory",
             )
 
     # ------------------------------------------------------------------ a restart
@@ -251,10 +252,13 @@ class StandbyPool:
         self.close()
         self._say(reason)
 
-    def _say(self, reason: str, *, now: bool = False) -> None:
-        """Say why the next restart, or with `now` this one, is a cold one; every reason once."""
-        if reason not in self._said:
-            self._said.add(reason)
+    def _say(self, reason: str, *, now: bool = False, once: str = "") -> None:
+        """Say why the next restart, or with `now` this one, is a cold one; every reason once.
+
+        `once`: the reason without its figures, where it has some.
+        """
+        if (once or reason) not in self._said:
+            self._said.add(once or reason)
             which = "this" if now else "the next"
             self._console.say(f"{which} restart is a cold one: {reason}")
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -37,11 +38,27 @@ def image(**tensors: tuple[str, bytes]) -> bytearray:
 
 
 def look(data: bytearray, *, beyond: int = 0) -> str:
-    """In chunks of a size that fits nothing."""
-    scan = NanScan(len(data), beyond=beyond)
-    for start in range(0, len(data), 1000):
-        scan.take(start, memoryview(data)[start : start + 1000])
-    return scan.found
+    """In chunks of sizes that fit nothing, smaller and larger than the header."""
+    found = set()
+    for size in (8, 1000, 5000, len(data)):
+        scan = NanScan(len(data), beyond=beyond)
+        for start in range(0, len(data), size):
+            scan.take(start, memoryview(data)[start : start + size])
+        found.add(scan.found)
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_no_piece_is_copied(dtype: str) -> None:
+    """A streamed image is looked at where no memory is left for copies."""
+    data = memoryview(image(w=(dtype, bytes(2**23))))
+    NanScan(len(data), beyond=0).take(0, data)  # imports what it needs
+    tracemalloc.start()
+    NanScan(len(data), beyond=0).take(0, data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**19
 
 
 @pytest.mark.parametrize("dtype", sorted(WIDTHS))
