@@ -15,6 +15,7 @@ import torch
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.client.saves import SaveHandle
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.snapshot.snapshotter import Snapshot
 from autockpt.executors.snapshot.streaming import Passage
@@ -445,7 +446,8 @@ class Saver:
             )  # fmt: skip
 
     def fence(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Makes it safe to change what `optimizer` changes (None: everything); never raises."""
+        """Makes it safe to change what `optimizer` changes (None: everything).  Never raises, but
+        what a signal handler of the script has."""
         if optimizer is not None:
             self.windows.step_began()
             self.traffic.step_began()
@@ -464,6 +466,8 @@ class Saver:
                 self._report_sealed(save, snapshot)
         except Exception as error:
             self._abandon(save, repr(error))
+            if is_from_handler(error):
+                raise
             self._rank.report_degraded("snapshot", repr(error))
         self._rank.beat("trains")
         if self.boundary_s is None:  # else it is a part of the boundary

@@ -236,9 +236,9 @@ class MemoryTable:
         return memory
 
     def add_slot(self, wanted: SlotsWanted, *, sharers: int = 1) -> bool:
-        """One more slot beside those of a rank; False: it needs none, or no room is there for it.
+        """Makes one more slot for a rank; False: it needs none, or the host has no room.
 
-        One at a time: ranks that ask in turn get alike.
+        One at a time, so that all ranks of a node get some.
         """
         memory = self.of(wanted.rank)
         if memory.streams or not 0 < len(memory.slots) < min(wanted.slots, MAX_SLOTS):

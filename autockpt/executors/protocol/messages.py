@@ -298,7 +298,7 @@ class SlotsReplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsAdded:
-    """The rank has `slots` slots now: those it had, with what they hold, and new, empty ones."""
+    """The rank has `slots` slots now: the former ones keep their shards, the new ones are empty."""
 
     rank: int
     slots: int

@@ -20,6 +20,7 @@ import torch
 
 from autockpt.executors.image.layout.plan import EXTRA, PAGE_BYTES, Entry, Layout, plan_layout
 from autockpt.executors.linux.memory import Arena
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.snapshot.copy_engine import (
     CopyEngine,
     CopyJob,
@@ -337,6 +338,8 @@ class Snapshotter:
             task.error = error
         self.engine.start(task)
         self.engine.wait()
+        if task.error is not None and is_from_handler(task.error):
+            raise task.error
 
     def _note(self, snapshot: Snapshot) -> None:
         """What the tensors look like, which may change before they are copied."""
@@ -368,6 +371,8 @@ class Snapshotter:
             try:
                 self._keep_probes(snapshot)
             except Exception as error:  # reported at the fence, the training goes on
+                if is_from_handler(error):
+                    raise
                 task.error, task.jobs = error, []
         self._hold_back(task, on_device=recipe.on_device)
         if recipe.on_device:

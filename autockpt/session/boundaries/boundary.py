@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.launch import environment
 from autockpt.launch.standby import imports
@@ -172,6 +173,9 @@ class Boundaries:
             self._saver.ask_ahead(step + 1)
         except Exception as error:
             self._saver.flight = None
+            if is_from_handler(error):
+                self._saver.end_boundary()
+                raise
             self._rank.report_degraded("snapshot", f"{type(error).__name__}: {error}")
         self._saver.end_boundary()
         self._rank.beat("trains")

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.launch.termination import is_interactive
 from autockpt.session.attaches import Attached, of_this_process
@@ -114,6 +115,9 @@ class Closing:
             elif final_checkpoint and self._rank.plan.tier("disk").interval_steps:
                 self._last.keep_newest()
         except Exception as error:
+            if is_from_handler(error):
+                self.end("error")
+                raise
             self._rank.report_degraded("final checkpoint", repr(error))
         self.end(reason, self._last.undurable_note() if reason == "finished" else "")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.restore.resume import Resumed
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.epoch_loader import EpochLoader
@@ -85,6 +86,8 @@ class TrainingPosition:
         try:
             return rng_state(), copy.deepcopy(self.position())
         except Exception as error:
+            if is_from_handler(error):
+                raise
             self._rank.report_degraded("data", f"its position cannot be kept: {error!r}")
             return None
 
