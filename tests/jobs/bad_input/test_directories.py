@@ -96,8 +96,11 @@ def test_a_read_only_directory_is_said_at_once_and_its_checkpoints_load_later(
 
 
 def remount(place: Path, how: str) -> None:
-    """Read-only or not."""
-    subprocess.run(["mount", "-o", f"remount,{how}", str(place)], check=True)
+    """Read-only or not; a process that was killed may have files open for a moment yet."""
+    command, deadline_s = ["mount", "-o", f"remount,{how}", str(place)], time.monotonic() + 60
+    while subprocess.run(command, check=False).returncode and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    subprocess.run(command, check=True)
 
 
 def test_a_directory_that_is_a_file_is_said(live: Live, tmp_path: Path) -> None:
