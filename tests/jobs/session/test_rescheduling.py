@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from autockpt.policies.decide import decide
 from autockpt.session.tuning.autotuner import _renewed
-from autockpt.tuner.online.proposals import PlanProposal, with_codec, with_schedule
+from autockpt.tuner.online.proposals import PlanProposal, with_codec
 from autockpt.values.goal import Goal, Pins
 from tests.support.profiles import example_profile, example_windows
 
@@ -16,8 +16,9 @@ def test_the_staging_names_the_winner_and_keeps_what_was_expected() -> None:
     assert staging is not None
     assert decision.plan.staging.compare
     seen = {"windows_observed_s": 0.3, "lazy_observed_s": 0.1}
+    blocking = replace(decision.plan.staging, schedule="blocking", compare=())
     offer = PlanProposal(
-        plan=with_schedule(decision.plan, "blocking"), kind="schedule", reason="seen: blocking",
+        plan=replace(decision.plan, staging=blocking), kind="schedule", reason="seen: blocking",
         numbers=seen,
     )  # fmt: skip
     renewed = _renewed(staging, offer)
