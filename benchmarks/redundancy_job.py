@@ -52,7 +52,7 @@ STAGE_S = 150.0
 STORAGE_S = 200.0
 """Three checkpoints of 12.6 MB at the storage's rate are 97 s."""
 CONTESTANT = "example job on 4 nodes"
-MEMORY_ONLY = ("disk.interval=100000 steps",)
+MEMORY_ONLY = ("disk.interval=120000 steps",)
 COPIES = (*MEMORY_ONLY, "redundancy.scheme=replicas", "redundancy.copies=2")
 PARITY = (*MEMORY_ONLY, "redundancy.scheme=xor", f"redundancy.set_size={NODES}")
 STORAGE = ("memory.interval=1 steps", "disk.interval=1 steps", "staging.in_flight=1")

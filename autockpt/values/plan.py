@@ -133,6 +133,17 @@ class Staging:
         return in_turn(self.compare_writes, number) if self.compare_writes else self.write_way
 
 
+def interval_conflict(memory_steps: int, disk_steps: int) -> str:
+    """Why these intervals of the two tiers do not go together; "": they do.  0: the tier is off."""
+    if not memory_steps or not disk_steps % memory_steps:
+        return ""
+    nearest = max(1, round(disk_steps / memory_steps)) * memory_steps
+    return (
+        f"disk.interval {disk_steps} steps is not a multiple of memory.interval {memory_steps} "
+        f"steps, and a disk checkpoint persists a snapshot; nearest: disk.interval {nearest} steps"
+    )
+
+
 LONGEST_CHAIN = 16
 """Generations that a reader opens for one, at most."""
 

@@ -15,6 +15,7 @@ from autockpt.policies.interval.preemption import answered_per_s, with_answered
 from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
+from autockpt.values.plan import interval_conflict
 from autockpt.values.units import format_duration, format_fraction
 
 TIE = 1e-3
@@ -178,13 +179,9 @@ def pinned_steps(costs: Costs, goal: Goal, *, memory_on: bool) -> tuple[int, int
         return memory, disk
     if pins.disk_interval_steps and not pins.memory_interval_steps:
         return min(divisors(disk), key=lambda k: abs(math.log(k / memory))), disk
-    nearest = max(1, round(disk / memory)) * memory
     if pins.memory_interval_steps and pins.disk_interval_steps:
-        raise ConfigError(
-            f"disk.interval {disk} steps is not a multiple of memory.interval {memory} steps, and "
-            f"a disk checkpoint persists a snapshot; nearest: disk.interval {nearest} steps"
-        )
-    return memory, nearest
+        raise ConfigError(interval_conflict(memory, disk))
+    return memory, max(1, round(disk / memory)) * memory
 
 
 def divisors(count: int) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 from autockpt.policies.policy_file.document import Mark, Node, Problem
 from autockpt.policies.policy_file.table import KeyTable
 from autockpt.values.errors import ConfigError
+from autockpt.values.plan import interval_conflict
 
 VERSION = 1
 CONDITION = r"\s*(>=|<=|==|>|<)?\s*([0-9]+)\s*"
@@ -67,6 +68,11 @@ def combined_problems(values: Mapping[str, Any], mark: Callable[[str], Mark]) ->
     if values.get("memory.enabled") is False and "memory.interval" in values:
         message = "memory.enabled is false, so no interval can be kept; remove one of them"
         found.append(("memory.interval", message))
+    memory, disk = values.get("memory.interval"), values.get("disk.interval")
+    if memory is not None and disk is not None:
+        message = interval_conflict(memory.steps or 0, disk.steps or 0)
+        message = message.removeprefix("disk.interval ")
+        found += [("disk.interval", message)] if message else []
     if "failures.notice" in values and "failures.preemption" not in values:
         message = "says how long ahead; failures.preemption, how often, is missing"
         found.append(("failures.notice", message))
@@ -77,9 +83,9 @@ def combined_problems(values: Mapping[str, Any], mark: Callable[[str], Mark]) ->
             "archive.lossy: true, or use none"
         )
         found.append(("archive.codec", message))
-    disk, node = values.get("prices.disk"), values.get("prices.node")
-    if disk is not None and node is not None and disk.currency != node.currency:
-        message = f"in {node.currency}, and prices.disk is in {disk.currency}; write both in one"
+    stored, node = values.get("prices.disk"), values.get("prices.node")
+    if stored is not None and node is not None and stored.currency != node.currency:
+        message = f"in {node.currency}, and prices.disk is in {stored.currency}; write both in one"
         found.append(("prices.node", message))
     return [Problem(mark=mark(path), path=path, message=message) for path, message in found]
 

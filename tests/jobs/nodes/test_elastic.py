@@ -66,7 +66,7 @@ def test_ranks_on_other_machines_than_before_lose_nothing_that_is_durable(
     assert job.finish() == job.undisturbed(), job.tale()
 
 
-SETTINGS = ("memory.interval=3 steps", "disk.interval=1000 steps", "redundancy.scheme=replicas",
+SETTINGS = ("memory.interval=3 steps", "disk.interval=1002 steps", "redundancy.scheme=replicas",
             "redundancy.copies=2")  # fmt: skip
 SCRIPT = ("examples/gpt/train.py", "--size", "tiny", "--steps", "400", "--threads", "1",
           "--text-bytes", "200000")  # fmt: skip

@@ -122,6 +122,10 @@ def test_all_errors_at_once_to_the_character():
         ("version: 1\nextends: /nowhere.yaml\n", "p.yaml:2:10: error: extends: cannot be read"),
         ("version: 1\noverrides:\n  - set: {}\n", r"overrides\[0\].when: missing; an override has"),
         ("version: 1\nmemory: {enabled: false, interval: 5 s}\n", "memory.enabled is false"),
+        (
+            "version: 1\nmemory: {interval: 4 steps}\ndisk: {interval: 15 steps}\n",
+            "p.yaml:3:18: error: disk.interval: .*15 steps is not a multiple of .* 16 steps",
+        ),
         ("version: 1\nfailures: {notice: 30 s}\n", "failures.preemption, how often, is missing"),
         ("version: 1\narchive: {codec: excp}\n", "excp loses a part of what was trained; say"),
         ("version: 1\narchive: {codec: excp, lossy: false}\n", "archive.lossy: true, or use none"),
