@@ -14,6 +14,7 @@ from autockpt.cli.shared.options import (
     common,
     find_script,
     policy_options,
+    profile_options,
     repeated,
     script_arguments,
 )
@@ -48,8 +49,7 @@ PASSED_ON = ("policy", "settings", "profile", "no_profile", "nproc_per_node")
 )  # fmt: skip
 @click.option("--run-dir", metavar="DIR", help="A new directory for the drill; default: runs/.")
 @policy_options
-@click.option("--profile", metavar="FILE", help="Decide from this profile (file or directory).")
-@click.option("--no-profile", is_flag=True, help="Safe defaults; measure nothing at the start.")
+@profile_options
 @click.option("--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks.")
 @script_arguments
 @common

@@ -16,6 +16,7 @@ from autockpt.cli.shared.options import (
     launch_options,
     launch_settings,
     policy_options,
+    profile_options,
     repeated,
     script_arguments,
 )
@@ -38,8 +39,7 @@ torchrun --nproc-per-node 8 -m -- autockpt run train.py  # under your own launch
 
 @click.command(cls=Command, examples=EXAMPLES, context_settings=WRAPPING)
 @policy_options
-@click.option("--profile", metavar="FILE", help="Decide from this profile (file or directory).")
-@click.option("--no-profile", is_flag=True, help="Safe defaults; measure nothing at the start.")
+@profile_options
 @click.option(
     "--run-dir", metavar="DIR", help="Where the run lives; resumes the one that is there."
 )

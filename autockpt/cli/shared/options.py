@@ -101,6 +101,16 @@ def policy_options(function: F) -> F:
     )(function)
 
 
+def profile_options(function: F) -> F:
+    """--profile and --no-profile."""
+    function = click.option(
+        "--no-profile", is_flag=True, help="Safe defaults; measure nothing at the start."
+    )(function)
+    return click.option(
+        "--profile", metavar="FILE", help="Decide from this profile (file or directory)."
+    )(function)
+
+
 def script_arguments(function: F) -> F:
     """[-m] SCRIPT [ARGS]..."""
     function = click.argument("args", nargs=-1, type=click.UNPROCESSED)(function)
