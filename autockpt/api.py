@@ -134,7 +134,7 @@ def peek(run_dir: str) -> Peeked | None:
     Needs neither model nor optimizer.  A restart may find a newer checkpoint in memory: after
     `attach`, `ckpt.restored` says which one it was.  Raises CorruptCheckpointError for damage.
     """
-    from autockpt.integrations.peeking import newest_progress
+    from autockpt.integrations.convert.peeking import newest_progress
 
     found = newest_progress(run_dir)
     return None if found is None else Peeked(generation=found[0], step=found[1], extra=found[2])

@@ -16,11 +16,11 @@ def __getattr__(name: str) -> Any:
 
     from autockpt.values.errors import ConfigError
 
-    found = next((adapter for adapter in ADAPTERS if adapter.module == name), None)
+    found = next((one for one in ADAPTERS if one.module.rpartition(".")[2] == name), None)
     if found is None:
         raise AttributeError(f"module 'autockpt.integrations' has no attribute {name!r}")
     try:
-        return import_module(f"autockpt.integrations.{name}")
+        return import_module(f"autockpt.integrations.{found.module}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("autockpt"):
             raise

@@ -15,7 +15,7 @@ class Adapter:
     framework: str
     """Its name, as its own documentation writes it."""
     module: str
-    """Below `autockpt.integrations`."""
+    """Below `autockpt.integrations`, where its last part is its public name."""
     extra: str
     """Of `pip install autockpt[...]`; also the environment of its tests."""
     packages: tuple[str, ...]
@@ -59,6 +59,13 @@ ADAPTERS = (
         line="ckpt = autockpt.integrations.accelerate.attach({name})",
         where="behind {name}.prepare(...); then ckpt.step() at the end of each batch, and epochs "
         "from ckpt.epoch on",
+    ),
+    Adapter(
+        framework="DeepSpeed", module="engines.deepspeed", extra="deepspeed",
+        packages=("deepspeed",), calls=("initialize",),
+        line="ckpt = autockpt.integrations.deepspeed.protect({name})",
+        where="behind deepspeed.initialize(...); then loader = ckpt.loader(loader), and epochs "
+        "from loader.epoch on",
     ),
 )  # fmt: skip
 
@@ -106,5 +113,7 @@ def _name_of(tree: ast.AST, call: ast.Call) -> str:
     """The variable that the call is assigned to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and node.value is call and len(node.targets) == 1:
-            return ast.unparse(node.targets[0])
+            target = node.targets[0]
+            first = target.elts[0] if isinstance(target, ast.Tuple) else target
+            return ast.unparse(first)
     return "trainer" if "Trainer" in ast.unparse(call.func) else "accelerator"

@@ -32,3 +32,12 @@ def test_an_unknown_integration_is_an_attribute_error() -> None:
 def test_a_script_that_only_loads_weights_trains_elsewhere() -> None:
     """`transformers` for its models alone is no Trainer."""
     assert adapter_of("from transformers import GPT2Config\nmodel = GPT2Config()") is None
+
+
+def test_the_engine_is_the_first_that_initialize_returns() -> None:
+    """Its name stands in the line that `autockpt run` prints."""
+    source = "import deepspeed\nengine, _, _, _ = deepspeed.initialize(model=net)"
+    found = adapter_of(source)
+    assert found is not None
+    assert (found[0].framework, found[1]) == ("DeepSpeed", "engine")
+    assert autockpt.integrations.deepspeed.protect is not None
