@@ -5,13 +5,19 @@ that it was made of, as JSON: whoever rebuilds a lost shard fetches its digests 
 chunk, and whoever holds them needs no other node for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autockpt.executors.image.container import ImageIndex, chunk_digest, trailer_capacity
 from autockpt.executors.keeper.replication.parity.geometry import ParitySet
 from autockpt.executors.keeper.replication.parity.sums import ParityMemory, Rebuild
-from autockpt.executors.keeper.replication.shard_fetch import Copying, FetchTarget, Part, subject_of
+from autockpt.executors.keeper.replication.shard_fetch import (
+    Copying,
+    FetchTarget,
+    Part,
+    Twin,
+    subject_of,
+)
 from autockpt.executors.linux.memory import page_align
 from autockpt.executors.network.transfer.destination import PassingDestination, Staging
 from autockpt.executors.network.transfer.frames import Span, spans_of
@@ -29,11 +35,16 @@ class MemberIndexes:
     """Of the members whose chunks are in this parity."""
 
 
-def filling_of(order: p.FetchShard, run_id: str) -> FetchTarget:
-    """How an order fills its slot.  Raises ConfigError for a set that cannot be."""
+def filling_of(order: p.FetchShard, run_id: str, twin: Twin | None = None) -> FetchTarget:
+    """How an order fills its slot; `twin`: of the shard, on this node.
+
+    Raises ConfigError for a set that cannot be.
+    """
     if order.shard.parity is not None:
         return Encoding(order, run_id)
-    return Copying(order, run_id) if len(order.sources) == 1 else Rebuilding(order, run_id)
+    if len(order.sources) > 1:
+        return Rebuilding(order, run_id)
+    return Copying(order, run_id, twin=twin)
 
 
 class Encoding:
@@ -81,6 +92,10 @@ class Encoding:
                 staging, kept=lambda number, chunk: sums.add(member, number, chunk)
             ),
         )  # fmt: skip
+
+    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+        """Nothing."""
+        return []
 
     def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """Digests of the parity, and of what stands behind it."""
@@ -155,6 +170,10 @@ class Rebuilding:
             root=source.shard.root, spans=spans_of(numbers),
             destination=PassingDestination(staging, kept=kept),
         )  # fmt: skip
+
+    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+        """Nothing."""
+        return []
 
     def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """The index that the lost member's owner sealed it with; the bytes are compared with it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from autockpt.executors.image.container import ImageIndex, chunk_digest, clear_trailer, read_trailer
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.parity_slots import filling_of
-from autockpt.executors.keeper.replication.shard_fetch import ShardFetch, time_for
+from autockpt.executors.keeper.replication.shard_fetch import ShardFetch, Twin, time_for
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.linux.memory import Arena, gather_pages, require_headroom
 from autockpt.executors.network.handshake import Identity
@@ -136,7 +136,7 @@ class ReplicaSlots:
         key = _key(order)
         self._revoke(_home(key))
         try:
-            filling = filling_of(order, self._run_id)
+            filling = filling_of(order, self._run_id, self._twin(order))
         except AutockptError as error:
             reason = str(error)
             self._post(lambda: self._tell_failed(order, reason, final=True))
@@ -148,6 +148,19 @@ class ReplicaSlots:
         threading.Thread(
             target=self._bring, args=(bringing,), name="autockpt-fetch", daemon=True
         ).start()
+
+    def _twin(self, order: p.FetchShard) -> Twin | None:
+        """An own sealed shard that holds the same parts as the one to be copied here."""
+        shard = order.shard
+        wanted = (shard.generation, shard.layout_digest, shard.bytes, shard.chunk_bytes)
+        if shard.parity is not None or not shard.layout_digest or shard.bytes <= shard.chunk_bytes:
+            return None
+        for rank in list(self._memory.ranks):
+            for _, arena, index in self._own(rank):
+                found = (index.generation, index.layout_digest, index.image_bytes)
+                if rank != shard.rank and (*found, index.chunk_bytes) == wanted:
+                    return Twin(arena=arena, index=index)
+        return None
 
     def bring_elsewhere(self, bringing: ShardFetch, memory: memoryview) -> None:
         """Carries out a fetch into memory that is no guest slot; on any thread.
@@ -178,7 +191,7 @@ class ReplicaSlots:
             guest, pool = self._make(bringing), self._pool
             if guest is None or pool is None:
                 return
-            rank = self._by_device(bringing.order)
+            rank = None if bringing.has_twin else self._by_device(bringing.order)
             if rank is None:
                 self._start(bringing, guest, pool)
             else:

@@ -5,24 +5,32 @@ does not: chunks of sealed images are fetched from several nodes at once, each v
 the last transfer has ended the slot gets its description.  One that fails ends all.
 """
 
+import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from autockpt.executors.image.container import (
     ImageIndex,
+    chunk_digest,
     read_trailer,
     trailer_capacity,
     write_trailer,
 )
 from autockpt.executors.keeper.replication.device_transfers import Exchange
-from autockpt.executors.linux.memory import page_align
+from autockpt.executors.linux.memory import Arena, page_align
 from autockpt.executors.network.transfer.destination import Destination, SlotDestination
 from autockpt.executors.network.transfer.events import FetchEnd, TransferFailed
-from autockpt.executors.network.transfer.frames import Listener, Span, Subject
+from autockpt.executors.network.transfer.frames import (
+    Listener,
+    Span,
+    Subject,
+    spans_of,
+)
 from autockpt.executors.network.transfer.pool import TransferPool
 from autockpt.executors.network.transfer.transfer import Transfer
 from autockpt.executors.protocol import messages as p
@@ -63,6 +71,12 @@ class FetchTarget(Protocol):
     def parts(self, view: memoryview) -> list[Part]:
         """What is to be fetched to fill `view`.  Raises AutockptError."""
 
+    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+        """What is still to be fetched once the first parts came; `index`: of the first one.
+
+        `came(bytes)` is called for all that is filled without a fetch; False: stop.
+        """
+
     def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """All parts came, of images with these indexes: completes the bytes, and describes them.
 
@@ -70,33 +84,89 @@ class FetchTarget(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A sealed shard of this node that holds the same parts as one that is to be copied here.
+
+    Replicas (DDP, HSDP) are equal but for what is a rank's own, which stands in few chunks.
+    """
+
+    arena: Arena
+    index: ImageIndex
+
+    def copy(self, image: memoryview, index: ImageIndex) -> Iterator[tuple[int, int]]:
+        """(number, bytes) of every chunk of `index` that was copied into `image` from here.
+
+        The slot may be used again meanwhile, so each chunk is compared with its digest.
+        """
+        alike = [n for n, d in enumerate(index.digests) if d == self.index.digests[n]]
+        if not alike or self.arena.fd is None:
+            return
+        with contextlib.suppress(OSError):  # then they are fetched
+            fd = os.dup(self.arena.fd)
+            try:
+                for number in alike:
+                    start, stop = index.chunk_range(number)
+                    chunk = image[start:stop]
+                    whole = os.preadv(fd, [chunk], start) == stop - start
+                    if whole and chunk_digest(chunk) == index.digests[number]:
+                        yield number, stop - start
+            finally:
+                os.close(fd)
+
+
 class Copying:
-    """A shard from one node, or some chunks of it."""
+    """A shard from one node, or some chunks of it.
+
+    With a twin the first chunk comes first, and with it the digests of all.  Only chunks that the
+    twin does not have cross the network then.
+    """
 
     spare_bytes = 0
 
-    def __init__(self, order: p.FetchShard, run_id: str, spans: tuple[Span, ...] = ()) -> None:
+    def __init__(
+        self,
+        order: p.FetchShard,
+        run_id: str,
+        spans: tuple[Span, ...] = (),
+        *,
+        twin: Twin | None = None,
+    ) -> None:
         """`spans`: empty for all chunks."""
         self._source = order.sources[0]
         self._subject = subject_of(order.shard, run_id)
-        self._spans = spans or (Span(start=0, stop=self._subject.chunks),)
+        self.twin = twin
+        last = self._subject.chunks if twin is None else 1
+        self._spans = spans or (Span(start=0, stop=last),)
         self.image_bytes = page_align(order.shard.bytes)
+        self._image = memoryview(b"")
 
     def parts(self, view: memoryview) -> list[Part]:
-        """Every chunk in its place."""
+        """Every chunk in its place; with a twin the first one."""
+        self._image = view[: self._subject.image_bytes]
+        return [self._part(self._spans)]
+
+    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+        """The chunks that the twin does not have."""
+        if self.twin is None:
+            return []
+        missing = set(range(1, self._subject.chunks))
+        for number, nbytes in self.twin.copy(self._image, index):
+            missing.discard(number)
+            if not came(nbytes):
+                return []
+        return [self._part(spans_of(sorted(missing)))] if missing else []
+
+    def _part(self, spans: tuple[Span, ...]) -> Part:
         subject = self._subject
-        image = view[: subject.image_bytes]
-        return [
-            Part(
-                node=self._source.node, subject=subject, root=self._source.shard.root,
-                spans=self._spans, destination=SlotDestination(image, subject),
-            )
-        ]  # fmt: skip
+        return Part(
+            node=self._source.node, subject=subject, root=self._source.shard.root,
+            spans=spans, destination=SlotDestination(self._image, subject),
+        )  # fmt: skip
 
     def finish(self, indexes: Sequence[ImageIndex]) -> ImageIndex:
         """As its owner described it."""
-        (index,) = indexes
-        return index
+        return indexes[0]
 
 
 def subject_of(shard: p.HeldShard, run_id: str) -> Subject:
@@ -176,6 +246,9 @@ class ShardFetch:
         self._view: memoryview | None = None
         self._transfers: list[Transfer] = []
         self._parts = 0
+        self._has_rest = True
+        """What the first parts leave to be fetched is not known yet."""
+        self._fetch: Callable[[int, Part], Transfer] | None = None
         self._indexes: dict[int, ImageIndex] = {}
         """Of the images that parts came of, by number of the part."""
         self._over = False
@@ -192,6 +265,11 @@ class ShardFetch:
     def slot_bytes(self) -> int:
         """Memory of the guest slot."""
         return self.filling.image_bytes + self._trailer_bytes
+
+    @property
+    def has_twin(self) -> bool:
+        """Most of it is on this node already."""
+        return isinstance(self.filling, Copying) and self.filling.twin is not None
 
     @property
     def _trailer_bytes(self) -> int:
@@ -215,20 +293,32 @@ class ShardFetch:
         with self._lock:  # the ends of the first ones wait until all have begun
             if self._over:
                 return False
-            self._view, self._parts, self._otherwise = view, len(parts), otherwise
-            for number, part in enumerate(parts):
-                if self.is_over():  # not even a thread was to be had
-                    return False
-                exchange = self.exchange
-                transfer = pool.fetch(
+            self._view, self._parts, self._otherwise = view, 0, otherwise
+            self._has_rest, exchange = True, self.exchange
+
+            def fetch(number: int, part: Part) -> Transfer:
+                return pool.fetch(
                     part.node, addresses[part.node], part.subject, part.root,
                     _Marked(part.destination, self._came), ended=partial(self._ended, number),
                     deadline_s=time_for(part.subject.image_bytes), chunks=part.spans,
                     carrier=None if exchange is None else _Carried(exchange, self._came),
                 )  # fmt: skip
-                self._transfers.append(transfer)
+
+            self._fetch = fetch
+            if not self._begin(parts):
+                return False
         if not parts:
             self._finish()
+        return True
+
+    def _begin(self, parts: Sequence[Part]) -> bool:
+        """Begins the transfers of these parts; with the lock held.  False: it is over."""
+        assert self._fetch is not None
+        first, self._parts = self._parts, self._parts + len(parts)
+        for number, part in enumerate(parts, start=first):
+            if self.is_over():  # not even a thread was to be had
+                return False
+            self._transfers.append(self._fetch(number, part))
         return True
 
     def _came(self, count: int) -> None:
@@ -251,8 +341,27 @@ class ShardFetch:
             self.nbytes += event.nbytes
             self._indexes[number] = event.index
             last = len(self._indexes) == self._parts and not self._over
-        if last:
+            first, self._has_rest = last and self._has_rest, self._has_rest and not last
+        if last and not (first and self._fetches_rest(event.index)):
             self._finish()
+
+    def _fetches_rest(self, index: ImageIndex) -> bool:
+        """Fills what can be filled here; whether more is to be fetched, or it is over."""
+
+        def came(nbytes: int) -> bool:
+            self._came(nbytes)
+            return not self._over
+
+        with self._writing:
+            parts = [] if self._over else self.filling.rest(index, came)
+        try:
+            with self._lock:
+                if not self._over and parts:
+                    self._begin(parts)
+                return self._over or bool(parts)
+        except AutockptError as error:
+            self.fail(str(error), final=True)
+            return True
 
     def fail(self, reason: str, *, final: bool) -> None:
         """It cannot be had; the first reason counts."""
