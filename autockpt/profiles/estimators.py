@@ -28,6 +28,7 @@ from autockpt.values.profile import (
     CodecMeasure,
     Distribution,
     EncoderMeasure,
+    HeldElsewhere,
     InterferenceMeasure,
     LinkMeasure,
     StateClass,
@@ -268,7 +269,15 @@ def inventory(
         lazy_bytes=lazy,
         boundary_bytes=total - lazy,
         classes=tuple(_state_class(name, tensors) for name in names),
+        elsewhere=_elsewhere(tensors),
     )
+
+
+def _elsewhere(tensors: Sequence[TensorFacts]) -> tuple[HeldElsewhere, ...]:
+    nbytes: dict[tuple[int, ...], int] = defaultdict(int)
+    for tensor in tensors:
+        nbytes[tensor.elsewhere] += tensor.bytes
+    return tuple(HeldElsewhere(nodes=k, bytes=v) for k, v in sorted(nbytes.items()) if k and v)
 
 
 def _state_class(

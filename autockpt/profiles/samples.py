@@ -98,6 +98,8 @@ class TensorFacts:
     bytes: int
     lazy: bool
     """True when it was proven to stay constant from the boundary to the fence."""
+    elsewhere: tuple[int, ...] = ()
+    """Nodes that hold the same part: so many further on, counted around."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -394,7 +394,9 @@ class Conductor:
     def _write_file(self, state: LiveState) -> None:
         assert self._probes is not None
         layout = self._probes.snapshot.layout
-        inventory = facts.state_inventory(state, layout, changed=self._changed)
+        inventory = facts.state_inventory(
+            state, layout, changed=self._changed, place=self._ranks.place
+        )
         directory = facts.storage_directory(self.run_dir)
         job = facts.host_facts(
             self.run_dir,

@@ -116,6 +116,15 @@ class StateClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldElsewhere:
+    """Bytes of a rank's state that the ranks of other nodes hold as well (DDP, HSDP)."""
+
+    nodes: tuple[int, ...]
+    """Which: so many nodes further on, counted around; ascending."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateInventory:
     """What a checkpoint of one rank holds."""
 
@@ -127,6 +136,8 @@ class StateInventory:
     boundary_bytes: int
     """Bytes copied inside the stall."""
     classes: tuple[StateClass, ...]
+    elsewhere: tuple[HeldElsewhere, ...] = ()
+    """Empty: no other node is known to hold any of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,12 @@ class Place:
         here = tuple(rank for rank in known if self.nodes[rank] == self.nodes[self.rank])
         return here if len(here) > 1 and self.rank in here else ()
 
+    def further_nodes(self, holders: Iterable[int]) -> tuple[int, ...]:
+        """Other nodes of these ranks: so many further on than this one, counted around."""
+        count, own = max(self.nodes) + 1, self.nodes[self.rank]
+        known = {self.nodes[rank] for rank in holders if rank < len(self.nodes)}
+        return tuple(sorted((node - own) % count for node in known - {own}))
+
 
 @dataclass(slots=True)
 class ReplicaGroup:

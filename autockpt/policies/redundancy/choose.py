@@ -18,7 +18,14 @@ from dataclasses import dataclass, replace
 
 from autockpt.policies.cost_model.costs import Costs, PeerCosts, ranks_per_node
 from autockpt.policies.interval.choose import Rates
-from autockpt.policies.redundancy.peer_costs import LINKS, limited, node_bytes, peer_costs, way_of
+from autockpt.policies.redundancy.peer_costs import (
+    LINKS,
+    crossing_bytes,
+    limited,
+    node_bytes,
+    peer_costs,
+    way_of,
+)
 from autockpt.policies.redundancy.survival import survived_domains
 from autockpt.policies.staging.slots import SlotChoice, host_room_bytes, slot_bytes
 from autockpt.values.errors import ConfigError
@@ -246,13 +253,15 @@ def _reason(
             f"take a node's memory, and costs more than it brings: "
             f"{format_duration(best[2].slowdown_s)} of training for each checkpoint"
         )
-    sent = node_bytes(profile) * redundancy.sent_share
+    sent = crossing_bytes(profile, redundancy)
+    kept = node_bytes(profile) * redundancy.sent_share - sent
+    anyway = f", and {format_bytes(kept)} more are in replicas there" if kept else ""
     limit = redundancy.rate_bytes_per_s
     slowly = f" at no more than {format_rate(limit)}" if limit else ""
     return (
         f"serves {format_fraction(peers.served)} of the failures that take a node's memory in "
         f"{format_duration(peers.restore_s)} from other nodes; each checkpoint sends "
-        f"{format_bytes(sent)} in {format_duration(peers.send_s)}{slowly}, costs "
+        f"{format_bytes(sent)} in {format_duration(peers.send_s)}{slowly}{anyway}, costs "
         f"{format_duration(peers.slowdown_s)} of training, and what is held for others takes "
         f"{format_bytes(held_bytes(profile, redundancy))} on a node"
         + "".join(
@@ -277,6 +286,7 @@ def _numbers(
         numbers |= {
             "survived": peers.served,
             "send_s": peers.send_s,
+            "crossing_bytes": crossing_bytes(profile, redundancy),
             "slowdown_s": peers.slowdown_s,
             "restore_peer_s": peers.restore_s,
             "held_bytes": float(held_bytes(profile, redundancy)),

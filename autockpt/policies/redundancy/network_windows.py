@@ -12,7 +12,7 @@ Source: Gemini (SOSP'23) for the partition of traffic; docs/bubbles.md.
 from dataclasses import replace
 
 from autockpt.policies.redundancy.choose import RedundancyChoice
-from autockpt.policies.redundancy.peer_costs import node_bytes, way_of
+from autockpt.policies.redundancy.peer_costs import crossing_bytes, way_of
 from autockpt.policies.staging.idle_windows import MARGINS, WORTH
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Staging
@@ -55,7 +55,7 @@ def window_share(profile: Profile, redundancy: Redundancy, interval_steps: int) 
         if gap.what == "network":
             usable_s = max(0.0, gap.length_s.p10 - way.alpha_s)
             by_rank[gap.rank] = by_rank.get(gap.rank, 0.0) + usable_s
-    sent = node_bytes(profile) * redundancy.sent_share
+    sent = crossing_bytes(profile, redundancy)
     if not by_rank or not sent:
         return 0.0
     margin = min(max(MARGINS[0], 2 * way.spread), MARGINS[1])
@@ -76,7 +76,7 @@ def _schedule(
     if staging.schedule == "windows":
         return "windows", "snapshots wait for windows too"
     share = window_share(profile, redundancy, interval_steps)
-    sent = format_bytes(node_bytes(profile) * redundancy.sent_share)
+    sent = format_bytes(crossing_bytes(profile, redundancy))
     fits = f"windows take {format_fraction(share)} of {sent} in {copy_laps(interval_steps)} steps"
     if not redundancy.rate_bytes_per_s or goal.redundancy.rate_bytes_per_s:
         return "paced", "no exchange slows the training so much that its rate is cut"

@@ -1,7 +1,11 @@
 """What a scheme costs on one of its paths, and which failures it serves: from links to `PeerCosts`.
 
-    send        alpha + S x sent / B          B the slowest hop, cut by a limit of the rate
-    slow-down   sigma x S x sent / B_full     a lower rate slows less, for longer
+    send        alpha + S x crossing / B + S x kept / B_copy
+    slow-down   sigma x (S x crossing / B_full + S x kept / B_copy)
+
+B is the slowest hop, cut by a limit of the rate: a lower rate slows less, for longer.  Of the
+bytes to send, `kept` are copied from a replica on the holder (DDP, HSDP), `crossing` are fetched.
+
     rebuild     alpha + S x rebuilt / B_full + copy into place
 
 served = P(a failure that takes a node's memory is a loss of nodes) x P(memory survives it).
@@ -10,11 +14,17 @@ served = P(a failure that takes a node's memory is a loss of nodes) x P(memory s
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autockpt.policies.cost_model.costs import ASSUMED_SLOWDOWN, PeerCosts, ranks_per_node
+from autockpt.policies.cost_model.costs import (
+    ASSUMED_COPY_BYTES_PER_S,
+    ASSUMED_SLOWDOWN,
+    PeerCosts,
+    ranks_per_node,
+)
 from autockpt.policies.redundancy.schemes import ASSUMED_TOGETHER
 from autockpt.policies.redundancy.survival import survived_mix
 from autockpt.values.placement import FailureDomains, place
-from autockpt.values.profile import FailureRates, LinkMeasure, Profile
+from autockpt.values.plan import Staging
+from autockpt.values.profile import FailureRates, HeldElsewhere, LinkMeasure, Profile
 from autockpt.values.redundancy import PeerPath, Redundancy
 
 ASSUMED_BYTES_PER_S = 1.25e9
@@ -92,6 +102,41 @@ def node_bytes(profile: Profile) -> int:
     return profile.state.total_bytes * ranks_per_node(profile)
 
 
+def crossing_bytes(profile: Profile, redundancy: Redundancy) -> float:
+    """Bytes that a node fetches from others for each checkpoint."""
+    return node_bytes(profile) * redundancy.sent_share * _crossing(profile, redundancy)
+
+
+def _crossing(profile: Profile, redundancy: Redundancy) -> float:
+    """The part of the copies that no replica on their holders has; all of a parity."""
+    state = profile.state
+    if redundancy.scheme != "replicas" or not state.elsewhere:
+        return 1.0
+    scheme = replace(redundancy, path="host", rate_bytes_per_s=0.0, schedule="paced", floor=0)
+    kept = _kept_bytes(scheme, profile.failures.nodes, profile.domains, state.elsewhere)
+    # The chunk with what is a rank's own is fetched whole.
+    own = state.total_bytes - kept + Staging().chunk_bytes
+    return min(1.0, own / state.total_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _kept_bytes(
+    scheme: Redundancy, nodes: int, domains: FailureDomains, elsewhere: tuple[HeldElsewhere, ...]
+) -> float:
+    """Mean over all copies of the bytes that a replica on their holder has."""
+    by_distance: dict[int, int] = {}
+    for held in elsewhere:
+        for distance in held.nodes:
+            by_distance[distance] = by_distance.get(distance, 0) + held.bytes
+    copies = [
+        by_distance.get((holder - node) % nodes, 0)
+        for cell in place(scheme, nodes, domains).cells
+        for node in cell.members
+        for holder in cell.holders(node)[1:]
+    ]
+    return sum(copies) / len(copies)
+
+
 def limited(redundancy: Redundancy, way: Way, rate_bytes_per_s: float | None) -> Redundancy:
     """The scheme on a path, its rate as asked for or such that no iteration is 5 % longer.
 
@@ -111,16 +156,19 @@ def peer_costs(profile: Profile, redundancy: Redundancy) -> PeerCosts | None:
     if redundancy.scheme == "none":
         return None
     way, size = way_of(profile, redundancy.path), node_bytes(profile)
-    sent = size * redundancy.sent_share
+    crossing = crossing_bytes(profile, redundancy)
+    copy = profile.link("host_copy")
+    copy_bytes_per_s = ASSUMED_COPY_BYTES_PER_S if copy is None else copy.bytes_per_s
+    copied_s = (size * redundancy.sent_share - crossing) / copy_bytes_per_s
     rate = min(way.bytes_per_s, redundancy.rate_bytes_per_s or way.bytes_per_s)
-    send_s = way.alpha_s + sent / rate
+    send_s = way.alpha_s + crossing / rate + copied_s
     restore = profile.recovery.restore_peer
     read_s = way.alpha_s + size * redundancy.rebuilt_share / way.bytes_per_s
     return PeerCosts(
         send_s=send_s,
         # Two standard deviations: the 95th percentile of what is about normal.
         send_high_s=send_s * (1.0 + 2.0 * way.spread),
-        slowdown_s=way.slowdown * sent / way.bytes_per_s,
+        slowdown_s=way.slowdown * (crossing / way.bytes_per_s + copied_s),
         restore_s=restore.value_s
         if restore is not None
         else read_s + profile.recovery.restore_memory.value_s,

@@ -11,6 +11,7 @@ import torch
 import autockpt
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.network.discovery import listen_host
+from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.state.live_state import LiveState
 from autockpt.profiles.assemble import JobFacts
 from autockpt.profiles.estimators import inventory
@@ -65,13 +66,14 @@ def state_inventory(
     layout: Layout,
     *,
     changed: set[str] | None = None,
+    place: Place | None = None,
 ) -> StateInventory:
     """Bytes by class of what this rank would save in this layout.
 
-    `changed` names tensors that were seen to change behind the fence.
+    `changed` names tensors that were seen to change behind the fence; `place`: of this rank.
     """
     return inventory(
-        tensor_facts(state, layout, changed or set()),
+        tensor_facts(state, layout, changed or set(), place),
         layout_digest=layout.digest,
         extra_bytes=layout.extra_bytes,
     )

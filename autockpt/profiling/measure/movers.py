@@ -17,6 +17,7 @@ from autockpt.executors.linux.memory import Arena, headroom, require_headroom
 from autockpt.executors.linux.timeslice import ask_for_long_slices
 from autockpt.executors.snapshot.copy_engine import CopyJob, ProgressCounter, run_jobs
 from autockpt.executors.snapshot.device import DeviceCopier, register_with_cuda
+from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.snapshot.snapshotter import Snapshot, Snapshotter
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.tensor_index import local_part
@@ -176,10 +177,16 @@ class AtBoundary:
         return self._took_s
 
 
-def tensor_facts(state: LiveState, layout: Layout, changed: set[str]) -> list[TensorFacts]:
-    """Every tensor that a checkpoint of this rank holds; `changed` ones are not lazy."""
+def tensor_facts(
+    state: LiveState, layout: Layout, changed: set[str], place: Place | None = None
+) -> list[TensorFacts]:
+    """Every tensor that a checkpoint of this rank holds; `changed` ones are not lazy.
+
+    `place`: of this rank, for which other nodes hold the same; None: not asked.
+    """
     specs = [entry.spec for entry in layout.entries if entry.spec.name != EXTRA]
     owned = state.tensors.keys()
+    replicas = _replicas(state, place)
     return [
         TensorFacts(
             name=spec.name,
@@ -187,9 +194,21 @@ def tensor_facts(state: LiveState, layout: Layout, changed: set[str]) -> list[Te
             dtype=spec.true_dtype,
             bytes=spec.nbytes,
             lazy=spec.lazy and spec.name not in changed | state.not_lazy,
+            elsewhere=replicas.get(spec.name, ()),
         )
         for spec in specs
     ]
+
+
+def _replicas(state: LiveState, place: Place | None) -> dict[str, tuple[int, ...]]:
+    """By tensor the other nodes that hold it as well.
+
+    Empty where a part of the state is known to have no replica: shards are then not alike.
+    """
+    inventory = state.inventory()
+    if place is None or any(name not in inventory.holdings for name in inventory.lazy):
+        return {}
+    return {n: place.further_nodes(h.holders) for n, h in inventory.holdings.items()}
 
 
 def proof_tensors(state: LiveState) -> dict[str, torch.Tensor]:

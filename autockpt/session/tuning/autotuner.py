@@ -15,6 +15,7 @@ from typing import Protocol
 
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.keeper.client.saves import SaveHandle
+from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.state.live_state import LiveState
 from autockpt.policies.cost_model.inputs import decided_again
 from autockpt.policies.decide import decide
@@ -291,7 +292,9 @@ class AutoTuner:
             return
         facts = host_facts(
             self._job.run_directory,
-            state=state_inventory(self._state, layout),
+            state=state_inventory(
+                self._state, layout, place=Place(rank=self._job.rank, nodes=tuple(self._job.nodes))
+            ),
             storage_dir=self._job.checkpoints,
         )
         profile = profile_from_run(self._samples.run_samples(), facts)

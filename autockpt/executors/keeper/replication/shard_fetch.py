@@ -72,7 +72,7 @@ class FetchTarget(Protocol):
         """What is to be fetched to fill `view`.  Raises AutockptError."""
 
     def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
-        """What is still to be fetched once the first parts came; `index`: of the first one.
+        """The parts to fetch once the first ones came; `index`: of the first one.
 
         `came(bytes)` is called for all that is filled without a fetch; False: stop.
         """
@@ -88,7 +88,7 @@ class FetchTarget(Protocol):
 class Twin:
     """A sealed shard of this node that holds the same parts as one that is to be copied here.
 
-    Replicas (DDP, HSDP) are equal but for what is a rank's own, which stands in few chunks.
+    Replicas (DDP, HSDP) are equal but for a rank's own state, which stands in few chunks.
     """
 
     arena: Arena
@@ -247,7 +247,7 @@ class ShardFetch:
         self._transfers: list[Transfer] = []
         self._parts = 0
         self._has_rest = True
-        """What the first parts leave to be fetched is not known yet."""
+        """The parts behind the first ones are not known yet."""
         self._fetch: Callable[[int, Part], Transfer] | None = None
         self._indexes: dict[int, ImageIndex] = {}
         """Of the images that parts came of, by number of the part."""

@@ -8,19 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autockpt.cli import app
+from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.policies.cost_model import sensitivity
 from autockpt.policies.cost_model.cost_curve import tiers_of_plan
 from autockpt.policies.decide import decide
 from autockpt.policies.policy_file import load_policy, plan_from_yaml, plan_to_yaml
-from autockpt.policies.redundancy.peer_costs import SLOWDOWN_LIMIT, peer_costs, served, way_of
+from autockpt.policies.redundancy.peer_costs import (
+    SLOWDOWN_LIMIT,
+    crossing_bytes,
+    peer_costs,
+    served,
+    way_of,
+)
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits, Pins, RedundancyWish
 from autockpt.values.placement import FailureDomains
-from autockpt.values.plan import Decision
+from autockpt.values.plan import Decision, Staging
 from autockpt.values.profile import (
     Bubble,
     Estimate,
+    HeldElsewhere,
     InterferenceMeasure,
     LinkMeasure,
     LinkTraffic,
@@ -77,6 +85,41 @@ def wish(**fields: Any) -> Goal:
 def chosen(profile: Profile, goal: Goal | None = None) -> tuple[Decision, Redundancy]:
     decision = decide(profile, goal or Goal())
     return decision, decision.plan.redundancy
+
+
+def test_copies_on_replicas_cost_next_to_nothing():
+    """A network too slow for copies carries those that are on their holders already."""
+    slow = cluster(host=3e8, slowdown=0.05)
+    assert decide(slow, Goal()).plan.redundancy == NO_REDUNDANCY
+    state = slow.state
+    held = HeldElsewhere(nodes=tuple(range(1, 16)), bytes=state.total_bytes)
+    ddp = replace(slow, state=replace(state, elsewhere=(held,)))
+    decision, redundancy = chosen(ddp)
+    assert redundancy.scheme == "replicas"
+    choice = decision.choice("redundancy")
+    assert choice is not None
+    assert choice.numbers["crossing_bytes"] == Staging().chunk_bytes
+    assert "in replicas there" in choice.reason
+
+
+@pytest.mark.parametrize(("nodes_on", "crossing"), [((8,), 0.5), ((4, 8, 12), 0.5), ((1, 15), 1.0)])
+def test_replicas_count_only_where_copies_are_placed(nodes_on, crossing):
+    """Groups of two are of nodes half of all apart; half of the state is there as well, or none."""
+    profile = cluster()
+    held = HeldElsewhere(nodes=nodes_on, bytes=profile.state.total_bytes // 2)
+    profile = replace(profile, state=replace(profile.state, elsewhere=(held,)))
+    pairs = Redundancy(scheme="replicas", copies=2, placement="group")
+    whole = profile.state.total_bytes
+    chunk = Staging().chunk_bytes if crossing < 1.0 else 0
+    assert crossing_bytes(profile, pairs) == pytest.approx(crossing * whole + chunk)
+    xor = Redundancy(scheme="xor", set_size=8, parity=1)
+    assert crossing_bytes(profile, xor) == whole
+
+
+def test_further_nodes_are_counted_around():
+    """Rank 5 of node 2 of four, two ranks each; nodes 2, 3 and 0 hold the same."""
+    place = Place(rank=5, nodes=(0, 0, 1, 1, 2, 2, 3, 3))
+    assert place.further_nodes((1, 5, 7)) == (1, 2)
 
 
 # --- nothing changes ------------------------------------------------------------------------------
