@@ -30,6 +30,13 @@ class Adapter:
 
 ADAPTERS = (
     Adapter(
+        framework="Ray Train", module="engines.ray", extra="ray",
+        packages=("ray",), calls=("TorchTrainer",),
+        line="ckpt = autockpt.integrations.ray.attach(model=model, optimizer=optimizer, "
+        "data=loader)",
+        where="in the train loop, on all workers; docs/frameworks/ray.md shows the loop",
+    ),
+    Adapter(
         framework="Lightning Trainer", module="lightning", extra="lightning",
         packages=("lightning", "pytorch_lightning"), calls=("Trainer",),
         line="{name} = Trainer(..., callbacks=[autockpt.integrations.lightning.Autockpt()])",

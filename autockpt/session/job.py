@@ -16,6 +16,7 @@ from autockpt.executors.storage.catalogue import require_found
 from autockpt.executors.storage.directory import CheckpointDirectory, pid_start
 from autockpt.job_directory import SAME_JOB, Placed, own_goal
 from autockpt.job_directory import place as put_in
+from autockpt.launch.given import given_launch
 from autockpt.launch.rank_env import RankPlace, agent_of, place_of_rank, slurm_launch, under_srun
 from autockpt.launch.rank_env import number as count_of
 from autockpt.launch.rendezvous import agree, group_store
@@ -109,7 +110,8 @@ def current_job(
     """The job as torchrun, `autockpt run` or a plain `python` started it."""
     environment = os.environ
     script = os.path.splitext(os.path.basename(sys.argv[0] or "run"))[0] or "run"
-    named = environment.get("AUTOCKPT_RUN_DIR") or run_dir
+    given_by = given_launch()
+    named = environment.get("AUTOCKPT_RUN_DIR") or run_dir or (given_by and given_by.run_dir)
     shared = "AUTOCKPT_RUN_DIR" in environment
     launch_id, launcher_pid = _launcher()
     number = of_this_process.number(run_dir, launch_id, shared=shared)
@@ -145,10 +147,12 @@ def current_job(
     nodes = (0,) * world_size
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_round)
     control_host, domains = "", UNKNOWN_DOMAINS
-    if place.nodes > 1:
-        labels, node = _own_labels(), count_of(environment, "AUTOCKPT_NODE")
-        agreed = agree(checkpoints, launch_id, place, labels, node)
+    agrees = place.nodes > 1 or given_by is not None
+    if agrees:
+        node = given_by.node if given_by else count_of(environment, "AUTOCKPT_NODE")
+        agreed = agree(checkpoints, launch_id, place, _own_labels(), node)
         nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
+    if place.nodes > 1:
         control_host = listen_host(environment, one_host=agreed.one_host)
     node = nodes[rank] if rank < world_size else 0
     resume_from = environment.get("AUTOCKPT_RESUME_FROM")
@@ -159,7 +163,7 @@ def current_job(
         first_start = claimed is None or claimed.launch_id != incarnation.launch_id
         # Of several attaches to one run, each fresh, a restart goes on with the last of them.
         other_turn = claimed is not None and claimed.restart_round % ATTACHES != again
-        begins = first_start or (other_turn and place.nodes == 1)
+        begins = first_start or (other_turn and not agrees)
         if not first_start or number > 1 or placed.suffix:
             resume_from = None
     plan = _first_plan(goal, decision, files.read_plan(), in_place=in_place)
@@ -248,6 +252,8 @@ def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | 
 
 def current_identity(ranks: int = 0) -> same_job.Job:
     """What this process is a start of, by its script and its arguments; see `job_of`."""
+    if (given := given_launch()) is not None:
+        return same_job.Job(script=given.job)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     first = sys.argv[0] if sys.argv else ""
     script = main or ("" if first in ("", "-", "-c") else first)
@@ -319,6 +325,8 @@ def _first_plan(
 def _launcher() -> tuple[str, int]:
     """(launch id, process): equal on all ranks of a launch, kept over its restarts."""
     environment = os.environ
+    if (given := given_launch()) is not None:
+        return given.launch_id, os.getppid()
     if "AUTOCKPT_LAUNCH_ID" in environment:
         pid = environment.get("AUTOCKPT_LAUNCHER_PID", "")
         return environment["AUTOCKPT_LAUNCH_ID"], int(pid) if pid.isdigit() else os.getppid()

@@ -41,6 +41,8 @@ class Framework:
     """Path from the root of the project."""
     package: str
     """What the driver imports."""
+    launches: bool = False
+    """It starts its ranks, and starts them again; else `autockpt run` does, or torchrun."""
 
     @property
     def python(self) -> str:
@@ -75,7 +77,7 @@ def bare(framework: Framework, case: Case) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         python = framework.python
         command = [python, framework.driver, folder, "bare", _text(case)]
-        if case.ranks > 1:
+        if case.ranks > 1 and not framework.launches:
             launch = [
                 "-m",
                 "torch.distributed.run",
@@ -87,7 +89,10 @@ def bare(framework: Framework, case: Case) -> Outcome:
 
 
 def protected(framework: Framework, case: Case, folder: str) -> Outcome:
-    """Under `autockpt run`, which starts it again when it died."""
+    """Under `autockpt run`, which starts it again when it died, or as the framework does."""
+    if framework.launches:
+        command = [framework.python, framework.driver, folder, "protected", _text(case)]
+        return _run(command, folder)
     command = [framework.python, "-m", "autockpt", "run", "--run-dir", f"{folder}/run"]
     for setting in PLAN:
         command += ["--set", setting]

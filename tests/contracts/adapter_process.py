@@ -147,6 +147,11 @@ class Watch:
         with open(os.path.join(self.folder, f"end-{self.rank}"), "w") as file:
             json.dump(found, file)
 
+    def passed(self, session: Any, count: int) -> None:
+        """A boundary is over, and the coming one has its slot."""
+        session._client.wait_until(lambda: session.ready or session._rank.is_closed, 60)
+        self.reached("boundary", count)
+
     def _watch_boundaries(self) -> None:
         """Each boundary has its slot, whatever else the machine does: a save would be skipped."""
         from autockpt.session import saving
@@ -164,8 +169,7 @@ class Watch:
 
         def stepped(session: Any) -> int:
             count = step(session)
-            session._client.wait_until(lambda: session.ready or session._rank.is_closed, 60)
-            watch.reached("boundary", count)
+            watch.passed(session, count)
             return count
 
         Session._begin, Session.step = begun, stepped  # type: ignore[method-assign]

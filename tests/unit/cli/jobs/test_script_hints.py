@@ -351,6 +351,19 @@ def test_a_script_that_is_not_understood_gets_an_example(source: str, tmp_path: 
             "from accelerate import Accelerator\nacc = Accelerator()\n" + HEAD + OPT,
             ("Accelerate", "ckpt = autockpt.integrations.accelerate.attach(acc)"),
         ),
+        (
+            "from lightning.fabric import Fabric\nfabric = Fabric()\n" + HEAD + OPT,
+            ("Lightning Fabric", "autockpt.integrations.lightning.attach(fabric, {"),
+        ),
+        (
+            "from ignite.engine import Engine\ntrainer = Engine(train)\n" + HEAD + OPT,
+            ("Ignite", "autockpt.integrations.ignite.attach(trainer, model=model"),
+        ),
+        (
+            "import ray, transformers\nfrom ray.train.torch import TorchTrainer\n"
+            "TorchTrainer(loop).fit()",
+            ("Ray Train", "in the train loop", "ckpt = autockpt.integrations.ray.attach("),
+        ),
     ],
 )
 def test_a_framework_is_named_with_its_line(
@@ -360,7 +373,7 @@ def test_a_framework_is_named_with_its_line(
     (tmp_path / "s.py").write_text(source)
     text = advice(str(tmp_path / "s.py"))
     assert all(part in text for part in said)
-    assert "ckpt.batches" not in text
+    assert "for step, batch in ckpt.batches(total_steps)" not in text
 
 
 def test_a_trainer_of_ones_own_is_no_framework(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""A TorchTrainer over the samples of the contract; Ray starts the workers, here and again."""
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+from torch.utils.data import DataLoader
+
+from tests.contracts.adapter_process import (
+    BATCH,
+    EPOCHS,
+    OWN_EVERY,
+    Case,
+    Model,
+    Samples,
+    Watch,
+    seed,
+)  # fmt: skip
+
+
+def loop(config: dict[str, Any]) -> None:
+    """In each worker, as Ray's documentation shows it."""
+    case, how = Case(**config["case"]), config["how"]
+    torch.set_num_threads(1)
+    watch = Watch(case, config["folder"], how)
+    seed()
+    data = Samples(case)
+    model = prepare_model(Model(watch))
+    inner = getattr(model, "module", model)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    loader = prepare_data_loader(
+        DataLoader(
+            data,
+            batch_size=BATCH,
+            shuffle=True,
+            num_workers=case.workers,
+            persistent_workers=case.persistent,
+        )
+    )
+    evaluation = DataLoader(data, batch_size=BATCH)
+    length, losses = len(loader), list[float]()
+
+    def train(number: int, batch: Any) -> None:
+        """Micro-batch `number`, from 0."""
+        ends_window = (number + 1) % case.accumulation == 0
+        loss = model(**batch)["loss"]
+        (loss / case.accumulation).backward()
+        if not ends_window:
+            return
+        torch.nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        done = (number + 1) // case.accumulation
+        if case.evaluate_every and done % case.evaluate_every == 0:
+            with torch.no_grad():
+                losses.extend(float(inner(**each)["loss"]) for each in evaluation)
+
+    if how == "protected":
+        _protected(config, model, optimizer, scheduler, loader, train, watch)
+    else:
+        _bare(loader, length, train, inner, optimizer, scheduler, how)
+    watch.end(inner, optimizer, scheduler)
+
+
+def _protected(
+    config: dict[str, Any], model: Any, optimizer: Any, scheduler: Any, loader: Any, train: Any,
+    watch: Watch,
+) -> None:  # fmt: skip
+    from autockpt.integrations import ray as adapter
+    from autockpt.policies.policy_file.layers import with_settings
+    from autockpt.values.goal import Goal
+    from tests.contracts.adapter_contract import PLAN
+
+    ckpt = adapter.attach(
+        model=model, optimizer=optimizer, scheduler=scheduler, data=loader,
+        goal=with_settings(Goal(), PLAN),
+    )  # fmt: skip
+    length = len(loader)
+    for number, batch in ckpt.batches(EPOCHS * length):
+        watch.passed(ckpt.session, number)
+        train(number, batch)
+        if (number + 1) % OWN_EVERY == 0:
+            ckpt.report({"number": number})
+
+
+def _bare(
+    loader: Any, length: int, train: Any, model: Any, optimizer: Any, scheduler: Any, how: str
+) -> None:
+    """Ray's own way: what is reported is loaded, and the batches before it are skipped."""
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    first, checkpoint = 0, ray.train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(f"{folder}/state.pt", weights_only=True)
+        first = saved.pop("done")
+        for name, state in saved.items():
+            parts[name].load_state_dict(state)
+    for epoch in range(first // length, EPOCHS):
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        for index, batch in enumerate(loader):
+            number = epoch * length + index
+            if number < first:
+                continue
+            train(number, batch)
+            if how != "own" or (number + 1) % OWN_EVERY:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                state = {name: part.state_dict() for name, part in parts.items()}
+                torch.save({**state, "done": number + 1}, f"{folder}/state.pt")
+                own = Checkpoint.from_directory(folder)
+                first_rank = ray.train.get_context().get_world_rank() == 0
+                ray.train.report({"number": number}, checkpoint=own if first_rank else None)
+
+
+def main() -> None:
+    """`python ray_driver.py FOLDER HOW CASE`."""
+    folder, how, text = sys.argv[1:4]
+    case = json.loads(text)
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=True)
+    trainer = TorchTrainer(
+        loop,
+        train_loop_config={"case": case, "how": how, "folder": folder},
+        scaling_config=ScalingConfig(num_workers=case["ranks"], use_gpu=False),
+        run_config=RunConfig(
+            name="contract", storage_path=f"{folder}/store",
+            failure_config=FailureConfig(max_failures=2 if case["kill"] else 0),
+        ),
+    )  # fmt: skip
+    trainer.fit()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
