@@ -1,7 +1,7 @@
 """A launch as a framework names it that starts the ranks by itself: Ray Train does.
 
-An adapter says it once in a worker process, in front of `attach`.  Launchers that restart their
-ranks say so in variables; a worker of such a framework has a parent that lives on, and its restarts
+An adapter says it once in a worker process, in front of `attach`.  Launchers count
+their restarts in variables.  A worker of such a framework has a parent that lives on.  Its restarts
 would look like second ranks of one start.
 """
 
@@ -18,12 +18,12 @@ _OF_A_LAUNCHER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenLaunch:
-    """What a start of ranks is called, equal on all of them."""
+    """The name of a start, equal on all ranks."""
 
     launch_id: str
     """Kept over the restarts of one job; how many there were is written down by rank 0."""
     job: str
-    """What is trained: a start with another name is another job (docs/jobs.md)."""
+    """Name of the training: a start with another name is another job (docs/jobs.md)."""
     run_dir: str
     """The directory of the run, where `attach` names none."""
     node: int | None = None

@@ -43,7 +43,7 @@ NODES = "ray-nodes.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """What a checkpoint of Ray's points to."""
+    """The checkpoint of autockpt behind a checkpoint of Ray's."""
 
     run_dir: str
     generation: str
@@ -108,7 +108,7 @@ def located(checkpoint: Any) -> str:
 
 
 def pointer_of(checkpoint: Any) -> Pointer | None:
-    """What it points to; None: it is a checkpoint of the script's own."""
+    """Its pointer; None: it is a checkpoint of the script's own."""
     with checkpoint.as_directory() as folder:
         try:
             with open(os.path.join(folder, POINTER), encoding="utf-8") as file:
@@ -263,8 +263,8 @@ def _beside(storage: Any) -> str:
     if kind != "local":
         raise ConfigError(
             f"autockpt.integrations.ray.attach: Ray stores to {kind or 'an unknown file system'}, "
-            "and a run needs a directory: give attach(run_dir=...) one that all nodes see, and "
-            "copies in an object store by the policy key remote.url"
+            "and a run needs a directory. Give attach(run_dir=...) one that all nodes see. The "
+            "policy key remote.url adds copies in an object store"
         )
     return os.path.join(storage.experiment_fs_path, "autockpt")
 
