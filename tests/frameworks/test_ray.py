@@ -1,6 +1,7 @@
 """The adapter contract in Ray Train, with the real package: Ray starts the workers again."""
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ pytestmark = [
 def cluster() -> Iterator[None]:
     """One for all cases: a start of Ray takes longer than a training."""
     command = [FRAMEWORK.python, str(ROOT / "tests" / "frameworks" / "ray_cluster.py"), "2"]
+    # A token of this cluster's own: Ray asks drivers for one, and else keeps one in the home.
+    given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        **os.environ, **given, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
         "AUTOCKPT_NO_PROFILE": "1",
     }  # fmt: skip
     with subprocess.Popen(
@@ -33,12 +36,11 @@ def cluster() -> Iterator[None]:
         assert process.stdin is not None
         assert process.stdout is not None
         address = next(line for line in process.stdout if line.startswith("address ")).split()[1]
-        os.environ["RAY_ADDRESS"] = address
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**given, "RAY_ADDRESS": address}.items():
+                patch.setenv(name, value)
             yield
-        finally:
-            del os.environ["RAY_ADDRESS"]
-            process.stdin.close()
+        process.stdin.close()
 
 
 class TestRay(AdapterContract):
