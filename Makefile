@@ -17,6 +17,9 @@ MINUTES     ?= 135
 # keeper on small machines, and every timing with them.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# Compiled modules are kept: each process that a test or demo starts would compile all of autockpt.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-nodes test prose docs test-frameworks endings cases check test-all clean
 

@@ -4,6 +4,7 @@ The waste is linear in the mean cost, so means are wanted, not medians; one wild
 move them, so they are winsorised.  A detected jump drops the samples from before it.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,12 @@ def winsorised(samples: Sequence[float]) -> tuple[float, float]:
         return mean, math.inf if n == 1 else _spread(samples) / math.sqrt(n)
     # The spread of what is left, inflated for the samples pulled in (Tukey and McLaughlin 1963).
     return mean, _spread(ordered) / math.sqrt(n) * (n - 1) / (n - 2 * cut - 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_window(samples: tuple[float, ...]) -> tuple[float, float]:
+    """`winsorised`, kept: a window is asked many times between two samples."""
+    return winsorised(samples)
 
 
 def _spread(samples: Sequence[float]) -> float:
@@ -122,12 +129,12 @@ class Window:
     @property
     def mean(self) -> float:
         """Winsorised mean, 0 without samples."""
-        return winsorised(self.samples)[0]
+        return _of_window(self.samples)[0]
 
     @property
     def error(self) -> float:
         """Standard error of `mean`; infinite with fewer than two samples."""
-        return winsorised(self.samples)[1]
+        return _of_window(self.samples)[1]
 
     @property
     def high(self) -> float:

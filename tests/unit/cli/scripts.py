@@ -1,9 +1,14 @@
 """Small user scripts, and a way to run commands on them in processes of their own."""
 
+import atexit
+import contextlib
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.warm_python import Nursery, nursery, warm_starts
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -20,8 +25,24 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **extra}
 
 
+@functools.cache
+def _nursery() -> Nursery:
+    """One for all tests of this process."""
+    held = contextlib.ExitStack()
+    atexit.register(held.close)
+    return held.enter_context(nursery(environment()))
+
+
+def warm() -> contextlib.AbstractContextManager[None]:
+    """Python processes that `subprocess` starts in it begin with torch and autockpt imported.
+
+    They have their own start-up behind them: what is tested of imports starts cold.
+    """
+    return warm_starts(_nursery())
+
+
 def python(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedProcess[str]":
-    """Run `python ARGUMENTS` in `cwd`."""
+    """Run `python ARGUMENTS` in `cwd`, from a cold start."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -34,8 +55,9 @@ def python(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedPro
 
 
 def autockpt(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedProcess[str]":
-    """Run `autockpt ARGUMENTS` in `cwd`."""
-    return python("-m", "autockpt", *arguments, cwd=cwd, **extra)
+    """Run `autockpt ARGUMENTS` in `cwd`, and all that it starts, warm."""
+    with warm():
+        return python("-m", "autockpt", *arguments, cwd=cwd, **extra)
 
 
 def boot(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedProcess[str]":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.scripts import autockpt, python
+from tests.unit.cli.scripts import python
 
 HEAVY = ("torch", "pandas", "numpy", "optuna", "yaml", "rich")
 BUDGET_S = 0.3
@@ -54,7 +54,7 @@ def test_help_lists_every_command_with_one_line(tmp_path: Path) -> None:
     """And each of them has its own help, examples first."""
     from autockpt.cli.app import COMMANDS, cli
 
-    text = autockpt("--help", cwd=tmp_path).stdout
+    text = python("-m", "autockpt", "--help", cwd=tmp_path).stdout
     for name, (_, line) in COMMANDS.items():
         assert f"  {name}" in text
         assert line in text

@@ -18,7 +18,7 @@ from autockpt.values.telemetry import (
     RunStarted,
 )
 from tests.support import trainings
-from tests.unit.cli.scripts import autockpt, write
+from tests.unit.cli.scripts import python, write
 
 SCRIPT = """
 import time, torch, autockpt
@@ -108,9 +108,10 @@ def test_a_fault_waits_for_what_it_is_about() -> None:
 def test_a_killed_rank_comes_back_as_promised(tmp_path: Path) -> None:
     """The command as a user types it; nothing of the job lives afterwards."""
     write(tmp_path, "s.py", SCRIPT)
-    done = autockpt(
-        "drill", "--json", "--run-dir", "d", "--fault", "rank", *OPTIONS, "s.py", cwd=tmp_path
-    )
+    done = python(  # cold: ranks are found by their environment in the process table
+        "-m", "autockpt", "drill", "--json", "--run-dir", "d", "--fault", "rank", *OPTIONS, "s.py",
+        cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["outcomes"]
     assert (one["fault"], one["source"], one["verdict"]) == ("rank", "memory", "kept")
@@ -121,7 +122,7 @@ def test_a_directory_that_is_there_is_refused(tmp_path: Path) -> None:
     """A drill kills what runs in it."""
     write(tmp_path, "s.py", SCRIPT)
     (tmp_path / "mine").mkdir()
-    done = autockpt("drill", "--run-dir", "mine", "s.py", cwd=tmp_path)
+    done = python("-m", "autockpt", "drill", "--run-dir", "mine", "s.py", cwd=tmp_path)
     assert done.returncode == 78
     assert "a drill needs a directory of its own" in done.stderr
 
@@ -129,7 +130,9 @@ def test_a_directory_that_is_there_is_refused(tmp_path: Path) -> None:
 def test_a_job_that_does_not_train_is_no_broken_promise(tmp_path: Path) -> None:
     """Its own output is shown."""
     write(tmp_path, "s.py", "raise RuntimeError('no data here')")
-    done = autockpt("drill", "--run-dir", "d", "--fault", "rank", "s.py", cwd=tmp_path)
+    done = python(
+        "-m", "autockpt", "drill", "--run-dir", "d", "--fault", "rank", "s.py", cwd=tmp_path
+    )
     assert done.returncode == 69
     assert "no data here" in done.stderr
 
@@ -144,7 +147,7 @@ def test_every_fault_is_survived_to_the_byte(tmp_path: Path) -> None:
     )  # fmt: skip
     write(tmp_path, "s.py", source)
     argv = ("drill", "--json", "--exact", "--run-dir", "d", "--nproc-per-node", "2", *OPTIONS)
-    done = autockpt(*argv, "s.py", cwd=tmp_path)
+    done = python("-m", "autockpt", *argv, "s.py", cwd=tmp_path)
     body = json.loads(done.stdout)
     assert done.returncode == 0, (body, done.stderr)
     assert body["equal"]
