@@ -1,8 +1,7 @@
 """The group of commands: loads the one that is asked for, and turns errors into exit codes.
 
-Exit codes: 0 ok, 1 a bug of ours, 2 wrong usage, else `exit_code` of the error (sysexits: 65 data,
-66 no input, 70 software, 73 cannot create, 74 I/O, 78 configuration); `run` and `profile` return
-the script's own, 128 + n after signal n.
+Exit codes are the table `values/exit_codes.py`.  `run` and `profile` return the script's own, and
+128 + n after signal n.
 """
 
 import importlib
@@ -16,6 +15,7 @@ from autockpt.cli.shared import options
 from autockpt.console import Console, save_traceback
 from autockpt.launch.elastic.signals import Interrupted
 from autockpt.values.errors import AutockptError
+from autockpt.values.exit_codes import EXIT_CODES
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "profile": (
@@ -84,6 +84,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """name: (file:function, one line).  Standing here, so that --help imports no command."""
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Train": ("run", "profile", "drill", "tune"),
+    "Look": ("report", "explain"),
+    "Plan": ("plan", "policy", "simulate", "failures", "redundancy", "bubbles"),
+    "Checkpoints": (
+        "ls", "show", "verify", "restore", "diff", "convert", "archive-eval", "push", "pull", "gc",
+    ),
+    "This machine": ("doctor", "completion"),
+}  # fmt: skip
+"""Headings of --help, with the commands in the order in which one needs them."""
+
 EXAMPLES = """
 autockpt profile train.py --lr 1e-3     # measure the job, write a profile, a plan and a report
 autockpt run train.py --lr 1e-3         # train under the plan, survive failures, report
@@ -97,7 +108,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which one needs them."""
-        return list(COMMANDS)
+        return [name for names in GROUPS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now."""
@@ -124,9 +135,14 @@ class Commands(click.Group):
         super().format_help(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table, without importing anything."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """From the tables, without importing anything; then the exit codes."""
+        widest = max(map(len, COMMANDS))
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                rows = [(name.ljust(widest), COMMANDS[name][1]) for name in names]
+                formatter.write_dl(rows)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), text) for code, (text, _) in EXIT_CODES.items()])
 
 
 @click.group(

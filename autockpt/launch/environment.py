@@ -81,3 +81,32 @@ def rank(environ: Mapping[str, str]) -> int:
 def restart_count(environ: Mapping[str, str]) -> int:
     """How often torchelastic has restarted the workers."""
     return number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+
+
+# Tables of docs/reference/environment.md; a test compares them with the sources.
+
+FOR_USERS: dict[str, str] = {
+    "AUTOCKPT_RUN_DIR": "The run directory of `attach`, where the script names none.",
+    "AUTOCKPT_FRESH": "`1`: start from scratch and keep old checkpoints, as `--fresh`.",
+    "AUTOCKPT_RESUME_FROM": "Roll back to this checkpoint, as `--resume-from`.",
+    "AUTOCKPT_SAME_JOB": "`1`: resume a run whose arguments differ, as `--same-job`.",
+    "AUTOCKPT_DATA": "`script`: the script puts its loop and data in place after a resume.",
+    "AUTOCKPT_DEBUG": "`1`: show tracebacks, as `--debug`.",
+    "AUTOCKPT_DOMAINS": "Failure domains: a table of nodes, or `power=p1,rack=r7` of this node.",
+    "AUTOCKPT_CONTROL_INTERFACE": "The network interface on which keepers of several nodes meet.",
+    "AUTOCKPT_NODE": "The number of this node, which it keeps when other nodes are lost.",
+    "AUTOCKPT_DISK_WRITERS": "An example of a policy key: `disk.writers`. Other keys work alike.",
+}
+"""By name: its effect."""
+
+SET_BY_THE_LAUNCHER: dict[str, str] = {
+    "AUTOCKPT_LAUNCHER_PID": "The process that restarts the ranks.",
+    "AUTOCKPT_LAUNCH_ID": "Distinguishes two launches of one run.",
+    "AUTOCKPT_MODE": "`run`, `profile` or `restore-plan`.",
+    "AUTOCKPT_NO_PROFILE": "`1`: do not measure during the first iterations, as `--no-profile`.",
+    "AUTOCKPT_PLAN_FOR": "The checkpoint folder that `autockpt restore --dry-run` plans for.",
+    "AUTOCKPT_RESTART_DECIDED_S": "The time at which the launcher decided to restart.",
+    "AUTOCKPT_STANDBY": "The descriptor at which a standby process waits for its restart.",
+    "AUTOCKPT_EMULATED_DEVICE_LINK": "A stand-in for a device link, in tests and benchmarks.",
+}
+"""By name: its meaning.  A user never sets these."""

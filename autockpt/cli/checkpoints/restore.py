@@ -70,7 +70,7 @@ def restore(
             return _shown(console, folder, made.plan, tensors=tensors)
         raise ConfigError(
             f"{script}: ended without a call of autockpt.attach, so its state is not known; "
-            "see README.md, two lines"
+            "`autockpt run SCRIPT` prints the lines to add"
         )
 
     return planned

@@ -82,7 +82,8 @@ def advice(path: str) -> str:
             " a\nautockpt: script; put in yours, and begin with `import autockpt`:\n\n"
             f"    {EXAMPLE[0]}\n"
             f"    {EXAMPLE[1]}  # without a DataLoader: for step in ckpt.steps(total_steps):\n\n"
-            "autockpt: loops of another shape: ckpt.step() at the end of each iteration (README).\n"
+            "autockpt: loops of another shape: ckpt.step() at the end of each iteration\n"
+            "autockpt: (docs/loops.md).\n"
         )
     width = max(len(line.text) for line in found.lines)
     count = {1: "this line protects", 2: "two lines protect"}

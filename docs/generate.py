@@ -1,0 +1,224 @@
+"""Writes the reference and the pages of benchmarks from the code and from committed results.
+
+`make docs` runs it.  tests/test_docs.py compares each page with the repository.
+"""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.contest import table as contest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+MADE = "<!-- `make docs` writes this page from the code. -->\n"
+
+
+def command_line() -> str:
+    """Return every command with its usage, examples and options."""
+    from autockpt.cli import app
+
+    lines = [
+        "# Command line",
+        "",
+        MADE,
+        "Options stand before the script; the rest is the script's.",
+    ]
+    for heading, names in app.GROUPS.items():
+        lines += ["", f"## {heading}", "", "| command | use |", "|---|---|"]
+        lines += [f"| [`autockpt {name}`](#autockpt-{name}) | {app.COMMANDS[name][1]} |"
+                  for name in names]  # fmt: skip
+    for names in app.GROUPS.values():
+        for name in names:
+            command = app.cli.get_command(click.Context(app.cli), name)
+            assert command is not None
+            lines += list(_command(command, f"autockpt {name}"))
+    return "\n".join(lines) + "\n"
+
+
+def _command(command: click.Command, path: str) -> Iterator[str]:
+    context = click.Context(command, info_name=path)
+    yield from ("", f"## {path}", "")
+    examples = getattr(command, "examples", "").strip("\n")
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    yield from ("```text", usage, *([""] if examples else []), *examples.splitlines(), "```", "")
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            if child is not None:
+                yield from _command(child, f"{path} {name}")
+        return
+    yield from ("| option | meaning |", "|---|---|")
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and "--help" not in parameter.opts:
+            yield f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+
+
+def events() -> str:
+    """Return every event of telemetry.jsonl with its fields."""
+    source = ast.parse((ROOT / "autockpt" / "values" / "telemetry.py").read_text("utf-8"))
+    lines = ["# Events", "", MADE, "`telemetry/` in a run directory holds one JSON object a line."]
+    for node in source.body:
+        if isinstance(node, ast.ClassDef) and (_bases(node) & {"Event"} or node.name == "Event"):
+            head = _flat(ast.get_docstring(node) or "")
+            lines += ["", f"## {node.name}", "", f"> {head}", ""]
+            lines += ["| field | type | meaning |", "|---|---|---|"]
+            lines += [f"| `{name}` | `{_cell(kind)}` | {_cell(text)} |"
+                      for name, kind, text in _fields(node)]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _bases(node: ast.ClassDef) -> set[str]:
+    return {base.id for base in node.bases if isinstance(base, ast.Name)}
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, type, docstring) of the fields of a class."""
+    for field, after in zip(node.body, [*node.body[1:], ast.Pass()], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = str(after.value.value)
+            yield field.target.id, ast.unparse(field.annotation), text
+
+
+def metrics() -> str:
+    """Return every metric of the Prometheus text."""
+    lines = ["# Metrics", "", MADE, "Labels: `run`, and those that a sample needs.", "",
+             "| metric | kind | meaning |", "|---|---|---|"]  # fmt: skip
+    lines += [f"| `{name}` | {kind} | {_cell(text)} |" for name, kind, text in metric_names()]
+    return "\n".join(lines) + "\n"
+
+
+def metric_names() -> list[tuple[str, str, str]]:
+    """Return (name, kind, help) of the metrics, from the calls that make them."""
+    found = {}
+    path = ROOT / "autockpt" / "reports" / "formats" / "prometheus.py"
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Metric":
+            words = {k.arg: k.value.value for k in node.keywords
+                     if isinstance(k.value, ast.Constant)}  # fmt: skip
+            name = f"autockpt_{words['name']}"
+            found[name] = (name, str(words.get("kind", "gauge")), str(words["help"]))
+    return [found[name] for name in sorted(found)]
+
+
+def environment() -> str:
+    """Return the variables that autockpt reads, and those that the launcher sets."""
+    from autockpt.launch.environment import FOR_USERS, SET_BY_THE_LAUNCHER
+
+    lines = ["# Environment variables", "", MADE]
+    for heading, names in (("For users", FOR_USERS), ("Set by the launcher", SET_BY_THE_LAUNCHER)):
+        lines += ["", f"## {heading}", "", "| variable | meaning |", "|---|---|"]
+        lines += [f"| `{name}` | {text} |" for name, text in names.items()]
+    return "\n".join(lines) + "\n"
+
+
+def python_api() -> str:
+    """Return the public names with their signatures and docstrings."""
+    import autockpt
+    from autockpt.session.session import Session
+
+    lines = ["# Python", "", MADE]
+    for name in autockpt.__all__:
+        value = getattr(autockpt, name)
+        if callable(value):
+            lines += _described(f"autockpt.{name}", value)
+    lines += ["", "## Of the object that `attach` returns", ""]
+    for name, value in sorted(vars(Session).items()):
+        if not name.startswith("_") and (callable(value) or isinstance(value, property)):
+            lines += _described(f"ckpt.{name}", value)
+    return "\n".join(lines) + "\n"
+
+
+def _described(name: str, value: Any) -> list[str]:
+    """Return heading, signature and docstring; the text stands as the code has it."""
+    signature = ""
+    if callable(value):
+        shown = str(inspect.signature(value)).replace("(self, ", "(").replace("(self)", "()")
+        signature = re.sub(r" at 0x[0-9a-f]+", "", shown)
+    text = inspect.getdoc(value) or ""
+    return ["", f"### {name}", "", "```text", f"{name}{signature}", "", *text.splitlines(), "```"]
+
+
+def targets() -> str:
+    """Return each committed result that has targets: machine, date, commit, met or missed."""
+    lines = [
+        "# Targets, met and missed",
+        "",
+        MADE,
+        "Each table is one file of `benchmarks/results`. A spread is a range of samples.",
+    ]
+    for path in sorted(ROOT.glob("benchmarks/results/*.json")):
+        result = json.loads(path.read_text("utf-8"))
+        rows = [row for row in result.get("rows", ()) if row["target"]]
+        if rows:
+            machine = result["machine"]
+            lines += [
+                "", f"## {path.stem}", "",
+                f"| machine | {machine['cpu']}, {machine['cores']} cores |", "|---|---|",
+                f"| date | {result['date']} |", f"| commit | `{result['commit']}` |",
+                f"| command | `{_cell(result['command'])}` |", "",
+                "| system | figure | value | spread | n | target | |",
+                "|---|---|---|---|---|---|---|",
+            ]  # fmt: skip
+            lines += [_target(row) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _target(row: dict[str, Any]) -> str:
+    value = "not measured" if row["value"] is None else f"{row['value']:.3g} {row['unit']}".strip()
+    spread = f"{row['spread'][0]:.3g} to {row['spread'][1]:.3g}" if row["spread"] else ""
+    verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
+    cells = (row["contestant"], row["figure"], value, spread, row["n"], row["target"], verdict)
+    return f"| {' | '.join(_cell(str(cell)) for cell in cells)} |"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    """Return the text as a cell of a table."""
+    return _flat(text).replace("|", "\\|")
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/command_line.md": command_line,
+    "reference/events.md": events,
+    "reference/metrics.md": metrics,
+    "reference/environment.md": environment,
+    "reference/python.md": python_api,
+    "reference/targets.md": targets,
+}
+"""Whole pages, by their path under docs/."""
+
+
+def with_engine_table(document: str, chosen: tuple[str, ...] = ()) -> str:
+    """Return a document whose table of bench-engine is the one of the results."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "engine.json").read_text("utf-8"))
+    made = contest.table(result["rows"], chosen)
+    head = made.partition("\n")[0]
+    before, found, after = document.partition(head)
+    if not found:
+        raise ValueError(f"no table with the head {head}")
+    return before + made + "".join(after.partition("\n\n")[1:])
+
+
+def write() -> None:
+    """Write what comes from the code or from results."""
+    for path, page in PAGES.items():
+        (DOCS / path).write_text(page(), encoding="utf-8")
+    for file, chosen in ((ROOT / "README.md", contest.README), (DOCS / "benchmarks.md", ())):
+        file.write_text(with_engine_table(file.read_text("utf-8"), chosen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
