@@ -314,6 +314,13 @@ class RunDirectory:
         """The record in status.json, or None."""
         return self._read("status.json", RunStatus)
 
+    def status_written_s(self) -> float | None:
+        """When the status was written, Unix time; None: there is none."""
+        try:
+            return (self.path / "status.json").stat().st_mtime
+        except OSError:
+            return None
+
     def forget_decision(self) -> None:
         """Remove decision and plan: what they were made from does not hold any more."""
         self._remove("decision.json")
@@ -347,6 +354,18 @@ class RunDirectory:
                 keyed.append((boot, event.at_s, len(keyed), event))
         keyed.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in keyed]
+
+    def recent_events(self) -> list[Event]:
+        """The events in the last part of every file, in the order of their times.
+
+        Raises ConfigError for events of an unknown kind.
+        """
+        found = [
+            event_from_data(data, where=str(path))
+            for path in self._event_files()
+            for _, data in _json_lines(path, tail_bytes=TAIL_BYTES)
+        ]
+        return sorted(found, key=lambda event: event.at_s)
 
     def recordings(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """Name and whole lines of every recording of the controller, oldest first."""

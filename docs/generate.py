@@ -68,8 +68,8 @@ def events() -> str:
     for node in source.body:
         if isinstance(node, ast.ClassDef) and (_bases(node) & {"Event"} or node.name == "Event"):
             head = _flat(ast.get_docstring(node) or "")
-            lines += ["", f"## {node.name}", "", f"> {head}", ""]
-            lines += ["| field | type | meaning |", "|---|---|---|"]
+            lines += ["", f"## {node.name}", "", "| field | type | meaning |", "|---|---|---|"]
+            lines.append(f"| *the event* | | {_cell(head)} |")
             lines += [f"| `{name}` | `{_cell(kind)}` | {_cell(text)} |"
                       for name, kind, text in _fields(node)]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -91,7 +91,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
 
 def metrics() -> str:
     """Return every metric of the Prometheus text."""
-    lines = ["# Metrics", "", MADE, "Labels: `run`, and those that a sample needs.", "",
+    lines = ["# Metrics", "", MADE, "Every sample has the label `run`.", "",
              "| metric | kind | meaning |", "|---|---|---|"]  # fmt: skip
     lines += [f"| `{name}` | {kind} | {_cell(text)} |" for name, kind, text in metric_names()]
     return "\n".join(lines) + "\n"
@@ -107,7 +107,19 @@ def metric_names() -> list[tuple[str, str, str]]:
                      if isinstance(k.value, ast.Constant)}  # fmt: skip
             name = f"autockpt_{words['name']}"
             found[name] = (name, str(words.get("kind", "gauge")), str(words["help"]))
+    for name, text in re.findall(r"^# HELP (\w+) (.*)$", _live_metrics(), re.M):
+        found.setdefault(name, (name, "gauge", text))
     return [found[name] for name in sorted(found)]
+
+
+def _live_metrics() -> str:
+    """Return the text of the keeper's endpoint and of `autockpt metrics`, for a whole status."""
+    from autockpt.executors.keeper.status_file import exposition
+    from autockpt.values.status import RunStatus
+
+    status = RunStatus(state="running", exit_code=None, restarts=0, last_step=2, protected=True,
+                       last_durable="ckpt-t0001-step-00000001", report=None)  # fmt: skip
+    return exposition(status, "run")
 
 
 def environment() -> str:

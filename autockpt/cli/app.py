@@ -53,6 +53,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "reports.report:report",
         "The report of a run or a profile, as HTML, text, JSON or CSV.",
     ),
+    "watch": ("reports.watch:watch", "A live view of a run, until it ends."),
+    "metrics": (
+        "reports.metrics:metrics",
+        "Prometheus text of a run; a Grafana dashboard and alert rules.",
+    ),
     "policy": ("planning.policy:policy", "Check, explain, compare or start a policy file."),
     "ls": ("checkpoints.ls:ls", "The checkpoints of a run or a directory."),
     "show": ("checkpoints.show:show", "What one checkpoint holds."),
@@ -86,7 +91,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("run", "profile", "drill", "tune"),
-    "Look": ("report", "explain"),
+    "Look": ("watch", "report", "explain", "metrics"),
     "Plan": ("plan", "policy", "simulate", "failures", "redundancy", "bubbles"),
     "Checkpoints": (
         "ls", "show", "verify", "restore", "diff", "convert", "archive-eval", "push", "pull", "gc",

@@ -31,7 +31,7 @@ from autockpt.executors.keeper.restoring.shared_buffers import SharedBuffers
 from autockpt.executors.keeper.restoring.warm_pages import WarmPages
 from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import CELL_STEP, MemoryTable
-from autockpt.executors.keeper.status_file import StatusFile
+from autockpt.executors.keeper.status_file import METRICS_PORT, StatusEndpoint, StatusFile
 from autockpt.executors.keeper.status_writer import Standing
 from autockpt.executors.keeper.storage_worker import DiskWorker
 from autockpt.executors.linux.memory import Arena
@@ -164,6 +164,9 @@ class Keeper:
         self._troubles: dict[Generation, str] = {}
         """What the storage said of generations on their way there."""
         self._status = StatusFile(run_directory)
+        self._endpoint = StatusEndpoint(
+            os.path.basename(run_directory), os.environ.get(METRICS_PORT, ""), self._log
+        )
         self._next_status_s = 0.0
         self._reading = SharedBuffers(self._log)
         self._kept = WarmPages()
@@ -207,6 +210,7 @@ class Keeper:
         self._next_status_s = 0.0
         self._write_status(time.monotonic())
         self._status.close()
+        self._endpoint.close()
         self._end_gathering()
         self._reading.close()
         self._kept.close()
@@ -917,16 +921,16 @@ class Keeper:
         steps = [self._memory.of(rank).cell(CELL_STEP) for rank in self._s.trainers]
         names = [generation.name for generation in sorted(self._coordinator.state.catalogue)]
         held = bool(self._s.durable or (self._s.memory_committed and state != "finished"))
-        self._status.write(
-            RunStatus(
+        status = RunStatus(
                 state=state, exit_code=None, restarts=0,
                 last_step=max(steps, default=ended.step if ended else None),
                 last_durable=self._s.durable_name or (names[-1] if names else None),
                 last_protected=self._s.protected_name,
                 unprotected_because=self._s.unprotected, degraded=self._standing.degraded,
                 protected=held, report=None, reason="" if not ended or steps else ended.note,
-            )
         )  # fmt: skip
+        self._status.write(status)
+        self._endpoint.show(status)
 
     def _degrade(self, what: str, reason: str) -> None:
         self._log(f"degraded: {what}: {reason}")

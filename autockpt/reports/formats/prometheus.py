@@ -81,9 +81,9 @@ def _saves(saves: Saves) -> Iterable[Metric]:
     yield Metric(name="checkpoints_total", help="Checkpoints by outcome.", kind="counter",
                  samples=tuple(({"outcome": k}, v) for k, v in outcomes.items()))  # fmt: skip
     yield Metric(name="stall_seconds", help="Training blocked by one checkpoint.",
-                 samples=_quantiles(saves.stall))  # fmt: skip
+                 kind="summary", samples=_quantiles(saves.stall))  # fmt: skip
     yield Metric(name="durable_seconds", help="Boundary to durable on disk.",
-                 samples=_quantiles(saves.durable))  # fmt: skip
+                 kind="summary", samples=_quantiles(saves.durable))  # fmt: skip
 
 
 def _copies(copies: Protection) -> Iterable[Metric]:
@@ -98,7 +98,7 @@ def _copies(copies: Protection) -> Iterable[Metric]:
                  samples=(({"reason": copies.degraded}, float(bool(copies.degraded))),),
                  )  # fmt: skip
     yield Metric(name="protected_seconds", help="Snapshot to copies on other nodes.",
-                 samples=_quantiles(copies.latency))  # fmt: skip
+                 kind="summary", samples=_quantiles(copies.latency))  # fmt: skip
     moved = {"protect": copies.copied_bytes, "restore": copies.fetched_bytes}
     yield Metric(name="peer_bytes_total", help="Bytes of checkpoints between nodes.",
                  kind="counter",
