@@ -94,7 +94,7 @@ class StatusEndpoint:
     def __init__(self, run: str, port: str, log: Callable[[str], None]) -> None:
         self._run = run
         self._newest: tuple[RunStatus, float] | None = None
-        self._server: "http.server.HTTPServer | None" = None
+        self._server: http.server.HTTPServer | None = None
         if not port:
             return
         try:
