@@ -64,7 +64,7 @@ test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,-n 2 --dist loadfile $(JOBS))
 
 # Each framework has an environment of its own, made once: .venv-NAME with the extra NAME.
-FRAMEWORKS ?= huggingface accelerate lightning ignite deepspeed ray trackers
+FRAMEWORKS ?= huggingface accelerate lightning ignite deepspeed torchtitan ray trackers
 .venv-%/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv-$*
 	@echo "installing into .venv-$* (once, a few minutes) ..."

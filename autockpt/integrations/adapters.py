@@ -74,6 +74,13 @@ ADAPTERS = (
         where="behind deepspeed.initialize(...); then loader = ckpt.loader(loader), and epochs "
         "from loader.epoch on",
     ),
+    Adapter(
+        framework="TorchTitan", module="engines.torchtitan", extra="torchtitan",
+        packages=("torchtitan",), calls=("build",),
+        line="config.checkpoint = autockpt.integrations.torchtitan.AutockptCheckpointManager"
+        ".Config(enable=True)",
+        where="in the function that makes the config",
+    ),
 )  # fmt: skip
 
 

@@ -20,7 +20,10 @@ from tests.contracts.adapter_contract import (
 )
 from tests.contracts.adapter_process import Case
 
-PACKAGES = {"huggingface": "transformers", "accelerate": "accelerate", "deepspeed": "deepspeed"}
+PACKAGES = {
+    "huggingface": "transformers", "accelerate": "accelerate", "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+}  # fmt: skip
 ROWS = {
     "killed in an epoch": Case(kill="forward:10"),
     "the data set draws random numbers": Case(kill="forward:10", draws=True),

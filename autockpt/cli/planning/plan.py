@@ -12,6 +12,7 @@ autockpt plan --profile runs/train-20260101-120000
 autockpt plan --profile profile.json --policy builtin:checkfreq
 autockpt plan --profile profile.json --set 'limits.stall=50 ms' --out plan.yaml
 autockpt plan --profile profile.json --failures sacct.txt  # with a cluster's failures added
+autockpt plan --profile profile.json --for megatron        # as flags of Megatron-LM
 """
 
 
@@ -20,6 +21,10 @@ autockpt plan --profile profile.json --failures sacct.txt  # with a cluster's fa
 @policy_options
 @click.option("--failures", metavar="FILE", help="A record of failures to add to the profile's.")
 @click.option("--out", metavar="FILE", help="Also write the plan there, as commented YAML.")
+@click.option(
+    "--for", "trainer", type=click.Choice(["megatron"]),
+    help="Also print the plan as flags of a trainer that writes its own checkpoints.",
+)  # fmt: skip
 @common
 def plan(
     console: Console,
@@ -28,6 +33,7 @@ def plan(
     settings: tuple[str, ...],
     failures: str | None,
     out: str | None,
+    trainer: str | None,
 ) -> None:
     """Turn a profile and a policy into a plan; print every choice with its reason.
 
@@ -56,8 +62,16 @@ def plan(
 
         target = Path(out)
         RunDirectory(target.parent).write_text(target.name, plan_to_yaml(decision))
-    console.object("plan", plan_object(decision.plan, decision))
+    shown = plan_object(decision.plan, decision)
+    if trainer is not None:
+        from autockpt.cli.planning.megatron import megatron_object, print_flags
+
+        shown |= megatron_object(decision.plan, measured.fingerprint)
+    console.object("plan", shown)
     print_decision(console, decision)
+    if trainer is not None:
+        print_flags(console, decision.plan, measured.fingerprint)
+        return
     keep = (
         "" if failures is None else f"{shlex.join(['autockpt', 'failures', failures])} --save && "
     )
