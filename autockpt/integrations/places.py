@@ -1,5 +1,6 @@
 """Which checkpoint directory, and which generation in it, a path means."""
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ def find_place(path: str) -> Place:
     Raises ConfigError for anything else.
     """
     folder = Path(os.path.abspath(path))
+    if folder.is_file():
+        raise ConfigError(f"{path}: is {foreign_kind(path)}, no run of autockpt; {_BRIDGES}")
     if not folder.is_dir():
         raise ConfigError(f"{path}: no such directory; pass a run or a checkpoint directory")
     if _is_generation(folder.name):
@@ -46,7 +49,46 @@ def find_place(path: str) -> Place:
         return Place(directory=str(folder))
     if _is_pulled(folder):
         return Place(directory=str(folder / "checkpoints"))
+    if kind := foreign_kind(path):
+        raise ConfigError(f"{path}: is {kind}, no run of autockpt; {_BRIDGES}")
     raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
+
+
+_BRIDGES = (
+    "`autockpt convert PATH RUN --to autockpt` makes a run of it, and `autockpt diff` compares it"
+)
+
+
+def foreign_kind(path: str) -> str:
+    """The kind of a checkpoint of another system, by the names of its files; "": unknown."""
+    folder = Path(path)
+    if folder.is_file():
+        kinds = {".safetensors": "a file of safetensors", ".ckpt": "a checkpoint of Lightning"}
+        kinds |= dict.fromkeys((".pt", ".pth", ".bin"), "a file of torch.save")
+        return kinds.get(folder.suffix, "a file")
+    names = set(os.listdir(folder))
+    if "trainer_state.json" in names:
+        return f"a checkpoint of Hugging Face Trainer{_trainer_step(folder)}"
+    if "random_states_0.pkl" in names or "optimizer.bin" in names:
+        return "a checkpoint of Accelerate"
+    if any(name.endswith("_model_states.pt") for name in names):
+        return "a checkpoint of DeepSpeed"
+    if "latest" in names and any(name.startswith("global_step") for name in names):
+        return "a directory of DeepSpeed's checkpoints"
+    if ".metadata" in names:
+        return "a directory of torch.distributed.checkpoint"
+    if names & {"model.safetensors", "model.safetensors.index.json"}:
+        return "a directory of safetensors"
+    return ""
+
+
+def _trainer_step(folder: Path) -> str:
+    """ " at step 300"; "" where it cannot be read."""
+    try:
+        step = json.loads((folder / "trainer_state.json").read_bytes())["global_step"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return f" at step {step}" if type(step) is int else ""
 
 
 def choose(place: Place, named: str | None) -> str:

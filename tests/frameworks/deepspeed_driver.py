@@ -47,7 +47,7 @@ def _config(case: Case) -> dict[str, Any]:
         config["bf16"] = {"enabled": True}
     if case.option == "fp16":
         config["fp16"] = {
-            "enabled": True, "initial_scale_power": 24, "loss_scale_window": 3, "hysteresis": 1,
+            "enabled": True, "initial_scale_power": 17, "loss_scale_window": 3, "hysteresis": 1,
         }  # fmt: skip
     return config
 

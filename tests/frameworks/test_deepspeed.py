@@ -23,5 +23,5 @@ class TestDeepSpeed(AdapterContract):
         Case(kill="boundary:12", option="zero1"),
         Case(kill="boundary:5", ranks=2, option="zero1"),
         Case(kill="backward:9", option="bf16"),
-        Case(kill="forward:9", option="fp16"),
+        Case(kill="forward:15", option="fp16"),
     )

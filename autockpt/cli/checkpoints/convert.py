@@ -11,6 +11,7 @@ from autockpt.console import Console
 EXAMPLES = """
 autockpt convert runs/train-20260101-120000 weights --to safetensors   # the newest good one
 autockpt convert runs/train-20260101-120000 weights --to safetensors --max-shard-size 2GB
+autockpt convert runs/train-20260101-120000 out/checkpoint-400 --to hf
 autockpt convert checkpoints dcp --to dcp --generation ckpt-t0001-step-00000400
 autockpt convert runs/train-20260101-120000 state.pt --to torch --force
 autockpt convert weights runs/tuned --to autockpt   # then: autockpt run --run-dir runs/tuned ...
@@ -26,10 +27,10 @@ PROGRESS_EVERY_S = 5.0
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["safetensors", "dcp", "torch", "autockpt", "archive"]),
+    type=click.Choice(["safetensors", "hf", "dcp", "torch", "autockpt", "archive"]),
     required=True,
-    help="safetensors and dcp make a directory, torch one file, autockpt a run to go on from, "
-    "archive the history of a run.",
+    help="safetensors and dcp make a directory, hf one that Trainer of Hugging Face resumes from, "
+    "torch one file, autockpt a run to go on from, archive the history of a run.",
 )
 @click.option("--generation", metavar="NAME", help="Which one; otherwise the newest good one.")
 @click.option(
@@ -102,10 +103,11 @@ def convert(
     if limit <= 0:
         raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
     if target == TARGET:
-        with opened(source, generation=generation, rank=rank) as found:
+        with opened(source, generation=generation, rank=rank, whole=True) as found:
             done = import_tree(
                 found.tree, destination, lossy=found.lossy, models=found.models,
-                known_nan=found.known_nan, force=force, progress=told(console),
+                known_nan=found.known_nan, left_out=found.left_out, force=force,
+                progress=told(console),
             )  # fmt: skip
     else:
         done = export(
@@ -123,6 +125,9 @@ def convert(
         console.warn(f"LOSSY: {done.lossy}; what was converted is not what was trained")
     if target == TARGET:
         console.next(f"autockpt run --run-dir {destination} SCRIPT")
+        return None
+    if target == "hf":
+        console.next(f"trainer.train(resume_from_checkpoint={destination!r})")
         return None
     only = "" if target == "dcp" or everything else " --only model"
     console.next(f"autockpt diff {source} {destination}{only}")

@@ -18,7 +18,7 @@ from autockpt.values.errors import ConfigError, GuardError, StorageError
 
 _EXPORTED = re.compile(
     r"(model(-\d{5}-of-\d{5})?|state)\.safetensors|model\.safetensors\.index\.json"
-    r"|\.metadata|__\d+_[\d_]+\.distcp"
+    r"|\.metadata|__\d+_[\d_]+\.distcp|(optimizer|scheduler|scaler)\.pt|trainer_state\.json"
 )
 """Names of the files in a directory that an export makes."""
 

@@ -15,6 +15,12 @@ import torch
 from autockpt import new_files
 from autockpt.executors.state import state_tree
 from autockpt.integrations.convert.destination import new_export, require_free
+from autockpt.integrations.convert.hugging_face import (
+    FILES,
+    TRAINER_STATE,
+    hugging_face_part,
+    trainer_state,
+)
 from autockpt.integrations.files import safetensors_file, torch_file
 from autockpt.integrations.tree.checkpoint_tree import LEFT_OUT, GenerationTree
 from autockpt.integrations.tree.lazy_tree import (
@@ -28,7 +34,7 @@ from autockpt.integrations.tree.lazy_tree import (
 from autockpt.integrations.tree.optimizer_formats import is_optimizer, numbered
 from autockpt.values.errors import ConfigError
 
-TARGETS = ("safetensors", "dcp", "torch")
+TARGETS = ("safetensors", "hf", "dcp", "torch")
 MAX_SHARD_BYTES = 5 * 10**9
 """As Hugging Face's own limit."""
 
@@ -74,6 +80,8 @@ def export(
     source = GenerationTree(folder, rank=rank)
     try:
         tree, left_out = _chosen(source.tree, target, everything=everything)
+        if target == "hf":
+            tree["trainer_state"] = trainer_state(source.step, source.extra)
         tensors = tensors_of(tree)
         total, done = sum(tensor.nbytes for tensor in tensors), 0
 
@@ -94,6 +102,8 @@ def export(
 
 def _chosen(tree: Tree, target: str, *, everything: bool) -> tuple[Tree, tuple[str, ...]]:
     """The part of the state that the target takes, and what it does not."""
+    if target == "hf":
+        return hugging_face_part(tree)
     if target != "safetensors":
         return tree, LEFT_OUT
     extras = [name for name, leaf in tree["model"].items() if not isinstance(leaf, LazyTensor)]
@@ -108,6 +118,15 @@ def _chosen(tree: Tree, target: str, *, everything: bool) -> tuple[Tree, tuple[s
 
 def _write_safetensors(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
     os.mkdir(path, new_files.READABLE_DIRECTORY)
+    _write_weights(path, tree, max_shard_bytes, tell)
+    rest = {name: value for name, value in tree.items() if name != "model"}
+    if rest:
+        skeleton, tensors = with_names(rest)
+        metadata = {"autockpt.tree": json.dumps(skeleton, separators=(",", ":"))}
+        safetensors_file.write_file(f"{path}/{STATE}", tensors, metadata, tell)
+
+
+def _write_weights(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
     shards = _shards(tree["model"], max_shard_bytes)
     names = {}
     for number, shard in enumerate(shards, start=1):
@@ -118,11 +137,15 @@ def _write_safetensors(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) 
     if len(shards) > 1:
         total = sum(tensor.nbytes for tensor in tensors_of(tree["model"]))
         _write_json(f"{path}/{INDEX}", {"metadata": {"total_size": total}, "weight_map": names})
-    rest = {name: value for name, value in tree.items() if name != "model"}
-    if rest:
-        skeleton, tensors = with_names(rest)
-        metadata = {"autockpt.tree": json.dumps(skeleton, separators=(",", ":"))}
-        safetensors_file.write_file(f"{path}/{STATE}", tensors, metadata, tell)
+
+
+def _write_hf(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> None:
+    os.mkdir(path, new_files.READABLE_DIRECTORY)
+    _write_weights(path, tree, max_shard_bytes, tell)
+    for name in (name for name in FILES if name in tree):
+        value = numbered(tree[name]) if is_optimizer(tree[name]) else tree[name]
+        torch_file.write_file(f"{path}/{name}.pt", materialised(value, tell=tell))
+    _write_json(f"{path}/{TRAINER_STATE}", tree["trainer_state"])
 
 
 INDEX = "model.safetensors.index.json"
@@ -192,6 +215,7 @@ def _write_torch(path: str, tree: Tree, max_shard_bytes: int, tell: Tell) -> Non
 
 _WRITERS: dict[str, Callable[[str, Tree, int, Tell], None]] = {
     "safetensors": _write_safetensors,
+    "hf": _write_hf,
     "dcp": _write_dcp,
     "torch": _write_torch,
 }

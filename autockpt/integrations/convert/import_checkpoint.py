@@ -17,8 +17,9 @@ from autockpt.integrations.convert.committing import GenerationsOf
 from autockpt.integrations.convert.destination import new_export
 from autockpt.integrations.convert.export import Exported, with_names
 from autockpt.integrations.convert.image_writer import Ticket, spec_of, write_image
+from autockpt.integrations.tree.foreign_forms import common_form
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree, tensors_of
-from autockpt.integrations.tree.optimizer_formats import is_flat, is_optimizer, named
+from autockpt.integrations.tree.optimizer_formats import by_number, is_flat, is_optimizer, named
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 
@@ -37,6 +38,7 @@ def import_tree(
     lossy: str = "",
     models: Collection[str] = (),
     known_nan: Collection[str] | None = None,
+    left_out: Collection[str] = (),
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
@@ -45,6 +47,7 @@ def import_tree(
     `lossy`: what the tree has lost, in words, which every restore says.  `models`: first parts of
     names in its model that are those of a model of its own, as `GenerationTree` has them.
     `known_nan`: stored tensors that held NaN before the training; None: not known.
+    `left_out`: what of the source is not in the tree.
     `progress` gets the bytes written and their total.  Raises ConfigError for a tree without a
     model, CorruptCheckpointError or StorageError.
     """
@@ -77,7 +80,7 @@ def import_tree(
         directory.close()
     return Exported(
         generation=generation.name, step=state.step, target=TARGET, path=destination,
-        tensors=len(names), bytes=total, left_out=tuple(state.left_out),
+        tensors=len(names), bytes=total, left_out=(*state.left_out, *left_out),
         lossy=lossy,
     )  # fmt: skip
 
@@ -94,6 +97,8 @@ class _State:
     step: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tree, left_out = common_form(self.tree)
+        self.left_out += left_out
         step = self.tree.get("step")
         self.step = step if type(step) is int and step >= 0 else 0
         self.skeleton = {
@@ -145,6 +150,8 @@ class _State:
 
     def _take_optimizer(self, key: str, value: Tree) -> None:
         saved = named(value, {name.removeprefix("model.") for name in self.tensors})
+        numbered = by_number(value) if saved is None else None
+        saved = saved or numbered
         if saved is None:
             self.left_out.append(f"{key} (its parameters are not named as those of the model)")
             return
@@ -153,7 +160,7 @@ class _State:
         state: dict[str, Any] = {}
         for number, group in enumerate(saved["param_groups"]):
             settings = {k: v for k, v in group.items() if k != "params"}
-            names = [self._full(name) for name in group["params"]]
+            names = [name if numbered else self._full(name) for name in group["params"]]
             values = self._encoded(settings, f"{prefix}.group{number}")
             groups.append({"params": names, "values": values})
             for name, bare in zip(names, group["params"], strict=True):

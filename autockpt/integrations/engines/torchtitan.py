@@ -6,12 +6,13 @@
 
 No line of the trainer changes.  `load` restores, and `save` ends an iteration.
 `maybe_wait_for_staging` stands in front of the optimizer's step.  `close` makes the last checkpoint
-durable.  The interval of the config is unused: the plan decides.  TorchTitan's own checkpoints are read where autockpt has none, and the model that it
-exports behind the last step is written as before.
+durable.  The interval of the config is unused: the plan decides.  TorchTitan's own checkpoints are
+read where autockpt has none.  The model behind the last step is written as before.
 """
 
 import copy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,18 +67,21 @@ class AutockptCheckpointManager(_OF_TITAN):  # type: ignore[misc]
             name: _AsOfSave(one) for name, one in self.states.items() if name not in _APART
         }
         loader = self.states["dataloader"]
-        objects = {"scheduler": self.states["lr_scheduler"], "dataloader": loader, **self._held}
+        objects = {"scheduler": self.states["lr_scheduler"], **self._held}
+        if loader is not None:
+            objects["dataloader"] = _Loader(loader)
         self.session = autockpt.attach(
             model=_one("model", self._model_parts), optimizer=_one("optimizer", self._optimizers),
             run_dir=self._run_dir, restore="tensors",
-            **{name: one for name, one in objects.items() if one is not None},
+            **objects,
         )  # fmt: skip
         is_restored = self.session.restored is not None
         found = is_restored or bool(super()._load(step))
         self.session.own_boundary()
-        if is_restored:
-            _spare_the_global_generator(loader)
-        self.session.finish_restore()
+        if is_restored and isinstance(loader, torch.utils.data.DataLoader):
+            _call_behind_iterator(loader, self.session.finish_restore)
+        else:
+            self.session.finish_restore()
         self._defer()
         return found
 
@@ -158,7 +162,36 @@ def _one(name: str, values: list[Any]) -> Any:
     return {f"{name}{number}": value for number, value in enumerate(values)}
 
 
-def _spare_the_global_generator(loader: Any) -> None:
-    """A loader draws a seed when its iterator is made; the first start has drawn it already."""
-    if isinstance(loader, torch.utils.data.DataLoader) and loader.generator is None:
-        loader.generator = torch.Generator()
+class _Loader:
+    """A loader's state once it is iterated: asked before, it makes an iterator, which draws."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of now; empty while there is no iterator."""
+        if getattr(self._loader, "_iterator", self) is None:
+            return {}
+        state: dict[str, Any] = self._loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Into the loader."""
+        if state:
+            self._loader.load_state_dict(state)
+
+
+def _call_behind_iterator(loader: Any, call: Callable[[], None]) -> None:
+    """`call()` once the loader has made an iterator, before that fetches anything.
+
+    Making it draws a seed, which the first start has drawn already.
+    """
+    make = loader._get_iterator
+
+    def made() -> Any:
+        del loader._get_iterator
+        iterator = make()
+        call()
+        return iterator
+
+    loader._get_iterator = made

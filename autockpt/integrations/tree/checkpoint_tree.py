@@ -10,6 +10,7 @@ left out; of buffers and attached objects that several ranks have, the first ran
 `torch.distributed.checkpoint` saved has the keys that it was saved by.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -51,6 +52,8 @@ class GenerationTree:
                 require_same(self._images, replicated(self._images), folder)
             state = _StateTree(self._images, apart=rank is not None)
             self.tree = state.tree(self.step)
+            self.extra = _extra_of(self._images)
+            """Counters that an adapter gave with the checkpoint."""
             self.models = state.models
             headers = self._images.headers.values()
             self.known_nan = frozenset(name for header in headers for name in header.known_nan)
@@ -62,6 +65,16 @@ class GenerationTree:
     def close(self) -> None:
         """Lets the files go."""
         self._images.close()
+
+
+def _extra_of(images: Images) -> dict[str, Any]:
+    """Of the first rank that was read."""
+    progress = images.skeletons[images.ranks[0]].get("progress") or {}
+    try:
+        extra = json.loads(progress.get("extra") or "{}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"image: its counters are malformed: {error!r:.200}") from None
+    return extra if isinstance(extra, dict) else {}
 
 
 class _StateTree:

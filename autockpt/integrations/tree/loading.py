@@ -13,6 +13,7 @@ from autockpt.integrations.dcp import directory
 from autockpt.integrations.files import safetensors_file, torch_file
 from autockpt.integrations.places import generation_folder, is_ours
 from autockpt.integrations.tree.checkpoint_tree import GenerationTree, arrays_of
+from autockpt.integrations.tree.foreign_forms import read_beside
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.record import parse_json
@@ -31,14 +32,18 @@ class Source:
     """As `GenerationTree.models` says, of a generation of ours."""
     known_nan: frozenset[str] | None = None
     """As `GenerationTree.known_nan` says; None: not known."""
+    left_out: tuple[str, ...] = ()
+    """Files beside it that were not read, with their contents in words."""
 
 
 @contextlib.contextmanager
 def opened(
-    path: str, *, generation: str | None = None, rank: int | None = None
+    path: str, *, generation: str | None = None, rank: int | None = None, whole: bool = False
 ) -> Iterator[Source]:
     """A checkpoint; its tensors can be read until the block ends.
 
+    `whole`: of a directory of weights also the files of optimizer, scheduler and step beside them,
+    which are read into memory.
     Raises ConfigError for what is none, CorruptCheckpointError for damage.
     """
     if not os.path.exists(path):
@@ -52,17 +57,19 @@ def opened(
         return
     if generation is not None or rank is not None:
         raise ConfigError(f"{path}: is no run of autockpt, and only those have generations, ranks")
-    yield Source(_directory(path) if os.path.isdir(path) else _file(path))
+    yield _directory(path, whole=whole) if os.path.isdir(path) else Source(_file(path))
 
 
-def _directory(path: str) -> Tree:
+def _directory(path: str, *, whole: bool) -> Source:
     if os.path.exists(os.path.join(path, directory.METADATA)):
-        return directory.read_directory(path)
+        return Source(directory.read_directory(path))
     index, single = os.path.join(path, INDEX), os.path.join(path, "model.safetensors")
-    if os.path.exists(index):
-        return {"model": _indexed(index), **_state(path)}
-    if os.path.exists(single):
-        return {"model": _named(single), **_state(path)}
+    weights = _indexed(index) if os.path.exists(index) else None
+    if weights is None and os.path.exists(single):
+        weights = _named(single)
+    if weights is not None:
+        beside, left_out = read_beside(path, torch_file.read_file) if whole else ({}, [])
+        return Source({"model": weights, **beside, **_state(path)}, left_out=tuple(left_out))
     raise ConfigError(
         f"{path}: neither a run or checkpoint of autockpt, nor a directory of safetensors "
         "(model.safetensors, or its index) or of torch.distributed.checkpoint (.metadata)"

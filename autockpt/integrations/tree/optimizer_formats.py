@@ -9,6 +9,7 @@ flat       {"state.<name>.<key>": ..., "param_groups.<name>.<key>": ...}: the sa
 from collections.abc import Collection
 from typing import Any
 
+from autockpt.executors.restore.plan.numbered import NUMBER
 from autockpt.executors.sharding.fqns import plain_fqn
 from autockpt.integrations.tree.lazy_tree import Tree
 
@@ -57,6 +58,25 @@ def named(optimizer: Tree, names: Collection[str]) -> Tree | None:
         state |= {n: optimizer["state"][p] for n, p in places if p in optimizer["state"]}
     if any(name not in names for group in groups for name in group["params"]):
         return None
+    return {"state": state, "param_groups": groups}
+
+
+def by_number(optimizer: Tree) -> Tree | None:
+    """A numbered one with `#0`, `#1`, ... as names; None for any other form.
+
+    At a restore the order of the attached optimizer's groups gives the names.
+    """
+    if is_flat(optimizer):
+        return None
+    places = [place for group in optimizer["param_groups"] for place in group["params"]]
+    if not all(type(place) is int for place in places) or len(set(places)) != len(places):
+        return None
+    called = {place: f"{NUMBER}{number}" for number, place in enumerate(places)}
+    groups = [
+        {**_settings(group), "params": [called[place] for place in group["params"]]}
+        for group in optimizer["param_groups"]
+    ]
+    state = {called[p]: values for p, values in optimizer["state"].items() if p in called}
     return {"state": state, "param_groups": groups}
 
 

@@ -24,3 +24,29 @@ def test_a_folder_of_other_things_is_none(tmp_path: Path) -> None:
     assert not is_ours(str(tmp_path))
     with pytest.raises(ConfigError, match="neither a run nor a checkpoint directory"):
         find_place(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["trainer_state.json", "model.safetensors"], "Hugging Face Trainer at step 300"),
+        (["model.safetensors", "optimizer.bin", "random_states_0.pkl"], "Accelerate"),
+        (["mp_rank_00_model_states.pt"], "a checkpoint of DeepSpeed"),
+        (["latest", "global_step300"], "a directory of DeepSpeed's checkpoints"),
+        ([".metadata", "__0_0.distcp"], r"torch\.distributed\.checkpoint"),
+        (["model.safetensors"], "a directory of safetensors"),
+    ],
+)
+def test_a_checkpoint_of_others_is_named(tmp_path: Path, files: list[str], said: str) -> None:
+    """With what can be done with it; `ls`, `show` and `verify` say it alike."""
+    for name in files:
+        (tmp_path / name).write_text('{"global_step": 300}')
+    with pytest.raises(ConfigError, match=f"is .*{said}.*autockpt convert PATH RUN --to autockpt"):
+        find_place(str(tmp_path))
+
+
+def test_a_file_is_no_missing_directory(tmp_path: Path) -> None:
+    """It is there."""
+    (tmp_path / "x.ckpt").write_bytes(b"")
+    with pytest.raises(ConfigError, match="is a checkpoint of Lightning, no run of autockpt"):
+        find_place(str(tmp_path / "x.ckpt"))

@@ -14,6 +14,7 @@ from autockpt.executors.image.layout.boxes import whole
 from autockpt.executors.restore.plan.averaging import ReplicaAverage
 from autockpt.executors.restore.plan.load_plan import Comparison, LoadPlan, Look, PlannedTensor
 from autockpt.executors.restore.plan.moves import Read, lacking, reads_for
+from autockpt.executors.restore.plan.numbered import names_by_number
 from autockpt.executors.restore.plan.saved_optimizer import SavedOptimizer, add_skeleton
 from autockpt.executors.restore.plan.state_index import LiveParameter, StateIndex
 from autockpt.executors.restore.plan.stored import Piece, Stored
@@ -73,7 +74,9 @@ class CheckpointHeaders:
         """Adds what a shard's skeleton says of an optimizer.  Raises CorruptCheckpointError."""
         data = skeleton["optimizers"].get(prefix)
         if data is not None:
-            called = ReplicaAverage(index.drifting, self.stored, same_mesh=False).called
+            averaged = ReplicaAverage(index.drifting, self.stored, same_mesh=False).called
+            live = index.optimizers[prefix]
+            called = names_by_number(prefix, data, live, self.stored) or averaged
             add_skeleton(self.optimizers[prefix], data, called)
 
     def _adopt_rules(self, index: StateIndex) -> None:

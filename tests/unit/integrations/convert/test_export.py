@@ -1,5 +1,6 @@
 """Exports load with the target's own library, bit for bit, into a model that was never trained."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,24 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import autockpt
+from autockpt.executors.state.live_state import LiveState
 from autockpt.integrations.convert.export import export
+from autockpt.integrations.convert.hugging_face import trainer_state
+from autockpt.integrations.convert.import_checkpoint import import_tree
 from autockpt.integrations.dcp.storage_reader import GenerationReader
+from autockpt.integrations.tree.loading import opened
 from autockpt.values.errors import ConfigError
+from tests.unit.executors.checkpoints import commit_state
 from tests.unit.executors.states import DTYPES, ODD_NAMES, bytes_of, random_tensor
-from tests.unit.integrations.trained import Job, new_job, saved, saved_tensors, trained_job
+from tests.unit.integrations.trained import (
+    FIRST,
+    Job,
+    new_job,
+    opened_directory,
+    saved,
+    saved_tensors,
+    trained_job,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
@@ -256,3 +270,42 @@ def test_attached_objects_and_extra_states_travel(tmp_path: Path, target: str) -
         key: state[key] for key in ("scalar", "set", "none", "big")
     }
     assert any("_extra_state" in what for what in done.left_out) == (target == "safetensors")
+
+
+def test_a_directory_for_trainer_of_hugging_face(tmp_path: Path) -> None:
+    """Files as Trainer reads them; an import of them is the same job again."""
+    job, fresh = trained_job(), new_job(1)
+    folder = saved(tmp_path / "checkpoints", job, others={"extra": torch.nn.Linear(1, 1)})
+    out = tmp_path / "checkpoint-7"
+    done = export(folder, str(out), "hf")
+    assert "extra" in done.left_out
+    assert any("random states" in what for what in done.left_out)
+    load_model(fresh[0], str(out / "model.safetensors"))
+    for part, name in ((fresh[1], "optimizer"), (fresh[2], "scheduler")):
+        part.load_state_dict(torch.load(out / f"{name}.pt", weights_only=True))
+    assert_same_job(fresh, job)
+    state = json.loads((out / "trainer_state.json").read_text())
+    assert (state["global_step"], state["log_history"]) == (7, [])
+    with opened(str(out), whole=True) as found:
+        assert import_tree(found.tree, str(tmp_path / "run")).step == 7
+    export(folder, str(out), "hf", force=True)
+
+
+def test_the_adapters_trainer_state_goes_along() -> None:
+    """Its log, its best metric; the step is that of the checkpoint."""
+    kept = {"state": {"log_history": [{"loss": 1.0}], "best_metric": 0.5, "global_step": 6}}
+    state = trainer_state(7, kept)
+    assert state["log_history"] == [{"loss": 1.0}]
+    assert (state["best_metric"], state["global_step"]) == (0.5, 7)
+    assert trainer_state(7, {"state": {"epoch": 3}})["epoch"] == 0.0
+
+
+def test_without_a_scheduler_there_is_no_directory_for_trainer(tmp_path: Path) -> None:
+    """Trainer would read neither."""
+    net, optimizer, _ = trained_job()
+    state = LiveState.of(model=net, optimizer=optimizer)
+    directory, run_id = opened_directory(tmp_path / "checkpoints")
+    folder = commit_state(directory, run_id, FIRST, state)
+    with pytest.raises(ConfigError, match=r"has no scheduler.*there are: model, optimizer"):
+        export(str(folder), str(tmp_path / "out"), "hf")
+    assert not (tmp_path / "out").exists()

@@ -183,11 +183,12 @@ def test_files_of_torch_save_by_their_usual_keys(tmp_path: Path) -> None:
     numbered = job[1].state_dict()
     torch.save({"model_state_dict": model, "optimizer_state_dict": numbered}, tmp_path / "a.pt")
     folder, done = imported(tmp_path / "a.pt", tmp_path / "a")
-    (left,) = done.left_out
-    assert "optimizer_state_dict (its parameters are not named" in left
+    assert done.left_out == ()
     restored(folder, state_of(fresh))
     assert same(dict(fresh[0].state_dict()), dict(job[0].state_dict()))
+    assert same(fresh[1].state_dict()["state"], job[1].state_dict()["state"])
 
+    fresh = new_job(1)
     names = {id(p): name for name, p in job[0].named_parameters()}
     for group, live in zip(numbered["param_groups"], job[1].param_groups, strict=True):
         group["param_names"] = [names[id(p)] for p in live["params"]]
@@ -269,3 +270,97 @@ def test_run_goes_on_from_an_import(tmp_path: Path) -> None:
     assert "the checkpoint has nothing of optimizer: as the script built it" in done.stderr
     assert "resumed step 5 from disk" in done.stderr
     assert done.stdout.split() == ["step", "5", "24.0", "step", "6", "24.0"]
+
+
+def in_a_directory(path: Path, job: Job, *, kind: str) -> Path:
+    """A whole job as Trainer of Hugging Face, or Accelerate, stores it: by numbers."""
+    model, optimizer, scheduler = job
+    path.mkdir()
+    weights = {n: t.clone() for n, t in model.state_dict().items() if n != "head.weight"}
+    save_file(weights, path / "model.safetensors", {"head.weight": "embed.weight"})
+    end = "pt" if kind == "huggingface" else "bin"
+    torch.save(optimizer.state_dict(), path / f"optimizer.{end}")
+    torch.save(scheduler.state_dict(), path / f"scheduler.{end}")
+    if kind == "huggingface":
+        (path / "trainer_state.json").write_text('{"global_step": 3, "epoch": 0.5}')
+        (path / "rng_state.pth").write_bytes(b"")
+        (path / "training_args.bin").write_bytes(b"")
+    else:
+        (path / "random_states_0.pkl").write_bytes(b"")
+        (path / "sampler.bin").write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "accelerate"])
+def test_a_directory_of_a_trainer_is_taken_whole(tmp_path: Path, kind: str) -> None:
+    """The attached optimizer's order gives the numbers their names; the rest is said."""
+    job, fresh = trained_job(), new_job(1)
+    source = in_a_directory(tmp_path / "theirs", job, kind=kind)
+    with opened(str(source), whole=True) as found:
+        done = import_tree(found.tree, str(tmp_path / "run"), left_out=found.left_out)
+    assert done.step == 3
+    said = " ".join(done.left_out)
+    assert "random states" in said
+    assert ("training arguments" if kind == "huggingface" else "state of the sampler") in said
+    restored(generation_folder(str(tmp_path / "run")), state_of(fresh))
+    assert_same_job(fresh, job)
+
+
+def test_a_checkpoint_of_lightning_is_taken_whole(tmp_path: Path) -> None:
+    """`optimizer_states`, `lr_schedulers` and `global_step`; its loops are named."""
+    job, fresh = trained_job(), new_job(1)
+    model, optimizer, scheduler = job
+    torch.save(
+        {
+            "pytorch-lightning_version": "2.6.6", "global_step": 3, "epoch": 1,
+            "state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()],
+            "lr_schedulers": [scheduler.state_dict()], "loops": {"fit_loop": {}},
+        },
+        tmp_path / "theirs.ckpt",
+    )  # fmt: skip
+    folder, done = imported(tmp_path / "theirs.ckpt", tmp_path / "run")
+    assert done.step == 3
+    assert {what.split()[0] for what in done.left_out} == {"epoch", "loops"}
+    restored(folder, state_of(fresh))
+    assert_same_job(fresh, job)
+
+
+def test_the_step_of_torchtitan_is_in_its_train_state(tmp_path: Path) -> None:
+    """Its scheduler is attached as `scheduler`."""
+    model, _, scheduler = trained_job()
+    state = {
+        **model.state_dict(), "lr_scheduler": scheduler.state_dict(),
+        "train_state": {"step": 300, "ntokens_seen": 9},
+    }  # fmt: skip
+    save(state, checkpoint_id=str(tmp_path / "theirs"), no_dist=True)
+    folder, done = imported(tmp_path / "theirs", tmp_path / "run")
+    assert done.step == 300
+    fresh = new_job(1)
+    restored(folder, state_of(fresh))
+    assert fresh[2].state_dict() == scheduler.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (lambda net: [{"params": [*net.parameters()]}], r"groups of 2, 4.*has groups of 7"),
+        (
+            lambda net: [
+                {"params": [net.low.bias, net.low.weight]},
+                {"params": [p for n, p in net.named_parameters() if n[:3] not in ("low", "fro")]},
+            ],
+            r"parameter #0 .* shape \[16, 16\], and model\.low\.bias.* has \[16\]",
+        ),
+    ],
+)
+def test_numbers_of_another_order_are_refused(tmp_path: Path, groups: Any, said: str) -> None:
+    """Moments of one parameter never come to another one of another shape."""
+    torch.save(
+        {"model": dict(trained_job()[0].state_dict()), "optimizer": trained_job()[1].state_dict()},
+        tmp_path / "theirs.pt",
+    )
+    folder, _ = imported(tmp_path / "theirs.pt", tmp_path / "run")
+    net, _, scheduler = new_job(1)
+    other = torch.optim.AdamW(groups(net), lr=1e-3)
+    with pytest.raises(ConfigError, match=said):
+        restored(folder, state_of((net, other, scheduler)))
