@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,9 @@ def attach(
     axes: "Mapping[str, int] | DeviceMesh | None" = None,
     extra: Callable[[], Mapping[str, Any]] | None = None,
     restore: str = "all",
+    load: Mapping[str, str] | None = None,
+    missing: str = "error",
+    exclude: Sequence[str] = (),
     **others: Any,
 ) -> "Session | PassThroughSession":
     """Protects a training job: restores what there is to restore, then checkpoints it.
@@ -50,6 +53,11 @@ def attach(
     (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make the whole
     model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest); DTensors,
     DDP, FSDP and DeepSpeed need none.
+
+    `load` gives a training that begins its weights: by the name of a model a run, a checkpoint, or
+    a file of weights.  `exclude` lists patterns of names that stay as they are, such as `head.*`.
+    With `missing="ok"` so does each tensor that one side lacks.  A restart goes on from its own
+    checkpoint and does not look at the source.
 
     For adapters of frameworks (docs/adapters.md): `extra()` gives counters as JSON can hold them,
     which a restart finds in `ckpt.restored.extra`; with `restore="tensors"` the random state is put
@@ -76,6 +84,11 @@ def attach(
     _require_goal(goal, others.get("policy"))
     if restore not in ("all", "tensors"):
         raise ConfigError(f'attach(restore=...): got {restore!r}; expected "all" or "tensors"')
+    weights = None
+    if load is not None or exclude or missing != "error":
+        from autockpt.session.place.initial_weights import InitialWeights
+
+        weights = InitialWeights.checked(load, missing, exclude)
     if is_helper():
         from autockpt.profiling.pass_through import PassThroughSession
 
@@ -104,7 +117,7 @@ def attach(
         job.run_directory, job.incarnation.launch_id, named=run_dir is not None,
         objects=[*state.models.values(), *state.optimizers.values()],
     )  # fmt: skip
-    return Session(job, state, data, extra=extra, deferred=restore == "tensors")
+    return Session(job, state, data, extra=extra, deferred=restore == "tensors", weights=weights)
 
 
 def _require_goal(goal: Any, policy: Any) -> None:

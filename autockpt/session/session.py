@@ -39,6 +39,7 @@ from autockpt.session.endings.last_checkpoint import LastCheckpoint
 from autockpt.session.endings.stopping import Stopper
 from autockpt.session.job import Job
 from autockpt.session.keeper_news import KeeperNews
+from autockpt.session.place.initial_weights import InitialWeights
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.position import framework_of
 from autockpt.session.place.training_position import ONLY, Extra, Restored, TrainingPosition
@@ -66,7 +67,10 @@ class Session:
         *,
         extra: Extra | None = None,
         deferred: bool = False,
+        weights: InitialWeights | None = None,
     ) -> None:
+        """`weights`: what a training that begins takes its weights from."""
+        self._weights = weights
         rank = self._rank = RankState(job, state)
         self._job, self._client = job, rank.client
         position = self._position = TrainingPosition(rank, data, extra=extra, deferred=deferred)
@@ -343,6 +347,9 @@ class Session:
             self._client.open()
             resumed = resume(self._client, self._rank.live, job.checkpoints, ahead)
         self._require_memory()
+        if resumed.generation is None and self._weights is not None:
+            for notice in self._weights.apply(self._rank.live):
+                self._rank.say(notice)
         self._rank.term = resumed.term
         self._rank.attempt = self._rank.first_attempt = resumed.attempt
         self._rank.step = self._rank.start_step = resumed.step
