@@ -74,6 +74,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "checkpoints.restore:restore",
         "What a restore into a script would read, and whether it fits.",
     ),
+    "pin": ("checkpoints.pin:pin", "Keep a checkpoint that the policy would let go."),
     "gc": ("checkpoints.gc:gc", "Remove what dead runs left behind, and nothing else."),
     "convert": (
         "checkpoints.convert:convert",

@@ -94,9 +94,9 @@ def _trainer_step(folder: Path) -> str:
 def choose(place: Place, named: str | None) -> str:
     """The generation that is meant: named, or in the path, or the newest committed one.
 
-    Raises ConfigError when there is none.
+    `named`: its own name, or that of a pin.  Raises ConfigError when there is none.
     """
-    name = named or place.generation
+    name = place.generation if named is None else unpinned_name(place.directory, named)
     if name is not None:
         Generation.from_name(name)
         if not os.path.isdir(os.path.join(place.directory, name)):
@@ -112,6 +112,16 @@ def choose(place: Place, named: str | None) -> str:
     if not committed:
         raise ConfigError(f"{place.directory}: holds no committed checkpoint; see `autockpt ls`")
     return committed[-1]
+
+
+def unpinned_name(directory: str, named: str) -> str:
+    """The checkpoint that a name means: that of a pin, or its own.  Raises StorageError."""
+    from autockpt.executors.storage.directory import CheckpointDirectory
+
+    if _is_generation(named):
+        return named
+    kept = CheckpointDirectory(directory).pins().get(named)
+    return named if kept is None else kept.name
 
 
 def generation_folder(path: str, generation: str | None = None) -> str:

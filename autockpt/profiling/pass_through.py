@@ -86,6 +86,9 @@ class PassThroughSession:
     def save(self) -> None:
         """Nothing is saved."""
 
+    def report(self, **values: Any) -> None:
+        """Nothing is kept."""
+
     def request_stop(self, reason: str = "") -> None:
         """The profile ends by itself."""
 

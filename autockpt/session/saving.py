@@ -72,6 +72,8 @@ class Saver:
         """Boundary from which on a checkpoint is due that the script asked for."""
         self.boundary_s: float | None = None
         """When the boundary at hand began; None: between two."""
+        self.metrics: dict[str, float] = {}
+        """Values reported since the newest checkpoint for disk began, by name."""
         self.fence_stall_s = 0.0
         """The training has waited at fences so long."""
         self.newest_stall_s: float | None = None
@@ -275,6 +277,7 @@ class Saver:
         elif staging.compare_writes and disk and passage is None:
             self._try(snapshot, save, "write", str(self._write_way(step)))
         if disk:
+            self.metrics = {}
             if self._client.saves.durable is None:
                 wait_s = pause_s(self._early_tries)
                 self._early_s, self._early_tries = time.monotonic() + wait_s, self._early_tries + 1
@@ -387,6 +390,7 @@ class Saver:
                 chunk_bytes=way.chunk_bytes, direct_io=way.direct_io,
                 streaming=staging.streaming, codec=codec, class_ranges=ranges,
                 chain=tier.chain, at_s=now,
+                metrics=json.dumps(self.metrics, sort_keys=True) if self.metrics else "",
             )
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ in here is said once, shows in the report, and never ends the training.
 """
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -69,7 +70,7 @@ class Session:
         deferred: bool = False,
         weights: InitialWeights | None = None,
     ) -> None:
-        """`weights`: what a training that begins takes its weights from."""
+        """`weights`: a training that begins takes them."""
         self._weights = weights
         rank = self._rank = RankState(job, state)
         self._job, self._client = job, rank.client
@@ -237,6 +238,24 @@ class Session:
         tensor on a device is waited for.
         """
         self._rank.rollback.report_loss(loss)
+
+    def report(self, **values: Any) -> None:
+        """Values of the state at hand, for `keep.best`: `ckpt.report(loss=0.31, accuracy=0.92)`.
+
+        They belong to the next checkpoint for disk; `save()` asks for one at the coming boundary.
+        Of several ranks the lowest that reports counts.  NaN and infinity are left out.  A tensor
+        on a device is waited for.  Raises ConfigError for a value that is no number.
+        """
+        for name, value in values.items():
+            try:
+                number = float(value.detach() if hasattr(value, "detach") else value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"ckpt.report({name}=...): expected a number, or a tensor of one, got "
+                    f"{value!r:.80}"
+                ) from error
+            if math.isfinite(number):
+                self._saver.metrics[name] = number
 
     @property
     def ready(self) -> bool:

@@ -18,6 +18,7 @@ from autockpt.values.policy_keys.kinds import (
     Directory,
     Duration,
     Interval,
+    Metric,
     Money,
     Price,
     Rate,
@@ -328,6 +329,26 @@ class Retention:
         Interval("6 h", "1000 steps"),
         "beyond the newest, one per this time or distance",
         part="steps",
+    )
+    ttl_s: float | None = key(
+        "keep.ttl",
+        Duration("30 d"),
+        "a checkpoint of `keep.every` goes when it is this much older than the newest",
+        more="The newest, the best and the pinned ones stay",
+    )
+    keep_best: int = key(
+        "keep.best",
+        Count(1),
+        "beyond the newest, so many with the best value of `keep.metric`",
+        more="Scripts report values by `ckpt.report` ([keeping.md](keeping.md)). `auto`: none",
+        default=0,
+    )
+    metric: str = key(
+        "keep.metric",
+        Metric(),
+        "the value that `keep.best` compares, after `min` or `max`",
+        more="`auto`: `min loss`",
+        default="min loss",
     )
     reach_s: float | None = key(
         "failures.silent_latency",

@@ -1,5 +1,6 @@
 """Store: a directory of generations in which an operation happened or did not."""
 
+import contextlib
 import errno
 import json
 import multiprocessing
@@ -291,6 +292,66 @@ class DirectoryContract:
         (folder / "QUARANTINE").touch()
         (entry,) = directory.catalogue(run_id)
         assert (entry.verified, entry.corrupt, entry.quarantined) == (True,) * 3
+
+    def test_a_pinned_checkpoint_is_not_deleted(self, path: Path) -> None:
+        """Until its pin is removed by name; a name is that of one checkpoint."""
+        directory, run_id = self.opened(path)
+        folder = self.commit(directory, run_id, G1).parent
+        self.commit(directory, run_id, G2)
+        person = self.make(path)
+        person.pin(G1, "paper")
+        assert [entry.pinned for entry in directory.catalogue(run_id)] == ["paper", ""]
+        before = sorted(os.listdir(folder))
+        with pytest.raises(GuardError, match="is pinned as 'paper' and stays"):
+            directory.delete(G1)
+        assert sorted(os.listdir(folder)) == before
+        with pytest.raises(ConfigError, match=f"is the name of {G1.name}; remove that pin first"):
+            person.pin(G2, "paper")
+        with pytest.raises(ConfigError, match="no checkpoint is pinned as 'other'; pins: paper"):
+            person.unpin("other")
+        assert person.unpin("paper") == G1
+        directory.delete(G1)
+        assert [entry.generation for entry in directory.catalogue(run_id)] == [G2]
+        with pytest.raises(ConfigError, match="holds no committed checkpoint"):
+            person.pin(G1, "paper")
+        with pytest.raises(ConfigError, match="expected letters, digits"):
+            person.pin(G2, "../x")
+
+    def test_a_pin_and_a_deletion_at_once_agree(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The pin comes when the COMMIT is on its way out: either it holds, or it says so."""
+        directory, run_id = self.opened(path)
+        for generation, late in ((G1, True), (G2, False)):
+            folder = self.commit(directory, run_id, generation).parent
+            person, rename, unlink = self.make(path), os.rename, os.unlink
+            said: list[str] = []
+
+            def pin_now(
+                person: CheckpointDirectory = person,
+                generation: Generation = generation,
+                said: list[str] = said,
+            ) -> None:
+                monkeypatch.undo()
+                with contextlib.suppress(ConfigError):
+                    person.pin(generation, "now")
+                    said.append("pinned")
+
+            def renamed(*args: Any, late: bool = late, rename: Any = rename) -> None:
+                if not late:
+                    pin_now()
+                rename(*args)
+
+            def unlinked(*args: Any, late: bool = late, unlink: Any = unlink) -> None:
+                if late:
+                    pin_now()
+                unlink(*args)
+
+            monkeypatch.setattr(os, "rename", renamed)
+            monkeypatch.setattr(os, "unlink", unlinked)
+            with contextlib.suppress(GuardError):
+                directory.delete(generation)
+            assert (folder / "COMMIT").exists() == bool(said) == (not late)
 
     def test_a_commit_of_another_run_or_place_is_not_ours(self, path: Path) -> None:
         """A copied folder is not chosen under another name."""

@@ -1,12 +1,14 @@
 """Which commits are deleted: worked examples, then properties."""
 
+import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
-from autockpt.executors.protocol.retention import counts, deletions
+from autockpt.executors.protocol.retention import counts, deletions, metrics_of, unpinned
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 
@@ -115,6 +117,43 @@ def test_one_per_interval_is_kept_from_the_oldest_on() -> None:
     ]
 
 
+def valued(step: int, loss: object, **more: object) -> CatalogueEntry:
+    """A commit whose first rank reported a loss."""
+    return entry(2, step, records=({"metrics": {"loss": loss}}, {"metrics": {"loss": 0}}), **more)
+
+
+def test_the_best_by_a_metric_stay() -> None:
+    """The lowest rank counts; of two equal ones the newer is kept; the unread do not count."""
+    entries = [valued(1, 0.2), valued(2, 0.2), valued(3, 0.9), valued(4, 0.1, verified=False)]
+    entries += [entry(2, 5), valued(6, 0.5)]
+    assert gone(entries, 1, keep_best=1) == ["2-1", "2-3", "2-4", "2-5"]
+    assert gone(entries, 1, keep_best=2) == ["2-3", "2-4", "2-5"]
+    assert gone(entries, 1, keep_best=1, metric="max loss") == ["2-1", "2-2", "2-4", "2-5"]
+    assert gone(entries, 1, keep_best=9, metric="min other") == gone(entries, 1)
+
+
+@pytest.mark.parametrize("odd", ["0.1", None, [], math.nan, -math.inf, {}])
+def test_values_that_are_no_numbers_are_none(odd: object) -> None:
+    """A COMMIT is text of another program, perhaps."""
+    assert metrics_of(({"metrics": {"loss": odd}}, {"metrics": "x"}, {})) == {}
+
+
+def test_what_is_kept_by_distance_has_an_age() -> None:
+    """The newest stay however old they are."""
+    entries = [entry(2, step) for step in (0, 3, 6, 9)]
+    assert gone(entries, 1, keep_every_s=3.0, ttl_s=5.0) == ["2-0", "2-3"]
+    assert gone(entries, 3, keep_every_s=3.0, ttl_s=1.0) == ["2-0"]
+
+
+def test_pinned_ones_stay_with_their_bases() -> None:
+    """Also where the run that deletes has not heard of the pin."""
+    pinned = replace(difference(2, 1), pinned="paper")
+    entries = [entry(1, 1), pinned, entry(1, 3), entry(1, 4)]
+    assert gone(entries, 1) == ["1-3"]
+    doomed = [one.generation for one in entries[:3]]
+    assert unpinned(entries, doomed) == (Generation(term=1, step=3),)
+
+
 entries_strategy = st.lists(
     st.builds(
         entry,
@@ -123,6 +162,10 @@ entries_strategy = st.lists(
         verified=st.booleans(),
         corrupt=st.booleans(),
         quarantined=st.booleans(),
+        pinned=st.sampled_from(("", "", "paper")),
+        records=st.one_of(
+            st.just(()), st.integers(0, 3).map(lambda loss: ({"metrics": {"loss": loss}},))
+        ),
         health=st.sampled_from(("good", "suspect", "bad")),
         created_s=st.floats(0, 100),
     ),
@@ -135,6 +178,9 @@ retentions = st.builds(
     keep_every_s=st.one_of(st.none(), st.floats(1, 50)),
     keep_every_steps=st.one_of(st.none(), st.integers(1, 5)),
     reach_s=st.one_of(st.none(), st.floats(1, 50)),
+    ttl_s=st.one_of(st.none(), st.floats(1, 50)),
+    keep_best=st.integers(0, 3),
+    metric=st.sampled_from(("min loss", "max loss")),
 )
 
 
@@ -162,6 +208,23 @@ def test_enough_counted_ones_are_left_and_the_newest_among_them(
     assert len(left) >= min(max(1, retention.keep_last), len(counted))
     assert not counted or max(counted) in left
     assert not entries or max(e.generation for e in entries) not in doomed
+
+
+@given(entries_strategy, retentions)
+def test_the_best_and_the_pinned_are_never_deleted(
+    entries: list[CatalogueEntry], retention: Retention
+) -> None:
+    """So many as are asked for, if there are; none that goes is better than one of them."""
+    doomed = set(deletions(entries, retention, chain=CHAIN))
+    assert not any(e.pinned for e in entries if e.generation in doomed)
+    sign = -1 if retention.metric.startswith("max") else 1
+    values = {
+        e.generation: sign * e.records[0]["metrics"]["loss"]
+        for e in entries
+        if counts(e, CHAIN) and e.records
+    }
+    left = sorted(value for generation, value in values.items() if generation not in doomed)
+    assert left[: retention.keep_best] == sorted(values.values())[: retention.keep_best]
 
 
 @given(entries_strategy, retentions)

@@ -1,12 +1,16 @@
 """`autockpt ls PATH`: the checkpoints of a run or a directory."""
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from autockpt.cli.checkpoints import archive, remote
 from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
+
+if TYPE_CHECKING:
+    from autockpt.executors.storage.catalogue import GenerationRecord
 
 EXAMPLES = """
 autockpt ls runs/train-20260101-120000
@@ -48,12 +52,19 @@ def ls(console: Console, path: str) -> None:
                 when(record.created_s),
                 record.state,
                 record.health or "-",
-                record.detail,
+                "; ".join(_notes(record)),
             )
             for record in records
         ),
     )
     console.next(f"autockpt show {path}   (or: autockpt verify {path})")
+
+
+def _notes(record: "GenerationRecord") -> list[str]:
+    """Pin, reported values and remarks."""
+    pin = [f"pinned as {record.pinned}"] if record.pinned else []
+    values = [f"{name} {value:.6g}" for name, value in record.metrics.items()]
+    return [*pin, *values, *([record.detail] if record.detail else [])]
 
 
 def when(created_s: float) -> str:

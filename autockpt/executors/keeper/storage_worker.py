@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.retention import unpinned
 from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.file_reuse import is_tight
@@ -249,14 +250,15 @@ class DiskWorker:
     def _delete(self, order: p.DeleteGenerations) -> None:
         catalogue = self._directory.catalogue(self._run_id)
         steps = {entry.generation: entry.step for entry in catalogue}
-        present = tuple(g for g in order.generations if g in steps)
+        present = unpinned(catalogue, (g for g in order.generations if g in steps))
         try:
             if not self._directory.holds(order.term):
                 return
             check_deletions(catalogue, present)
             for generation in present:
-                freed = self._directory.delete(generation)
-                self._deleted(generation, steps[generation], freed)
+                with contextlib.suppress(GuardError):  # pinned since the look
+                    freed = self._directory.delete(generation)
+                    self._deleted(generation, steps[generation], freed)
         except (AutockptError, OSError) as error:
             self._tell(error)
 

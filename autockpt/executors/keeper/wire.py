@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -185,6 +185,8 @@ class SnapshotBegan:
     chain: int = 0
     """Generations that a reader may need beside this one; 0: the save stands alone."""
     at_s: float = 0.0
+    metrics: str = ""
+    """Reported values by name, as the text of a JSON object; "": there are none."""
 
     @property
     def ranges(self) -> tuple[tuple[int, ...], ...]:

@@ -202,6 +202,8 @@ class CatalogueEntry:
     """Read back and found different: never chosen, never counted."""
     quarantined: bool = False
     """A person set it aside: never chosen by itself, never counted, never deleted."""
+    pinned: str = ""
+    """The name under which a person keeps it: never deleted; "": it has none."""
     health: Health = "good"
     reshardable: bool = False
     """May be read by another number of ranks."""

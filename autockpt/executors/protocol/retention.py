@@ -4,11 +4,13 @@ Only *counted* generations push others out: verified, healthy, not set aside, an
 Whatever has fewer than `keep_last` counted generations above it stays, so the newest durable one,
 the one restored from and everything unverified at the top can never go, and a run of suspect
 saves cannot expire the last good one.  Behind an error that is noticed late one more is kept.
+Beside these stay the best by a metric, one per distance, and each that a person has pinned.
 
 Source: docs/protocol.md, rule 10.
 """
 
 import contextlib
+import math
 from collections.abc import Iterable
 
 from autockpt.executors.protocol.messages import CatalogueEntry, Record, TermParent
@@ -35,7 +37,8 @@ def deletions(
     entries = sorted(catalogue, key=lambda entry: entry.generation)
     counted = [entry for entry in entries if counts(entry, chain)]
     kept = _kept_by_distance(counted, retention) | _kept_behind(counted, retention) | pinned
-    kept |= {entry.generation for entry in entries if entry.quarantined}
+    kept |= best(counted, retention)
+    kept |= {entry.generation for entry in entries if entry.quarantined or entry.pinned}
     needed = max(1, retention.keep_last)
     if len(counted) <= needed:
         return ()
@@ -43,6 +46,39 @@ def deletions(
     staying = kept | {e.generation for e in entries if e.generation >= oldest_of_last}
     staying = with_bases(staying, entries)
     return tuple(entry.generation for entry in entries if entry.generation not in staying)
+
+
+def unpinned(
+    catalogue: Iterable[CatalogueEntry], doomed: Iterable[Generation]
+) -> tuple[Generation, ...]:
+    """The part of `doomed` that may go after a look at the marks on disk.
+
+    A person pins a checkpoint while a run decides without that knowledge.
+    """
+    entries = list(catalogue)
+    staying = with_bases((entry.generation for entry in entries if entry.pinned), entries)
+    return tuple(generation for generation in doomed if generation not in staying)
+
+
+def metrics_of(records: Iterable[Record]) -> dict[str, float]:
+    """The values of `ckpt.report` that the shards of a commit carry; the lowest rank's count."""
+    found: dict[str, float] = {}
+    for record in records:
+        metrics = record.get("metrics")
+        for name, value in metrics.items() if isinstance(metrics, dict) else ():
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(str(name), float(value))
+    return found
+
+
+def best(counted: Iterable[CatalogueEntry], retention: Retention) -> frozenset[Generation]:
+    """The `keep_best` with the best values of the metric, the newer of two equal ones first."""
+    order, _, name = retention.metric.partition(" ")
+    sign = -1.0 if order == "max" else 1.0
+    valued = [(metrics_of(entry.records).get(name), entry.generation) for entry in counted]
+    newest_first = sorted(((v, g) for v, g in valued if v is not None), key=lambda x: x[1])[::-1]
+    ranked = sorted(newest_first, key=lambda pair: sign * pair[0])
+    return frozenset(generation for _, generation in ranked[: retention.keep_best])
 
 
 def bases_of(records: Iterable[Record]) -> frozenset[Generation]:
@@ -91,7 +127,11 @@ def _kept_by_distance(counted: list[CatalogueEntry], retention: Retention) -> fr
         if every_steps is not None and (last_step is None or entry.step - last_step >= every_steps):
             last_step = entry.step
             kept.add(entry.generation)
-    return frozenset(kept)
+    if retention.ttl_s is None or not counted:
+        return frozenset(kept)
+    newest_s = counted[-1].created_s
+    old = (e.generation for e in counted if newest_s - e.created_s > retention.ttl_s)
+    return frozenset(kept.difference(old))
 
 
 def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozenset[Generation]:

@@ -6,16 +6,18 @@ Reads only.  Works on the directory of a live run.
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from autockpt.executors.image.codecs import codec as codec_of
 from autockpt.executors.image.container import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.image.nan_check import NanScan
 from autockpt.executors.linux.memory import Arena, page_align
+from autockpt.executors.protocol.retention import metrics_of
 from autockpt.executors.storage.directory import (
     CommitFile,
     lossy_mark,
+    pin_of,
     read_commit,
     read_small,
     require_format,
@@ -50,6 +52,10 @@ class GenerationRecord:
     state: str
     """committed, verified, corrupt, incomplete or unreadable."""
     detail: str = ""
+    pinned: str = ""
+    """The name under which a person keeps it; "": it has none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Values that the script reported for it, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +145,15 @@ def _record(directory: str, name: str) -> GenerationRecord:
         health="suspect" if os.path.exists(os.path.join(folder, "SUSPECT")) else commit.health,
         state=state,
         detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
+        pinned=_pin_of(folder),
+        metrics=metrics_of(commit.records),
     )
+
+
+def _pin_of(folder: str) -> str:
+    with contextlib.suppress(OSError):
+        return pin_of(folder)
+    return "unreadable"
 
 
 def _unusable(name: str, state: str, detail: str) -> GenerationRecord:

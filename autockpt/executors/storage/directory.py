@@ -46,9 +46,12 @@ FORMAT = 2
 _T = TypeVar("_T")
 _TERM = re.compile(r"t-\d{6}")
 _OURS = re.compile(
-    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|COMMIT(\.\w+\.tmp)?"
+    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|PINNED|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
+GOING = "COMMIT.going.tmp"
+"""COMMIT of a checkpoint that is being deleted."""
+_PIN = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
 MAX_RECORD_BYTES = 16 * 2**20
 HEARTBEAT_S = 2.0
 FOREIGN_PATIENCE_S = 10.0
@@ -501,6 +504,7 @@ class CheckpointDirectory:
             verified=_is_there(os.path.join(folder, "VERIFIED")),
             corrupt=_is_there(os.path.join(folder, "CORRUPT")),
             quarantined=_is_there(os.path.join(folder, "QUARANTINE")),
+            pinned=pin_of(folder),
             health=health,
             reshardable=True,
         )
@@ -522,6 +526,53 @@ class CheckpointDirectory:
         except OSError:
             return False
         return True
+
+    def pin(self, generation: Generation, name: str) -> None:
+        """Keeps a checkpoint under a name; retention passes it over.
+
+        Raises ConfigError for a name that is taken or malformed and where there is no checkpoint,
+        StorageError.
+        """
+        folder = self.generation_path(generation)
+        commit = os.path.join(folder, "COMMIT")
+        if not _PIN.fullmatch(name):
+            raise ConfigError(
+                f"{name!r:.80}: expected letters, digits, '-', '_' and '.', at most 64"
+            )
+        other = self.pins().get(name)
+        if other is not None and other != generation:
+            raise ConfigError(f"{name}: is the name of {other.name}; remove that pin first")
+        path = os.path.join(folder, "PINNED")
+        with _storage("pin", folder):
+            if not _is_there(commit):
+                raise ConfigError(f"{folder}: holds no committed checkpoint; see `autockpt ls`")
+            publish(path, f"{name}\n".encode(), replace=True)
+            if not _is_there(commit):
+                os.unlink(path)
+                raise ConfigError(f"{folder}: was deleted meanwhile; pin another checkpoint")
+
+    def unpin(self, name: str) -> Generation:
+        """Lets retention decide again; the checkpoint.  Raises ConfigError, StorageError."""
+        pins = self.pins()
+        if name not in pins:
+            known = ", ".join(sorted(pins)) or "none"
+            raise ConfigError(f"{self.path}: no checkpoint is pinned as {name!r}; pins: {known}")
+        path = os.path.join(self.generation_path(pins[name]), "PINNED")
+        with _storage("remove", path):
+            os.unlink(path)
+        return pins[name]
+
+    def pins(self) -> dict[str, Generation]:
+        """The pinned checkpoints by name.  Raises StorageError."""
+        found = {}
+        for name in _names(self.path):
+            with contextlib.suppress(ConfigError):
+                generation = Generation.from_name(name)
+                with _storage("read", self.generation_path(generation)):
+                    pinned = pin_of(self.generation_path(generation))
+                if pinned:
+                    found[pinned] = generation
+        return found
 
     def mark_ever_committed(self) -> None:
         """Remembers that a restart must not silently begin from scratch."""
@@ -568,17 +619,26 @@ class CheckpointDirectory:
         """Deletes a committed generation, COMMIT first; bytes freed.
 
         Only the files that its COMMIT lists and our own are removed; foreign ones stay in place.
+        Raises GuardError for one that a person has pinned, up to the last moment; StorageError.
         """
         path = self.generation_path(generation)
-        shards, listed = _listed(os.path.join(path, "COMMIT"))
+        commit, going = os.path.join(path, "COMMIT"), os.path.join(path, GOING)
+        shards, listed = _listed(commit)
         freed = sum(_bytes(os.path.join(path, name)) for name in _ours(path, listed))
         try:
-            os.unlink(os.path.join(path, "COMMIT"))
+            # Away first, then the look for a pin: `pin` leaves its mark first, then looks for the
+            # COMMIT.  One of the two sees the other.
+            os.rename(commit, going)
+            pinned = pin_of(path)
+            if pinned:
+                os.rename(going, commit)
+                raise GuardError(f"{generation}: is pinned as {pinned!r} and stays")
+            os.unlink(going)
             _fsync_directory(path)
         except FileNotFoundError:
             return 0
         except OSError as error:
-            raise StorageError(f"{path}/COMMIT: cannot delete: {error.strerror}") from error
+            raise StorageError(f"{commit}: cannot delete: {error.strerror}") from error
         for rank, name in enumerate(shards):
             self.spares.keep(rank, os.path.join(path, name))
         self._remove(path, listed)
@@ -841,6 +901,17 @@ def _listed(path: str) -> tuple[list[str], frozenset[str]]:
 def _plain(name: str) -> str:
     """A name in the generation's folder, whatever a COMMIT says."""
     return os.path.basename(name) or "none"
+
+
+def pin_of(folder: str) -> str:
+    """The name under which a person keeps a checkpoint; "": there is none.  Raises OSError."""
+    try:
+        text = read_small(os.path.join(folder, "PINNED"), limit=4096)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except CorruptCheckpointError:
+        return "PINNED"
+    return text.decode(errors="replace").strip() or "PINNED"
 
 
 def is_ours(name: str) -> bool:

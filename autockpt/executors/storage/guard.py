@@ -30,6 +30,8 @@ def check_deletions(
             raise GuardError(f"{generation}: others that stay are stored as differences to it")
         if entry.quarantined:
             raise GuardError(f"{generation}: is quarantined by a person and stays")
+        if entry.pinned:
+            raise GuardError(f"{generation}: is pinned as {entry.pinned!r} and stays")
         if is_good(entry) and not any(kept.generation > generation for kept in staying):
             raise GuardError(f"{generation}: is the newest good checkpoint and stays")
     if any(e.verified for e in catalogue if is_good(e)) and not any(e.verified for e in staying):

@@ -76,6 +76,9 @@ def combined_problems(values: Mapping[str, Any], mark: Callable[[str], Mark]) ->
     if "failures.notice" in values and "failures.preemption" not in values:
         message = "says how long ahead; failures.preemption, how often, is missing"
         found.append(("failures.notice", message))
+    for path, needed in (("keep.ttl", "keep.every"), ("keep.metric", "keep.best")):
+        if path in values and needed not in values:
+            found.append((path, f"says more about {needed}, which is missing"))
     codec = values.get("archive.codec", "none")
     if codec != "none" and values.get("archive.lossy") is not True:
         message = (

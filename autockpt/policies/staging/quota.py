@@ -88,7 +88,8 @@ def storage_matters(goal: Goal) -> bool:
 def states(goal: Goal, way: Way, keep: int) -> int:
     """On storage at once, at most, beside those of `keep.every` and the spare files."""
     late = BEHIND if goal.retention.reach_s is not None else 0
-    return keep + way.codec.chain + (goal.pins.in_flight or 1) + 1 + late
+    kept = keep + goal.retention.keep_best + late
+    return kept + way.codec.chain + (goal.pins.in_flight or 1) + 1
 
 
 def bytes_each(profile: Profile, way: Way) -> float:
@@ -147,6 +148,8 @@ def _made_of(goal: Goal, way: Way, keep: int) -> str:
         parts.append(f"{way.codec.chain} that others are differences to")
     if goal.retention.reach_s is not None:
         parts.append(f"{BEHIND} for errors that are noticed late")
+    if goal.retention.keep_best:
+        parts.append(f"{goal.retention.keep_best} best")
     return ", ".join(parts)
 
 
@@ -271,11 +274,12 @@ def _retention_choice(profile: Profile, goal: Goal, way: Way, keep: Retention) -
 
 
 def _spacing(keep: Retention) -> str:
+    said = f", the {keep.keep_best} of {keep.metric}" if keep.keep_best else ""
     if keep.keep_every_s is not None:
-        return f" and one every {format_duration(keep.keep_every_s)}"
-    if keep.keep_every_steps is not None:
-        return f" and one every {keep.keep_every_steps} steps"
-    return ""
+        said += f" and one every {format_duration(keep.keep_every_s)}"
+    elif keep.keep_every_steps is not None:
+        said += f" and one every {keep.keep_every_steps} steps"
+    return said + (f" for {format_duration(keep.ttl_s)}" if keep.ttl_s is not None else "")
 
 
 def _reach(keep: Retention) -> str:

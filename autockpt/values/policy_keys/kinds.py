@@ -114,6 +114,21 @@ class Words(Kind):
         raise ValueError(f"expected auto, {' or '.join(self.words)}, got {value!r}{hint}")
 
 
+class Metric(Kind):
+    """The name of a value that a script reports, after `min` or `max`."""
+
+    values = ("`min loss`", "`max accuracy`")
+    pattern = r"^(min|max) [A-Za-z_][\w./-]*$"
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
+            raise ValueError(f"expected min or max and a name, e.g. min loss, got {value!r:.80}")
+        return value
+
+    def schemas(self) -> list[dict[str, Any]]:
+        return _strings(self.pattern)
+
+
 class Switch(Kind):
     """true or false, or one of a few words beside them."""
 

@@ -23,7 +23,7 @@ from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.shard_file import is_full
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
-from autockpt.values.record import to_json
+from autockpt.values.record import parse_json, to_json
 
 HEAD_BYTES = 4 * 2**20
 """Of the boundary group up to which it gets a digest of its own (0.2 ms in the keeper's loop)."""
@@ -451,6 +451,8 @@ class ShardSaves:
             "chunk_bytes": index.chunk_bytes,
             **({"base": index.base.name} if index.base is not None else {}),
         }
+        if shard.began is not None and shard.began.metrics:
+            record["metrics"] = parse_json(shard.began.metrics)
         self._slowest_s = max(self._slowest_s, outcome.write_s)
         self._patience_s = PATIENCE_S
         self._journal.shard_written(

@@ -52,6 +52,7 @@ def test_what_others_are_differences_to_may_not_go() -> None:
         ((entry(1), entry(2)), (g(3),), "step 3 (term 1): has no COMMIT of this run"),
         ((), (g(1),), "has no COMMIT"),
         ((entry(1, quarantined=True), entry(2)), (g(1),), "quarantined by a person"),
+        ((entry(1, pinned="paper"), entry(2)), (g(1),), "is pinned as 'paper' and stays"),
     ],
 )
 def test_what_would_endanger_the_last_good_one_is_refused(
@@ -74,6 +75,7 @@ MARKS = st.fixed_dictionaries(
         "verified": st.booleans(),
         "corrupt": st.booleans(),
         "quarantined": st.booleans(),
+        "pinned": st.sampled_from(["", "paper"]),
         "health": st.sampled_from(["good", "suspect", "bad"]),
     }
 )
@@ -94,4 +96,5 @@ def test_whatever_passes_leaves_the_newest_good_one(
     staying = [one for one in good if one.generation not in deletions]
     assert good[-1:] == staying[-1:]
     assert any(one.verified for one in staying) or not any(one.verified for one in good)
+    assert not any(one.pinned for one in catalogue if one.generation in deletions)
     assert not any(one.quarantined for one in catalogue if one.generation in deletions)

@@ -1,0 +1,51 @@
+"""ckpt.report: values of a state, stored with its checkpoint, compared by `keep.best`."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from autockpt.cli.app import run as main
+from autockpt.executors.storage.catalogue import list_generations
+from autockpt.values.errors import ConfigError
+from tests.support import trainings
+
+
+@pytest.mark.usefixtures("attach")
+def test_values_belong_to_the_next_durable_checkpoint(
+    new_run: Callable[..., str], attach: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every second step here; what is not finite is left out; `ls` and `pin` know them."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=2))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ckpt = attach(model=model, optimizer=optimizer, run_dir=run_dir)
+    for step in ckpt.steps(6):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 1)).sum()
+        loss.backward()
+        optimizer.step()
+        if step < 4:
+            ckpt.report(loss=torch.tensor(float(step)), bad=float("nan"))
+        ckpt.wait_durable(60.0)
+    with pytest.raises(ConfigError, match=r"report\(loss=...\): expected a number"):
+        ckpt.report(loss="low")
+    ckpt.close()
+    found = {one.step: dict(one.metrics) for one in list_generations(f"{run_dir}/checkpoints")}
+    expected: dict[int, dict[str, float]] = {2: {"loss": 1.0}, 4: {"loss": 3.0}, 6: {}}
+    assert found[6] == {}
+    assert found.items() <= expected.items()
+    assert found.keys() & {2, 4}, "both would have to be skipped"
+
+    kept = max(found.keys() - {6})
+    name = next(n for n in os.listdir(f"{run_dir}/checkpoints") if n.endswith(f"{kept:08d}"))
+    assert main(["pin", run_dir, "paper", "--generation", name]) == 0
+    capsys.readouterr()
+    assert main(["ls", run_dir]) == 0
+    assert f"pinned as paper; loss {found[kept]['loss']:.0f}" in capsys.readouterr().out
+    assert main(["show", run_dir, "paper", "--json"]) == 0
+    assert name in json.dumps(json.loads(capsys.readouterr().out))
+    assert main(["pin", run_dir, "paper", "--remove"]) == 0
