@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Prometheus text of a run; a Grafana dashboard and alert rules.",
     ),
     "policy": ("planning.policy:policy", "Check, explain, compare or start a policy file."),
+    "slurm": ("jobs.slurm_script:slurm", "Write job scripts for Slurm."),
     "ls": ("checkpoints.ls:ls", "The checkpoints of a run or a directory."),
     "show": ("checkpoints.show:show", "What one checkpoint holds."),
     "verify": (
@@ -74,7 +75,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "checkpoints.restore:restore",
         "What a restore into a script would read, and whether it fits.",
     ),
-    "pin": ("checkpoints.pin:pin", "Keep a checkpoint that the policy would let go."),
+    "pin": ("checkpoints.gc:pin", "Keep a checkpoint that the policy would let go."),
     "gc": ("checkpoints.gc:gc", "Remove what dead runs left behind, and nothing else."),
     "convert": (
         "checkpoints.convert:convert",

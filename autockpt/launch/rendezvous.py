@@ -57,7 +57,8 @@ class Agreement:
     domains: FailureDomains = UNKNOWN_DOMAINS
     """What the nodes share and lose together, as far as each knows of itself."""
     directory: str = ""
-    """Digest of the secret in the directory of rank 0: who finds another one is elsewhere."""
+    """Digest of secret and round in the directory of rank 0: a node that finds others is elsewhere,
+    also where its directory is a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> No
     Keepers of different directories never find one another: the job would wait for ever.
     """
     deadline = time.monotonic() + SHARED_WITHIN_S
-    while (seen := read_secret(checkpoints)) is None or _digest(seen) != agreed.directory:
+    while (seen := _seen(checkpoints)) is None or seen != agreed.directory:
         if time.monotonic() > deadline:
             got = "another directory" if seen is not None else "nothing"
             raise StorageError(
@@ -130,8 +131,14 @@ def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> No
         time.sleep(0.1)
 
 
-def _digest(secret: bytes) -> str:
-    return hashlib.sha256(b"autockpt directory " + secret).hexdigest()
+def _seen(checkpoints: str) -> str | None:
+    """The digest of the directory as this node sees it; None while it sees no secret."""
+    secret = read_secret(checkpoints)
+    return None if secret is None else _digest(secret, read_record(checkpoints, _RECORD) or b"")
+
+
+def _digest(secret: bytes, record: bytes) -> str:
+    return hashlib.sha256(b"autockpt directory " + secret + record).hexdigest()
 
 
 def _decide(checkpoints: str, every: Sequence[Node]) -> str:
@@ -142,7 +149,8 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
         secret = open_secret(checkpoints)
         incarnation = next_incarnation(_newest(checkpoints), every[0].launcher, launchers)
         record = Round(incarnation=incarnation, launchers=launchers)
-        write_record(checkpoints, _RECORD, to_json(record).encode())
+        written = to_json(record).encode()
+        write_record(checkpoints, _RECORD, written)
     except (StorageError, OSError) as error:
         return f"error {checkpoints}: rank 0 cannot write down the incarnation: {error}"
     numbers = numbers_of(every)
@@ -153,7 +161,7 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
         nodes=tuple(number for number, node in ranks for _ in range(node.ranks)),
         one_host=len({node.network for node in every}) == 1,
         domains=domains,
-        directory=_digest(secret),
+        directory=_digest(secret, written),
     )
     return to_json(agreement)
 

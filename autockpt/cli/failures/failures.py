@@ -7,7 +7,7 @@ from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
 
 EXAMPLES = """
-sacct -P -a -X -S now-90days -o JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,FailedNode > s.txt
+sacct -P -a -X -D -S now-90days -o JobID,State,Start,End,ElapsedRaw,NNodes,NodeList > s.txt
 autockpt failures s.txt --save           # later profiles and runs in here reckon with it
 journalctl -k -o short-iso > kernel.log; autockpt failures kernel.log
 autockpt failures outages.csv --nodes 64 --observed '30 d'

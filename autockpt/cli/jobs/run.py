@@ -13,6 +13,7 @@ from autockpt.cli.shared.options import (
     Command,
     common,
     find_script,
+    given_names,
     launch_options,
     launch_settings,
     policy_options,
@@ -34,6 +35,7 @@ autockpt run --run-dir runs/mine train.py                # again: resumes where 
 autockpt run --policy builtin:checkfreq --set disk.writers=4 train.py
 autockpt run --dry-run train.py                          # what would happen, and why
 torchrun --nproc-per-node 8 -m -- autockpt run train.py  # under your own launcher
+srun --ntasks-per-node=1 autockpt run --nproc-per-node 8 train.py  # several nodes under Slurm
 """
 
 
@@ -74,8 +76,14 @@ def run(
     script's own, 128 + n after signal n.
     """
     from autockpt.cli.jobs.preparation import Request, check
+    from autockpt.cli.jobs.slurm import TASK_VARIABLE, launching_on_nodes
     from autockpt.job_directory import SAME_JOB
 
+    launching = launch_settings(launching)
+    on_nodes = launching_on_nodes(os.environ, launching, given_names(launching))
+    if on_nodes is not None:
+        launching = on_nodes
+        del os.environ[TASK_VARIABLE]  # from here on a launcher, and no rank of srun
     request = Request(
         script=find_script(script, module, args),
         policy=policy,
@@ -85,7 +93,7 @@ def run(
         run_dir=run_dir,
         fresh=fresh,
         resume_from=resume_from,
-        launching=launch_settings(launching),
+        launching=launching,
         same_job=same_job or os.environ.get(SAME_JOB) == "1",
     )
     check(request, same_job=same_job)

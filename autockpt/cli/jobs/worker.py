@@ -17,6 +17,7 @@ from autockpt.cli.jobs.preparation import (
     scale_of,
     write_decision,
 )
+from autockpt.cli.jobs.slurm import rank_variables
 from autockpt.cli.shared.options import Script
 from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
@@ -46,7 +47,7 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
         variables[environment.FRESH] = "1"
     if not request.use_profile:
         variables[environment.NO_PROFILE] = "1"
-    os.environ.update(variables)
+    os.environ.update({**rank_variables(os.environ), **variables})
     return run_here(request.script)
 
 

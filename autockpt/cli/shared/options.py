@@ -221,6 +221,14 @@ RUN_NAMES = (
 """What of `autockpt run` another command line must repeat to mean the same."""
 
 
+def given_names(names: Iterable[str]) -> set[str]:
+    """The options of the running command, of these, that a person wrote."""
+    from click.core import ParameterSource
+
+    source = click.get_current_context().get_parameter_source
+    return {name for name in names if source(name) is ParameterSource.COMMANDLINE}
+
+
 def repeated(names: Iterable[str]) -> list[str]:
     """Of these options of the running command those that the user gave, as they were given."""
     from click.core import ParameterSource

@@ -1,10 +1,13 @@
 """Jobs as Slurm's accounting has them: which were interrupted, and how long all of them ran.
 
-    sacct -P -a -X -S now-90days -o JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,FailedNode
+    sacct -P -a -X -D -S now-90days -o JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,NodeList
+
+Without -D a job that was queued again shows its last start alone, and the lost node is not there.
+`FailedNode` is a field of newer versions only; a job on one node names that node by `NodeList`.
 
 Every job is exposure, whatever its end; some ends are interruptions:
 
-    NODE_FAIL                 a node was lost: FailedNode names it, where Slurm knows it
+    NODE_FAIL                 a node was lost: FailedNode or a NodeList of one names it
     FAILED, OUT_OF_MEMORY     processes died; nodes and their memory live
     PREEMPTED                 announced: exposure only, and counted in the notes
     COMPLETED, TIMEOUT, CANCELLED, DEADLINE, ...    exposure only
@@ -56,7 +59,7 @@ def read(text: str, *, where: str) -> FailureHistory:
     if missing or not {"NNodes", "NodeList"} & set(header):
         raise ConfigError(
             f"{where}:1: error: the header lacks {', '.join(missing) or 'NNodes or NodeList'}; ask "
-            "sacct -P -X -o JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,FailedNode"
+            "sacct -P -X -D -o JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,NodeList"
         )
     jobs, skipped, wrong = [], Counter[str](), []
     for number, line in lines[1:]:
@@ -101,8 +104,14 @@ def _job(row: dict[str, str]) -> _Job | str:
         begin_s=begin_s,
         end_s=end_s,
         nodes=_nodes(row),
-        failed=expand(row.get("FailedNode", "")),
+        failed=expand(row.get("FailedNode", "")) or _only_node(row),
     )
+
+
+def _only_node(row: dict[str, str]) -> tuple[str, ...]:
+    """The node of a job that had one; of several it is not known which was lost."""
+    names = expand(row.get("NodeList", ""))
+    return names if len(names) == 1 else ()
 
 
 def _nodes(row: dict[str, str]) -> int:
@@ -123,7 +132,9 @@ def _history(jobs: list[_Job], skipped: Counter[str], where: str) -> FailureHist
         notes.append(f"{preempted} preempted: announced, and not counted as failures")
     nameless = sum(job.state == "NODE_FAIL" and not job.failed for job in jobs)
     if nameless:
-        notes.append(f"{nameless} lost nodes without a name: ask sacct for FailedNode as well")
+        notes.append(
+            f"{nameless} lost nodes without a name: ask sacct for FailedNode, if it has it"
+        )
     return FailureHistory(
         source=f"sacct, {where}: {len(jobs)} jobs",
         incidents=tuple(_incident(job) for job in jobs if job.state in KINDS),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -157,6 +158,21 @@ def test_nodes_with_directories_of_their_own_are_told(
         open_secret(str(second))
     sees = "another directory" if earlier else "nothing"
     with pytest.raises(StorageError, match=f"not shared by all nodes.*rank 1 .*{sees}.*--run-dir"):
+        agree(str(second), "b", place(1))
+
+
+def test_a_copy_of_the_directory_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has a disk of its own with a copy of the run, its secret and its last round."""
+    _two_nodes(monkeypatch, 0.2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    agree(str(first), "a", place(0))
+    shutil.copytree(first, second)
+    monkeypatch.setattr(rendezvous, "_calls", 0)
+    agree(str(first), "c", place(0))
+    monkeypatch.setattr(rendezvous, "_calls", 0)
+    with pytest.raises(StorageError, match=r"not shared by all nodes.*sees another directory"):
         agree(str(second), "b", place(1))
 
 

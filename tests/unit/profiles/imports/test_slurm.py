@@ -19,6 +19,16 @@ def job(number: int, state: str, *, days: int = 1, nodes: int = 8, failed: str =
     return f"{number}|{state}|0:0|{begin}|{end}|{days * 86400}|{nodes}|{names}|{failed}"
 
 
+def test_old_versions_without_failed_node_name_the_node_of_small_jobs() -> None:
+    """With -D a requeued job has two rows; of several nodes the lost one is unknown."""
+    header = HEADER.removesuffix("|FailedNode")
+    rows = [job(1, "NODE_FAIL", nodes=1), job(1, "COMPLETED", nodes=1), job(2, "NODE_FAIL")]
+    found = read(table(*(r.rpartition("|")[0] for r in rows), header=header), where="s.txt")
+    assert [one.nodes for one in found.incidents] == [("n1",), ()]
+    assert len(found.exposures) == 3
+    assert any("1 lost nodes without a name" in note for note in found.notes)
+
+
 def test_every_job_is_exposure_and_some_ends_are_interruptions():
     """Seven jobs of 8 nodes and a day each; one lost a node, one two, one lost a process."""
     text = table(
