@@ -19,7 +19,7 @@ STORE_SETTING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 def check() -> list[Finding]:
     """All findings about the machine and the environment."""
     found = [_memory(), _huge_pages(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
-    return [*found, *_threads(os.environ), *_copies(os.environ), _exactness()]
+    return [*found, *_pod(os.environ), *_threads(os.environ), *_copies(os.environ), _exactness()]
 
 
 def _memory() -> Finding:
@@ -44,6 +44,22 @@ def _memory() -> Finding:
             "--memory, Slurm --mem) by 2 to 3 times the state of the ranks of this node",
         )
     return Finding(id="limits.memory", status="ok", what=what)
+
+
+def _pod(environ: Mapping[str, str]) -> list[Finding]:
+    """The finding of a pod; [] outside of one."""
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return []
+    return [
+        Finding(
+            id="launcher.pod",
+            status="note",
+            what="this is a pod of Kubernetes: memory goes with its container, so checkpoints in "
+            "memory serve restarts within the container alone",
+            fix="a volume for the run directory, terminationGracePeriodSeconds above the time of "
+            "one checkpoint, a memory limit of 2 to 3 states (docs/kubernetes.md)",
+        )
+    ]
 
 
 def _huge_pages() -> Finding:

@@ -75,12 +75,14 @@ def run(
     Options stand before SCRIPT; everything after it is the script's own.  The exit code is the
     script's own, 128 + n after signal n.
     """
+    from autockpt.cli.jobs.pods import launching_in_pods
     from autockpt.cli.jobs.preparation import Request, check
     from autockpt.cli.jobs.slurm import TASK_VARIABLE, launching_on_nodes
     from autockpt.job_directory import SAME_JOB
 
-    launching = launch_settings(launching)
-    on_nodes = launching_on_nodes(os.environ, launching, given_names(launching))
+    launching, given = launch_settings(launching), given_names(launching)
+    launching = launching_in_pods(os.environ, launching, given)
+    on_nodes = launching_on_nodes(os.environ, launching, given)
     if on_nodes is not None:
         launching = on_nodes
         del os.environ[TASK_VARIABLE]  # from here on a launcher, and no rank of srun

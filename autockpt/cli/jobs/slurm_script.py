@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from autockpt import new_files
 from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
 
@@ -96,7 +97,7 @@ def init(
         gpus=f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
     )  # fmt: skip
     try:
-        with open(output, "x", encoding="utf-8") as file:
+        with open(output, "x", encoding="utf-8", opener=new_files.readable) as file:
             file.write(text)
     except FileExistsError:
         raise ConfigError(f"{output}: exists already; name another file with --output") from None
