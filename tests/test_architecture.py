@@ -1009,3 +1009,34 @@ def test_every_new_file_has_a_mode() -> None:
 def test_a_mode_that_is_left_to_the_umask_is_seen(call: str) -> None:
     """The reader of the sources fails when it should."""
     assert list(_unset(ast.parse(call)))
+
+
+# --- torch's defaults ----------------------------------------------------------------------------
+
+FACTORIES = frozenset({
+    "empty", "zeros", "ones", "full", "tensor", "as_tensor", "asarray", "arange", "linspace",
+    "rand", "randn", "randint", "randperm", "scalar_tensor", "eye", "empty_strided",
+})  # fmt: skip
+"""Functions of torch that follow `set_default_device` and, all but some, `set_default_dtype`."""
+
+
+def _left_to_defaults(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that make a tensor and leave its device or type to the script's defaults."""
+    for node in ast.walk(tree):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        room, _, name = called.rpartition(".")
+        if room == "torch" and name in FACTORIES and isinstance(node, ast.Call):
+            missing = {"device", "dtype"} - {keyword.arg for keyword in node.keywords}
+            if missing:
+                yield node.lineno, f"{called} without {' and '.join(sorted(missing))}"
+
+
+def test_no_tensor_is_made_where_a_script_may_say_where() -> None:
+    """A script with a default device or type would get our tensors there, or of that type."""
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {what}"
+        for file in sorted((ROOT / PACKAGE).rglob("*.py"))
+        for line, what in _left_to_defaults(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+    assert [*_left_to_defaults(ast.parse("torch.empty(3, device='cpu')"))]

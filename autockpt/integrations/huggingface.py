@@ -299,7 +299,9 @@ class _Protection:
         trainer = self._trainer
         for name, value in self._saved["sums"].items():
             setattr(trainer, name, value)
-        trainer._tr_loss = torch.tensor(self._saved["loss"], device=trainer.args.device)
+        trainer._tr_loss = torch.tensor(
+            self._saved["loss"], dtype=torch.float32, device=trainer.args.device
+        )
 
 
 class _Sums(TrainerCallback):  # type: ignore[misc]

@@ -29,6 +29,10 @@ LOOK_S = 1.0
 """How often the launcher is looked at where the system cannot tell of its end."""
 
 
+class Stopped(SystemExit, KeyboardInterrupt):
+    """Leaves the loop after SIGINT: caught by who waits for either, and without a traceback."""
+
+
 class TerminationWatch:
     """Watches the signals that ask for an end, where nobody else handles them."""
 
@@ -87,7 +91,7 @@ class TerminationWatch:
         self._writer.close()
 
     def interrupt(self, patience_s: float) -> bool:
-        """KeyboardInterrupt in the main thread; False when it does not come out of its call."""
+        """Stopped in the main thread; False when it does not come out of its call."""
         self._interrupts = True
         main = threading.main_thread().ident
         if main is not None and signal.getsignal(signal.SIGINT) is self._handler:
@@ -97,7 +101,7 @@ class TerminationWatch:
     def _handle(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self._interrupts and not self._raised.is_set():
             self._raised.set()
-            raise KeyboardInterrupt
+            raise Stopped(128 + number)
 
     # ------------------------------------------------------------------ our thread
 

@@ -149,12 +149,12 @@ class DevicePath:
 
     def ask(self, nbytes: int) -> None:
         """Tells the sender how much to send; 0: nothing more.  Raises RuntimeError."""
-        word = torch.tensor([nbytes], dtype=torch.int64)
+        word = torch.tensor([nbytes], dtype=torch.int64, device="cpu")
         self._group.send([word], self._peer, MAX_CHUNKS).wait(self._timeout)
 
     def asked(self) -> int:
         """What the receiver asks for, whenever it does.  Raises RuntimeError when it is gone."""
-        word = torch.zeros(1, dtype=torch.int64)
+        word = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._group.recv([word], self._peer, MAX_CHUNKS).wait(timedelta(days=1))
         return int(word)
 
@@ -167,6 +167,6 @@ class DevicePath:
 
 def _buffers(chunk_bytes: int) -> Iterator[torch.Tensor]:
     """Device memory for chunks, in turn."""
-    buffers = [torch.empty(chunk_bytes, dtype=torch.uint8) for _ in range(BUFFERS)]
+    buffers = [torch.empty(chunk_bytes, dtype=torch.uint8, device="cpu") for _ in range(BUFFERS)]
     while True:
         yield from buffers

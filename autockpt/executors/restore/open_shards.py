@@ -127,7 +127,7 @@ class OpenedShard:
         return (
             torch.frombuffer(data, dtype=dtype).view(shape)
             if data
-            else torch.empty(shape, dtype=dtype)
+            else torch.empty(shape, dtype=dtype, device="cpu")
         )
 
     def _bytes(self, start: int, stop: int) -> bytes:

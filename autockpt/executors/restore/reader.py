@@ -88,7 +88,7 @@ def _require_equal(comparison: Comparison, shards: OpenShards) -> None:
     pieces = comparison.pieces
     if not comparison.alike:
         raise ConfigError(comparison.refusal)
-    copies = [torch.empty(piece.shape, dtype=piece.dtype) for piece in pieces]
+    copies = [torch.empty(piece.shape, dtype=piece.dtype, device="cpu") for piece in pieces]
     part = LocalShard(global_shape=pieces[0].global_shape, boxes=pieces[0].boxes)
     wants = [
         Want(name=f"{comparison.name} {i}", holding=part, memory=copy)

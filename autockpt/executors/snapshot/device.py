@@ -165,7 +165,7 @@ class DeviceCopier:
 
     def read(self, values: torch.Tensor) -> DeviceRead:
         """Reads a small tensor in the order of the training stream, without waiting."""
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
         host.copy_(values, non_blocking=True)
         return DeviceRead(host, self.mark())
 
@@ -208,4 +208,4 @@ def _take_error() -> None:
     """A call of the runtime that failed leaves its error to the next launch of its thread: to this
     one, so that none of the training's gets it.  torch has nothing that asks for it."""
     with contextlib.suppress(RuntimeError):
-        torch.ones(1, device="cuda").add_(1)
+        torch.ones(1, dtype=torch.float32, device="cuda").add_(1)

@@ -113,7 +113,7 @@ class Passage:
         for piece in _pieces(source.data, self._elements(dtype)):
             held = piece
             if piece.dtype != dtype or not is_plain(piece, piece.nbytes):
-                held = torch.empty(piece.shape, dtype=dtype)
+                held = torch.empty(piece.shape, dtype=dtype, device="cpu")
                 copy_tensors([held], [piece])
             digest.update((ctypes.c_char * held.nbytes).from_address(held.data_ptr()))
         return digest.hexdigest() == self._digests.get(entry.spec.name)

@@ -121,7 +121,9 @@ def _drawn_rows(source: torch.Tensor, draw: random.Random) -> torch.Tensor | Non
     count = DRAWN_BYTES // (ROW_ELEMENTS * source.element_size())
     if not source.is_contiguous() or rows <= count:
         return None
-    drawn = torch.tensor([draw.randrange(rows) for _ in range(count)])
+    drawn = torch.tensor(
+        [draw.randrange(rows) for _ in range(count)], dtype=torch.int64, device="cpu"
+    )
     return drawn.to(source.device, non_blocking=True)
 
 

@@ -1,7 +1,7 @@
 """Where the data stands: resumes an epoch at the right batch, whoever shuffles it.
 
 A loader with `state_dict` says itself where it is.  A plain torch DataLoader draws its shuffle from
-the global generator when its iterator is made, and some samplers from others (`shuffles.py`): their
+the global generator when its iterator is made, and some samplers from others (`shuffle_rng`): their
 states are kept from that moment; the iterator is rebuilt under them and skips by index without
 loading anything.
 
@@ -34,7 +34,14 @@ from autockpt.executors.state.sampler_state import (
     place_of,
     sampler_of,
 )
-from autockpt.executors.state.shuffle_rng import others_of, put_back, require_generators, shuffle_of
+from autockpt.executors.state.shuffle_rng import (
+    changed_values,
+    others_of,
+    put_back,
+    require_generators,
+    shuffle_of,
+    values_of,
+)
 from autockpt.executors.state.wrapping import require_iterates, unwrapped_loader
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import to_data
@@ -85,6 +92,8 @@ class DataPosition:
         """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
         if not self._stateful:
             _require_plain_loader(loader)
+        self._built = {} if self._stateful else values_of(loader)
+        """Numbers of samplers as the script made them."""
 
     def state(self) -> dict[str, Any]:
         """Position as of now: between two batches."""
@@ -250,6 +259,8 @@ class DataPosition:
         if not self.by_index:
             return self._stateful_epoch()
         self._shuffle, self._others = shuffle_of(self.loader), others_of(self.loader)
+        if changed := changed_values(values_of(self.loader), self._built):
+            self._others["values"] = changed
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
         return iter(self._plain)
 

@@ -22,7 +22,8 @@ from autockpt.executors.state import state_tree
 from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
-_TORCHS = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {
+_ONE = torch.zeros(1, dtype=torch.float32, device="cpu")
+_TORCHS = frozenset(vars(torch.optim.SGD([_ONE]))) | {
     "step", "_step_count", "_opt_called", "grad_scale", "found_inf",
 }  # fmt: skip
 """Attributes that torch's own classes, schedulers and scalers set."""

@@ -1,9 +1,11 @@
 """What an epoch's order is drawn from: generators' states as it begins, put back to redraw it.
 
 torch's samplers draw from torch's global generator, or from one that they or the loader were given.
-Others shuffle by Python's or numpy's, and have their own of any of the three kinds.
+Others shuffle by Python's or numpy's, have their own of any of the three kinds, count epochs, and
+shuffle the order of the epoch before.
 """
 
+import copy
 import random
 from typing import Any
 
@@ -30,7 +32,7 @@ def others_of(loader: Any) -> dict[str, Any]:
     """
     found = {name: generator_state(generator) for name, generator in _held(loader).items()}
     others: dict[str, Any] = {"own": found} if found else {}
-    if any(not type(s).__module__.startswith("torch.") for _, s in _samplers(loader)):
+    if _own_samplers(loader):
         now = rng_state()
         others |= {"python": now["python"], "numpy": now["numpy"]}
     return others
@@ -44,6 +46,62 @@ def put_back(loader: Any, shuffle: Shuffle, others: dict[str, Any]) -> None:
     held = _held(loader)
     for name, state in others.get("own", {}).items():
         set_generator_state(held[name], state)
+    for path, sampler in _own_samplers(loader):
+        for name, value in others.get("values", {}).get(path, {}).items():
+            former = _attributes(sampler).get(name)
+            setattr(sampler, name, value.tolist() if isinstance(former, list) else value)
+
+
+Values = dict[str, dict[str, Any]]
+"""By place of a sampler, and name of the attribute."""
+
+
+def values_of(loader: Any) -> Values:
+    """Copies of the numbers and orders that samplers hold, of those that are not torch's."""
+    return {
+        path: {
+            name: np.array(value) if type(value) is list else copy.deepcopy(value)
+            for name, value in _attributes(sampler).items() if _is_value(value)
+        }
+        for path, sampler in _own_samplers(loader)
+    }  # fmt: skip
+
+
+def changed_values(now: Values, built: Values) -> Values:
+    """Of `now` those that are not as the script built them."""
+    found = {
+        path: {
+            name: value for name, value in values.items()
+            if name not in built.get(path, {}) or not _is_same(value, built[path][name])
+        }
+        for path, values in now.items()
+    }  # fmt: skip
+    return {path: values for path, values in found.items() if values}
+
+
+def _is_value(value: Any) -> bool:
+    if type(value) is list:
+        return all(type(item) is int and abs(item) < 2**63 for item in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu"
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _own_samplers(loader: Any) -> list[tuple[str, Any]]:
+    return [
+        (path, sampler) for path, sampler in _samplers(loader)
+        if not type(sampler).__module__.startswith("torch.")
+    ]  # fmt: skip
 
 
 def require_generators(loader: Any, shuffle: Shuffle | None, others: dict[str, Any] | None) -> None:

@@ -100,7 +100,7 @@ class _StandIns(dict[str, torch.Tensor]):
         return True
 
     def __missing__(self, name: str) -> torch.Tensor:
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _settings(data: Any, where: str) -> dict[str, Any]:

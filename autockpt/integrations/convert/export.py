@@ -177,7 +177,7 @@ def with_names(tree: Tree) -> tuple[Any, dict[str, LazyTensor]]:
         """A tensor that `encode` takes, known by its address."""
         if not isinstance(leaf, LazyTensor):
             return leaf
-        stand = torch.zeros(1)
+        stand = torch.zeros(1, dtype=torch.float32, device="cpu")
         stands[stand.data_ptr()] = stand, leaf
         return stand
 

@@ -155,7 +155,7 @@ def _part(
 
 def _read(path: str, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     nbytes = dtype.itemsize * math.prod(shape)
-    raw = torch.empty(nbytes, dtype=torch.uint8)
+    raw = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     try:
         with open(path, "rb") as file:
             file.seek(offset)

@@ -122,8 +122,8 @@ def device_moves(device: Any, largest: int) -> dict[str, Move]:
 
     source = torch.ones(largest, dtype=torch.uint8, device=device)
     clone = torch.empty_like(source)
-    pinned = torch.empty(largest, dtype=torch.uint8, pin_memory=True)
-    pageable = torch.zeros(largest, dtype=torch.uint8)
+    pinned = torch.empty(largest, dtype=torch.uint8, device="cpu", pin_memory=True)
+    pageable = torch.zeros(largest, dtype=torch.uint8, device="cpu")
 
     def to(target: torch.Tensor) -> Move:
         def move(nbytes: int) -> None:

@@ -79,7 +79,7 @@ class Ranks:
         """Element-wise maximum over all ranks; every rank must call it, it is a barrier too."""
         if not self.together:
             return list(values)
-        tensor = torch.tensor(list(values), dtype=torch.float64)
+        tensor = torch.tensor(list(values), dtype=torch.float64, device="cpu")
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._own_group())
         return [float(value) for value in tensor]
 
@@ -102,8 +102,8 @@ class Ranks:
             return [text]
         data = text.encode()
         longest = int(self.largest([len(data)])[0])
-        own = torch.zeros(longest, dtype=torch.uint8)
+        own = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        all_ranks = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        all_ranks = [torch.zeros_like(own) for _ in range(self.world_size)]
         dist.all_gather(all_ranks, own, group=self._group)
         return [bytes(each.tolist()).rstrip(b"\0").decode() for each in all_ranks]

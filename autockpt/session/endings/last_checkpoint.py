@@ -105,13 +105,15 @@ class LastCheckpoint:
             return
         generation = self._rank.generation(self._rank.step)
         saves, asked = link.saves, link.saves.asked
-        attempt = 0 if generation in saves.writing or saves.is_durable(generation) else 1
-        if attempt and asked is not None and asked.step > self._rank.step:
+        begun = generation in saves.writing or saves.is_durable(generation)
+        is_free = not begun and self._is_name_free(generation)
+        attempt = 0 if begun or is_free else 1
+        if not begun and asked is not None and asked.step > self._rank.step:
             link.withdraw(asked, "the training ended before it")
         failures, reason = 0, f"no slot became free in {SLOT_WAIT_S:.0f} s"
         deadline = time.monotonic() + min(SLOT_WAIT_S, self.wait_s)
         while failures < FINAL_FAILURES and (left := deadline - time.monotonic()) > 0:
-            if attempt:
+            if attempt or is_free:
                 if not self._is_heard():
                     reason = "there is no keeper"
                     break
@@ -135,6 +137,12 @@ class LastCheckpoint:
         self._rank.report_degraded(
             "final checkpoint", f"{reason}; the last durable checkpoint is older"
         )
+
+    def _is_name_free(self, generation: Generation) -> bool:
+        """Neither it nor a later one was asked for.  Several ranks may not know that alike."""
+        saves = self._client.saves
+        asked = saves.asked is not None and saves.asked.generation >= generation
+        return self._job.world_size == 1 and not asked and saves.get(generation) is None
 
     def _is_heard(self) -> bool:
         """False when no keeper could be started."""

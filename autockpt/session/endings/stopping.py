@@ -17,7 +17,7 @@ from typing import Any
 from autockpt.executors.protocol import messages as p
 from autockpt.launch import owner
 from autockpt.launch.rank_env import allocation_left_s
-from autockpt.launch.termination import TerminationWatch
+from autockpt.launch.termination import Stopped, TerminationWatch
 from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
 from autockpt.session.base import RankState
 from autockpt.session.endings.closing import Closing
@@ -34,10 +34,6 @@ LET_GO_S = 1.5
 that stays would hold torchelastic's restart for 30 seconds (measured)."""
 FOREVER_S = 1e9
 """For a wish of the script, which nothing hurries."""
-
-
-class Stopped(SystemExit, KeyboardInterrupt):
-    """Leaves the loop after SIGINT: caught by who waits for either, and without a traceback."""
 
 
 @dataclass(slots=True)

@@ -438,3 +438,19 @@ def test_a_rank_that_ends_alone_is_gone_soon(
     assert ranks[1].returncode == 1
     assert said.endswith("no more\n") or not start
     assert ("other ranks have not begun it within 2 s" in said) == (not start), said
+
+
+def test_one_rank_names_its_last_checkpoint_by_the_step_alone(
+    begin: Callable[..., Counted],
+) -> None:
+    """Nothing else was called so."""
+    it = begin()
+    for step in it.ckpt.steps(100):
+        it.train()
+        it.await_slots()
+        if step == 3:
+            it.ckpt.step()
+            break
+    it.ckpt.close()
+    names = [path.parent.name for path in Path(it.ckpt._job.checkpoints).glob("ckpt-*/COMMIT")]
+    assert "ckpt-t0001-step-00000004" in names, names

@@ -192,6 +192,18 @@ except KeyboardInterrupt:
     assert done.stdout == "interrupted [True]\n", done.stderr
 
 
+def test_an_interrupt_that_nothing_catches_is_the_exit_code_of_one(tmp_path: Path) -> None:
+    """As after a boundary: 130, without a traceback."""
+    source = """
+ENDS = False
+threading.Timer(0.2, lambda: watch.interrupt(60.0)).start()
+while True:
+    time.sleep(0.05)
+"""
+    done = python("s.py", cwd=write(tmp_path, "s.py", HEAD + source).parent)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_the_end_of_the_launcher_is_told(tmp_path: Path) -> None:
     """Of the process that looks after this one, however it ends."""
     source = """

@@ -164,8 +164,9 @@ def _form_of(local: torch.Tensor) -> Form:
     """
     shape = tuple(local.shape)
     # Not `is_contiguous`, which does not look at dimensions of one element.
-    plain = torch.empty(shape, device="meta").stride()
+    plain = torch.empty(shape, dtype=torch.uint8, device="meta").stride()
     if local.stride() == plain:
         return shape, None
-    strides = torch.empty_like(torch.empty_strided(shape, local.stride(), device="meta")).stride()
+    made = torch.empty_strided(shape, local.stride(), dtype=torch.uint8, device="meta")
+    strides = torch.empty_like(made).stride()
     return shape, None if strides == plain else strides

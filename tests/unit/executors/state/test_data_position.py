@@ -75,6 +75,36 @@ def by_torch(generator: torch.Generator, items: list[int]) -> Any:
     return torch.randperm(len(items), generator=generator).tolist()
 
 
+class Counting(Sampler[int]):
+    """Orders that depend on how many there were."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        own = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(ITEMS, generator=own).tolist())
+
+
+class InPlace(Sampler[int]):
+    """Shuffles the order of the epoch before."""
+
+    def __init__(self, order: Any, shuffled: Callable[[Any], Any]) -> None:
+        self.order, self.shuffled = order, shuffled
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = self.shuffled(self.order)
+        self.order = self.order if drawn is None else drawn
+        return iter([int(item) for item in self.order])
+
+
 SHUFFLES: dict[str, Callable[[], Sampler[int]]] = {
     "Python": lambda: Shuffling(by_python),
     "numpy": lambda: Shuffling(np.random.permutation),
@@ -83,6 +113,10 @@ SHUFFLES: dict[str, Callable[[], Sampler[int]]] = {
     "own old numpy": lambda: Shuffling(np.random.RandomState.permutation, np.random.RandomState(3)),
     "own torch": lambda: Shuffling(by_torch, seeded()),
     "inner torch": lambda: RandomSampler(DATA, generator=seeded()),
+    "an epoch's number": Counting,
+    "a list in place": lambda: InPlace(list(range(ITEMS)), random.shuffle),
+    "an array in place": lambda: InPlace(np.arange(ITEMS), np.random.shuffle),
+    "a tensor": lambda: InPlace(torch.arange(ITEMS), lambda o: o[torch.randperm(ITEMS)]),
 }
 
 
@@ -221,6 +255,14 @@ def test_what_samplers_of_torch_never_draw_from_is_not_stored() -> None:
         position = DataPosition(make())
         next(position.batches())
         assert "others" not in position.state()
+
+
+def test_what_a_sampler_was_built_with_is_the_scripts() -> None:
+    """Only what iterating has changed goes back: a restart may ask for something else."""
+    seed_all(5)
+    position = DataPosition(DataLoader(DATA, 4, sampler=InPlace(list(range(ITEMS)), list)))
+    take(position.batches(), 8)
+    assert "values" not in position.state()["others"]
 
 
 @pytest.mark.parametrize("name", ["Python", "own numpy"])

@@ -13,6 +13,7 @@ from autockpt.executors.state import state_tree
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rng import rng_state
 from autockpt.executors.state.skeleton import SkeletonText
+from autockpt.executors.state.skeleton_schema import require_skeleton
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -136,3 +137,20 @@ def test_an_entry_that_cannot_be_saved_is_named_each_time() -> None:
             state.extra({})
     group_of(state)["lr"] = 0.5
     state.extra({})
+
+
+@pytest.mark.parametrize("default", ["device", "type"])
+def test_it_is_read_under_the_defaults_of_a_script(default: str) -> None:
+    """They were read as damage: no checkpoint could be restored."""
+    state = live()
+    skeleton, _ = state.extra({"step": 1}, rng=rng_state())
+    former = torch.get_default_dtype()
+    try:
+        if default == "device":
+            torch.set_default_device("meta")
+        else:
+            torch.set_default_dtype(torch.bfloat16)
+        require_skeleton(skeleton, "here")
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(former)

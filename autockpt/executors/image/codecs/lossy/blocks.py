@@ -31,7 +31,7 @@ def code(*, signed: bool) -> torch.Tensor:
         values += (10.0 ** (decade - _DECADES + 1) * middles).tolist()
     if signed:
         values += [-value for value in values if 0 < value < 1]
-    return torch.tensor(sorted(values), dtype=torch.float32)
+    return torch.tensor(sorted(values), dtype=torch.float32, device="cpu")
 
 
 def quantised(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,9 @@ def centres_of(values: torch.Tensor, count: int) -> torch.Tensor:
     distinct: torch.Tensor = sample.unique_consecutive()
     if len(distinct) <= count:
         return distinct
-    places = torch.linspace(0, len(sample) - 1, 2 * count + 1, device=values.device)[1::2]
+    places = torch.linspace(
+        0, len(sample) - 1, 2 * count + 1, dtype=torch.float32, device=values.device
+    )[1::2]
     centres = sample[places.long()]
     ends = sample.double().cumsum(0)
     for _ in range(ROUNDS):
@@ -33,7 +35,7 @@ def _sample(values: torch.Tensor) -> torch.Tensor:
 def _moved(centres: torch.Tensor, ordered: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     """Each centre to the mean of the values nearest to it; one without values stays."""
     stops = torch.searchsorted(ordered, borders(centres)).tolist()
-    edges = torch.tensor([0, *stops, len(ordered)], device=ordered.device)
+    edges = torch.tensor([0, *stops, len(ordered)], dtype=torch.int64, device=ordered.device)
     until = torch.cat([sums.new_zeros(1), sums])[edges]
     counts = edges.diff()
     means = (until.diff() / counts.clamp(min=1)).float()

@@ -151,7 +151,8 @@ def _against(
 def _alone(parsed: frame.Frame, form: Form) -> torch.Tensor:
     if len(parsed.digests) == 1 and parsed.kind == "lossless" and len(parsed.streams) == 1:
         raw = bytearray(entropy.unsqueezed(parsed.streams[0], form.nbytes))
-        flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
+        empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+        flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else empty
         return flat.view(form.dtype).reshape(form.shape)
     if len(parsed.digests) == 1 and parsed.kind in ("signed8", "unsigned8"):
         signed = parsed.kind == "signed8"
