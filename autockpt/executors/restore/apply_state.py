@@ -78,6 +78,9 @@ def apply_structure(restored: RestoredState, state: LiveState) -> None:
         if path in skeleton["modules"]:
             saved = skeleton["modules"][path]
             module.set_extra_state(state_tree.decode(saved, tensors, device))
+    state.module_state.load(
+        skeleton.get("changed", {}), lambda saved: state_tree.decode(saved, tensors, device)
+    )
 
 
 def _is_whole(state: LiveState) -> Callable[[torch.Tensor], bool]:

@@ -6,6 +6,7 @@ expects and what the shards hold must agree before a byte is written.
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -50,7 +51,17 @@ def _planned(shards: OpenShards, state: LiveState, *, ahead: bool) -> LoadPlan:
     headers = read_home(shards)
     if ahead:
         shards.read_ahead(headers.home)
+    pieces = {name: headers.stored.pieces(name) for name in _reshaped(headers.skeleton)}
+    state.module_state.take_forms(
+        {name: (some[0].shape, some[0].dtype) if some else None for name, some in pieces.items()}
+    )
     return read_plan(StateIndex.of(state, headers.world_size), headers, shards)
+
+
+def _reshaped(skeleton: Any) -> list[str]:
+    """Buffers that a forward had filled, emptied, or given another form."""
+    names: list[str] = skeleton.get("changed", {}).get("reshaped", [])
+    return names
 
 
 def execute(

@@ -7,6 +7,7 @@ next and may be copied under compute; everything else is small and copied at the
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,7 +28,7 @@ from autockpt.executors.sharding.rules.plain_tensors import (
 )
 from autockpt.executors.sharding.rules.rules import Placed
 from autockpt.executors.state import state_tree
-from autockpt.executors.state.own_state import OwnState, inner_optimizers
+from autockpt.executors.state.own_state import ModuleState, OwnState, inner_optimizers
 from autockpt.executors.state.rng import rng_state
 from autockpt.executors.state.skeleton import KeptOptimizers, KeptRandomState
 from autockpt.executors.state.tensor_index import Structure, TensorIndex, memory_of, take_inventory
@@ -82,7 +83,7 @@ class LiveState:
         self._built: Structure | None = None
         """As `attach` found it."""
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
-        self._own = OwnState(self.optimizers)
+        self._own, self.module_state = OwnState(self.optimizers), ModuleState(models)
         self._model_names: dict[str, ModelNames] = {}
         self._names = self._parameter_names()
 
@@ -361,8 +362,10 @@ class LiveState:
                 for name, value in self.others.items()
             },
         }
-        if self._built is not None and inventory.structure != self._built:
+        if self._built is not None and self._structure(inventory) != self._built:
             skeleton["rebuilt"] = True
+        if changed := self.module_state.encode(tensors):
+            skeleton["changed"] = changed
         own = self._own.encode(lambda: self._known(inventory), tensors)
         if own:
             skeleton["own"] = own
@@ -384,9 +387,15 @@ class LiveState:
     def changes(self) -> list[str]:
         """What the script has added or taken away since `attach`, as of the newest snapshot."""
         now, built = self._inventory, self._built
-        if now is None or built is None or now.structure == built:
+        structure = None if now is None else self._structure(now)
+        if structure is None or built is None or structure == built:
             return []
-        return now.structure.added(built) or built.added(now.structure)
+        return structure.added(built) or built.added(structure)
+
+    def _structure(self, inventory: TensorIndex) -> Structure:
+        """Without buffers that the script registered: a forward may fill or empty them."""
+        named = inventory.structure.named - self.module_state.buffers
+        return replace(inventory.structure, named=named)
 
     def dry_encode(self, progress: Mapping[str, Any] | None = None) -> None:
         """Encodes everything once and throws it away, the session's `progress` too.
@@ -395,7 +404,7 @@ class LiveState:
         """
         _, tensors = self.extra(dict(progress or {}))
         inventory = self.inventory()
-        self._built = inventory.structure
+        self._built = self._structure(inventory)
         tensors.update(inventory.lazy)
         for name, tensor in tensors.items():
             stored_form(tensor.dtype, tuple(tensor.shape))

@@ -1,4 +1,5 @@
-"""What optimizers keep beside torch's `state` and `param_groups`, saved and put back.
+"""What optimizers keep beside torch's `state` and `param_groups`, and modules beside the values of
+their tensors, saved and put back.
 
 Three places hold it.  An optimizer inside another one (SAM, Lookahead) is saved like an attached
 one, under the name of its attribute.  What a `state_dict` of one's own says goes back by the
@@ -8,6 +9,7 @@ back by none of these is refused by name.
 """
 
 import collections
+import copy
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from autockpt.executors.sharding.fqns import ModelNames
 from autockpt.executors.sharding.optimizers import is_divided
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
@@ -371,3 +374,161 @@ def _emptied(value: dict[Any, Any]) -> dict[Any, Any]:
 
 def _is_module(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
+
+
+class ModuleState:
+    """What modules keep beside the values of their tensors, where it is not as they were built.
+
+    Parameters may be frozen and modules set to evaluate. A forward may replace buffers by larger
+    ones. A `state_dict` of one's own may add entries.
+    """
+
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+        """Sees all as the script built it, before `attach` puts a checkpoint in."""
+        self._parameters: dict[str, tuple[torch.nn.Parameter, bool]] = {}
+        self._modules: dict[str, tuple[torch.nn.Module, bool]] = {}
+        self._buffers: dict[str, tuple[torch.nn.Module, str, torch.Tensor | None]] = {}
+        self._forms: dict[str, Any] = {}
+        self._speaking: dict[str, torch.nn.Module] = {}
+        for prefix, model in models.items():
+            names = ModelNames(model)
+            for path, one in model.named_parameters():
+                self._parameters[f"{prefix}.{names.of(path)}"] = one, one.requires_grad
+            for path, module in model.named_modules():
+                here = f"{prefix}.{path}" if path else prefix
+                self._modules[here] = module, module.training
+                if _is_module_speaking(module):
+                    self._speaking[here] = module
+                for key, buffer in module._buffers.items():
+                    name = f"{prefix}.{names.of(f'{path}.{key}' if path else key)}"
+                    if key not in module._non_persistent_buffers_set:
+                        self._buffers[name] = module, key, buffer
+                        self._forms[name] = _form(buffer)
+        self._said = {path: _clones(_added(path, one)) for path, one in self._speaking.items()}
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names of persistent ones as the script registered them, None or not."""
+        return frozenset(self._buffers)
+
+    def encode(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """The section of a skeleton, {} where all is as it was built.
+
+        Raises ConfigError naming what a `state_dict` says and cannot be saved.
+        """
+        trained = {
+            n: p.requires_grad for n, (p, f) in self._parameters.items() if p.requires_grad is not f
+        }
+        modes = {n: m.training for n, (m, f) in self._modules.items() if m.training is not f}
+        forms = {n: _form(_buffer(m, k)) for n, (m, k, _) in self._buffers.items()}
+        reshaped = [name for name, form in forms.items() if form != self._forms[name]]
+        said = {}
+        for path, module in self._speaking.items():
+            added = _added(path, module)
+            if not _are_same(added, self._said[path]):
+                said[path] = state_tree.encode(added, f"state_dict.{path}", tensors)
+        every = {"trained": trained, "modes": modes, "reshaped": reshaped, "said": said}
+        return {name: part for name, part in every.items() if part}
+
+    def take_forms(self, forms: Mapping[str, tuple[tuple[int, ...], torch.dtype] | None]) -> None:
+        """Makes buffers of these forms, None where one was; others are as they were built."""
+        for name, (module, key, built) in self._buffers.items():
+            wanted = forms.get(name, self._forms[name])
+            if _form(_buffer(module, key)) == wanted:
+                continue
+            if wanted is None or wanted == self._forms[name]:
+                module._buffers[key] = built if wanted == self._forms[name] else None
+                continue
+            near = built if built is not None else next(module.parameters(), None)
+            device = torch.device("cpu") if near is None else near.device
+            module._buffers[key] = torch.empty(wanted[0], dtype=wanted[1], device=device)
+
+    def load(self, section: Mapping[str, Any], decode: Callable[[Any], Any]) -> None:
+        """Puts back what `encode` gave, but the forms.
+
+        Raises ConfigError for what does not fit.
+        """
+        for name, flag in section.get("trained", {}).items():
+            if name in self._parameters and self._parameters[name][0].is_leaf:
+                self._parameters[name][0].requires_grad_(flag)
+        for name, flag in section.get("modes", {}).items():
+            if name in self._modules:
+                self._modules[name][0].training = flag
+        for path, saved in section.get("said", {}).items():
+            if path not in self._speaking:
+                continue
+            module = self._speaking[path]
+            try:
+                module.load_state_dict({**module.state_dict(), **decode(saved)})
+            except Exception as error:
+                raise ConfigError(
+                    f"{path}: {type(module).__qualname__}.load_state_dict() raised "
+                    f"{error!r:.200} for what its state_dict() gave"
+                ) from error
+
+
+def _buffer(module: torch.nn.Module, key: str) -> torch.Tensor | None:
+    return module._buffers[key] if key in module._buffers else None  # noqa: SIM401 - no `get` there
+
+
+def _form(buffer: torch.Tensor | None) -> Any:
+    return None if buffer is None else (tuple(buffer.shape), buffer.dtype)
+
+
+def _is_module_speaking(module: torch.nn.Module) -> bool:
+    """Its state dict is not torch's alone: it has methods of its own, or hooks."""
+    methods = ("state_dict", "_save_to_state_dict")
+    own = any(
+        name in vars(module) or not _is_torchs(getattr(type(module), name)) for name in methods
+    )
+    kinds = ("_state_dict_hooks", "_state_dict_pre_hooks")
+    hooks = [hook for kind in kinds for hook in getattr(module, kind, {}).values()]
+    return own or not all(map(_is_torchs, hooks))
+
+
+def _is_torchs(function: Any) -> bool:
+    function = getattr(function, "hook", function)
+    return str(getattr(function, "__module__", None) or "torch.").startswith("torch.")
+
+
+def _added(path: str, module: torch.nn.Module) -> dict[str, Any]:
+    """What its state dict has beside its parameters, buffers and extra states."""
+    try:
+        said = dict(module.state_dict())
+    except Exception as error:
+        raise ConfigError(
+            f"{path}: {type(module).__qualname__}.state_dict() raised {error!r:.200}; a module "
+            "that cannot say its state cannot be saved"
+        ) from error
+    own = [*module.parameters(), *module.buffers()]
+    known = {
+        name
+        for name, _ in (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+    }
+    places = {one.data_ptr() for one in own if one.numel()}
+    return {
+        name: value for name, value in said.items()
+        if name not in known and not name.endswith("_extra_state")
+        and not (isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in places)
+    }  # fmt: skip
+
+
+def _clones(said: dict[str, Any]) -> dict[str, Any]:
+    return {
+        n: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for n, v in said.items()
+    }
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return _form(one) == _form(other) and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_same(one[k], other[k]) for k in one)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    return type(one) is type(other) and bool(one == other)

@@ -57,7 +57,7 @@ Values = dict[str, dict[str, Any]]
 
 
 def values_of(loader: Any) -> Values:
-    """Copies of the numbers and orders that samplers hold, of those that are not torch's."""
+    """Copies of numbers and orders in samplers that are not torch's."""
     return {
         path: {
             name: np.array(value) if type(value) is list else copy.deepcopy(value)
@@ -68,7 +68,7 @@ def values_of(loader: Any) -> Values:
 
 
 def changed_values(now: Values, built: Values) -> Values:
-    """Of `now` those that are not as the script built them."""
+    """Without all that is as the script built it."""
     found = {
         path: {
             name: value for name, value in values.items()

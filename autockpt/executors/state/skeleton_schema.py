@@ -9,6 +9,8 @@
     others      {name: value}
     own         {name: {"state_dict": value, "attributes": {name: value}}}      optional
     passing     [name, ...]                                                     optional
+    changed     {"trained": {name: bool}, "modes": {name: bool},
+                 "reshaped": [name, ...], "said": {name: value}}                optional
     tree        [[[key, ...], value], ...]                                      optional
     partial, lossy                                            optional; bool, text
 
@@ -159,6 +161,20 @@ def _own(data: Any, where: str) -> None:
     _each(_value)(data.get("attributes", {}), f"{where}.attributes")
 
 
+def _settings_each(data: Any, where: str) -> None:
+    _require(isinstance(data, dict), where, "an object", data)
+    for name, item in data.items():
+        _settings(item, f"{where}.{name:.80}")
+
+
+def _changed(data: Any, where: str) -> None:
+    _require(isinstance(data, dict), where, "an object", data)
+    for name in ("trained", "modes"):
+        _each(_flag)(data.get(name, {}), f"{where}.{name}")
+    _names(data.get("reshaped", []), f"{where}.reshaped")
+    _settings_each(data.get("said", {}), f"{where}.said")
+
+
 def _tree(data: Any, where: str) -> None:
     _require(isinstance(data, list), where, "a list", data)
     for number, leaf in enumerate(data):
@@ -172,5 +188,5 @@ def _tree(data: Any, where: str) -> None:
 _FIELDS: dict[str, _Check] = {
     "progress": _progress, "rng": _value, "optimizers": _each(_optimizer),
     "modules": _each(_value), "others": _each(_value), "own": _each(_own), "passing": _names,
-    "tree": _tree, "partial": _flag, "lossy": _text,
+    "changed": _changed, "tree": _tree, "partial": _flag, "lossy": _text,
 }  # fmt: skip

@@ -7,10 +7,13 @@ refused by name at `attach`.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from autockpt.executors.state.loader_rng import preserve_rng
@@ -152,3 +155,27 @@ def _mover(device: Any) -> Moved:
         return type(value)(map(move, value)) if isinstance(value, list | tuple) else value
 
     return move
+
+
+def unattached_schedulers(optimizers: Mapping[str, Optimizer], others: Iterable[Any]) -> list[str]:
+    """Classes of the schedulers that set an optimizer's rates and are in no attached object.
+
+    Looks through all objects of the process, so it is asked once.
+    """
+    attached: list[Any] = list(others)
+    for one in attached:  # which grows
+        held = getattr(one, "__dict__", {}).values()
+        inner = [each for value in held for each in (value if type(value) is list else [value])]
+        known = {id(each) for each in attached}
+        attached += [each for each in inner if _is_scheduler(each) and id(each) not in known]
+    known = {id(one) for one in attached}
+    found = []
+    for optimizer in optimizers.values():
+        for one in gc.get_referrers(optimizer):
+            owners = gc.get_referrers(one) if type(one) is dict else [one]
+            found += [o for o in owners if _is_scheduler(o) and id(o) not in known]
+    return sorted({type(one).__qualname__ for one in found})
+
+
+def _is_scheduler(one: Any) -> bool:
+    return issubclass(type(one), LRScheduler)

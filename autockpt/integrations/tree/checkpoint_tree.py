@@ -136,7 +136,9 @@ class _StateTree:
         """What no optimizer, attached object or extra state refers to."""
         parts = [value for part in ("others", "modules") for _, value in self._first(part)]
         owned = {name for part in parts for name in state_tree.tensor_names(part)}
-        prefixes = tuple(f"{prefix}." for prefix in (*self._prefixes(), "rng", "progress"))
+        prefixes = tuple(
+            f"{prefix}." for prefix in (*self._prefixes(), "rng", "progress", "state_dict")
+        )
         found = {
             name: tensor
             for name, tensor in self._lazies.items()

@@ -4,6 +4,7 @@ import os
 import sys
 from typing import Any
 
+from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
 from autockpt.session.endings.closing import Closing
@@ -69,6 +70,15 @@ class PlaceCheck:
         self._rank.say(refusal(self._rank.start_step, framework, unused_loader=unused))
         self._closing.end("error")
         raise SystemExit(WOULD_TRAIN_WRONGLY)
+
+    def warn_of_schedulers(self) -> None:
+        """A restart would begin them anew, unless the script sees to that."""
+        live = self._rank.live
+        for name in unattached_schedulers(live.optimizers, live.others.values()):
+            self._rank.say(
+                f"a {name} sets the optimizer's rates and is not attached, so a restart begins it "
+                "anew; add it: autockpt.attach(..., scheduler=...)"
+            )
 
     def _has_place(self) -> bool:
         """Loop and data go on where the state is, as far as the script has said until now."""

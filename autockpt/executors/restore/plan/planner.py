@@ -374,7 +374,7 @@ class LoadPlanner:
         skeleton = self._headers.skeleton
         parts = ("progress", "rng", "modules", "others")
         names = [name for part in parts for name in state_tree.tensor_names(skeleton[part])]
-        names += state_tree.tensor_names(skeleton.get("own"))
+        names += state_tree.tensor_names([skeleton.get("own"), skeleton.get("changed")])
         for saved in self._saved.values():
             names += saved.private_tensors()
         return names

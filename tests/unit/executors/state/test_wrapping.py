@@ -11,6 +11,7 @@ from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.values.errors import ConfigError
 
 DATA = TensorDataset(torch.arange(23.0))
@@ -306,3 +307,46 @@ def test_a_training_with_wrapped_objects_is_resumed(
     model, _, ckpt = begun()
     assert ckpt.step_count == 8
     assert all(map(torch.equal, model.parameters(), ended))
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 3),
+    "ReduceLROnPlateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "ChainedScheduler": lambda o: torch.optim.lr_scheduler.ChainedScheduler(
+        [torch.optim.lr_scheduler.StepLR(o, 3)]
+    ),
+}
+
+
+class Holding:
+    """A framework's, around a scheduler."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("around", [lambda one: one, Holding, lambda one: Holding([one])])
+def test_a_scheduler_that_nobody_attached_is_seen(name: str, around: Callable[..., Any]) -> None:
+    """The state of it is lost with the process; attached ones, and those inside, are not."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = SCHEDULES[name](optimizer)
+    assert unattached_schedulers({"optimizer": optimizer}, [around(scheduler)]) == []
+    assert name in unattached_schedulers({"optimizer": optimizer}, [])
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert unattached_schedulers({"optimizer": other}, []) == []
+
+
+def test_a_run_says_that_a_scheduler_is_not_attached(
+    attach: Callable[..., Any], new_run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Made behind `attach`, too."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ckpt = attach(model=model, optimizer=optimizer, run_dir=new_run())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    for _ in ckpt.steps(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert capsys.readouterr().err.count("a StepLR sets the optimizer's rates") == 1
