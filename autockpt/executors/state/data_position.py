@@ -36,9 +36,12 @@ from autockpt.executors.state.sampler_state import (
 )
 from autockpt.executors.state.shuffle_rng import (
     changed_values,
+    data_generators,
+    generator_state,
     others_of,
     put_back,
     require_generators,
+    set_generator_state,
     shuffle_of,
     values_of,
 )
@@ -94,6 +97,11 @@ class DataPosition:
             _require_plain_loader(loader)
         self._built = {} if self._stateful else values_of(loader)
         """Numbers of samplers as the script made them."""
+        self._drawing = {} if self._stateful else data_generators(loader)
+        """Generators that loading a sample draws from, in this process."""
+        self._before: dict[str, Any] | None = None
+        """Their states before the newest batch, where that was given back."""
+        self._before_newest: dict[str, Any] = {}
 
     def state(self) -> dict[str, Any]:
         """Position as of now: between two batches."""
@@ -103,10 +111,25 @@ class DataPosition:
             state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
             if self._others:
                 state["others"] = self._others
+            if self._drawing:
+                state["drawing"] = self._drawn() if self._before is None else self._before
         else:
             state["loader"] = self._own_state()
             state.update(seeds_of(self.loader))
         return state
+
+    def _drawn(self) -> dict[str, Any]:
+        return {name: generator_state(one) for name, one in self._drawing.items()}
+
+    def _draw_on(self, states: dict[str, Any]) -> None:
+        """Raises ConfigError for the state of a generator that is not there."""
+        for name, state in states.items():
+            if name not in self._drawing:
+                raise ConfigError(
+                    f"data: samples of the checkpoint were drawn with the generator {name}, which "
+                    "this data set does not have; attach the data set that wrote the checkpoint"
+                )
+            set_generator_state(self._drawing[name], state)
 
     def _own_state(self) -> Any:
         try:
@@ -143,6 +166,7 @@ class DataPosition:
         self._go_on(old, self._own())
         if self.by_index:
             require_generators(self.loader, self._shuffle, self._others)
+            self._draw_on(state.get("drawing", {}))
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
             self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
@@ -222,6 +246,7 @@ class DataPosition:
             if now is not None:
                 set_rng_state(now)
             self._stream = self.batches()
+        self._before, self._before_newest = None, self._drawn()
         try:
             return next(self._stream)
         except Exception:
@@ -233,6 +258,7 @@ class DataPosition:
         """The newest batch comes again after a resume; False where the loader itself counts."""
         if self.by_index:
             self.index -= 1
+            self._before = self._before_newest
         return self.by_index
 
     def prepare(self) -> None:

@@ -7,6 +7,7 @@ shuffle the order of the epoch before.
 
 import copy
 import random
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,45 @@ def _held(loader: Any) -> dict[str, Any]:
 
 
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def data_generators(loader: Any) -> dict[str, Any]:
+    """Generators that the data set draws from in this process: its own, or those of objects in it.
+
+    None with workers, which have copies.
+    """
+    if loader.num_workers:
+        return {}
+    known = {id(generator) for generator in (*_given(loader), *_held(loader).values())}
+    found: dict[str, Any] = {}
+    inside = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
+    for path, one in inside:  # which grows
+        for name, value in _parts(one):
+            if id(value) in known or isinstance(value, random.SystemRandom):
+                continue
+            if isinstance(value, GENERATORS):
+                found[f"{path}.{name}"] = value
+            elif len(inside) < LOOKED_AT and hasattr(value, "__dict__") | isinstance(value, BOXES):
+                inside.append((f"{path}.{name}", value))
+            else:
+                continue
+            known.add(id(value))
+    return found
+
+
+BOXES = (list, tuple, dict)
+LOOKED_AT, MOST_PARTS = 1000, 100
+"""Objects of a data set, and parts of a list, that generators are looked for in."""
+
+
+def _parts(one: Any) -> list[tuple[str, Any]]:
+    """Attributes, or items of a short list; nothing of types, modules, tensors and arrays."""
+    if isinstance(one, dict):
+        return [(str(key), item) for key, item in one.items()] if len(one) <= MOST_PARTS else []
+    if isinstance(one, list | tuple):
+        return [(str(i), item) for i, item in enumerate(one)] if len(one) <= MOST_PARTS else []
+    kinds = (type, ModuleType, torch.Tensor, np.ndarray, torch.nn.Module)
+    return [] if isinstance(one, kinds) else list(_attributes(one).items())
 
 
 def _samplers(loader: Any) -> list[tuple[str, Any]]:

@@ -257,6 +257,64 @@ def test_what_samplers_of_torch_never_draw_from_is_not_stored() -> None:
         assert "others" not in position.state()
 
 
+class Drawing(Dataset[torch.Tensor]):
+    """Draws from a generator of its own, or of an object in it."""
+
+    def __init__(self, place: str) -> None:
+        own = np.random.default_rng(7)
+        inner: Any = {"own": own, "in a list": [own], "in an object": [Step(own)]}.get(place)
+        self.steps = Drawing("in a list") if inner is None else inner
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), self.draw()])
+
+    def draw(self) -> float:
+        """The next number."""
+        one = self.steps[0] if isinstance(self.steps, list) else self.steps
+        return float(one.draw() if hasattr(one, "draw") else one.random())
+
+
+class Step:
+    """A transform."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator = generator
+
+    def draw(self) -> float:
+        """The next number."""
+        return float(self.generator.random())
+
+
+@pytest.mark.parametrize("place", ["own", "in a list", "in an object", "deeper"])
+@pytest.mark.parametrize("before", [0, 2, 6, 8])
+def test_a_data_set_draws_on(place: str, before: int) -> None:
+    """From its own generator, in the process of the training."""
+    run_and_resume(lambda: DataLoader(Drawing(place), 4, shuffle=True), before, 14)
+
+
+def test_a_data_set_draws_a_batch_that_was_given_back_again() -> None:
+    """As it had before."""
+    seed_all(5)
+    whole = DataPosition(DataLoader(Drawing("own"), 4))
+    whole.next()
+    expected = flat(whole.next())
+    assert whole.give_back()
+    saved = stored(whole.state())
+    resumed = DataPosition(DataLoader(Drawing("own"), 4))
+    resumed.load(saved)
+    assert flat(resumed.next()) == expected
+
+
+def test_a_data_set_without_the_generator_is_refused() -> None:
+    """By the name of it."""
+    saved = DataPosition(DataLoader(Drawing("own"), 4)).state()
+    with pytest.raises(ConfigError, match=r"the generator dataset\.steps"):
+        DataPosition(DataLoader(DATA, 4)).load(saved)
+
+
 def test_what_a_sampler_was_built_with_is_the_scripts() -> None:
     """Only what iterating has changed goes back: a restart may ask for something else."""
     seed_all(5)
