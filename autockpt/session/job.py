@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.network.discovery import listen_host
@@ -116,7 +117,7 @@ def current_job(
     launch_id, launcher_pid = _launcher()
     number = of_this_process.number(run_dir, launch_id, shared=shared)
     place = place_of_rank(environment)
-    given = os.path.abspath(named or os.path.join("runs", script))
+    given = _as_text(named or os.path.join("runs", script))
     placed = _placed(given, place)
     path = within(placed.path, number)
     files = RunDirectory.create(path)
@@ -259,6 +260,24 @@ def current_identity(ranks: int = 0) -> same_job.Job:
     script = main or ("" if first in ("", "-", "-c") else first)
     path = os.path.abspath(script) if script else ""
     return same_job.job_of(path, sys.argv[1:], os.environ, ranks=ranks)
+
+
+def _as_text(path: Any) -> str:
+    """The absolute path.  Raises ConfigError for one that messages and files cannot hold."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise ConfigError(
+            f"attach(run_dir=...): got {path!r:.80} ({type(path).__qualname__}); expected a path "
+            "as text"
+        )
+    whole = os.path.abspath(path)
+    try:
+        whole.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"attach(run_dir=...): {whole!r:.300} is no UTF-8 text; give the directory, or those "
+            "above it, another name"
+        ) from error
+    return whole
 
 
 def _placed(path: str, place: RankPlace) -> Placed:

@@ -4,11 +4,13 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.values.errors import DirectoryBusyError, StorageError
+from autockpt.session.job import current_job
+from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.goal import Goal
 from autockpt.values.telemetry import Degraded, PersistFailed
 from tests.conftest import end_keeper
@@ -109,6 +111,24 @@ def test_a_directory_that_is_a_file_is_said(live: Live, tmp_path: Path) -> None:
     goal = Goal(storage_path=str(tmp_path / "file" / "checkpoints"))
     with pytest.raises(StorageError, match=r"file/checkpoints: .*Not a directory; name another"):
         live.attach(SPEC, PLAN, goal)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (b"r", r"got b'r' \(bytes\); expected a path as text"),
+        (7, r"got 7 \(int\); expected"),
+        ("a\udce9b", r"a.udce9b' is no UTF-8 text"),
+    ],
+)
+def test_a_name_that_is_no_text_is_refused(
+    path: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        current_job(run_dir=path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_lives_keeps_its_directory(live: Live, zygote: Zygote, tmp_path: Path) -> None:
