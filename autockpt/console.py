@@ -4,6 +4,7 @@ Colour goes through rich, which honours NO_COLOR and FORCE_COLOR; it is loaded o
 is printed with style.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -31,15 +32,15 @@ class Console:
     def say(self, text: str, *, verbosity: int = 0) -> None:
         """Tell a person something that is no result: stderr, not when quieter than `verbosity`."""
         if self.verbosity >= verbosity:
-            print(f"autockpt: {text}", file=sys.stderr, flush=True)
+            _tell(f"autockpt: {text}")
 
     def warn(self, text: str) -> None:
         """Tell a person what is wrong and how to mend it; printed even with --quiet."""
-        print(f"autockpt: warning: {text}", file=sys.stderr, flush=True)
+        _tell(f"autockpt: warning: {text}")
 
     def block(self, text: str) -> None:
         """Tell a person something of several lines that must not be missed: stderr, as it is."""
-        print(text, file=sys.stderr, flush=True)
+        _tell(text)
 
     def next(self, command: str) -> None:
         """The command that a person would type next, at the end of this one."""
@@ -93,7 +94,7 @@ class Console:
         if self.json:
             body = {"kind": kind, "message": str(error), "exit_code": exit_code}
             self.object("error", {"error": body})
-        print(f"autockpt: error: {error}", file=sys.stderr, flush=True)
+        _tell(f"autockpt: error: {error}")
         return exit_code
 
     @property
@@ -115,3 +116,9 @@ def save_traceback(error: BaseException) -> str:
         file.write(f"command: {sys.argv}\npython: {sys.version}\n\n")
         traceback.print_exception(error, file=file)
     return file.name
+
+
+def _tell(text: str) -> None:
+    """On stderr; a terminal that is gone ends no training."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -49,7 +49,8 @@ class Progress:
         """One line for the user."""
         if self._enabled:
             seconds = time.monotonic() - self._began
-            print(f"autockpt profile: {seconds:5.1f} s  {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"autockpt profile: {seconds:5.1f} s  {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Takes the bar away."""

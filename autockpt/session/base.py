@@ -15,6 +15,7 @@ from autockpt.executors.keeper.slots import (
     CELL_STEP,
     CELL_STEP_NS,
 )
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
@@ -133,7 +134,11 @@ class RankState:
 
     def say(self, text: str, *, always: bool = False) -> None:
         if self.job.rank == 0 or always:
-            print(f"autockpt: {text}", file=sys.stderr, flush=True)
+            try:
+                print(f"autockpt: {text}", file=sys.stderr, flush=True)
+            except Exception as error:  # nobody reads any more: the training goes on
+                if is_from_handler(error):
+                    raise
 
     def generation(self, step: int, attempt: int = 0) -> Generation:
         """Named alike on all ranks without talking; `attempt` is of the last step only."""

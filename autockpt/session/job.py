@@ -110,7 +110,7 @@ def current_job(
 ) -> Job:
     """The job as torchrun, `autockpt run` or a plain `python` started it."""
     environment = os.environ
-    script = os.path.splitext(os.path.basename(sys.argv[0] or "run"))[0] or "run"
+    script = os.path.splitext(os.path.basename("".join(sys.argv[:1]) or "run"))[0] or "run"
     given_by = given_launch()
     named = environment.get("AUTOCKPT_RUN_DIR") or run_dir or (given_by and given_by.run_dir)
     shared = "AUTOCKPT_RUN_DIR" in environment
@@ -233,7 +233,8 @@ def _started(
         try:
             start = decide_start(files, goal, plan, profile, nodes=len(set(nodes)))
         except Exception as error:  # the plan that is there is good, the training goes on
-            print(f"autockpt: the plan is not decided anew: {error!r}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"autockpt: the plan is not decided anew: {error!r}", file=sys.stderr)
             start = undecided(plan, nodes=len(set(nodes)))
         if store is not None:
             store.set(name, to_json(start.plan))
@@ -326,7 +327,8 @@ def _own_labels() -> Mapping[str, str]:
     try:
         return own_labels(os.environ)
     except ConfigError as error:
-        print(f"autockpt: failure domains are not known: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):
+            print(f"autockpt: failure domains are not known: {error}", file=sys.stderr)
         return {}
 
 

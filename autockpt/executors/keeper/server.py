@@ -940,7 +940,10 @@ class Keeper:
 
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
-        print(f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # its log is on a disk that may be full
+            print(
+                f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True
+            )
 
 
 _ENDS: dict[str, Literal["finished", "interrupted"]] = {

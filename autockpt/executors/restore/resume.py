@@ -123,11 +123,12 @@ def _next_order(link: KeeperClient) -> Any:
     where = "is a rank missing? see logs/keeper-*.log in the run directory"
     with contextlib.suppress(queue.Empty):
         return link.restore_orders.get(timeout=QUIET_S)
-    print(
-        f"autockpt: rank {link.rank}: waiting for the other ranks to attach and restore "
-        f"({QUIET_S:.0f} s so far); {where}",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+    with contextlib.suppress(OSError, ValueError):
+        print(
+            f"autockpt: rank {link.rank}: waiting for the other ranks to attach and restore "
+            f"({QUIET_S:.0f} s so far); {where}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
     with contextlib.suppress(queue.Empty):
         return link.restore_orders.get(timeout=PATIENCE_S - QUIET_S)
     raise AutockptError(

@@ -126,8 +126,8 @@ class DataPosition:
         for name, state in states.items():
             if name not in self._drawing:
                 raise ConfigError(
-                    f"data: samples of the checkpoint were drawn with the generator {name}, which "
-                    "this data set does not have; attach the data set that wrote the checkpoint"
+                    f"data: the checkpoint has the state of the generator {name}, this data set "
+                    "has none of that name; attach the data set that wrote it"
                 )
             set_generator_state(self._drawing[name], state)
 

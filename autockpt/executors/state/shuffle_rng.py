@@ -160,9 +160,9 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 
 
 def data_generators(loader: Any) -> dict[str, Any]:
-    """Generators that the data set draws from in this process: its own, or those of objects in it.
+    """Generators of the data set and of objects in it, by place.
 
-    None with workers, which have copies.
+    There is none with workers, because workers have copies.
     """
     if loader.num_workers:
         return {}

@@ -184,7 +184,7 @@ class Watch:
             return
         lines = logs[-1].read_text(errors="replace").splitlines()[-SHOWN_LINES:]
         self._console.say(f"rank {rank} {_ended(failure.exitcode)}; its log ({logs[-1]}) ends:")
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        self._console.block("\n".join(lines))
 
 
 def _trained(run: RunDirectory) -> int | None:

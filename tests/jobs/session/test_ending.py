@@ -454,3 +454,32 @@ def test_one_rank_names_its_last_checkpoint_by_the_step_alone(
     it.ckpt.close()
     names = [path.parent.name for path in Path(it.ckpt._job.checkpoints).glob("ckpt-*/COMMIT")]
     assert "ckpt-t0001-step-00000004" in names, names
+
+
+class Gone:
+    """A stderr that nobody reads any more."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def write(self, text: str) -> int:
+        """Raises."""
+        raise self._error
+
+    def flush(self) -> None:
+        """Raises."""
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "full"), ValueError("closed")])
+def test_a_terminal_that_is_gone_ends_no_training(
+    error: Exception, begin: Callable[..., Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the first start nor a resume, which both have something to say."""
+    monkeypatch.setattr(sys, "stderr", Gone(error))
+    for total in (3, 6):
+        it = begin()
+        for _ in it.ckpt.steps(total):
+            it.train()
+            it.await_slots()
+        assert it.updates == total
