@@ -638,7 +638,8 @@ class CheckpointDirectory:
         except FileNotFoundError:
             return 0
         except OSError as error:
-            raise StorageError(f"{commit}: cannot delete: {error.strerror}") from error
+            where = error.filename or commit
+            raise StorageError(f"{where}: cannot delete: {error.strerror}") from error
         for rank, name in enumerate(shards):
             self.spares.keep(rank, os.path.join(path, name))
         self._remove(path, listed)

@@ -19,7 +19,7 @@ from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.linux.memory import PAGE_BYTES, Arena
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage import file_reuse as spares
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import GOING, CheckpointDirectory
 from autockpt.executors.storage.file_reuse import KEPT_PER_RANK, ReusableFiles
 from autockpt.executors.storage.shard_file import ImageFile
 from autockpt.values.errors import StorageError
@@ -327,7 +327,7 @@ def test_a_shard_becomes_spare_only_after_its_commit_is_durably_gone(
     directory.delete(G1)
     monkeypatch.undo()
     ours = [call for call in calls if call[0] != "open"]
-    commit = ours.index(("unlink", os.path.join(folder, "COMMIT")))
+    commit = ours.index(("unlink", os.path.join(folder, GOING)))
     moved = [i for i, (name, path) in enumerate(ours) if name == "rename" and "shard-" in path]
     assert ours[commit + 1] == ("fsync", folder)
     assert len(moved) == 2
