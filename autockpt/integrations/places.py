@@ -31,7 +31,7 @@ def find_place(path: str) -> Place:
     """
     folder = Path(os.path.abspath(path))
     if folder.is_file():
-        raise ConfigError(f"{path}: is {foreign_kind(path)}, no run of autockpt; {_BRIDGES}")
+        raise _foreign(path, foreign_kind(path))
     if not folder.is_dir():
         raise ConfigError(f"{path}: no such directory; pass a run or a checkpoint directory")
     if _is_generation(folder.name):
@@ -50,13 +50,23 @@ def find_place(path: str) -> Place:
     if _is_pulled(folder):
         return Place(directory=str(folder / "checkpoints"))
     if kind := foreign_kind(path):
-        raise ConfigError(f"{path}: is {kind}, no run of autockpt; {_BRIDGES}")
+        raise _foreign(path, kind)
     raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
 
 
 _BRIDGES = (
     "`autockpt convert PATH RUN --to autockpt` makes a run of it, and `autockpt diff` compares it"
 )
+_OF_DEEPSPEED = (
+    "autockpt does not read its partitions: DeepSpeed's zero_to_fp32.py, which is beside them, "
+    "makes weights that `autockpt convert` takes"
+)
+
+
+def _foreign(path: str, kind: str) -> ConfigError:
+    """Names it, and says what can be done with it."""
+    ways = _OF_DEEPSPEED if "DeepSpeed" in kind else _BRIDGES
+    return ConfigError(f"{path}: is {kind}, no run of autockpt; {ways}")
 
 
 def foreign_kind(path: str) -> str:

@@ -11,7 +11,7 @@ from autockpt.executors.state import state_tree
 from autockpt.integrations.convert.export import INDEX, STATE
 from autockpt.integrations.dcp import directory
 from autockpt.integrations.files import safetensors_file, torch_file
-from autockpt.integrations.places import generation_folder, is_ours
+from autockpt.integrations.places import find_place, foreign_kind, generation_folder, is_ours
 from autockpt.integrations.tree.checkpoint_tree import GenerationTree, arrays_of
 from autockpt.integrations.tree.foreign_forms import read_beside
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree
@@ -70,6 +70,8 @@ def _directory(path: str, *, whole: bool) -> Source:
     if weights is not None:
         beside, left_out = read_beside(path, torch_file.read_file) if whole else ({}, [])
         return Source({"model": weights, **beside, **_state(path)}, left_out=tuple(left_out))
+    if "DeepSpeed" in foreign_kind(path):
+        find_place(path)  # says what it is, and that it is not read
     raise ConfigError(
         f"{path}: neither a run or checkpoint of autockpt, nor a directory of safetensors "
         "(model.safetensors, or its index) or of torch.distributed.checkpoint (.metadata)"

@@ -31,8 +31,6 @@ def test_a_folder_of_other_things_is_none(tmp_path: Path) -> None:
     [
         (["trainer_state.json", "model.safetensors"], "Hugging Face Trainer at step 300"),
         (["model.safetensors", "optimizer.bin", "random_states_0.pkl"], "Accelerate"),
-        (["mp_rank_00_model_states.pt"], "a checkpoint of DeepSpeed"),
-        (["latest", "global_step300"], "a directory of DeepSpeed's checkpoints"),
         ([".metadata", "__0_0.distcp"], r"torch\.distributed\.checkpoint"),
         (["model.safetensors"], "a directory of safetensors"),
     ],
@@ -43,6 +41,16 @@ def test_a_checkpoint_of_others_is_named(tmp_path: Path, files: list[str], said:
         (tmp_path / name).write_text('{"global_step": 300}')
     with pytest.raises(ConfigError, match=f"is .*{said}.*autockpt convert PATH RUN --to autockpt"):
         find_place(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "global_step300"])
+def test_partitions_of_deepspeed_are_not_promised(tmp_path: Path, name: str) -> None:
+    """`convert`, `load` and `ls` say what does read them."""
+    for one in (name, "latest"):
+        (tmp_path / one).write_bytes(b"")
+    for look in (find_place, autockpt.load):
+        with pytest.raises(ConfigError, match=r"DeepSpeed.*, no run of autockpt; .*zero_to_fp32"):
+            look(str(tmp_path))
 
 
 def test_a_file_is_no_missing_directory(tmp_path: Path) -> None:
