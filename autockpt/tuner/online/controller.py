@@ -47,6 +47,8 @@ from autockpt.values.units import format_duration, format_fraction
 
 BY_SPEED = "by_speed"
 """Number of a proposal that changes the codec because of the storage's speed."""
+FELL = 3
+"""Checkpoints that show how far a time until durable has fallen."""
 OFFERS = 8
 """Proposals that may still be applied: the newest ones since the last change."""
 
@@ -196,7 +198,7 @@ class Controller:
         if offered.kind == "codec":
             self._recoded(offered)
         memory.plan, memory.offers = offered.plan, ()
-        self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm"))
+        self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm", "codec"))
 
     def _recoded(self, offered: PlanProposal) -> None:
         """The codec went, or came back; what was durable before says nothing of it."""
@@ -210,7 +212,7 @@ class Controller:
             memory.trial = codec.CodecTrial(
                 encoded=self.plan.tier("disk"), durable_s=durable.mean, error_s=durable.error
             )
-        self.seen.persist = Window()
+        self.seen.persist = Window(rare=True, jumped=True)
         if (write := memory.compared.get("write")) is not None:
             memory.compared = {**memory.compared, "write": replace(write, cost_s=0.0)}
 
@@ -366,6 +368,7 @@ class Controller:
         """Encoding where the storage became slow, and none where it became fast."""
         watch, durable, plan = self.memory.codec, self.seen.persist, self.plan
         least = self.settings.jump_checkpoints if durable.jumped else WINDOW
+        least = FELL if durable.fell else least
         if not watch.table or self.mode != "on" or durable.n < least or durable.doubtful:
             return None
         if plan.tier("disk").codec:
@@ -477,7 +480,10 @@ class Controller:
     def _dwelt(self, now_s: float) -> bool:
         """Long enough since the last change, or a cost has jumped since."""
         settings, memory = self.settings, self.memory
-        if self.seen.jumped and self.seen.known(settings.jump_checkpoints):
+        # A budget is kept by a mean of several samples.
+        budget = self.goal.limits.overhead is not None
+        falls = not budget and self.goal.pins.interval_rule != "checkfreq"
+        if self.seen.jumped and self.seen.known(settings.jump_checkpoints, falls=falls):
             return True
         since_s = memory.dwell_from_s if memory.dwell_from_s is not None else self.seen.first_s
         dwell_s = settings.dwell_s

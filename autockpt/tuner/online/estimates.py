@@ -28,6 +28,9 @@ CUSUM_DOUBT = 1.0
 """Sum from which the level is in doubt: a factor of 4 brings it there with one or two samples."""
 CUSUM_REFERENCE = (4, 16)
 """Samples before the level counts, and samples that make it."""
+FALL, FALL_SPREAD = 3.5, 1.5
+"""Two samples in a row this much below the level, and so near to each other, are a new level where
+samples are rare.  A shorter interval by mistake costs little; a wait for four costs hours."""
 
 
 def winsorised(samples: Sequence[float]) -> tuple[float, float]:
@@ -91,6 +94,15 @@ class Jumps:
             return 0
         return self.run
 
+    def fallen(self, samples: Sequence[float]) -> int:
+        """Newest of `samples` that are of a much lower level; 0: none."""
+        if len(self.reference) < CUSUM_REFERENCE[0] or len(samples) < 3:
+            return 0
+        ordered = sorted(self.reference)[1:-1]
+        level = math.exp(sum(ordered) / len(ordered))
+        low, high = sorted(samples[-2:])
+        return 2 if high * FALL <= level and high <= FALL_SPREAD * low else 0
+
     def restart(self, samples: Sequence[float]) -> None:
         """The level is that of `samples` from now on."""
         self.reference = tuple(math.log(max(value, 1e-6)) for value in samples)
@@ -106,11 +118,17 @@ class Window:
     jumps: Jumps = field(default_factory=Jumps)
     jumped: bool = False
     """A jump was seen and nobody has acted on it yet."""
+    rare: bool = False
+    """Samples come seldom, so a clear fall is believed at once (`FALL`)."""
+    fell: bool = False
+    """The newest jump was one of these."""
 
     def observe(self, value: float) -> None:
         """Add a sample; drop those from before a jump."""
         self.samples = (*self.samples, value)[-self.size :]
-        new = self.jumps.observe(value)
+        new = self.jumps.fallen(self.samples) if self.rare else 0
+        self.fell = bool(new) or (self.fell and self.n < CUSUM_REFERENCE[0])
+        new = new or self.jumps.observe(value)
         if new:
             self.samples = self.samples[-new:]
             self.jumps.restart(self.samples)

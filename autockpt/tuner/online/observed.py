@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from autockpt.policies.cost_model.costs import ASSUMED_SLOWDOWN, Costs
 from autockpt.tuner.online.estimates import BLOCKS, Contrast, Window
@@ -46,7 +47,7 @@ class Observed:
 
     stall: Window = field(default_factory=Window)
     copy: Window = field(default_factory=Window)
-    persist: Window = field(default_factory=Window)
+    persist: Window = field(default_factory=partial(Window, rare=True))
     quiet: Window = field(default_factory=lambda: Window(size=BLOCKS))
     busy: Window = field(default_factory=lambda: Window(size=BLOCKS))
     pace: Window = field(default_factory=Window)
@@ -135,10 +136,14 @@ class Observed:
         """Whether a cost changed its level since `settle`."""
         return any(window.jumped for window in self._watched)
 
-    def known(self, samples: int) -> bool:
-        """Whether every level is clear, and one that jumped has been seen this often."""
+    def known(self, samples: int, *, falls: bool = False) -> bool:
+        """Whether every level is clear, and one that jumped has been seen this often.
+
+        `falls`: one that fell far is known at once.
+        """
         return all(
-            not window.doubtful and (window.n >= samples or not window.jumped)
+            not window.doubtful
+            and (window.n >= samples or not window.jumped or (falls and window.fell))
             for window in self._watched
         )
 
@@ -258,6 +263,6 @@ class Observed:
 
 def _cost(seen: Window, prior: tuple[float, float] | None) -> tuple[float, float]:
     """(mean, 95th percentile) as observed, or the profile's while that is too little."""
-    if prior is not None and seen.n < KNOWN:
+    if prior is not None and seen.n < KNOWN and not seen.fell:
         return prior
     return seen.mean, max(seen.mean, seen.high)

@@ -8,7 +8,7 @@ the place of the expected best only when it is better by more than noise.  That 
 differences between neighbours, so no drift of the machine is part of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autockpt.tuner.online.estimates import WINDOW, Window, winsorised
@@ -17,6 +17,8 @@ from autockpt.values.units import format_duration
 
 ROUNDS = 8
 """Checkpoints of each setting before it is judged, unless the decision has another number."""
+CLEAR_ROUNDS, CLEAR = 2, 2.0
+"""After so many checkpoints of each, one of which every checkpoint cost this much less wins."""
 GIVEN_UP = 3
 """Times as many of another one, and a setting that was hardly ever tried cannot be used here."""
 SIGMAS = 2.0
@@ -107,10 +109,17 @@ def compare(
     *,
     weight: float = 0.0,
     rounds: int = ROUNDS,
+    early: bool = False,
 ) -> Comparison | None:
-    """The verdict; None while too little was tried.  `rivals`: the expected best first."""
+    """The verdict; None while too little was tried.
+
+    `rivals`: the expected best first.  `early`: a clear difference needs no more rounds.
+    """
     samples = {name: _costs_s(name, tried, quiet_s, weight) for name in rivals}
     most = max(map(len, samples.values()))
+    clear = _clear_winner(samples) if early else ""
+    if clear:
+        return Comparison(winner=clear, costs=setting_costs(rivals, tried, quiet_s, weight=weight))
     usable = [name for name in rivals if len(samples[name]) >= rounds]
     if not usable or (len(usable) < len(rivals) and most < GIVEN_UP * rounds):
         return None
@@ -124,6 +133,15 @@ def compare(
             break
     costs = setting_costs(usable, tried, quiet_s, weight=weight)
     return Comparison(winner=winner, costs=costs)
+
+
+def _clear_winner(samples: Mapping[str, Sequence[float]]) -> str:
+    """The setting that needs no more rounds, "" while there is none."""
+    if min(map(len, samples.values())) < CLEAR_ROUNDS:
+        return ""
+    best = min(samples, key=lambda name: max(samples[name]))
+    others = min(min(found) for name, found in samples.items() if name != best)
+    return best if 0 < CLEAR * max(samples[best]) <= others else ""
 
 
 def is_doubted(cost: Window, meant_s: float, *, least_s: float) -> bool:

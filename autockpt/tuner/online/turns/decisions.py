@@ -50,6 +50,8 @@ class TurnedDecision:
     subject: str
     verb: str
     rounds: int
+    early: bool
+    """Its checkpoints are rare: few of them show a clear difference."""
     compared: Callable[[Staging], tuple[str, ...]]
     """Settings that take turns now, the expected best first."""
     in_force: Callable[[Staging], str]
@@ -90,7 +92,7 @@ def next_turn(
     if rivals:
         found = compare(
             rivals, seen.tried, seen.quiet.mean,
-            weight=decision.weight(outlook), rounds=decision.rounds,
+            weight=decision.weight(outlook), rounds=decision.rounds, early=decision.early,
         )  # fmt: skip
         if found is None:
             return None
@@ -133,7 +135,7 @@ def _end(decision: TurnedDecision, memory: Memory, rivals: tuple[str, ...], winn
     memory.compared = {**memory.compared, decision.name: ended}
     durable = tuple(t.durable_s for t in seen.tried if t.setting == winner and t.durable_s)
     if durable:  # what the others took says nothing of the plan
-        window = Window(samples=durable[-WINDOW:])
+        window = Window(samples=durable[-WINDOW:], rare=True)
         window.jumps.restart(window.samples)
         seen.persist = window
 
@@ -222,6 +224,7 @@ SCHEDULE = TurnedDecision(
     subject="a snapshot",
     verb="stalls",
     rounds=ROUNDS,
+    early=False,
     compared=lambda staging: staging.compare,
     in_force=lambda staging: staging.schedule,
     begin=_begin_schedules,
@@ -302,6 +305,7 @@ WRITE = TurnedDecision(
     subject="a checkpoint to disk",
     verb="is durable after",
     rounds=WRITE_ROUNDS,
+    early=True,
     compared=lambda staging: tuple(map(str, staging.compare_writes)),
     in_force=lambda staging: str(staging.write_way),
     begin=_begin_writes,

@@ -8,6 +8,7 @@ from autockpt.tuner.online.controller import Controller, begin
 from autockpt.tuner.online.proposals import intervals_of
 from autockpt.values.goal import FailureDeclaration, Goal
 from autockpt.values.plan import CheckpointPlan
+from autockpt.values.telemetry import PlanChanged
 from tests.support.jobs import FakeJob
 from tests.support.profiles import example_failures, example_recovery
 from tests.unit.policies.interval.test_choose import costs
@@ -34,7 +35,10 @@ SETTINGS: dict[str, Callable[[CheckpointPlan], object]] = {
 
 
 def test_every_decision_follows_with_two_changes_a_phase_and_undoes_none() -> None:
-    """Storage 4 and 20 times slower and back, a job beside it that comes and goes."""
+    """Storage 4 and 20 times slower and back, a job beside it that comes and goes.
+
+    Where the storage is fast again, intervals follow within eight checkpoints of the new one.
+    """
     slower = 1.0
 
     def persist_s(now: CheckpointPlan) -> float:
@@ -51,10 +55,13 @@ def test_every_decision_follows_with_two_changes_a_phase_and_undoes_none() -> No
     ends: dict[str, CheckpointPlan] = {}
     for phase, now in PHASES.items():
         slower, job.stall_s, job.slower = now
-        plans, before = [controller.plan], len(job.proposals)
+        plans, before, began_s = [controller.plan], len(job.proposals), job.now_s
         job.run(controller, until_s=job.now_s + 8 * HOUR)
         plans += [proposal.plan for proposal in job.proposals[before:]]
         ends[phase] = controller.plan
+        if phase == "storage as before":
+            came_s = [e.at_s for e in job.log if isinstance(e, PlanChanged) and e.at_s > began_s]
+            assert came_s[0] - began_s <= 8 * intervals_of(controller.plan)[1], phase
         for decision, setting in SETTINGS.items():
             seen = [setting(one) for one in plans]
             changes = [new for old, new in itertools.pairwise(seen) if new != old]

@@ -65,6 +65,17 @@ def test_the_way_follows_the_storage_both_ways_with_one_change_a_phase() -> None
     assert run.way == BUFFERED
 
 
+def test_a_clear_difference_takes_two_checkpoints_of_each_way() -> None:
+    """Eight show the slow storage, six compare three ways; fifteen were compared before."""
+    run = Run()
+    run.phase(direct_s=60.0, buffered_s=100.0, hours=4.0)
+    began = run.controller.seen.persisted
+    run.direct_s, run.buffered_s = 600.0, 100.0
+    while run.way.direct_io and run.controller.seen.persisted < began + 30:
+        run.job.run(run.controller, until_s=run.job.now_s + 700.0)
+    assert run.controller.seen.persisted - began <= 8 + 6 + 4
+
+
 def test_a_storage_that_is_slow_for_every_way_keeps_the_way() -> None:
     """Twenty times slower, and back: compared, and no change that is undone later."""
     run = Run()
