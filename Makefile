@@ -85,8 +85,10 @@ cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (te
 prose: $(VENV)/.ready  ## count what breaks the rules of prose; write counts that fell
 	$(PY) -m tests.test_prose
 
-docs: $(VENV)/.ready  ## write the parts of the documents that come from code
+docs: $(VENV)/.ready  ## write what comes from code, then build the site into docs/_build
 	$(PY) -m tests.test_docs
+	@$(PIP) -e ".[docs]"
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build
 
 check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m ruff format --check .

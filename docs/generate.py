@@ -143,7 +143,7 @@ def python_api() -> str:
         value = getattr(autockpt, name)
         if callable(value):
             lines += _described(f"autockpt.{name}", value)
-    lines += ["", "## Of the object that `attach` returns", ""]
+    lines += ["", "`ckpt` is the object that `attach` returns."]
     for name, value in sorted(vars(Session).items()):
         if not name.startswith("_") and (callable(value) or isinstance(value, property)):
             lines += _described(f"ckpt.{name}", value)
@@ -157,7 +157,7 @@ def _described(name: str, value: Any) -> list[str]:
         shown = str(inspect.signature(value)).replace("(self, ", "(").replace("(self)", "()")
         signature = re.sub(r" at 0x[0-9a-f]+", "", shown)
     text = inspect.getdoc(value) or ""
-    return ["", f"### {name}", "", "```text", f"{name}{signature}", "", *text.splitlines(), "```"]
+    return ["", f"## {name}", "", "```text", f"{name}{signature}", "", *text.splitlines(), "```"]
 
 
 def targets() -> str:

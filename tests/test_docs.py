@@ -347,6 +347,20 @@ def test_every_variable_in_the_sources_is_listed() -> None:
     assert used - {"AUTOCKPT_COMPLETE"} == set(FOR_USERS) | set(SET_BY_THE_LAUNCHER)
 
 
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """As `make docs` builds it."""
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    pytest.importorskip("furo", reason="the extra docs is not installed")
+    argv = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*argv, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "reference" / "command_line.html").is_file()
+
+
 if __name__ == "__main__":
     generate.write()
     KEYS_DOCUMENT.write_text(with_keys_table(), encoding="utf-8")

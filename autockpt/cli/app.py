@@ -133,6 +133,8 @@ class Commands(click.Group):
         if name not in COMMANDS and not name.startswith("-"):
             if name.endswith(".py"):
                 ctx.fail(f"{name!r} is no command; did you mean `autockpt run {name}`?")
+            if name in ("help", "version"):
+                ctx.fail(f"{name!r} is no command; did you mean `autockpt --{name}`?")
             ctx.fail(f"{name!r} is no command{options.did_you_mean(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 

@@ -101,6 +101,15 @@ def _trainer_step(folder: Path) -> str:
     return f" at step {step}" if type(step) is int else ""
 
 
+def runs_in(path: str) -> list[RunDirectory]:
+    """The run directories in a folder, oldest first; none where it is no folder of runs."""
+    folder = Path(os.path.abspath(path))
+    if not folder.is_dir():
+        return []
+    found = [RunDirectory(each) for each in folder.iterdir() if (each / "run.json").is_file()]
+    return sorted(found, key=lambda run: ((run.path / "run.json").stat().st_mtime, run.path.name))
+
+
 def choose(place: Place, named: str | None) -> str:
     """The generation that is meant: named, or in the path, or the newest committed one.
 

@@ -1,6 +1,6 @@
 """Quantities with units: parsed from what people write, printed as people read them.
 
-Sizes are binary (KiB .. TiB) or decimal (kB .. TB, MB = 10^6); durations us, ms, s, min, h, d and
+Sizes are binary (KiB .. PiB) or decimal (kB .. PB, MB = 10^6); durations us, ms, s, min, h, d and
 compounds such as `1 h 30 min`; rates are a size per second; fractions are written with %.  A bare
 number is refused (0 excepted) because nobody can tell seconds from steps.
 """
@@ -21,6 +21,8 @@ SIZE_UNITS = {
     "mib": 2**20,
     "gib": 2**30,
     "tib": 2**40,
+    "pb": 10**15,
+    "pib": 2**50,
 }
 DURATION_UNITS = {
     "us": 1e-6,
@@ -30,6 +32,17 @@ DURATION_UNITS = {
     "h": 3600.0,
     "d": 86400.0,
 }
+
+WRITTEN_OUT = {
+    "us": ("microsecond", "microseconds"),
+    "ms": ("millisecond", "milliseconds"),
+    "s": ("sec", "secs", "second", "seconds"),
+    "min": ("mins", "minute", "minutes"),
+    "h": ("hr", "hrs", "hour", "hours"),
+    "d": ("day", "days"),
+}
+"""Units of time as people write them out."""
+_SPELLED = {word: unit for unit, words in WRITTEN_OUT.items() for word in words}
 
 _TERM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/]*)\s*")
 
@@ -43,8 +56,10 @@ def parse_size_bytes(text: str) -> int:
 def parse_duration_s(text: str) -> float:
     """Seconds in `text`, e.g. "1 h 30 min".  Raises ConfigError as `parse_size_bytes`."""
     terms = _terms(text, "a duration, e.g. 15 min")
-    hint = {"m": "min (minutes)", "sec": "s", "hours": "h", "minutes": "min", "days": "d"}
-    seconds = sum(number * _factor(unit, DURATION_UNITS, text, hint) for number, unit in terms)
+    seconds = sum(
+        number * _factor(_spelled(unit), DURATION_UNITS, text, {"m": "min (minutes)"})
+        for number, unit in terms
+    )
     return _finite(seconds, text)
 
 
@@ -75,7 +90,7 @@ def parse_fraction(text: str) -> float:
 
 def format_bytes(count: float) -> str:
     """`count` bytes for people, e.g. "0.72 GB"; decimal units, three digits."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(count) >= factor * 0.9995:
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
@@ -107,7 +122,13 @@ def format_rate(bytes_per_s: float) -> str:
 
 def format_fraction(fraction: float) -> str:
     """`fraction` as a percentage, e.g. "0.34 %"."""
+    if abs(fraction) >= 9.995:
+        return f"{fraction * 100:,.0f} %"
     return f"{fraction * 100:.3g} %"
+
+
+def _spelled(unit: str) -> str:
+    return _SPELLED.get(unit.lower(), unit)
 
 
 def _single(text: str, example: str) -> tuple[float, str]:
@@ -124,6 +145,8 @@ def _finite(number: float, text: str) -> float:
 
 
 def _terms(text: str, example: str) -> list[tuple[float, str]]:
+    if re.match(r"\s*-\s*[0-9]", text):
+        raise ConfigError(f"{text!r} is not {example}; it is negative")
     terms: list[tuple[float, str]] = []
     position = 0
     while position < len(text):

@@ -1,6 +1,7 @@
 """`autockpt ls PATH`: the checkpoints of a run or a directory."""
 
 import time
+from shlex import quote as quoted
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +12,10 @@ from autockpt.console import Console
 
 if TYPE_CHECKING:
     from autockpt.executors.storage.catalogue import GenerationRecord
+    from autockpt.run_directory import RunDirectory
 
 EXAMPLES = """
+autockpt ls runs                                   # the runs in that folder
 autockpt ls runs/train-20260101-120000
 autockpt ls /mnt/checkpoints --json
 autockpt ls s3://bucket/run-7
@@ -23,9 +26,13 @@ autockpt ls s3://bucket/run-7
 @click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE|URL")
 @common
 def ls(console: Console, path: str) -> None:
-    """List the checkpoints of a run, a checkpoint directory or an object store, oldest first."""
+    """List checkpoints, oldest first; or the runs in a folder of runs.
+
+    PATH is a run, a folder of runs, a checkpoint directory, an archive or an object store.
+    """
     from autockpt.executors.storage.catalogue import list_generations
-    from autockpt.integrations.places import find_place
+    from autockpt.integrations.places import find_place, runs_in
+    from autockpt.run_directory import RunDirectory
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
@@ -34,6 +41,9 @@ def ls(console: Console, path: str) -> None:
         return
     if archive.is_archive(path):
         archive.ls(console, path)
+        return
+    if (runs := runs_in(path)) and not RunDirectory(path).exists:
+        _list_runs(console, path, runs)
         return
     place = find_place(path)
     records = list_generations(place.directory)
@@ -57,7 +67,34 @@ def ls(console: Console, path: str) -> None:
             for record in records
         ),
     )
-    console.next(f"autockpt show {path}   (or: autockpt verify {path})")
+    console.next(f"autockpt show {quoted(path)}   (or: autockpt verify {quoted(path)})")
+
+
+def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:
+    """Print a line for each run: state, newest step, newest durable step, restarts."""
+    rows = []
+    for run in runs:
+        info, status, step = run.read_info(), run.read_status(), run.newest_step()
+        durable = run.durable_step()
+        rows.append({
+            "run": run.path.name,
+            "started": info.created if info else None,
+            "state": status.state if status else "unknown",
+            "step": step,
+            "durable": durable,
+            "restarts": status.restarts if status else len(run.failures()),
+            "command": info.command if info else "",
+        })  # fmt: skip
+    console.object("ls", {"directory": path, "runs": rows})
+    console.table(
+        ("run", "started (UTC)", "state", "step", "durable", "restarts"),
+        [
+            tuple("-" if row[key] is None else str(row[key])
+                  for key in ("run", "started", "state", "step", "durable", "restarts"))
+            for row in rows
+        ],
+    )  # fmt: skip
+    console.next(f"autockpt report {quoted(str(runs[-1].path))}")
 
 
 def _notes(record: "GenerationRecord") -> list[str]:

@@ -3,7 +3,7 @@
 import click
 
 from autockpt.cli.checkpoints import remote
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, Whole, common
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -19,7 +19,7 @@ autockpt push checkpoints file:///mnt/nfs/run-7 --keep 5 --rate '50 MB/s'
 @click.option("--follow", is_flag=True, help="Go on with what a live run writes, until SIGTERM.")
 @click.option(
     "--keep",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=3,
     show_default=True,
     help="Newest good copies that stay, with what they are stored as differences to.",

@@ -3,7 +3,7 @@
 import click
 
 from autockpt import new_files
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, Whole, common
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -23,7 +23,7 @@ autockpt failures runs/train-20260101-120000
     type=click.Choice(["sacct", "xid", "csv", "log", "kept"]),
     help="Instead of recognising it.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes that were watched.")
+@click.option("--nodes", type=Whole(min=1), metavar="N", help="Nodes that were watched.")
 @click.option("--observed", metavar="DURATION", help="How long they were watched.")
 @click.option("--save", is_flag=True, help="Keep it under runs/failures/ for later decisions.")
 @common

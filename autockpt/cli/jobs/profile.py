@@ -12,6 +12,7 @@ from autockpt.cli.shared.options import (
     WRAPPING,
     Command,
     Script,
+    check_launch,
     common,
     find_script,
     launch_options,
@@ -65,6 +66,7 @@ def profile(
 
     found = find_script(script, module, args)
     options = launch_settings(launching)
+    check_launch(options)
     scale = scale_of(options)
     if environment.foreign_launcher(os.environ) is not None:
         return _as_worker(found, out, policy, settings, scale, console, tuning=tuning)

@@ -11,6 +11,7 @@ from autockpt.cli.shared.options import (
     RUN_NAMES,
     WRAPPING,
     Command,
+    check_launch,
     common,
     find_script,
     given_names,
@@ -98,6 +99,7 @@ def run(
         launching=launching,
         same_job=same_job or os.environ.get(SAME_JOB) == "1",
     )
+    check_launch(request.launching)
     check(request, same_job=same_job)
     if dry_run:
         return _dry_run(request, console)

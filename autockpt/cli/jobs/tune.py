@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autockpt import new_files
-from autockpt.cli.shared.options import Command, common, policy_options
+from autockpt.cli.shared.options import Command, Whole, common, policy_options
 from autockpt.cli.shared.quantities import Options, positive
 from autockpt.console import Console
 from autockpt.values.errors import ConfigError, StaleProfileError, StorageError
@@ -75,7 +75,7 @@ class Task:
 @policy_options
 @click.option("--budget", type=int, default=BUDGET, show_default=True, help="Most measured writes.")
 @click.option("--time", metavar="DURATION", help="About how long to measure (60 s).")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of Optuna.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Of Optuna.")
 @click.option("--out", metavar="DIR", help="Where to write (default: tune-TIME by the profile).")
 @click.option("--replay", metavar="FILE", help="Decide again from a trials.jsonl; measure nothing.")
 @common

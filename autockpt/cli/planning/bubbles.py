@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, Whole, common
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -23,13 +23,11 @@ autockpt bubbles --profile profile.json --schedule 1F1B --microbatches 64  # wha
     metavar="NAME",
     help="By torch's name (repeatable; default: all that these numbers allow).",
 )
-@click.option("--ranks", type=click.IntRange(2, 256), metavar="N", help="Of a pipeline (4).")
-@click.option(
-    "--microbatches", type=click.IntRange(1, 1024), metavar="N", help="Default: twice the ranks."
-)
+@click.option("--ranks", type=Whole(2, 256), metavar="N", help="Of a pipeline (4).")
+@click.option("--microbatches", type=Whole(1, 1024), metavar="N", help="Default: twice the ranks.")
 @click.option(
     "--stages-per-rank",
-    type=click.IntRange(2, 16),
+    type=Whole(2, 16),
     metavar="N",
     help="Where a schedule has several (2).",
 )

@@ -17,7 +17,7 @@ autockpt plan --profile profile.json --for megatron        # as flags of Megatro
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.option("--profile", required=True, metavar="FILE", help="A profile, or its directory.")
+@click.option("--profile", metavar="FILE", help="A profile, or its directory.")
 @policy_options
 @click.option("--failures", metavar="FILE", help="A record of failures to add to the profile's.")
 @click.option("--out", metavar="FILE", help="Also write the plan there, as commented YAML.")
@@ -28,7 +28,7 @@ autockpt plan --profile profile.json --for megatron        # as flags of Megatro
 @common
 def plan(
     console: Console,
-    profile: str,
+    profile: str | None,
     policy: str | None,
     settings: tuple[str, ...],
     failures: str | None,
@@ -44,6 +44,11 @@ def plan(
     from autockpt.cli.shared import plan_choice
     from autockpt.cli.shared.decision_text import plan_object, print_decision
 
+    if profile is None:
+        raise click.UsageError(
+            "Missing option '--profile'. Without a profile, `autockpt simulate --nodes N --mtbf "
+            "DURATION` answers for a job that you describe."
+        )
     measured = plan_choice.read_profile(profile)
     if failures is not None:
         from autockpt.cli.shared.failure_import import with_failures_of

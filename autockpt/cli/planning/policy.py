@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, common, did_you_mean
 from autockpt.console import Console
 
 NAME = "autockpt.policy.yaml"
@@ -68,8 +68,9 @@ def explain(console: Console, file: str, path: str | None, settings: tuple[str, 
     loaded = _load(file, settings)
     text = explain_(loaded, path)
     if not text:
-        known = ", ".join(value.path for value in loaded.values)
-        raise ConfigError(f"{path}: no such key; there are: {known}")
+        keys = [value.path for value in loaded.values]
+        sections = {key.partition(".")[0] for key in keys}
+        raise ConfigError(f"{path}: no such key{did_you_mean(str(path), [*sections, *keys])}")
     console.object("policy explain", {"file": file, "values": to_data(loaded.values)})
     console.result(text)
     if path is None:

@@ -2,7 +2,7 @@
 
 import click
 
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, Whole, common
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -16,7 +16,7 @@ autockpt redundancy --markdown                           # the table of docs/red
 @click.command(cls=Command, examples=EXAMPLES)
 @click.option(
     "--nodes",
-    type=click.IntRange(min=2, max=100_000),
+    type=Whole(min=2, max=100_000),
     multiple=True,
     metavar="N",
     help="Nodes of the job (repeatable; default: 8 to 4,096).",

@@ -8,6 +8,7 @@ from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
 
 EXAMPLES = """
+autockpt simulate --nodes 512 --mtbf '6 h' --storage '2 GB/s shared'
 autockpt simulate --nodes 2048 --mtbf '3 h 5 min' --length '54 d'
 autockpt simulate --nodes 64 --trace failures.csv --spares 2
 autockpt simulate --profile runs/train-20260101-120000                  # your own job
@@ -34,6 +35,7 @@ autockpt simulate --nodes 256 --node-mtbf '250 d' --strategy auto --strategy min
 @click.option("--state", metavar="SIZE", help="State that a node saves (default 3 GB).")
 @click.option("--copy", metavar="RATE", help="Devices to host memory of a node (20 GB/s).")
 @click.option("--disk", metavar="RATE", help="A node's share of the storage (0.5 GB/s).")
+@click.option("--storage", metavar="RATE shared", help="Of the whole file system: '2 GB/s shared'.")
 @click.option("--network", metavar="RATE", help="A node to a peer (10 GB/s without --profile).")
 @click.option("--idle", metavar="PERCENT", help="Of an iteration the network idles (50 %).")
 @click.option("--slowdown", metavar="PERCENT", help="Of training by background work (5 %).")
@@ -63,10 +65,10 @@ def simulate(console: Console, **options: Any) -> None:
     strategies, skipped = simulation_input.strategies(asked)
     found = compare(strategies, asked.histories)
     console.object("simulate", simulation_text.as_object(asked, found, skipped))
-    simulation_text.print_found(console, asked, found)
-    if options["html"] is not None:
+    if options["html"] is not None:  # before a reader such as `head` may close the pipe
         _write_page(options["html"], simulation_text.as_page(asked, found, _command()))
         console.say(f"{options['html']} written")
+    simulation_text.print_found(console, asked, found)
     for reason in skipped:
         console.warn(f"left out: {reason}")
     for summary in found:

@@ -26,10 +26,15 @@ from autockpt.values.units import parse_duration_s, parse_rate_bytes_per_s, pars
 CONTRADICTIONS = (
     ("mtbf", "node_mtbf"),
     *(("trace", other) for other in ("mtbf", "node_mtbf", "process_share", "burst", "runs")),
-    *(("profile", other) for other in ("iteration", "state", "copy", "disk", "slowdown")),
+    *(
+        ("profile", other)
+        for other in ("iteration", "state", "copy", "disk", "slowdown", "storage")
+    ),
+    ("disk", "storage"),
 )
 PROCESS_SHARE = 0.35
 """Of a job nobody has measured: the mean of the prior that a measured one starts from."""
+MOST_NODES = 1_000_000
 MOST_FAILURES = 2_000_000
 """Over all runs; more than this takes minutes, and is a mistyped unit."""
 
@@ -50,6 +55,8 @@ class Asked:
     """None: a trace, nothing is drawn."""
     mtbf_s: float
     process_share: float
+    is_measured: bool
+    """The job is the one of a profile, and not a description."""
 
 
 def read(options: Options) -> Asked:
@@ -80,6 +87,7 @@ def read(options: Options) -> Asked:
         seed=options["seed"] if options["trace"] is None else None,
         mtbf_s=world.mtbf_s,
         process_share=world.process_share,
+        is_measured=measured is not None,
     )
 
 
@@ -130,6 +138,8 @@ def _histories(options: Options, measured: Profile | None) -> tuple[tuple[Histor
     domain = options["domain"] or 16
     if options["nodes"] is not None and options["nodes"] < 1:
         raise ConfigError(f"--nodes {options['nodes']}: must be at least 1")
+    if nodes is not None and nodes > MOST_NODES:
+        raise ConfigError(f"--nodes {nodes}: at most {MOST_NODES:,} can be simulated")
     if options["domain"] is not None and options["domain"] < 1:
         raise ConfigError(f"--domain {options['domain']}: must be at least 1")
     if options["trace"] is not None:
@@ -201,7 +211,7 @@ def _profile(options: Options, measured: Profile | None, failures: FailureRates)
             iteration_s=positive(options, "iteration", parse_duration_s, 5.0),
             state_bytes=positive(options, "state", parse_size_bytes, 3e9),
             copy_bytes_per_s=positive(options, "copy", parse_rate_bytes_per_s, 20e9),
-            disk_bytes_per_s=positive(options, "disk", parse_rate_bytes_per_s, 0.5e9),
+            disk_bytes_per_s=_disk_rate(options, failures.nodes),
             slowdown=share(options, "slowdown", 0.05),
             detect_s=duration(options, "detect", 60.0),
             restart_s=duration(options, "restart", 600.0),
@@ -215,6 +225,20 @@ def _profile(options: Options, measured: Profile | None, failures: FailureRates)
         detect_s=duration(options, "detect", 0.0) if detect else None,
         restart_s=duration(options, "restart", 0.0) if restart else None,
     )
+
+
+def _disk_rate(options: Options, nodes: int) -> float:
+    """A node's share of the storage, bytes/s: --disk, or --storage divided where it is shared."""
+    if options["storage"] is None:
+        return positive(options, "disk", parse_rate_bytes_per_s, 0.5e9)
+    rate, _, word = options["storage"].partition("shared")
+    if word.strip() or "shared" not in options["storage"]:
+        raise ConfigError(
+            f"--storage {options['storage']}: expected the rate of the file system and the word "
+            "shared, as in '2 GB/s shared'. --disk takes the share of one node"
+        )
+    total = positive({"storage": rate}, "storage", parse_rate_bytes_per_s, 0.5e9)
+    return total / nodes
 
 
 def _linked(profile: Profile, network: Network | None, options: Options) -> Profile:

@@ -8,7 +8,7 @@ from autockpt.console import Console
 from autockpt.tuner.simulation.compare import PARTS
 from autockpt.tuner.simulation.outcome import Spread, Summary
 from autockpt.values.record import to_data
-from autockpt.values.units import format_duration, format_fraction
+from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 HEADERS = (
     *("strategy", "every (iterations)", "goodput", "+-"),
@@ -32,8 +32,10 @@ def as_object(asked: Asked, found: Sequence[Summary], skipped: Sequence[str]) ->
 
 
 def print_found(console: Console, asked: Asked, found: Sequence[Summary]) -> None:
-    """The cluster in a sentence, results best first, and where the time went."""
-    console.styled(_cluster(asked, found[0]), "bold")
+    """The answer in a sentence, its assumptions, results best first, and where the time went."""
+    console.styled(_answer(asked, found[0]), "bold")
+    console.result(_assumptions(asked))
+    console.result(_cluster(asked, found[0]))
     ranked = sorted(found, key=lambda summary: -summary.goodput.mean)
     console.result("")
     console.table(HEADERS, [_row(summary, found[0]) for summary in ranked])
@@ -64,6 +66,40 @@ def as_page(asked: Asked, found: Sequence[Summary], command: str) -> str:
         )
     cluster = _cluster(asked, found[0])
     return render(cluster=cluster, command=command, head=HEADERS, rows=rows)
+
+
+def _answer(asked: Asked, first: Summary) -> str:
+    """The first strategy in units of time."""
+    iteration_s = asked.profile.iteration_s.p50
+    tiers = (
+        ("memory", first.memory_steps), ("a peer", first.peer_steps), ("disk", first.disk_steps),
+    )  # fmt: skip
+    places = [
+        f"to {place} every {format_duration(steps * iteration_s)} ({steps} iterations)"
+        for place, steps in tiers if steps
+    ]  # fmt: skip
+    lost = format_duration(3600.0 * first.lost_h_per_day)
+    return (
+        f"{first.name}: checkpoint {' and '.join(places) or 'nowhere'}. "
+        f"{100 * first.goodput.mean:.2f} % of the time trains; {lost} a day are trained twice."
+    )
+
+
+def _assumptions(asked: Asked) -> str:
+    """The costs that the answer rests on, measured or assumed, in words."""
+    profile = asked.profile
+    recovery = profile.recovery
+    persist = profile.persist_s
+    holder = "rank" if asked.is_measured else "node"
+    parts = [
+        f"iteration {format_duration(profile.iteration_s.p50)}",
+        f"state {format_bytes(profile.state.total_bytes)} a {holder}",
+        *([f"a write {format_duration(persist.p50)}"] if persist else []),
+        f"detection {format_duration(recovery.detect.value_s)}",
+        f"restart {format_duration(recovery.restart.value_s)}",
+    ]
+    origin = "from the profile" if asked.is_measured else "assumed unless given"
+    return f"{origin}: {', '.join(parts)}"
 
 
 def _cluster(asked: Asked, first: Summary) -> str:

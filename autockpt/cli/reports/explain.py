@@ -1,5 +1,6 @@
 """`autockpt explain`: every decision of a run, why, what would turn it, and what came of it."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -44,7 +45,7 @@ def explain(console: Console, run_dir: str, decision: str | None, replay: bool) 
         explained = explained.only(decision)
         print_some(console, explained, numbers=True)
     console.object("explain", to_data(explained))
-    console.next(f"autockpt report {run_dir}")
+    console.next(shlex.join(["autockpt", "report", run_dir]))
 
 
 def _replay(console: Console, run: "RunDirectory") -> None:

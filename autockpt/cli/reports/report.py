@@ -1,5 +1,6 @@
 """`autockpt report`: the report of a run or a profile."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -43,7 +44,7 @@ def report(
     RunDirectory(target.parent).write_text(target.name, text)
     console.object("report", {"format": format_, "report": str(target.absolute())})
     console.result(shown(target))
-    console.next(f"autockpt explain {run_dir}")
+    console.next(shlex.join(["autockpt", "explain", run_dir]))
 
 
 def _beside(report: Path, redact: bool) -> Path:

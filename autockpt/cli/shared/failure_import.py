@@ -42,6 +42,11 @@ def read_failures(
                 source=f"failure log, {path}", incidents=(), exposures=(),
                 notes=("this run met no failure; `autockpt profile` counts how long it trained",),
             )  # fmt: skip
+        if not os.path.exists(path):
+            raise ConfigError(
+                f"{os.path.dirname(path)}: no record of failures in it (failures.jsonl); "
+                "pass a run directory, or a file: a log of this program, sacct, Xid or CSV"
+            )
     text = _text(path)
     form = form or _recognised(text, path)
     if observed_s is not None and form not in ("xid", "csv"):

@@ -25,6 +25,12 @@ WRAPPING: dict[str, Any] = {
 """Context settings of commands that take a script."""
 
 
+class Whole(click.IntRange):
+    """A whole number in a range, which a message calls so."""
+
+    name = "whole number"
+
+
 class Command(click.Command):
     """A command whose help begins with examples: the first block of the help text."""
 
@@ -200,7 +206,7 @@ _LAUNCH_OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--local-addr", default=None, metavar="ADDR", help="Address of this node."),
     click.option(
         "--max-restarts",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         default=None,
         metavar="N",
         help="Restarts after failures (default 100; 3 in a row without progress end the run).",
@@ -247,6 +253,31 @@ def repeated(names: Iterable[str]) -> list[str]:
             values = value if isinstance(value, tuple) else (value,)
             words += [word for one in values for word in (option.opts[-1], str(one))]
     return words
+
+
+def check_launch(launching: Mapping[str, Any]) -> None:
+    """Refuse launch options that cannot work, before a run directory is made.
+
+    Raises ConfigError with the option and an example.
+    """
+    ranks, nodes = launching["nproc_per_node"], launching["nnodes"]
+    if not (ranks in ("gpu", "cpu", "auto", "xpu") or (ranks.isdecimal() and int(ranks) > 0)):
+        raise ConfigError(
+            f"--nproc-per-node {ranks}: expected a whole number of ranks above 0, gpu, cpu or auto"
+        )
+    low, _, high = nodes.partition(":")
+    high = high or low
+    if not (low.isdecimal() and high.isdecimal()):
+        raise ConfigError(f"--nnodes {nodes}: expected numbers: N, or MIN:MAX as 2:4")
+    if not 1 <= int(low) <= int(high):
+        raise ConfigError(
+            f"--nnodes {nodes}: expected at least 1, and MIN:MAX with the smaller number first"
+        )
+    if int(high) > 1 and not launching["rdzv_endpoint"]:
+        raise ConfigError(
+            f"--nnodes {nodes}: nodes need a place to meet; "
+            "add --rdzv-endpoint HOST:PORT and the same --rdzv-id on every node"
+        )
 
 
 def launch_settings(values: Mapping[str, Any]) -> dict[str, Any]:

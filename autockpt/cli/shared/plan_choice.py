@@ -87,6 +87,14 @@ def unusable(path: str) -> str:
     return ""
 
 
+_NO_PROFILES = {
+    "run.json": "the record of a run",
+    "plan.yaml": "a plan",
+    "decision.json": "a decision",
+    "status.json": "the status of a run",
+    "goal.json": "the goal of a run",
+}
+"""Files of a run directory that are easily taken for its profile."""
 _KERNELS = ("proc", "sys")
 """Directories at the root in which the kernel shows its own state."""
 
@@ -102,6 +110,11 @@ def read_profile(path: str) -> Profile:
         raise ConfigError(
             f"{path}: no profile: {error.strerror}; `autockpt profile SCRIPT` writes one"
         ) from None
+    if place.name in _NO_PROFILES:
+        raise ConfigError(
+            f"{path}: {_NO_PROFILES[place.name]}, and no profile; pass profile.json beside it, "
+            "or the directory"
+        )
     return from_json(Profile, text, where=str(place))
 
 

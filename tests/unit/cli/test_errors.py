@@ -50,6 +50,59 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["rnu", "t.py"], 2, "did you mean 'run'"),
         (["t.py"], 2, "did you mean `autockpt run t.py`"),
         (["completion", "tcsh"], 2, "bash"),
+        (["help"], 2, "did you mean `autockpt --help`"),
+        (["version"], 2, "did you mean `autockpt --version`"),
+        (["plan"], 2, "autockpt simulate --nodes N"),
+        (["plan", "--profile", "run.json"], 78, "the record of a run, and no profile"),
+        (["run", "--profile", "run.json", "t.py"], 78, "pass profile.json beside it"),
+        (["run", "--max-restarts", "x", "t.py"], 2, "not a valid whole number"),
+        (["run", "--nproc-per-node", "abc", "t.py"], 78, "expected a whole number of ranks"),
+        (["profile", "--nproc-per-node", "0", "t.py"], 78, "above 0, gpu, cpu or auto"),
+        (["run", "--nnodes", "3:1", "t.py"], 78, "with the smaller number first"),
+        (["run", "--nnodes", "0", "t.py"], 78, "expected at least 1"),
+        (["run", "--nnodes", "2", "t.py"], 78, "add --rdzv-endpoint HOST:PORT"),
+        (["profile", "--nnodes", "2", "t.py"], 78, "add --rdzv-endpoint HOST:PORT"),
+        (["failures", "."], 78, "no record of failures in it (failures.jsonl)"),
+        (["policy", "explain", "builtin:auto", "dsk"], 78, "did you mean 'disk'"),
+        (["policy", "explain", "builtin:auto", "disk.writer"], 78, "did you mean 'disk.writers'"),
+        (["push", "run", "http://host/bucket"], 78, "AWS_ALLOW_HTTP=true"),
+        (["push", "run", "s3:/bucket"], 78, "expected s3://BUCKET/PREFIX"),
+        (["bubbles", "--schedule", "foo"], 78, "unknown; torch knows 1F1B"),
+        (["simulate"], 78, "--nodes: how large is the job"),
+        (["simulate", "--nodes", "0", "--mtbf", "6 h"], 78, "must be at least 1"),
+        (["simulate", "--nodes", "999999999999", "--mtbf", "6 h"], 78, "at most 1,000,000"),
+        (["simulate", "--nodes", "4", "--mtbf", "-1"], 78, "it is negative"),
+        (["simulate", "--nodes", "4", "--mtbf", "6"], 78, "write a unit"),
+        (["simulate", "--nodes", "4", "--mtbf", "6 m"], 78, "did you mean min"),
+        (["simulate", "--nodes", "4", "--mtbf", "6 fortnights"], 78, "unknown unit 'fortnights'"),
+        (["simulate", "--nodes", "4", "--mtbf", ""], 78, "empty"),
+        (["simulate", "--nodes", "4", "--mtbf", "1 h", "--state", "3 XB"], 78, "unknown unit"),
+        (["simulate", "--nodes", "4", "--mtbf", "1 h", "--disk", "2 GB"], 78, "is not a rate"),
+        (["simulate", "--nodes", "4", "--mtbf", "1 h", "--disk", "2 Gb/s"], 78, "bits or bytes"),
+        (["simulate", "--nodes", "4", "--mtbf", "1 h", "--storage", "2 GB/s"], 78, "word shared"),
+        (
+            [
+                "simulate",
+                "--nodes",
+                "4",
+                "--mtbf",
+                "1 h",
+                "--disk",
+                "1 GB/s",
+                "--storage",
+                "1 GB/s shared",
+            ],
+            78,
+            "contradict each other",
+        ),
+        (["simulate", "--nodes", "4", "--mtbf", "1 h", "--node-mtbf", "1 h"], 78, "contradict"),
+        (["simulate", "--nodes", "4", "--mtbf", "1 h", "--strategy", "atuo"], 78, "did you mean"),
+        (["redundancy", "--nodes", "999999999999"], 2, "not in the range"),
+        (["watch", "nowhere"], 78, "no such run directory"),
+        (["metrics", "nowhere"], 78, "no such run directory"),
+        (["watch", ".", "--every", "0"], 2, "not in the range"),
+        (["tune", "nowhere"], 78, "no profile"),
+        (["ls", "s3:/bucket"], 78, "no such directory"),
     ],
 )
 def test_bad_input(
@@ -57,6 +110,8 @@ def test_bad_input(
 ) -> None:
     """The same error as a sentence and as an object; no traceback either way."""
     (here / "t.py").write_text("")
+    if "run.json" in argv:
+        (here / "run.json").write_text("{}")
     assert run(argv) == code
     text = capsys.readouterr()
     assert said in text.err

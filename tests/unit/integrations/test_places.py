@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import autockpt
-from autockpt.integrations.places import find_place, is_ours
+from autockpt.cli.app import run
+from autockpt.integrations.places import find_place, is_ours, runs_in
+from autockpt.run_directory import RunDirectory, RunInfo
 from autockpt.values.errors import ConfigError
 from tests.unit.integrations.trained import saved, trained_job
 
@@ -58,3 +60,15 @@ def test_a_file_is_no_missing_directory(tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_bytes(b"")
     with pytest.raises(ConfigError, match="is a checkpoint of Lightning, no run of autockpt"):
         find_place(str(tmp_path / "x.ckpt"))
+
+
+def test_a_folder_of_runs_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`autockpt ls runs`, oldest first; a folder that is no run is left out."""
+    for name in ("b", "a"):
+        made = RunDirectory.create(tmp_path / name)
+        made.write_info(RunInfo(run_id="0" * 32, created=f"2026-{name}", script="/t.py"))
+    (tmp_path / "other").mkdir()
+    assert [each.path.name for each in runs_in(str(tmp_path))] == ["b", "a"]
+    assert run(["ls", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "b", "a"]

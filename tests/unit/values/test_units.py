@@ -138,3 +138,15 @@ def test_foreign_names_are_no_generation(name: str) -> None:
     """Whatever else lies in the directory is left alone."""
     with pytest.raises(ConfigError, match=r"no name of a checkpoint|expected term >= 1"):
         Generation.from_name(name)
+
+
+@pytest.mark.parametrize("text", ["6 hours", "6 hour", "6 hrs", "360 minutes", "21600 seconds"])
+def test_units_of_time_may_be_written_out(text: str) -> None:
+    """As people type them."""
+    assert parse_duration_s(text) == 6 * 3600.0
+
+
+def test_large_fractions_have_no_exponent() -> None:
+    """1.05e+03 % is no figure for people."""
+    assert format_fraction(10.5) == "1,050 %"
+    assert format_fraction(9.99) == "999 %"

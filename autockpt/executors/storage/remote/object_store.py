@@ -209,6 +209,12 @@ def _open(url: str) -> "ObjectStore":
             f"{url}: no object store; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
             "az://CONTAINER/PREFIX or file:///DIRECTORY"
         )
+    if scheme in ("http", "https"):
+        raise ConfigError(
+            f"{url}: a web address cannot be written to. For MinIO and other S3 servers use "
+            "s3://BUCKET/PREFIX with AWS_ENDPOINT_URL in the environment, and AWS_ALLOW_HTTP=true "
+            "for http"
+        )
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url

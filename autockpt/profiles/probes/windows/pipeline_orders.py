@@ -4,6 +4,7 @@ torch computes the order of every rank when a schedule is made, before a process
 a schedule can be asked for without a job, with stages that say where they stand and no more.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,8 +46,18 @@ def planned_orders(
         kind: Any = schedules.get_schedule_class(name)
         made = kind([_Place(s, 0, ranks, stages) for s in own], microbatches, loss_fn=_no_loss)
     except ValueError as error:
-        raise ConfigError(f"pipeline schedule {name!r}: {error}") from error
+        raise ConfigError(f"pipeline schedule {name!r}: {_reason(name, error)}") from None
     return orders_of(made)
+
+
+def _reason(name: str, error: ValueError) -> str:
+    """Return torch's complaint; for an unknown name, the names that it knows."""
+    if not str(error).startswith("Unknown schedule name"):
+        return str(error)
+    found = re.search(r"\[(.*)\]", str(error))
+    listed = re.findall(r"'(\w+)'", found.group(1)) if found else []
+    names = [one for one in listed if not one.startswith("PipelineSchedule")]
+    return f"unknown; torch knows {', '.join([*names, *LOOPS])}"
 
 
 def orders_of(schedule: Any) -> tuple[Order, ...]:

@@ -37,7 +37,7 @@ def _range(samples: Sequence[float], iteration_s: Distribution) -> tuple[float, 
     low = min([*samples[:1], iteration_s.p10])
     high = max([*samples[-1:], iteration_s.p95])
     pad = 0.04 * (high - low) or 0.01 * abs(high) or 1e-3
-    return low - pad, high + pad
+    return max(0.0, low - pad), high + pad
 
 
 def _bars(samples: Sequence[float], low: float, high: float) -> list[Html]:
