@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,3 +123,8 @@ def _tell(text: str) -> None:
     """On stderr; a terminal that is gone ends no training."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+def local_time(at_s: float) -> str:
+    """Of a moment since 1970, seconds; "-" for none."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if at_s else "-"

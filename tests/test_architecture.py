@@ -531,16 +531,16 @@ def banned_uses(tree: Tree, construct: str) -> list[str]:
 
 
 def import_cycles(tree: Tree) -> list[str]:
-    """Find groups of modules that import each other while loading (Tarjan's components).
+    """Find groups of modules that import each other (Tarjan's components).
 
-    The implied import of a package's `__init__` is not an edge: a package that re-exports its
-    modules would always be a cycle, and Python handles that one.
+    Imports in functions and for types count.  No edge are the implied import of a package's
+    `__init__`, which may re-export its modules, and what the root hands out on demand.
     """
     edges = {
         name: {
             own: reference.line
             for reference in module.references
-            if reference.is_import and reference.on_load
+            if reference.is_import and name
             if (own := own_name(reference.target)) is not None and own in tree and own != name
         }
         for name, module in tree.items()
@@ -940,16 +940,29 @@ def test_import_cycle_is_reported_with_its_lines(tmp_path: Path) -> None:
     assert "d.py" not in found
 
 
-def test_cycle_that_loading_never_walks_is_permitted(tmp_path: Path) -> None:
-    """Imports in functions, for types only, and re-exports by a package form no cycle."""
+@pytest.mark.parametrize(
+    "late",
+    [
+        "def late():\n    from autockpt.values import a\n",
+        "import typing\nif typing.TYPE_CHECKING:\n    from autockpt.values.a import x\n",
+    ],
+)
+def test_cycle_that_loading_never_walks_is_reported(tmp_path: Path, late: str) -> None:
+    """An import in a function, or for types only, hides a cycle and does not open it."""
+    sources = {"values/a.py": "from autockpt.values.b import y", "values/b.py": late}
+
+    (found,) = import_cycles(build(tmp_path, sources))
+
+    assert "autockpt/values/a.py:1: imports autockpt.values.b" in found
+
+
+def test_re_exports_form_no_cycle(tmp_path: Path) -> None:
+    """Neither those of a package nor those of the root on demand."""
     sources = {
+        "__init__.py": "def __getattr__(name):\n    from autockpt.values import a\n",
         "values/__init__.py": "from autockpt.values.a import x\nfrom autockpt.values import b",
-        "values/a.py": "from autockpt.values.b import y",
-        "values/b.py": (
-            "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n    from autockpt.values.a import x\n"
-            "def late():\n    from autockpt.values import a\n"
-        ),
+        "values/a.py": "import autockpt\nfrom autockpt.values.b import y",
+        "values/b.py": "",
     }
 
     assert import_cycles(build(tmp_path, sources)) == []

@@ -92,7 +92,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """name: (file:function, one line).  Standing here, so that --help imports no command."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("run", "profile", "drill", "tune"),
+    "Train": ("run", "profile", "drill", "tune", "slurm"),
     "Look": ("watch", "report", "explain", "metrics"),
     "Plan": ("plan", "policy", "simulate", "failures", "redundancy", "bubbles"),
     "Checkpoints": (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autockpt.executors.image.codecs import Codec
+from autockpt.executors.image.codecs.interface import Codec
 from autockpt.executors.image.layout.runs import Kind, Run
 from autockpt.values.errors import CorruptCheckpointError
 

@@ -1,6 +1,5 @@
 """`autockpt ls PATH`: the checkpoints of a run or a directory."""
 
-import time
 from shlex import quote as quoted
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ import click
 
 from autockpt.cli.checkpoints import archive, remote
 from autockpt.cli.shared.options import Command, common
-from autockpt.console import Console
+from autockpt.console import Console, local_time
 
 if TYPE_CHECKING:
     from autockpt.executors.storage.catalogue import GenerationRecord
@@ -59,7 +58,7 @@ def ls(console: Console, path: str) -> None:
                 str(record.step) if record.step >= 0 else "-",
                 str(record.world_size) if record.world_size else "-",
                 format_bytes(record.bytes) if record.bytes else "-",
-                when(record.created_s),
+                local_time(record.created_s),
                 record.state,
                 record.health or "-",
                 "; ".join(_notes(record)),
@@ -102,10 +101,3 @@ def _notes(record: "GenerationRecord") -> list[str]:
     pin = [f"pinned as {record.pinned}"] if record.pinned else []
     values = [f"{name} {value:.6g}" for name, value in record.metrics.items()]
     return [*pin, *values, *([record.detail] if record.detail else [])]
-
-
-def when(created_s: float) -> str:
-    """Local time, for people."""
-    if not created_s:
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created_s))

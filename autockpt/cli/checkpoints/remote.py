@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autockpt import new_files
-from autockpt.console import Console
+from autockpt.console import Console, local_time
 from autockpt.launch.elastic.signals import told_to_end
 from autockpt.launch.sidecars.sidecar import Sidecar
 from autockpt.run_directory import RunDirectory
@@ -396,7 +396,6 @@ def _target(destination: str) -> str:
 
 def ls(console: Console, url: str) -> None:
     """The copies, oldest first."""
-    from autockpt.cli.checkpoints.ls import when
     from autockpt.executors.storage.directory import lossy_mark
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
@@ -432,7 +431,7 @@ def ls(console: Console, url: str) -> None:
                 str(commit.step),
                 str(commit.world_size),
                 format_bytes(sum(int(r.get("bytes", 0)) for r in commit.records)),
-                when(commit.created_s),
+                local_time(commit.created_s),
                 commit.health,
                 "; ".join(_notes(commit, offered=commit.generation in offered)),
             )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from autockpt.cli.jobs.script_hints import advice
 from autockpt.cli.shared.gather import try_report
-from autockpt.cli.shared.options import Script
 from autockpt.cli.shared.plan_choice import Scale, command_line, launch_words
 from autockpt.console import Console
 from autockpt.job_directory import own_runs
-from autockpt.launch.elastic.torchelastic import Ending
+from autockpt.launch.elastic.request import Ending
+from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import (
     AutockptError,

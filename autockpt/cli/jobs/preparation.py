@@ -10,12 +10,12 @@ from typing import Any, Literal
 from autockpt.cli.jobs.outcome import shown
 from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.decision_text import verdict
-from autockpt.cli.shared.options import Script
 from autockpt.cli.shared.plan_choice import FoundProfile, Scale
 from autockpt.console import Console
 from autockpt.job_directory import is_moved, own_goal
 from autockpt.launch import environment
 from autockpt.launch.rank_env import place_of_rank
+from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
 from autockpt.values import same_job
 from autockpt.values.arguments import without_secrets

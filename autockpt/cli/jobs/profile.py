@@ -11,7 +11,6 @@ from autockpt.cli.shared.options import (
     LAUNCH_NAMES,
     WRAPPING,
     Command,
-    Script,
     check_launch,
     common,
     find_script,
@@ -23,12 +22,13 @@ from autockpt.cli.shared.options import (
 )
 from autockpt.console import Console
 from autockpt.launch import environment
+from autockpt.launch.script import Script
 from autockpt.values.errors import AutockptError, StaleProfileError
 
 if TYPE_CHECKING:
     from autockpt.cli.jobs.tune_text import Found
     from autockpt.cli.shared.plan_choice import Scale
-    from autockpt.launch.elastic.torchelastic import Ending
+    from autockpt.launch.elastic.request import Ending
     from autockpt.run_directory import RunDirectory
 
 EXAMPLES = """
@@ -84,7 +84,8 @@ def _measure(
     run: "RunDirectory", script: Script, options: dict[str, Any], console: Console
 ) -> None:
     """Launch the script in mode profile.  Raises when it wrote no profile."""
-    from autockpt.launch.elastic.torchelastic import Launch, launch
+    from autockpt.launch.elastic.request import Launch
+    from autockpt.launch.elastic.torchelastic import launch
 
     before = run.profile_path.stat().st_mtime_ns if run.profile_path.exists() else 0
     ending = launch(Launch(run=run, script=script, mode="profile", **options), console)

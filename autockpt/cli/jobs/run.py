@@ -125,8 +125,9 @@ def _launch(request: "Request", console: Console) -> int:
         scale_of,
         write_decision,
     )
+    from autockpt.launch.elastic.request import Launch
     from autockpt.launch.elastic.signals import signals_raise
-    from autockpt.launch.elastic.torchelastic import Launch, launch
+    from autockpt.launch.elastic.torchelastic import launch
     from autockpt.launch.sidecars.archiver import archivers
     from autockpt.launch.sidecars.sidecar import beside
     from autockpt.values.errors import DirectoryBusyError

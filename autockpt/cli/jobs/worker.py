@@ -18,11 +18,11 @@ from autockpt.cli.jobs.preparation import (
     write_decision,
 )
 from autockpt.cli.jobs.slurm import rank_variables
-from autockpt.cli.shared.options import Script
 from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
 from autockpt.launch import environment
 from autockpt.launch.rank_env import agent_of, under_srun
+from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory, default_path
 from autockpt.values.errors import AutockptError, ConfigError
 

@@ -7,13 +7,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from autockpt.console import Console
+from autockpt.launch.script import Script
 from autockpt.values.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,18 +122,6 @@ def script_arguments(function: F) -> F:
     function = click.argument("args", nargs=-1, type=click.UNPROCESSED)(function)
     function = click.argument("script")(function)
     return click.option("-m", "module", is_flag=True, help="SCRIPT is a module name.")(function)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """The user's command line."""
-
-    target: str
-    """Absolute path of the file, or the module's name."""
-    module: bool
-    args: tuple[str, ...]
-    shown: str
-    """As the user wrote it."""
 
 
 def find_script(script: str, module: bool, args: tuple[str, ...]) -> Script:

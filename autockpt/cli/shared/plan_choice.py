@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autockpt.cli.shared.options import Script
 from autockpt.job_directory import is_moved
+from autockpt.launch.script import Script
 from autockpt.run_directory import RUNS, RunDirectory, RunInfo
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError

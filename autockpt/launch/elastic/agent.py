@@ -21,6 +21,7 @@ from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.node_numbers import Seated
+from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
@@ -30,7 +31,6 @@ from autockpt.values.errors import DirectoryBusyError
 from autockpt.values.exit_codes import NO_PROGRESS, REPLACED
 
 if TYPE_CHECKING:
-    from autockpt.launch.elastic.torchelastic import Ending, Launch
     from autockpt.launch.sidecars.keeper import KeeperBeside
 
 SHOWN_CHARS = 300
@@ -42,7 +42,7 @@ SHOWN_LINES = 200
 class Watch:
     """What the agent asks us: is this failure worth another start?"""
 
-    def __init__(self, request: "Launch", console: Console, keeper: "KeeperBeside") -> None:
+    def __init__(self, request: Launch, console: Console, keeper: "KeeperBeside") -> None:
         run = request.run
         self.standbys = StandbyPool(run, request.standby, console)
         self._incidents = Incidents(run, console)
@@ -162,10 +162,8 @@ class Watch:
         """A second signal: nothing is waited for any more."""
         self.keeper_by_s = self.over_by_s = time.monotonic()
 
-    def failed(self, failures: dict[int, Any]) -> "Ending":
+    def failed(self, failures: dict[int, Any]) -> Ending:
         """The ending after the last failure."""
-        from autockpt.launch.elastic.torchelastic import Ending
-
         rank, failure = _root_cause(failures)
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         code = NO_PROGRESS if self._loop.stuck else code

@@ -13,23 +13,21 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autockpt import new_files
-from autockpt.cli.shared.options import Script
 from autockpt.console import Console
 from autockpt.executors.linux import memcpy_threshold
 from autockpt.launch import environment
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
 from autockpt.launch.elastic.rendezvous_polls import frequent_polls
+from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
 from autockpt.profiles.probes.copies import copy_gain
-from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 
 MONITOR_S = 0.1
@@ -40,52 +38,6 @@ last call 30 s) four nodes took 48 s to meet again after a loss, with these 5 s.
 life writes the state of all nodes to one store, so large jobs keep torchelastic's interval."""
 MANY_NODES = 128
 """From here on the defaults of torchelastic stand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What to start."""
-
-    run: RunDirectory
-    script: Script
-    mode: Literal["run", "profile"]
-    nproc_per_node: str = "1"
-    nnodes: str = "1"
-    node_rank: int = 0
-    rdzv_backend: str = "c10d"
-    rdzv_endpoint: str = ""
-    rdzv_id: str = ""
-    rdzv_conf: str = ""
-    local_addr: str | None = None
-    max_restarts: int | None = None
-    resume_from: str | None = None
-    fresh: bool = False
-    profile_in_place: bool = True
-    standby: Literal["on", "off"] | None = None
-    """Whether ranks of the next incarnation are parked, as the policy says; None: auto."""
-    notice_s: float | None = None
-    """How long before an end it is announced, as the policy says, seconds; None: it does not."""
-
-    @property
-    def single_node(self) -> bool:
-        """Whether no other node takes part."""
-        return self.nnodes in ("1", "1:1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How the job ended."""
-
-    state: Literal["finished", "failed", "interrupted"]
-    exit_code: int
-    restarts: int
-    reason: str = ""
-    error: str = ""
-    """The exception that ended the rank that failed first; "": another end."""
-    over_by_s: float | None = None
-    """CLOCK_MONOTONIC by which the command is to be over, where that was announced."""
-    keeper_by_s: float | None = None
-    """The same for the keeper of this node."""
 
 
 def launch(request: Launch, console: Console) -> Ending:

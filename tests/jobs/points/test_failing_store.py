@@ -7,9 +7,9 @@ import pytest
 
 from autockpt.cli.app import run
 from autockpt.cli.jobs.outcome import before, finish
-from autockpt.cli.shared.options import Script
 from autockpt.console import Console
-from autockpt.launch.elastic.torchelastic import Ending
+from autockpt.launch.elastic.request import Ending
+from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.telemetry import PersistFailed
 from tests.support import trainings

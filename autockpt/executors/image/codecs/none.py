@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autockpt.executors.image.codecs import Frame
+from autockpt.executors.image.codecs.interface import Frame
 from autockpt.executors.image.layout.runs import Run
 from autockpt.values.errors import CorruptCheckpointError
 

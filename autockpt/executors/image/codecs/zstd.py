@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 
-from autockpt.executors.image.codecs import Frame
+from autockpt.executors.image.codecs.interface import Frame
 from autockpt.executors.image.layout.runs import Run
 from autockpt.values.errors import CorruptCheckpointError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autockpt.executors.image.codecs import Codec
+from autockpt.executors.image.codecs.interface import Codec
 from autockpt.executors.image.codecs.planes import needs_base
 from autockpt.executors.image.container import StoredChunk, chunk_digest
 from autockpt.executors.image.layout.runs import Run

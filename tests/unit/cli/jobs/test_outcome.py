@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from autockpt.cli.jobs import outcome
-from autockpt.cli.shared.options import Script
 from autockpt.console import Console
-from autockpt.launch.elastic.torchelastic import Ending
+from autockpt.launch.elastic.request import Ending
+from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.exit_codes import NOTHING_DURABLE, SAVED_REQUEUE
 

@@ -6,8 +6,8 @@ import pytest
 
 from autockpt.cli.jobs.preparation import prepare
 from autockpt.cli.shared import plan_choice
-from autockpt.cli.shared.options import Script
 from autockpt.cli.shared.plan_choice import Scale, find_profile
+from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal
 from tests.support.profiles import example_profile

@@ -412,8 +412,9 @@ def _wait_for(path: Path) -> None:
 
 def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     """torchelastic's defaults take 15 s for that, and large jobs keep them."""
-    from autockpt.cli.shared.options import Script
-    from autockpt.launch.elastic.torchelastic import LIVELY, Launch, _config
+    from autockpt.launch.elastic.request import Launch
+    from autockpt.launch.elastic.torchelastic import LIVELY, _config
+    from autockpt.launch.script import Script
 
     def settings(nodes: str, said: str = "") -> dict[str, int]:
         request = Launch(
@@ -433,17 +434,18 @@ def test_copies_of_the_trainers_pass_the_caches_by_where_that_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their glibc is told so by the launcher, in addition to what the user told it."""
-    from autockpt.launch.elastic import torchelastic
+    from autockpt.launch.elastic import request, torchelastic
+    from autockpt.launch.script import Script
 
-    request = torchelastic.Launch(
+    wanted = request.Launch(
         run=RunDirectory(tmp_path), mode="run",
-        script=torchelastic.Script(target="s.py", args=(), module=False, shown="s.py"),
+        script=Script(target="s.py", args=(), module=False, shown="s.py"),
     )  # fmt: skip
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=4")
     told = f"glibc.malloc.arena_max=4:{memcpy_threshold.TUNABLE}={memcpy_threshold.THRESHOLD_BYTES}"
     for gain, expected in ((1.8, told), (1.1, None), (None, None)):
         monkeypatch.setattr(torchelastic, "copy_gain", lambda added, piece_bytes, gain=gain: gain)
-        assert torchelastic._variables(request).get("GLIBC_TUNABLES") == expected
+        assert torchelastic._variables(wanted).get("GLIBC_TUNABLES") == expected
 
 
 def test_what_the_user_tells_the_c_library_reaches_the_trainers(tmp_path: Path) -> None:

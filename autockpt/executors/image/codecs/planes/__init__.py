@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autockpt.executors.image.codecs import Frame
+from autockpt.executors.image.codecs.interface import Frame
 from autockpt.executors.image.codecs.planes import entropy
 from autockpt.executors.image.codecs.planes.elements import (
     Bytes,

@@ -1,0 +1,53 @@
+"""The order to a launcher, and how its job ended."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autockpt.launch.script import Script
+from autockpt.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start."""
+
+    run: RunDirectory
+    script: Script
+    mode: Literal["run", "profile"]
+    nproc_per_node: str = "1"
+    nnodes: str = "1"
+    node_rank: int = 0
+    rdzv_backend: str = "c10d"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = ""
+    rdzv_conf: str = ""
+    local_addr: str | None = None
+    max_restarts: int | None = None
+    resume_from: str | None = None
+    fresh: bool = False
+    profile_in_place: bool = True
+    standby: Literal["on", "off"] | None = None
+    """Whether ranks of the next incarnation are parked, as the policy says; None: auto."""
+    notice_s: float | None = None
+    """How long before an end it is announced, as the policy says, seconds; None: it does not."""
+
+    @property
+    def single_node(self) -> bool:
+        """Whether no other node takes part."""
+        return self.nnodes in ("1", "1:1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the job ended."""
+
+    state: Literal["finished", "failed", "interrupted"]
+    exit_code: int
+    restarts: int
+    reason: str = ""
+    error: str = ""
+    """The exception that ended the rank that failed first; "": another end."""
+    over_by_s: float | None = None
+    """CLOCK_MONOTONIC by which the command is to be over, where that was announced."""
+    keeper_by_s: float | None = None
+    """The same for the keeper of this node."""
