@@ -254,7 +254,7 @@ def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | 
 
 def current_identity(ranks: int = 0) -> same_job.Job:
     """What this process is a start of, by its script and its arguments; see `job_of`."""
-    if (given := given_launch()) is not None:
+    if (given := given_launch()) is not None and given.job:
         return same_job.Job(script=given.job)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     first = sys.argv[0] if sys.argv else ""

@@ -113,7 +113,7 @@ def main() -> None:
     if option("MODE") == "protected":
         from autockpt.integrations.lightning import Autockpt
 
-        callbacks.append(Autockpt())
+        callbacks.append(Autockpt(**small.plan()))
     trainer = L.Trainer(
         max_epochs=3, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto",
         callbacks=callbacks, logger=Notes(), log_every_n_steps=3, enable_progress_bar=False,

@@ -49,6 +49,16 @@ def net() -> torch.nn.Module:
     )
 
 
+def plan() -> dict[str, Any]:
+    """For attach, where no `autockpt run` brings a plan."""
+    if not option("PLAN"):
+        return {}
+    from autockpt.policies.policy_file.layers import with_settings
+    from autockpt.values.goal import Goal
+
+    return {"goal": with_settings(Goal(), option("PLAN").split(";"))}
+
+
 def rank() -> str:
     """This process among those of its node."""
     return option("LOCAL_RANK", "0")

@@ -41,6 +41,12 @@ def test_two_ranks_of_a_fit(new_run: Callable[..., str]) -> None:
     require_undisturbed("lightning_training", new_run(), ranks=2, KILL="batch13", KILL_RANK="1")
 
 
+def test_two_ranks_that_lightning_starts(new_run: Callable[..., str]) -> None:
+    """Plain Python, `Trainer(devices=2)`: no launcher says which rank each is."""
+    options = {"KILL": "batch13", "KILL_RANK": "1"}
+    require_undisturbed("lightning_training", new_run(), ranks=2, alone=True, **options)
+
+
 @pytest.mark.parametrize(
     "options",
     [

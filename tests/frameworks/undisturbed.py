@@ -1,5 +1,6 @@
 """Runs a training bare, and protected with kills: both must end alike, step by step."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,10 +15,13 @@ LIMIT_S = 800
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def require_undisturbed(script: str, run_dir: str, *, ranks: int = 1, **options: str) -> None:
+def require_undisturbed(
+    script: str, run_dir: str, *, ranks: int = 1, alone: bool = False, **options: str
+) -> None:
     """Bytes of the end and notes of every iteration equal those of the bare framework.
 
     `script`: a module of this folder.  `options`: its environment; KILL says where it dies.
+    `alone`: the script is started by plain Python, and again by hand.
     """
     folder = Path(run_dir).parent
     command = [sys.executable, str(Path(__file__).with_name(f"{script}.py"))]
@@ -28,8 +32,14 @@ def require_undisturbed(script: str, run_dir: str, *, ranks: int = 1, **options:
         sys.executable, "-m", "autockpt", "run", "--no-profile", "--run-dir", run_dir, *sets,
         *(("--nproc-per-node", str(ranks)) if ranks > 1 else ()), *command[1:],
     ]  # fmt: skip
+    if alone:
+        protected = command
+        options |= {"PLAN": ";".join(PLAN), "AUTOCKPT_NO_PROFILE": "1"}
     said = _run(
-        protected, folder, {**options, "MODE": "protected", "NOTES": str(folder / "protected")}
+        protected,
+        folder,
+        {**options, "MODE": "protected", "NOTES": str(folder / "protected")},
+        starts=1 + alone * len(options["KILL"].split(",")),
     )
     assert said.count("resumed step") >= len(options["KILL"].split(",")), said
     for rank in range(ranks):
@@ -49,19 +59,25 @@ def _noted(file: Path) -> dict[str, Any]:
     return found
 
 
-def _run(command: list[str], folder: Path, options: dict[str, str]) -> str:
+def _run(command: list[str], folder: Path, options: dict[str, str], *, starts: int = 1) -> str:
+    """What it printed.  It is started again, up to `starts` times in all, where it fails."""
     ours = ("AUTOCKPT_", "TORCHELASTIC_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in _UNSET}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))
     environment = {**kept, **options, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=LIMIT_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, said
+    said, code = "", 1
+    for _ in range(starts):
+        with subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ) as process:  # fmt: skip
+            try:
+                said += process.communicate(timeout=LIMIT_S)[0]
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # children of the script, too
+                    os.killpg(process.pid, signal.SIGKILL)
+        code = process.returncode
+        if code == 0:
+            break
+    assert code == 0, said
     return said

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import autockpt
+from autockpt.integrations.lightning.ranks import tell_ranks
 from autockpt.values.errors import ConfigError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -45,6 +46,7 @@ def attach(fabric: Any, state: MutableMapping[str, Any], **attach: Any) -> "Prot
             "autockpt.integrations.lightning.attach: expected a module among "
             f"{', '.join(state) or 'no names'}; give the dict that fabric.save takes"
         )
+    tell_ranks(fabric)
     values = _Values(fabric, state)
     session = autockpt.attach(
         model=modules, optimizer=optimizers, fabric=values, restore="tensors", **others, **attach

@@ -14,6 +14,7 @@ from typing import Any
 import autockpt
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.integrations.lightning.fit_state import FitState
+from autockpt.integrations.lightning.ranks import tell_ranks
 
 
 class ProtectedFit:
@@ -39,6 +40,7 @@ class ProtectedFit:
     def begin(self) -> None:
         """Restores what there is to restore.  Raises ConfigError for what cannot be saved."""
         trainer = self._trainer
+        tell_ranks(trainer)
         self.session = autockpt.attach(
             model=trainer.strategy.model,
             optimizer=_numbered("optimizer", trainer.optimizers),
