@@ -20,7 +20,7 @@ from autockpt.values.failure import lives_of
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.redundancy import GENERATIONS
-from autockpt.values.telemetry import Degraded, LossyRestored
+from autockpt.values.telemetry import Degraded, LossyRestored, ReplicasDisagreed
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 SKIPPED_SHARE = 0.05
@@ -120,6 +120,22 @@ def degraded(facts: Facts) -> Finding | None:
         title=f"{first.what} fell back",
         evidence=f"{len(events)} events; the first: {first.reason}",
         fix="run autockpt doctor; the training was not harmed, its protection may have been",
+    )
+
+
+def replicas_disagree(facts: Facts) -> Finding | None:
+    """Ranks that held the same state to the bit did not any more."""
+    events = [event for event in facts.data.events if isinstance(event, ReplicasDisagreed)]
+    if not events:
+        return None
+    first = next((event for event in events if event.named), events[0])
+    return Finding(
+        id="replicas-disagree",
+        severity="high",
+        title=f"Silent corruption: replicas disagreed at step {events[0].step}",
+        evidence=f"{len(events)} suspect checkpoints; {first.reason}",
+        fix=f"test the memory and devices of node {first.nodes} before they are used again; "
+        "failures.replicas: restore goes back to the last checkpoint on which all agreed",
     )
 
 
@@ -527,6 +543,7 @@ def _reason(saves: Saves) -> str:
 CHECKS = (
     unprotected,
     degraded,
+    replicas_disagree,
     lossy,
     copies_missing,
     persist_failed,

@@ -33,7 +33,7 @@ from autockpt.reports.verdict import (
 )
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
-from autockpt.values.telemetry import Event, RunStarted
+from autockpt.values.telemetry import Event, ReplicasDisagreed, RunStarted
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 ATTACH_LINES = (
@@ -93,6 +93,8 @@ class ReportModel:
     """How the run ended; None: it goes on, or nobody has said."""
     disk_failing: bool = False
     """In the end no checkpoint reached the disk."""
+    disputed_count: int = 0
+    """Checkpoints on which replicas of the state disagreed."""
 
 
 def build(data: RunData) -> ReportModel:
@@ -185,6 +187,7 @@ def _run_report(data: RunData) -> ReportModel:
         timeline=timeline(events, restores, start_s),
         windows=windows(events, profile, data.decision),
         disk_failing=failing is not None,
+        disputed_count=sum(isinstance(event, ReplicasDisagreed) for event in events),
     )
 
 

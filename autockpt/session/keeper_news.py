@@ -45,6 +45,18 @@ class KeeperNews(KeeperListener):
         if asked is not None and asked.generation == generation:
             self._saver.ask_if_due(self._rank.step + 1)
 
+    def on_dispute(self, generation: Generation, dispute: p.Dispute) -> None:
+        """Said at the first one, and for others than before; the policy may want to go back."""
+        place = self._saver.names_of(dispute)
+        where = f", in {place}" if place else ""
+        reason = f"checkpoint {generation}: replicas disagree: {dispute.who}{where}"
+        key = f"replicas {dispute.ranks}"
+        if key not in self._rank.warned:
+            self._rank.warned.add(key)
+            self._rank.say(f"{reason}; it is kept, and not restored by itself")
+        if self._rank.job.goal.restart.replicas == "restore" and self._rank.job.rank == 0:
+            self._rank.rollback.disagree(reason)
+
     def on_durable(self, save: SaveHandle) -> None:
         """The tuner learns how long it took."""
         self._rank.rollback.committed(save.step)

@@ -493,8 +493,19 @@ class Saver:
         if snapshot.changed:
             self._discard(save, snapshot)
             return
-        proofs = [p.ReplicaProof(members=a.members, digest=a.digest()) for a in snapshot.replicas]
-        self._client.report_copied(save, tuple(proofs))
+        proofs = tuple(
+            p.ReplicaProof(
+                members=one.members, digest=one.digest(), group=one.group if one.readings else "",
+                readings=tuple(
+                    p.ShareReading(share=share, digests=tuple(digests))
+                    for share, digests in sorted(one.readings.items())
+                    if any(digests)
+                ),
+            )
+            for one in snapshot.replicas
+            if one.readings or len(one.members) > 1
+        )  # fmt: skip
+        self._client.report_copied(save, proofs)
         if self._rank.snapshotter is not None and self._rank.snapshotter.current is not snapshot:
             self._report_sealed(save, snapshot)
 
@@ -565,6 +576,17 @@ class Saver:
         asked = self._client.saves.asked
         if asked is not None and asked.generation == self._rank.generation(step):
             self._client.withdraw(asked, reason)
+
+    def names_of(self, dispute: p.Dispute) -> str:
+        """Tensors among which replicas differ; empty: not known on this rank."""
+        snapshotter = self._rank.snapshotter
+        shares = snapshotter.shares if snapshotter is not None else None
+        for group in shares.groups if shares is not None else ():
+            if group.name == dispute.group and len(group.members) == dispute.members:
+                names = [piece.name for piece in group.shares[dispute.share][dispute.section]]
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                return f"{', '.join(names[:3])}{more}"
+        return ""
 
     def stop_sharing(self, reason: str) -> None:
         """These are no replicas (local SGD, a rank that went astray): each stores its own."""

@@ -395,6 +395,7 @@ class Session:
             self._rank.live, self._client.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
             place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
         )  # fmt: skip
+        self._rank.snapshotter.compares_replicas = job.goal.restart.replicas != "off"
         self._boundaries.watch()
         self._rank.mark_step(first=True)
         self._client.running_as(

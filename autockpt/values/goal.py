@@ -43,6 +43,7 @@ Codec = Literal["none", "planes", "delta", "zstd"]
 ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
 Stuck = Literal["warn", "restart"]
 Rollback = Literal["off", "repeat", "skip"]
+OnDispute = Literal["off", "mark", "restore"]
 
 SECTIONS = {
     "": "",
@@ -379,6 +380,16 @@ class RestartWish:
         more=(
             "`repeat` trains on the same data again, `skip` leaves out the data up to the spike "
             "([restart.md](restart.md#going-back-after-a-spike)). `auto`: `off`"
+        ),
+    )
+    replicas: OnDispute | None = key(
+        "failures.replicas",
+        Words(OnDispute),
+        "what ranks hold alike is compared to the bit: not at all, and what a difference leads to",
+        more=(
+            "`mark`: such a checkpoint is kept and not restored by itself; `restore`: the training "
+            "also goes back to the last one on which all agreed "
+            "([restart.md](restart.md#replicas-that-disagree)). `auto`: `mark`"
         ),
     )
     standby: OnOff | None = key(

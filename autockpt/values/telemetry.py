@@ -372,6 +372,20 @@ class Degraded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasDisagreed(Event):
+    """Ranks that held the same state to the bit do not any more; its checkpoint is suspect."""
+
+    generation: str
+    step: int
+    ranks: str
+    """Those that hold other values, "2, 3"; without a vote of three or more all that differ."""
+    nodes: str
+    named: bool
+    """A majority decided."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFailed(Event):
     """An exception, or an exit with an error, ended the script on this rank."""
 
@@ -420,6 +434,7 @@ EVENTS: dict[str, type[Event]] = {
         PlanChanged,
         PlanChangeWithheld,
         Degraded,
+        ReplicasDisagreed,
         TrainerFailed,
         RunEnded,
     )

@@ -15,7 +15,7 @@ from autockpt.executors.keeper.slots import (
     RankMemory,
 )
 from autockpt.executors.keeper.wire import TrainerResumed
-from autockpt.executors.protocol.messages import HeldShard
+from autockpt.executors.protocol.messages import Dispute, HeldShard
 from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.event_log import TelemetryWriter
 from autockpt.executors.throttle.idle_windows import WindowUse
@@ -205,6 +205,16 @@ class EventRecorder:
     def degraded(self, what: str, reason: str) -> None:
         """Something of ours failed; the training goes on."""
         self._writer.emit(t.Degraded(at_s=_now(), rank=KEEPER, what=what, reason=reason))
+
+    def replicas_disagreed(self, generation: Generation, dispute: Dispute) -> None:
+        """What ranks hold alike is not equal any more."""
+        self._writer.emit(
+            t.ReplicasDisagreed(
+                at_s=_now(), rank=KEEPER, generation=str(generation), step=generation.step,
+                ranks=", ".join(map(str, dispute.ranks)), named=dispute.named,
+                nodes=", ".join(map(str, dispute.nodes)), reason=dispute.who,
+            )
+        )  # fmt: skip
 
     def trainer_failing(self, rank: int) -> None:
         """The script's own exception is ending a rank, whose connection will close."""

@@ -674,6 +674,11 @@ class Keeper:
                     self._s.memory_committed = str(generation)
                     self._journal.memory_committed(generation)
                 self._to_all(instruction)
+            case p.AnnounceDispute(generation=generation, dispute=dispute):
+                self._log(f"{generation}: replicas disagree: {dispute.who}")
+                if self._node == self._protocol.state.coordinator:
+                    self._journal.replicas_disagreed(generation, dispute)
+                self._to_all(instruction)
             case p.AnnounceDurable(generation=generation):
                 self._s.durable, self._s.durable_name = str(generation), generation.name
                 self._troubles = {g: why for g, why in self._troubles.items() if g > generation}

@@ -51,6 +51,16 @@ REPLICAS_DIFFER = "replicas differ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareReading:
+    """What one rank read of one share of the state that it holds alike with others."""
+
+    share: int
+    """Which of the shares, [0, number of members)."""
+    digests: tuple[str, ...]
+    """By section of the share the digest of every byte; empty text: this one was not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaProof:
     """What a shard says of the state that its rank shares with others of its node."""
 
@@ -58,6 +68,39 @@ class ReplicaProof:
     """Ranks that must say the same, ascending."""
     digest: str
     """Of names and forms, and of a few elements of each tensor."""
+    group: str = ""
+    """Names the holders on all nodes and what they hold alike; empty: nothing was read."""
+    readings: tuple[ShareReading, ...] = ()
+    """Of the share that this rank stores, and of shares that others store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispute:
+    """Replicas that were equal to the bit are not equal any more."""
+
+    ranks: tuple[int, ...]
+    """Those that hold other values than most; where no vote decides, all that differ."""
+    named: bool
+    """A majority of three or more decided."""
+    nodes: tuple[int, ...]
+    """Their nodes, ascending."""
+    group: str = ""
+    """Where it was seen first, as in `ReplicaProof`; empty: in a few elements of some tensor."""
+    members: int = 0
+    """Shares of that group."""
+    share: int = 0
+    section: int = 0
+
+    @property
+    def who(self) -> str:
+        """The ranks and what is known of them, for a person."""
+        nodes = " and ".join(f"node {node}" for node in self.nodes)
+        ranks = ", ".join(map(str, self.ranks))
+        if not self.named:
+            return f"ranks {ranks} ({nodes}) hold different values, and no third rank decides"
+        if len(self.ranks) > 1:
+            return f"ranks {ranks} ({nodes}) hold other values than most of the others"
+        return f"rank {ranks} ({nodes}) holds other values than the others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -742,6 +785,14 @@ class AnnounceProtected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceDispute:
+    """Tell this node's trainers, and write down, that replicas disagree."""
+
+    generation: Generation
+    dispute: Dispute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceMemoryCommitted:
     """Tell local trainers and telemetry: `generation` survives the death of any trainer."""
 
@@ -1176,6 +1227,8 @@ class MemoryCommitted:
 
     generation: Generation
     health: Health = "good"
+    dispute: Dispute | None = None
+    """Why it is suspect, where replicas of the state disagree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1363,6 +1416,7 @@ NodeInstruction = (
     | FreeSlots
     | FreeGuests
     | AnnounceProtected
+    | AnnounceDispute
     | AnnounceMemoryCommitted
     | AnnounceDurable
     | AnnounceDropped

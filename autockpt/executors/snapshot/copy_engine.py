@@ -135,6 +135,10 @@ class CopyEngine:
         self._awaited = None
         return time.monotonic() - began
 
+    def tell(self) -> None:
+        """From the copy thread: what is awaited may have come true within a task."""
+        self._tell()
+
     def close(self) -> None:
         """Ends the thread after the tasks under way."""
         self._tasks.put(None)

@@ -60,6 +60,8 @@ class CopyPlan:
     """Their places, without empty ones."""
     parts: dict[str, Part]
     on_device: bool
+    offsets: dict[str, tuple[int, int, int]]
+    """By name of what this rank stores of shared tensors, as `replica_check.Offsets`."""
     jobs: weakref.WeakKeyDictionary[Arena, list[CopyJob]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -76,6 +78,19 @@ def stored_of(name: str, local: torch.Tensor, shares: Shares) -> torch.Tensor:
     if (start, stop) == (0, local.numel()):
         return local
     return local.data.view(-1).narrow(0, start, stop - start)
+
+
+def offsets_of(
+    layout: Layout, tensors: dict[str, torch.Tensor], shares: Shares
+) -> dict[str, tuple[int, int, int]]:
+    """By lazy tensor (offset in the image, first element there, bytes of an element)."""
+    places = {entry.spec.name: entry.offset for entry in layout.entries}
+    places |= {alias: places[name] for alias, name in layout.aliases if name in places}
+    return {
+        name: (places[name], shares.ranges.get(name, (0, 0))[0], tensor.element_size())
+        for name, tensor in tensors.items()
+        if name in places
+    }
 
 
 def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:

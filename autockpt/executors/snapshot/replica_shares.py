@@ -6,7 +6,7 @@ would not fit), and a few elements of each are equal (else these are no replicas
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import xxhash
@@ -17,6 +17,23 @@ from autockpt.executors.snapshot.device import DeviceRead
 from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_groups, host_bytes
 
 Members = tuple[int, ...]
+
+SECTIONS = 16
+"""Of a share; a difference is told of one section."""
+CUT_BYTES = 2**20
+"""A tensor of more bytes may be cut between two sections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+Section = list[Piece]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +59,24 @@ class Place:
 
 @dataclass(slots=True)
 class ReplicaGroup:
-    """Tensors that the same ranks of this node hold."""
+    """Tensors that the same ranks hold, here and on other nodes."""
 
     members: Members
+    """Those of this node."""
     form: bytes
     """Names, shapes and types, as text."""
     canaries: list[CanaryGroup]
+    name: str
+    """Of all holders and the form."""
+    own: int
+    """Which share this rank stores."""
+    shares: list[list[Section]]
+    """By member, what it stores, in sections."""
 
     def take(self, noted: Callable[[CanaryGroup], bytes | DeviceRead]) -> "Agreement":
         """What this rank says of the group as of now; `noted` brings canaries to the host."""
-        return Agreement(self.members, self.form, [noted(group) for group in self.canaries])
+        noted_now = [noted(group) for group in self.canaries]
+        return Agreement(self.members, self.form, noted_now, self.name)
 
 
 @dataclass(slots=True)
@@ -61,6 +86,9 @@ class Agreement:
     members: Members
     form: bytes
     values: list[bytes | DeviceRead]
+    group: str = ""
+    readings: dict[int, list[str]] = field(default_factory=dict)
+    """By share the digest of each section that was read."""
 
     def digest(self) -> str:
         """Of names, forms and canaries; waits for a device, so never on the training thread."""
@@ -91,26 +119,53 @@ def take_shares(
     """
     if place is None:
         return NOTHING
-    grouped: dict[Members, dict[str, torch.Tensor]] = {}
+    grouped: dict[tuple[Members, Members], dict[str, torch.Tensor]] = {}
     first: dict[tuple[object, ...], str] = {}
     twins: dict[str, str] = {}
     for name, tensor in tensors.items():
-        members = place.members(holdings[name].holders) if name in holdings else ()
-        if not members or not tensor.numel():
+        holders = holdings[name].holders if name in holdings else ()
+        if len(holders) < 2 or place.rank not in holders or not tensor.numel():
             continue
+        members = place.members(holders) or (place.rank,)
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if first.setdefault(key, name) != name:
             twins[name] = first[key]
         else:
-            grouped.setdefault(members, {})[name] = tensor
+            grouped.setdefault((members, holders), {})[name] = tensor
     shares = Shares({}, [])
-    for members, found in grouped.items():
-        mine = divide([_item(n, t) for n, t in found.items()], len(members))
-        own = mine[members.index(place.rank)]
-        shares.ranges |= {name: own.get(name, (0, 0)) for name in found}
-        shares.groups.append(ReplicaGroup(members, _form(found), canary_groups(found)))
-    shares.ranges |= {twin: shares.ranges[name] for twin, name in twins.items()}
+    for (members, holders), found in grouped.items():
+        divided = divide([_item(n, t) for n, t in found.items()], len(members))
+        own = members.index(place.rank)
+        if len(members) > 1:
+            shares.ranges |= {name: divided[own].get(name, (0, 0)) for name in found}
+        form = _form(found)
+        name = xxhash.xxh3_64(repr(holders).encode() + form).hexdigest()
+        canaries = canary_groups(found) if len(members) > 1 else []
+        sections = [sections_of(share, found) for share in divided]
+        shares.groups.append(ReplicaGroup(members, form, canaries, name, own, sections))
+    shares.ranges |= {twin: shares.ranges[n] for twin, n in twins.items() if n in shares.ranges}
     return shares
+
+
+def sections_of(share: Mapping[str, Range], tensors: Mapping[str, torch.Tensor]) -> list[Section]:
+    """Divides a share into at most SECTIONS sections of about equal bytes; equal on all ranks."""
+    sizes = {n: (stop - start) * tensors[n].element_size() for n, (start, stop) in share.items()}
+    target = max(1, -(-sum(sizes.values()) // SECTIONS))
+    sections: list[Section] = []
+    room = 0
+    for name, (start, stop) in sorted(share.items()):
+        tensor = tensors[name]
+        divisible = tensor.is_contiguous() and sizes[name] > CUT_BYTES
+        while start < stop:
+            if room <= 0:
+                sections.append([])
+                room = target
+            fit = max(1, room // tensor.element_size()) if divisible else stop - start
+            end = min(stop, start + fit)
+            sections[-1].append(Piece(name, start, end))
+            room -= (end - start) * tensor.element_size()
+            start = end
+    return sections
 
 
 def _item(name: str, tensor: torch.Tensor) -> Item:

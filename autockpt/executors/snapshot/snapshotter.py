@@ -6,6 +6,7 @@ boundary and a start of the copy thread.  The state is copied part by part in th
 optimizers step, so that each step waits only for what it is about to change.
 """
 
+import contextlib
 import ctypes
 import math
 import random
@@ -38,6 +39,7 @@ from autockpt.executors.snapshot.copy_plan import (
     elsewhere,
     is_device,
     is_plain,
+    offsets_of,
     parts_of,
     slot_tensor,
     stored_of,
@@ -45,6 +47,7 @@ from autockpt.executors.snapshot.copy_plan import (
 )
 from autockpt.executors.snapshot.device import DeviceCopier, DeviceRead, GatedCopy, device_of
 from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, StateProof
+from autockpt.executors.snapshot.replica_check import ReplicaReader, finish_device
 from autockpt.executors.snapshot.replica_shares import Agreement, Place, Shares, take_shares
 from autockpt.executors.snapshot.streaming import Passage
 from autockpt.executors.snapshot.tear_check import (
@@ -101,6 +104,15 @@ class Snapshot:
     """Comparisons that wait for a device."""
     replicas: list[Agreement] = field(default_factory=list)
     """What is shared with other ranks, as it was at the boundary."""
+    seen: bool = False
+    """The copy thread has tried to prove all of it."""
+    reading: bool = False
+    """The copy thread reads what replicas are compared by, and gives the verdict behind that."""
+    read_until_s: float = math.inf
+    """Shares of others are read from the live tensors so long, CLOCK_MONOTONIC."""
+    others_read: bool = False
+    device_sections: list[Any] = field(default_factory=list)
+    """What a device copies of the shares of others."""
     completed: Callable[["Snapshot"], None] | None = None
     changed: list[str] = field(default_factory=list)
     """Names of tensors that changed behind the fence, [] if the snapshot is good."""
@@ -155,6 +167,9 @@ class Snapshotter:
         self.current: Snapshot | None = None
         self._tasks: dict[int, CopyTask] = {}
         """The newest copy into each slot."""
+        self.compares_replicas = True
+        """Every byte of what several ranks hold alike is compared, in turn."""
+        self._reader = ReplicaReader()
 
     @property
     def copier(self) -> DeviceCopier | None:
@@ -163,6 +178,11 @@ class Snapshotter:
             places = (device_of(tensor) for tensor in self._recipe.tensors.values())
             self._device = next((DeviceCopier(p) for p in places if p is not None), None)
         return self._device
+
+    @property
+    def shares(self) -> Shares | None:
+        """What this rank stores of state that others hold too, as planned last."""
+        return self._recipe.shares if self._recipe is not None else None
 
     # ------------------------------------------------------------------ what to copy
 
@@ -218,6 +238,7 @@ class Snapshotter:
             entries=[e for e in layout.entries if e.spec.lazy and e.spec.nbytes],
             parts=parts_of(inventory, layout, tensors, sources),
             on_device=any(t.numel() and device_of(t) is not None for t in tensors.values()),
+            offsets=offsets_of(layout, tensors, shares) if shares.groups else {},
         )  # fmt: skip
         return self._recipe
 
@@ -362,7 +383,11 @@ class Snapshotter:
             # After an error too: what a device was given already has to be waited for.
             self.engine.start(snapshot.task)
         if not lazy:
-            self.engine.wait()
+            self._wait_copied(snapshot)
+
+    def _wait_copied(self, snapshot: Snapshot) -> None:
+        """Until every byte is in the slot; not for what replicas are compared by."""
+        self.engine.wait_for(lambda: snapshot.seen or snapshot.task.copied == math.inf)
 
     def _prepare(self, snapshot: Snapshot, *, lazy: bool) -> bool:
         """All of it that is done before the copy thread begins; False when it must not be lazy."""
@@ -377,6 +402,7 @@ class Snapshotter:
         self._hold_back(task, on_device=recipe.on_device)
         if recipe.on_device:
             lazy &= self._issue(snapshot, lazy=lazy)
+            self._copy_others(snapshot)
         if lazy:
             self._note(snapshot)
         return lazy
@@ -551,13 +577,14 @@ class Snapshotter:
         self._prove(snapshot, wanted)
         if set(snapshot.proofs) <= {""}:
             self._finish(snapshot)
+        self._end_reading(snapshot)
         snapshot.fence_stall_s += time.monotonic() - began
         return snapshot.changed if self.current is None else []
 
     def abandon(self) -> None:
         """Gives up what is in flight: no verdict, and nobody writes into its slot any more."""
         if self.current is not None:
-            self.current.void = True
+            self.current.void, self.current.read_until_s = True, 0.0
         self.engine.wait()
         self.current = None
 
@@ -594,17 +621,18 @@ class Snapshotter:
         """Nothing is left that may change too early; a device is waited for elsewhere."""
         task = snapshot.task
         if not snapshot.recipe.on_device:
-            self.engine.wait_for(lambda: task.copied == math.inf)
+            self._wait_copied(snapshot)
             self._prove(snapshot, list(snapshot.proofs))
             self.current = None
-            self._settle(snapshot)
+            if not snapshot.reading:
+                self._settle(snapshot)
             return
         for name in list(snapshot.proofs):
             self._wait_part(snapshot, snapshot.recipe.parts[name])
         self._prove(snapshot, list(snapshot.proofs))
         self.current = None
         last = CopyTask(jobs=[], publish=ProgressCounter(memoryview(bytearray(8))), gate=task.gate)
-        last.last = lambda _: self._settle(snapshot)
+        last.last = lambda _: self._settle_device(snapshot)
         self._tasks[task.publish.slot] = last  # it publishes there once more
         self.engine.start(last)
 
@@ -623,8 +651,68 @@ class Snapshotter:
                 return
             for name in list(snapshot.proofs):
                 self._prove_part(snapshot, name, recipe.inventory, patient=True)
+            with snapshot.lock:
+                proven = not snapshot.settled and not snapshot.proofs and not snapshot.changed
+                snapshot.reading = proven and task.error is None and self._compares(snapshot)
         except RuntimeError:  # a dict changed under us: the fence will see what it was
             return
+        finally:
+            snapshot.seen = True
+            self.engine.tell()
+        if snapshot.reading:
+            self._read_replicas(snapshot)
+        self._settle(snapshot)
+
+    # ------------------------------------------------------------------ replicas
+
+    def _compares(self, snapshot: Snapshot) -> bool:
+        return self.compares_replicas and bool(snapshot.replicas) and snapshot.passage is None
+
+    def _read_replicas(self, snapshot: Snapshot) -> None:
+        """On the copy thread: what the replicas of the state are compared by."""
+        recipe = snapshot.recipe
+        groups, tensors = recipe.shares.groups, recipe.inventory.locals
+        try:
+            self._reader.read_others(
+                groups, snapshot.replicas, tensors,
+                lambda: time.monotonic() < snapshot.read_until_s,
+            )  # fmt: skip
+        except Exception:  # a kind of tensor that has no bytes: less is compared
+            snapshot.read_until_s = 0.0
+        snapshot.others_read = True
+        self.engine.tell()
+        self._read_own(snapshot)
+
+    def _read_own(self, snapshot: Snapshot) -> None:
+        recipe = snapshot.recipe
+        with contextlib.suppress(Exception):  # less is compared
+            self._reader.read_own(
+                recipe.shares.groups, snapshot.replicas, snapshot.arena.address, recipe.offsets
+            )
+
+    def _end_reading(self, snapshot: Snapshot) -> None:
+        """The live tensors are about to change: waits for what is being read, not for long."""
+        patience_s = self._reader.patience_s() if snapshot.reading else 0.0
+        snapshot.read_until_s = min(snapshot.read_until_s, time.monotonic() + patience_s)
+        if snapshot.reading:
+            self.engine.wait_for(lambda: snapshot.others_read, hurry=False)
+
+    def _copy_others(self, snapshot: Snapshot) -> None:
+        """At the boundary: what a device gives of the shares of others."""
+        if not self._compares(snapshot) or self._device is None:
+            return
+        recipe = snapshot.recipe
+        with contextlib.suppress(RuntimeError):  # no memory for it: less is compared
+            snapshot.device_sections = self._reader.copy_from_device(
+                recipe.shares.groups, snapshot.replicas, recipe.inventory.locals, self._device
+            )
+
+    def _settle_device(self, snapshot: Snapshot) -> None:
+        """On the copy thread, when a device has copied all of it."""
+        if self._compares(snapshot) and snapshot.task.error is None:
+            with contextlib.suppress(RuntimeError):
+                finish_device(snapshot.device_sections)
+            self._read_own(snapshot)
         self._settle(snapshot)
 
     def _prove(self, snapshot: Snapshot, names: list[str]) -> None:

@@ -63,6 +63,9 @@ def _metrics(model: ReportModel) -> Iterable[Metric]:
         yield from _copies(model.protection)
     yield Metric(name="storage_failing", help="1 if checkpoints do not reach the disk now.",
                  samples=(({}, float(model.disk_failing)),))  # fmt: skip
+    yield Metric(name="replicas_disagreed_total", kind="counter",
+                 help="Checkpoints on which ranks that hold the same state disagreed.",
+                 samples=(({}, model.disputed_count),))  # fmt: skip
     yield Metric(name="recoverable_age_seconds", help="Work a failure would cost now, by tier.",
                  samples=tuple(({"tier": a.tier}, a.age_s) for a in model.ages))  # fmt: skip
     yield Metric(name="recoverable_age_steps", help="The same in iterations.",

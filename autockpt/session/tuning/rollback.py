@@ -31,6 +31,8 @@ class Rollback:
         """A launcher starts the rank again."""
         self._losses = LossWatch()
         self._why = ""
+        self._repeats = False
+        """Replicas disagree: the data is not to blame, whatever the policy says of spikes."""
         self._began_step = 0
         self._dropped = 0
         self._good_step: int | None = None
@@ -64,6 +66,13 @@ class Rollback:
         elif self._wish is not None:
             self._why = self._why or reason
 
+    def disagree(self, reason: str) -> None:
+        """Replicas of a newer state than the good one disagree, and the policy wants to go back."""
+        if self._good_step is None:
+            self._say(f"{reason}; there is no good checkpoint to go back to")
+        elif not self._why:
+            self._repeats, self._why = True, reason
+
     def report_loss(self, loss: Any) -> None:
         """The loss of the iteration at hand, a number or a tensor of one."""
         if self._wish is not None and self._good_step is not None:
@@ -73,15 +82,17 @@ class Rollback:
     def require(self, step: int) -> None:
         """Raises RollbackError where the training is to go back, at the boundary of `step`."""
         why, self._why = self._why, ""
-        if not why or self._wish is None:
+        if not why or (self._wish is None and not self._repeats):
             return
+        by, skips = f"failures.rollback: {self._wish}", self._wish == "skip"
+        if self._repeats:
+            by, skips = "failures.replicas: restore", False
         if not self._restarted:
             self._say(f"{why}; no launcher would start the script again, so the training goes on")
             return
         if rollbacks_beyond(self._run.rollbacks(), self._began_step) >= MOST:
             self._say(f"{why}; it has gone back {MOST} times already, so the training goes on")
             return
-        skips = self._wish == "skip"
         record = RollbackRecord(
             step=step, began_step=self._began_step, dropped=self._dropped, skips=skips, reason=why
         )
@@ -93,7 +104,7 @@ class Rollback:
         data = "leaves out the data since then" if skips else "takes the same data again"
         raise RollbackError(
             f"step {step}: {why}; the training goes back to its last good checkpoint and {data} "
-            f"(failures.rollback: {self._wish})"
+            f"({by})"
         )
 
 

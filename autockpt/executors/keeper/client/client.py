@@ -503,6 +503,8 @@ class KeeperClient:
             case p.AnnounceMemoryCommitted(generation=generation):
                 saves.memory_committed = generation
                 listener.on_memory_committed(generation)
+            case p.AnnounceDispute(generation=generation, dispute=dispute):
+                listener.on_dispute(generation, dispute)
             case p.AnnounceDurable(generation=generation):
                 save = saves.report_durable(generation, time.monotonic())
                 if save is not None:

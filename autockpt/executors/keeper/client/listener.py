@@ -20,6 +20,9 @@ class KeeperListener:
     def on_memory_committed(self, generation: Generation) -> None:
         """All ranks have sealed a checkpoint in memory."""
 
+    def on_dispute(self, generation: Generation, dispute: p.Dispute) -> None:
+        """Ranks that hold the same state disagree on it."""
+
     def on_durable(self, save: SaveHandle) -> None:
         """A save that began here is durable.  Called once."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator.replicas import ReplicaComparison
 from autockpt.executors.protocol.coordinator.replicating import Replicating
 from autockpt.executors.protocol.coordinator.state import CoordinatorState, Save
 from autockpt.executors.protocol.retention import bases_of, deletions
@@ -26,25 +27,14 @@ def worst(verdicts: list[m.Health]) -> m.Health:
     return "suspect" if "suspect" in verdicts else "good"
 
 
-def replicas_that_differ(shards: Iterable[m.HeldShard]) -> str:
-    """Who does not hold what others say they hold alike, "" when all agree.
-
-    Each of them stores a part of it only: what they restored together would be nobody's state.
-    """
-    said: dict[tuple[int, ...], str] = {}
-    for shard in shards:
-        for proof in shard.replicas:
-            if said.setdefault(proof.members, proof.digest) != proof.digest:
-                return f"rank {shard.rank} holds other values than ranks {list(proof.members)}"
-    return ""
-
-
 class Saving:
     """Counts seals and votes of the open term."""
 
     def __init__(self, state: CoordinatorState, replicating: Replicating) -> None:
         self.state = state
         self.replicating = replicating
+        self._replicas = ReplicaComparison()
+        """What was compared in this term."""
 
     # ------------------------------------------------------------------ rules
 
@@ -113,7 +103,7 @@ class Saving:
             return
         if save.memory == "committed":
             health = self._health(save)
-            self.state.send(from_node, m.MemoryCommitted(generation=save.generation, health=health))
+            self.state.send(from_node, self._committed(save, health))
             return
         save.sealed[shard.rank] = shard
         self._complete_memory(save)
@@ -200,21 +190,26 @@ class Saving:
         state = self.state
         if save.memory != "open" or not self.memory_complete(save):
             return
-        differing = replicas_that_differ(save.sealed.values())
-        if differing:
-            self.drop_memory(save, f"{m.REPLICAS_DIFFER}: {differing}")
+        verdict = self._replicas.compare(state.term, state.nodes, save.sealed.values())
+        if isinstance(verdict, str):
+            self.drop_memory(save, f"{m.REPLICAS_DIFFER}: {verdict}")
             return
-        save.worst = worst([shard.health for shard in save.sealed.values()])
+        save.dispute = verdict
+        disputed: m.Health = "good" if verdict is None else "suspect"
+        save.worst = worst([disputed, *(shard.health for shard in save.sealed.values())])
         save.go_memory("committed")
         health = self._health(save)
         newer = state.memory_committed is None or save.generation > state.memory_committed
         if health == "good" and newer:
             state.memory_committed = save.generation
-        state.broadcast(m.MemoryCommitted(generation=save.generation, health=health))
+        state.broadcast(self._committed(save, health))
         self._drop_older_seals(save)
         self.replicating.begin_round()
         if state.breakpoint or state.unreachable or state.bare:
             self.persist_newest()
+
+    def _committed(self, save: Save, health: m.Health) -> m.MemoryCommitted:
+        return m.MemoryCommitted(generation=save.generation, health=health, dispute=save.dispute)
 
     def _drop_older_seals(self, save: Save) -> None:
         """Ranks seal in order: what is still open below can never be completed."""

@@ -40,6 +40,8 @@ class Save:
     """Every rank's newest was compared with it: from now on only news can have passed it."""
     worst: m.Health | None = None
     """Of its shards, once it is memory-committed: they change no more."""
+    dispute: m.Dispute | None = None
+    """Replicas of the state disagree."""
 
     def go_memory(self, state: MemoryState) -> None:
         """Change the state in memory, if the table has it."""

@@ -275,6 +275,8 @@ class Saving:
         news = [key for key in state.unsettled if key[1] == generation]
         for key in news:
             del state.unsettled[key]
+        if message.dispute is not None and news:
+            state.emit(m.AnnounceDispute(generation=generation, dispute=message.dispute))
         if message.health != "good":
             self.doubt(generation)
         elif state.memory_committed is None or generation > state.memory_committed:

@@ -1,0 +1,135 @@
+"""Whether ranks that hold the same state still do, from what their seals say of it.
+
+A seal tells a digest of names and of a few elements of each tensor.  It also tells digests of every
+byte of the share that its rank stores, and of shares that others store.  A difference where the
+same bytes were once equal in this term is a dispute: memory, a link or a device changed them.
+Without that it is none: such ranks hold different things (local SGD), and share nothing any more.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autockpt.executors.protocol import messages as m
+
+_Share = tuple[str, int, int]
+"""(group, number of members, share)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    share: _Share
+    section: int
+    outvoted: frozenset[int]
+    """Ranks that most of the others contradict; without a majority all that read it."""
+    decided: bool
+
+
+class ReplicaComparison:
+    """Compares the seals of each generation of the open term."""
+
+    def __init__(self) -> None:
+        self._term = 0
+        self._equal: dict[tuple[_Share, int], int] = {}
+        """By share and rank a bit for each section that was equal to another rank's."""
+        self._open: dict[tuple[_Share, int], m.Dispute] = {}
+        """By share and section what is disputed, until its ranks agree there again."""
+
+    def compare(
+        self, term: int, nodes: Sequence[int], shards: Iterable[m.HeldShard]
+    ) -> m.Dispute | str | None:
+        """None where all agree; a text where ranks are no replicas; `nodes`: by rank."""
+        if term != self._term:
+            self._term, self._equal, self._open = term, {}, {}
+        shards = list(shards)
+        compared, differences = self._differences(shards)
+        if not differences:
+            verdict = self._few_elements(nodes, shards)
+            return next(iter(self._open.values()), None) if verdict is None else verdict
+        decided = [one for one in differences if one.decided]
+        known = all(
+            self._equal.get((one.share, rank), 0) >> one.section & 1
+            for one in differences
+            for rank in one.outvoted
+        )
+        first, ranks = differences[0], _ranks(decided or differences)
+        if not known or (not decided and 2 * len(differences) > compared):
+            others = sorted(ranks - {min(ranks)})
+            return f"rank {min(ranks)} holds other values than ranks {others}"
+        first = (decided or differences)[0]
+        dispute = _dispute(
+            nodes, ranks, named=bool(decided), share=first.share, section=first.section
+        )
+        self._open |= dict.fromkeys(((one.share, one.section) for one in differences), dispute)
+        return dispute
+
+    def _differences(self, shards: list[m.HeldShard]) -> tuple[int, list[_Difference]]:
+        """(sections that two or more ranks have read, those that differ)."""
+        read: dict[_Share, dict[int, tuple[str, ...]]] = {}
+        for shard in shards:
+            for proof in shard.replicas:
+                for reading in proof.readings:
+                    share = (proof.group, len(proof.members), reading.share)
+                    read.setdefault(share, {})[shard.rank] = reading.digests
+        compared, differences = 0, []
+        for share, by_rank in read.items():
+            for section in range(max(map(len, by_rank.values()))):
+                said = {
+                    r: d[section] for r, d in by_rank.items() if section < len(d) and d[section]
+                }
+                if len(said) < 2:
+                    continue
+                compared += 1
+                if len(set(said.values())) > 1:
+                    differences.append(_vote(share, section, said))
+                    continue
+                settled = self._open.get((share, section))
+                if settled is not None and not said.keys().isdisjoint(settled.ranks):
+                    del self._open[share, section]
+                for rank in said:
+                    self._equal[share, rank] = self._equal.get((share, rank), 0) | 1 << section
+        return compared, differences
+
+    def _few_elements(
+        self, nodes: Sequence[int], shards: list[m.HeldShard]
+    ) -> m.Dispute | str | None:
+        """By the few elements of each tensor that every seal tells of."""
+        said: dict[tuple[int, ...], dict[int, m.ReplicaProof]] = {}
+        for shard in shards:
+            for proof in shard.replicas:
+                said.setdefault(proof.members, {})[shard.rank] = proof
+        for members, proofs in said.items():
+            values = {rank: proof.digest for rank, proof in proofs.items()}
+            if len(set(values.values())) < 2:
+                continue
+            vote = _vote(("", len(members), 0), 0, values)
+            groups = {proof.group for proof in proofs.values()}
+            known = {(share[0], rank) for share, rank in self._equal}
+            if vote.decided and all((g, rank) in known for g in groups for rank in vote.outvoted):
+                return _dispute(nodes, set(vote.outvoted), named=True)
+            odd = min(vote.outvoted if vote.decided else set(values) - {min(values)})
+            return f"rank {odd} holds other values than ranks {list(members)}"
+        return None
+
+
+def _vote(share: _Share, section: int, said: dict[int, str]) -> _Difference:
+    most, count = Counter(said.values()).most_common(1)[0]
+    decided = 2 * count > len(said)
+    outvoted = frozenset(rank for rank, digest in said.items() if not decided or digest != most)
+    return _Difference(share, section, outvoted, decided)
+
+
+def _ranks(differences: Iterable[_Difference]) -> set[int]:
+    return {rank for one in differences for rank in one.outvoted}
+
+
+def _dispute(
+    nodes: Sequence[int], ranks: set[int], *, named: bool, share: _Share | None = None,
+    section: int = 0,
+) -> m.Dispute:  # fmt: skip
+    known = [rank for rank in sorted(ranks) if rank < len(nodes)]
+    group, count, number = share if share is not None else ("", 0, 0)
+    return m.Dispute(
+        ranks=tuple(sorted(ranks)), named=named, nodes=tuple(sorted({nodes[r] for r in known})),
+        group=group, members=count, share=number, section=section,
+    )  # fmt: skip
