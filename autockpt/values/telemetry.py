@@ -378,7 +378,7 @@ class ReplicasDisagreed(Event):
     generation: str
     step: int
     ranks: str
-    """Those that hold other values, "2, 3"; without a vote of three or more all that differ."""
+    """Numbers, "2, 3": the outvoted ranks; without a vote of three or more all that differ."""
     nodes: str
     named: bool
     """A majority decided."""

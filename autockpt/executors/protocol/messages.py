@@ -52,7 +52,7 @@ REPLICAS_DIFFER = "replicas differ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareReading:
-    """What one rank read of one share of the state that it holds alike with others."""
+    """The digests of one share of replicated state, as one rank has read them."""
 
     share: int
     """Which of the shares, [0, number of members)."""
@@ -69,7 +69,7 @@ class ReplicaProof:
     digest: str
     """Of names and forms, and of a few elements of each tensor."""
     group: str = ""
-    """Names the holders on all nodes and what they hold alike; empty: nothing was read."""
+    """Digest of the holders on all nodes and of the form; empty: nothing was read."""
     readings: tuple[ShareReading, ...] = ()
     """Of the share that this rank stores, and of shares that others store."""
 
@@ -79,7 +79,7 @@ class Dispute:
     """Replicas that were equal to the bit are not equal any more."""
 
     ranks: tuple[int, ...]
-    """Those that hold other values than most; where no vote decides, all that differ."""
+    """The outvoted ranks; where no vote decides, all ranks of the difference."""
     named: bool
     """A majority of three or more decided."""
     nodes: tuple[int, ...]
@@ -93,7 +93,7 @@ class Dispute:
 
     @property
     def who(self) -> str:
-        """The ranks and what is known of them, for a person."""
+        """The ranks, their nodes and the vote, for a person."""
         nodes = " and ".join(f"node {node}" for node in self.nodes)
         ranks = ", ".join(map(str, self.ranks))
         if not self.named:

@@ -136,7 +136,7 @@ class CopyEngine:
         return time.monotonic() - began
 
     def tell(self) -> None:
-        """From the copy thread: what is awaited may have come true within a task."""
+        """Has the waiting thread look again; called on the copy thread within a task."""
         self._tell()
 
     def close(self) -> None:

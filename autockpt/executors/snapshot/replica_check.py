@@ -1,8 +1,8 @@
 """Reads what replicas are compared by, beside the training, and how much of it at a checkpoint.
 
-On the host the copy thread reads shares of others from the live tensors, behind the copy and until
-the training is about to change them.  A device copies a few sections at the boundary.  The share
-that this rank stores is read from its slot.
+On the host the copy thread reads shares of others from the live tensors.  It begins behind the copy
+and ends before the training changes them.  A device copies a few sections at the boundary.  The
+share that this rank stores is read from its slot.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ class ReplicaReader:
         self._waited_s = time.monotonic()
 
     def patience_s(self) -> float:
-        """How long the training may wait now for what is being read."""
+        """How long the training may wait now for a reading under way."""
         now = time.monotonic()
         allowed, self._waited_s = WAITED_SHARE * (now - self._waited_s), now
         return min(MOST_WAIT_S, max(LEAST_WAIT_S, allowed))
@@ -97,7 +97,7 @@ class ReplicaReader:
         tensors: Mapping[str, torch.Tensor],
         device: DeviceCopier,
     ) -> list[_DeviceSection]:
-        """At the boundary: what a device copies of the shares of others, without a wait."""
+        """Has a device copy sections of others at the boundary, without a wait."""
         given: list[_DeviceSection] = []
         left = DEVICE_BYTES
         for sections, found, at in self._due(groups, agreements):

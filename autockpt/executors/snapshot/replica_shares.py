@@ -19,7 +19,7 @@ from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_grou
 Members = tuple[int, ...]
 
 SECTIONS = 16
-"""Of a share; a difference is told of one section."""
+"""Of a share; a difference names one section."""
 CUT_BYTES = 2**20
 """A tensor of more bytes may be cut between two sections."""
 
@@ -62,7 +62,7 @@ class ReplicaGroup:
     """Tensors that the same ranks hold, here and on other nodes."""
 
     members: Members
-    """Those of this node."""
+    """On this node."""
     form: bytes
     """Names, shapes and types, as text."""
     canaries: list[CanaryGroup]
@@ -71,7 +71,7 @@ class ReplicaGroup:
     own: int
     """Which share this rank stores."""
     shares: list[list[Section]]
-    """By member, what it stores, in sections."""
+    """By member its share, in sections."""
 
     def take(self, noted: Callable[[CanaryGroup], bytes | DeviceRead]) -> "Agreement":
         """What this rank says of the group as of now; `noted` brings canaries to the host."""

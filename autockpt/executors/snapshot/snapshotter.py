@@ -107,12 +107,12 @@ class Snapshot:
     seen: bool = False
     """The copy thread has tried to prove all of it."""
     reading: bool = False
-    """The copy thread reads what replicas are compared by, and gives the verdict behind that."""
+    """The copy thread reads sections of replicas, and gives the verdict behind that."""
     read_until_s: float = math.inf
     """Shares of others are read from the live tensors so long, CLOCK_MONOTONIC."""
     others_read: bool = False
     device_sections: list[Any] = field(default_factory=list)
-    """What a device copies of the shares of others."""
+    """Sections of others on their way from a device."""
     completed: Callable[["Snapshot"], None] | None = None
     changed: list[str] = field(default_factory=list)
     """Names of tensors that changed behind the fence, [] if the snapshot is good."""
@@ -386,7 +386,7 @@ class Snapshotter:
             self._wait_copied(snapshot)
 
     def _wait_copied(self, snapshot: Snapshot) -> None:
-        """Until every byte is in the slot; not for what replicas are compared by."""
+        """Until every byte is in the slot; not for the comparison of replicas."""
         self.engine.wait_for(lambda: snapshot.seen or snapshot.task.copied == math.inf)
 
     def _prepare(self, snapshot: Snapshot, *, lazy: bool) -> bool:
@@ -669,7 +669,7 @@ class Snapshotter:
         return self.compares_replicas and bool(snapshot.replicas) and snapshot.passage is None
 
     def _read_replicas(self, snapshot: Snapshot) -> None:
-        """On the copy thread: what the replicas of the state are compared by."""
+        """Reads the sections by which replicas are compared, on the copy thread."""
         recipe = snapshot.recipe
         groups, tensors = recipe.shares.groups, recipe.inventory.locals
         try:
@@ -691,14 +691,14 @@ class Snapshotter:
             )
 
     def _end_reading(self, snapshot: Snapshot) -> None:
-        """The live tensors are about to change: waits for what is being read, not for long."""
+        """Ends the reading of live tensors before they change; waits briefly for it."""
         patience_s = self._reader.patience_s() if snapshot.reading else 0.0
         snapshot.read_until_s = min(snapshot.read_until_s, time.monotonic() + patience_s)
         if snapshot.reading:
             self.engine.wait_for(lambda: snapshot.others_read, hurry=False)
 
     def _copy_others(self, snapshot: Snapshot) -> None:
-        """At the boundary: what a device gives of the shares of others."""
+        """Has the device copy sections of others at the boundary."""
         if not self._compares(snapshot) or self._device is None:
             return
         recipe = snapshot.recipe

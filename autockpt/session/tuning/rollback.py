@@ -32,7 +32,7 @@ class Rollback:
         self._losses = LossWatch()
         self._why = ""
         self._repeats = False
-        """Replicas disagree: the data is not to blame, whatever the policy says of spikes."""
+        """Replicas disagree: the data is not to blame, and is taken again."""
         self._began_step = 0
         self._dropped = 0
         self._good_step: int | None = None

@@ -64,7 +64,7 @@ class ReplicaComparison:
         return dispute
 
     def _differences(self, shards: list[m.HeldShard]) -> tuple[int, list[_Difference]]:
-        """(sections that two or more ranks have read, those that differ)."""
+        """(number of sections with two or more readings, differences among them)."""
         read: dict[_Share, dict[int, tuple[str, ...]]] = {}
         for shard in shards:
             for proof in shard.replicas:
