@@ -96,7 +96,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Look": ("watch", "report", "explain", "metrics"),
     "Plan": ("plan", "policy", "simulate", "failures", "redundancy", "bubbles"),
     "Checkpoints": (
-        "ls", "show", "verify", "restore", "diff", "convert", "archive-eval", "push", "pull", "gc",
+        "ls", "show", "verify", "restore", "diff", "convert", "archive-eval", "pin", "push",
+        "pull", "gc",
     ),
     "This machine": ("doctor", "completion"),
 }  # fmt: skip

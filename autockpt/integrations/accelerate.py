@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import autockpt
+from autockpt.integrations.adapters import require_counters
 from autockpt.values.errors import ConfigError
 
 
@@ -70,6 +71,12 @@ class AcceleratedLoop:
         atexit.register(self._at_exit)
 
     # ------------------------------------------------------------------ the public face
+
+    def __getattr__(self, name: str) -> Any:
+        """Other members of the session: `save`, `report`, `report_loss`, `restored`."""
+        if name.startswith("_") or name == "session":
+            raise AttributeError(name)
+        return getattr(self.session, name)
 
     @property
     def epoch(self) -> int:
@@ -196,6 +203,7 @@ class AcceleratedLoop:
         }
 
     def _load(self, extra: Mapping[str, Any]) -> None:
+        require_counters("attach(accelerator)", extra, "iterations")
         if len(extra["iterations"]) != len(self._loaders):
             raise ConfigError(
                 f"attach(accelerator): {len(self._loaders)} loaders are prepared, and the "

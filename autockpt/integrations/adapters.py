@@ -5,7 +5,11 @@ No framework is imported: a script is known by the packages that it imports and 
 
 import ast
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from autockpt.values.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +135,16 @@ def _name_of(tree: ast.AST, call: ast.Call) -> str:
             first = target.elts[0] if isinstance(target, ast.Tuple) else target
             return ast.unparse(first)
     return "trainer" if "Trainer" in ast.unparse(call.func) else "accelerator"
+
+
+def require_counters(call: str, extra: Mapping[str, Any], name: str) -> None:
+    """Raises ConfigError for a checkpoint that was imported: it has no counters of a framework.
+
+    `call`: of the adapter, for the message; `name`: of a part that each own checkpoint has.
+    """
+    if name not in extra:
+        raise ConfigError(
+            f"{call}: the checkpoint to go on from was imported and has no counters of the "
+            "framework. Begin a new run, and let the framework itself resume from the directory "
+            "that the checkpoint came from"
+        )

@@ -32,6 +32,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
 import autockpt
+from autockpt.integrations.adapters import require_counters
 from autockpt.policies.interval.closed_forms import young_interval_s
 from autockpt.values.errors import ConfigError
 
@@ -126,6 +127,7 @@ class _Protection:
                     f"resume_from_checkpoint={resume!r}; attach anew with fresh=True for that one",
                     flush=True,
                 )
+            require_counters("protect(trainer)", restored.extra, "epoch")
             self._load(restored.extra)
             accumulation = trainer.args.gradient_accumulation_steps
             begins = (restored.extra["epoch"], restored.extra["updates"] * accumulation)

@@ -243,7 +243,7 @@ class Session:
         """Values of the state at hand, for `keep.best`: `ckpt.report(loss=0.31, accuracy=0.92)`.
 
         They belong to the next checkpoint for disk; `save()` asks for one at the coming boundary.
-        Of several ranks the lowest that reports counts.  NaN and infinity are left out.  A tensor
+        Of several ranks the lowest that reports counts.  NaN and infinity leave none.  A tensor
         on a device is waited for.  Raises ConfigError for a value that is no number.
         """
         for name, value in values.items():
@@ -254,6 +254,7 @@ class Session:
                     f"ckpt.report({name}=...): expected a number, or a tensor of one, got "
                     f"{value!r:.80}"
                 ) from error
+            self._saver.metrics.pop(name, None)
             if math.isfinite(number):
                 self._saver.metrics[name] = number
 
@@ -395,7 +396,7 @@ class Session:
             self._rank.live, self._client.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
             place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
         )  # fmt: skip
-        self._rank.snapshotter.compares_replicas = job.goal.restart.replicas != "off"
+        self._rank.snapshotter.compares_replicas = job.goal.restart.replicas in ("mark", "restore")
         self._boundaries.watch()
         self._rank.mark_step(first=True)
         self._client.running_as(

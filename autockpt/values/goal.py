@@ -389,7 +389,7 @@ class RestartWish:
         more=(
             "`mark`: such a checkpoint is kept and not restored by itself; `restore`: the training "
             "also goes back to the last one on which all agreed "
-            "([restart.md](restart.md#replicas-that-disagree)). `auto`: `mark`"
+            "([restart.md](restart.md#replicas-that-disagree)). `auto`: `off`"
         ),
     )
     standby: OnOff | None = key(

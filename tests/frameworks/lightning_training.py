@@ -117,7 +117,7 @@ def main() -> None:
     trainer = L.Trainer(
         max_epochs=3, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto",
         callbacks=callbacks, logger=Notes(), log_every_n_steps=3, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=option("MODE") == "protected",
+        enable_model_summary=False, enable_checkpointing=False,
         accumulate_grad_batches=int(option("ACCUMULATE", "1")),
         val_check_interval=float(option("VALIDATE", "1.0")),
         gradient_clip_val=None if option("OPTIMIZATION") else 1.0,

@@ -123,12 +123,12 @@ def valued(step: int, loss: object, **more: object) -> CatalogueEntry:
 
 
 def test_the_best_by_a_metric_stay() -> None:
-    """The lowest rank counts; of two equal ones the newer is kept; the unread do not count."""
+    """The lowest rank counts; of two equal ones the newer is kept; of the unread the best too."""
     entries = [valued(1, 0.2), valued(2, 0.2), valued(3, 0.9), valued(4, 0.1, verified=False)]
     entries += [entry(2, 5), valued(6, 0.5)]
-    assert gone(entries, 1, keep_best=1) == ["2-1", "2-3", "2-4", "2-5"]
-    assert gone(entries, 1, keep_best=2) == ["2-3", "2-4", "2-5"]
-    assert gone(entries, 1, keep_best=1, metric="max loss") == ["2-1", "2-2", "2-4", "2-5"]
+    assert gone(entries, 1, keep_best=1) == ["2-1", "2-3", "2-5"]
+    assert gone(entries, 1, keep_best=2) == ["2-3", "2-5"]
+    assert gone(entries, 1, keep_best=1, metric="max loss") == ["2-1", "2-2", "2-5"]
     assert gone(entries, 1, keep_best=9, metric="min other") == gone(entries, 1)
 
 

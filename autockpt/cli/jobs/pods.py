@@ -44,4 +44,5 @@ def launching_in_pods(
     host = environ.get("PET_MASTER_ADDR", "")
     if host and not wanted["rdzv_endpoint"] and wanted["nnodes"] not in ("1", "1:1"):
         wanted["rdzv_endpoint"] = f"{host}:{number(environ, 'PET_MASTER_PORT') or MASTER_PORT}"
+        wanted["rdzv_id"] = wanted["rdzv_id"] or wanted["rdzv_endpoint"]  # equal in all pods
     return wanted

@@ -16,7 +16,7 @@ from autockpt.launch.rank_env import number, place_of_rank, under_srun
 from autockpt.profiles.imports.node_list import expand
 from autockpt.values.errors import ConfigError
 
-FIRST_PORT, PORTS = 20000, 20000
+FIRST_PORT, PORTS = 20000, 12000
 """Where a job meets: below the ports that Linux gives to outgoing connections."""
 TASK_VARIABLE = "SLURM_STEP_ID"
 """Without it a process is no task of srun."""

@@ -1,5 +1,6 @@
 """`autockpt slurm init`: a commented job script."""
 
+import re
 from pathlib import Path
 
 import click
@@ -31,9 +32,10 @@ SCRIPT = """\
 # its number, so it finds its own run; a fixed name goes on with one run in each new job.
 RUN_DIR="${{RUN_DIR:-runs/{stem}-$SLURM_JOB_ID}}"
 
-# --kill-on-bad-exit=0: when one node ends, the step does not end the launchers and the keepers of
-# the other nodes; they hold checkpoints in memory.
-srun --kill-on-bad-exit=0 autockpt run --nproc-per-node {ranks} --run-dir "$RUN_DIR" \\
+# --kill-on-bad-exit=0 --no-kill: when one node ends, the step does not end the launchers and the
+# keepers of the other nodes; they hold checkpoints in memory.  srun takes no cores of sbatch's.
+srun --kill-on-bad-exit=0 --no-kill --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
+    autockpt run --nproc-per-node {ranks} --run-dir "$RUN_DIR" \\
     {command}
 code=$?
 
@@ -92,7 +94,7 @@ def init(
 
     ranks = ranks or gpus or 1
     text = SCRIPT.format(
-        stem=Path(command[0]).stem, nodes=nodes, time=time, notice=notice, ranks=ranks,
+        stem=_stem(command), nodes=nodes, time=time, notice=notice, ranks=ranks,
         cpus=cpus or 8 * ranks, command=shlex.join(command),
         gpus=f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
     )  # fmt: skip
@@ -106,3 +108,10 @@ def init(
     console.object("slurm init", {"file": output})
     console.result(f"{output}: {nodes} nodes, {ranks} ranks on each")
     console.next(f"sbatch {output}")
+
+
+def _stem(command: tuple[str, ...]) -> str:
+    """A name for job and folder that no shell reads as something else."""
+    words = command[1:] if command[0] == "-m" else command
+    name = Path(words[0]).stem if words else "train"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "train"

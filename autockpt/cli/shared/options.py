@@ -261,7 +261,7 @@ def check_launch(launching: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"--nnodes {nodes}: expected at least 1, and MIN:MAX with the smaller number first"
         )
-    if int(high) > 1 and not launching["rdzv_endpoint"]:
+    if int(high) > 1 and not (launching["rdzv_endpoint"] and launching["rdzv_id"]):
         raise ConfigError(
             f"--nnodes {nodes}: nodes need a place to meet; "
             "add --rdzv-endpoint HOST:PORT and the same --rdzv-id on every node"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.protocol.retention import unpinned
+from autockpt.executors.protocol.retention import unpinned, with_bases
 from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.file_reuse import is_tight
@@ -255,9 +255,15 @@ class DiskWorker:
             if not self._directory.holds(order.term):
                 return
             check_deletions(catalogue, present)
-            for generation in present:
-                with contextlib.suppress(GuardError):  # pinned since the look
+            staying: frozenset[Generation] = frozenset()
+            for generation in sorted(present, reverse=True):  # bases after what is stored on them
+                if generation in staying:
+                    continue
+                try:
                     freed = self._directory.delete(generation)
+                except GuardError:  # pinned since the look
+                    staying |= with_bases([generation], catalogue)
+                else:
                     self._deleted(generation, steps[generation], freed)
         except (AutockptError, OSError) as error:
             self._tell(error)
@@ -298,10 +304,12 @@ class DiskWorker:
         found = []
         for entry in self._directory.catalogue(self._run_id):
             mark = os.path.join(self._directory.generation_path(entry.generation), "VERIFIED")
+            read_s = entry.created_s  # where newer ones were read in its place
             with contextlib.suppress(OSError):
-                read_s = max(os.stat(mark).st_mtime, self._tried_s.get(entry.generation, 0.0))
-                if not entry.corrupt:
-                    found.append((read_s, entry.generation))
+                read_s = os.stat(mark).st_mtime
+            if not entry.corrupt:
+                read_s = max(read_s, self._tried_s.get(entry.generation, 0.0))
+                found.append((read_s, entry.generation))
         read_s, generation = min(found, default=(time.time(), None))
         if generation is None or time.time() - read_s <= SCRUB_AGAIN_S:
             return None

@@ -440,9 +440,10 @@ class Connection:
         return messages
 
     def close(self) -> None:
-        """Closes the socket and descriptors nobody took."""
+        """Closes the socket and descriptors nobody took; scripts may have closed them before."""
         self._close_descriptors()
-        self.sock.close()
+        with contextlib.suppress(OSError):
+            self.sock.close()
 
     def _close_descriptors(self) -> None:
         for fd in self._descriptors:

@@ -180,7 +180,8 @@ class Arena:
     def let_go(self) -> None:
         """Closes the descriptor; the mapping lives as long as somebody still copies into it."""
         if self.fd is not None:
-            os.close(self.fd)
+            with contextlib.suppress(OSError):  # a script may have closed all that were open
+                os.close(self.fd)
             self.fd = None
 
     def close(self) -> None:

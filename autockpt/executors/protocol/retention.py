@@ -4,7 +4,8 @@ Only *counted* generations push others out: verified, healthy, not set aside, an
 Whatever has fewer than `keep_last` counted generations above it stays, so the newest durable one,
 the one restored from and everything unverified at the top can never go, and a run of suspect
 saves cannot expire the last good one.  Behind an error that is noticed late one more is kept.
-Beside these stay the best by a metric, one per distance, and each that a person has pinned.
+Beside these stay the best by a metric, one per distance, and each that a person has pinned.  Of the
+unread ones the best stay as well.
 
 Source: docs/protocol.md, rule 10.
 """
@@ -38,6 +39,7 @@ def deletions(
     counted = [entry for entry in entries if counts(entry, chain)]
     kept = _kept_by_distance(counted, retention) | _kept_behind(counted, retention) | pinned
     kept |= best(counted, retention)
+    kept |= best((e for e in entries if not e.verified and is_sound(e, chain)), retention)
     kept |= {entry.generation for entry in entries if entry.quarantined or entry.pinned}
     needed = max(1, retention.keep_last)
     if len(counted) <= needed:
@@ -107,7 +109,12 @@ def with_bases(
 
 def counts(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
     """True if this commit may push older ones out."""
-    sound = entry.verified and not entry.corrupt and not entry.quarantined
+    return entry.verified and is_sound(entry, chain)
+
+
+def is_sound(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
+    """Nothing is known against it, and a restart on the lineage could use it."""
+    sound = not entry.corrupt and not entry.quarantined
     return sound and entry.health == "good" and on_lineage(entry.generation, chain)
 
 

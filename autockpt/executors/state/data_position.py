@@ -122,7 +122,12 @@ class DataPosition:
         return {name: generator_state(one) for name, one in self._drawing.items()}
 
     def _draw_on(self, states: dict[str, Any]) -> None:
-        """Raises ConfigError for the state of a generator that is not there."""
+        """Raises ConfigError for the state of a generator that is not there.
+
+        Workers have generators of their own, which nobody can put back.
+        """
+        if getattr(self.loader, "num_workers", 0):
+            return
         for name, state in states.items():
             if name not in self._drawing:
                 raise ConfigError(

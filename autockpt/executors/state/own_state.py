@@ -397,7 +397,7 @@ class ModuleState:
             for path, module in model.named_modules():
                 here = f"{prefix}.{path}" if path else prefix
                 self._modules[here] = module, module.training
-                if _is_module_speaking(module):
+                if _is_module_speaking(module) and not _is_gathered(module):
                     self._speaking[here] = module
                 for key, buffer in module._buffers.items():
                     name = f"{prefix}.{names.of(f'{path}.{key}' if path else key)}"
@@ -405,26 +405,52 @@ class ModuleState:
                         self._buffers[name] = module, key, buffer
                         self._forms[name] = _form(buffer)
         self._said = {path: _clones(_added(path, one)) for path, one in self._speaking.items()}
+        self._noted: tuple[list[bool], list[bool]] | None = None
+        """(whether each parameter is trained, whether each module is in training mode)."""
+        self._is_over = False
 
     @property
     def buffers(self) -> frozenset[str]:
         """Names of persistent ones as the script registered them, None or not."""
         return frozenset(self._buffers)
 
+    def note(self) -> None:
+        """An iteration has ended, or its optimizer has stepped."""
+        if not self._is_over:
+            self._noted = self._flags()
+
+    def end(self) -> None:
+        """A script that tests or exports its model afterwards changes flags, and trains no more."""
+        self._is_over = True
+
+    def _flags(self) -> tuple[list[bool], list[bool]]:
+        trained = [parameter.requires_grad for parameter, _ in self._parameters.values()]
+        return trained, [module.training for module, _ in self._modules.values()]
+
     def encode(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         """The section of a skeleton, {} where all is as it was built.
 
         Raises ConfigError naming what a `state_dict` says and cannot be saved.
         """
+        over = self._noted if self._is_over else None
+        parameters, modules = self._flags() if over is None else over
         trained = {
-            n: p.requires_grad for n, (p, f) in self._parameters.items() if p.requires_grad is not f
+            name: now
+            for (name, (_, built)), now in zip(self._parameters.items(), parameters, strict=True)
+            if now is not built
         }
-        modes = {n: m.training for n, (m, f) in self._modules.items() if m.training is not f}
+        modes = {
+            name: now
+            for (name, (_, built)), now in zip(self._modules.items(), modules, strict=True)
+            if now is not built
+        }
         forms = {n: _form(_buffer(m, k)) for n, (m, k, _) in self._buffers.items()}
         reshaped = [name for name, form in forms.items() if form != self._forms[name]]
         said = {}
         for path, module in self._speaking.items():
             added = _added(path, module)
+            kept = self._said[path]
+            added = {n: v for n, v in added.items() if n in kept or not _is_opaque(v)}
             if not _are_same(added, self._said[path]):
                 said[path] = state_tree.encode(added, f"state_dict.{path}", tensors)
         every = {"trained": trained, "modes": modes, "reshaped": reshaped, "said": said}
@@ -459,7 +485,11 @@ class ModuleState:
                 continue
             module = self._speaking[path]
             try:
-                module.load_state_dict({**module.state_dict(), **decode(saved)})
+                entries = {**module.state_dict(), **decode(saved)}
+                try:
+                    module.load_state_dict(entries)
+                except RuntimeError:  # a state dict that leaves some of its own out
+                    module.load_state_dict(entries, strict=False)
             except Exception as error:
                 raise ConfigError(
                     f"{path}: {type(module).__qualname__}.load_state_dict() raised "
@@ -516,10 +546,30 @@ def _added(path: str, module: torch.nn.Module) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _is_gathered(module: torch.nn.Module) -> bool:
+    """Its state dict is a collective of all ranks, which not every one joins."""
+    return any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules()) or any(
+        hasattr(parameter, "ds_id") for parameter in module.parameters()
+    )
+
+
 def _clones(said: dict[str, Any]) -> dict[str, Any]:
+    """Without what cannot be compared later: handles, locks, objects of the script's own."""
     return {
-        n: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for n, v in said.items()
+        n: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)
+        for n, v in said.items()
+        if not _is_opaque(v)
     }
+
+
+def _is_opaque(value: Any) -> bool:
+    """No copy of it can be made, or none that is equal to it."""
+    if isinstance(value, torch.Tensor):
+        return False
+    try:
+        return not _are_same(value, copy.deepcopy(value))
+    except Exception:
+        return True
 
 
 def _are_same(one: Any, other: Any) -> bool:

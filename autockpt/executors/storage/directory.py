@@ -547,6 +547,7 @@ class CheckpointDirectory:
             if not _is_there(commit):
                 raise ConfigError(f"{folder}: holds no committed checkpoint; see `autockpt ls`")
             publish(path, f"{name}\n".encode(), replace=True)
+            os.chmod(path, 0o644)  # of another user, the job reads it too
             if not _is_there(commit):
                 os.unlink(path)
                 raise ConfigError(f"{folder}: was deleted meanwhile; pin another checkpoint")
@@ -611,8 +612,12 @@ class CheckpointDirectory:
             for name in _names(self.path):
                 with contextlib.suppress(AutockptError, OSError):  # no generation, or committed
                     generation = Generation.from_name(name)
-                    kept = os.path.join(self.generation_path(generation), "QUARANTINE")
-                    if generation.term < term and not _is_there(kept):
+                    path = self.generation_path(generation)
+                    if generation.term >= term or _is_there(os.path.join(path, "QUARANTINE")):
+                        continue
+                    if pin_of(path):  # a deletion was cut off before it saw the pin
+                        _put_back(path)
+                    else:
                         self.trash(generation)
 
     def delete(self, generation: Generation) -> int:
@@ -629,10 +634,13 @@ class CheckpointDirectory:
             # Away first, then the look for a pin: `pin` leaves its mark first, then looks for the
             # COMMIT.  One of the two sees the other.
             os.rename(commit, going)
-            pinned = pin_of(path)
-            if pinned:
-                os.rename(going, commit)
-                raise GuardError(f"{generation}: is pinned as {pinned!r} and stays")
+            try:
+                pinned = pin_of(path)
+                if pinned:
+                    raise GuardError(f"{generation}: is pinned as {pinned!r} and stays")
+            except (AutockptError, OSError):
+                _put_back(path)
+                raise
             os.unlink(going)
             _fsync_directory(path)
         except FileNotFoundError:
@@ -904,13 +912,20 @@ def _plain(name: str) -> str:
     return os.path.basename(name) or "none"
 
 
+def _put_back(folder: str) -> None:
+    """The COMMIT that a deletion has moved away."""
+    with contextlib.suppress(OSError):
+        os.rename(os.path.join(folder, GOING), os.path.join(folder, "COMMIT"))
+        _fsync_directory(folder)
+
+
 def pin_of(folder: str) -> str:
     """The name under which a person keeps a checkpoint; "": there is none.  Raises OSError."""
     try:
         text = read_small(os.path.join(folder, "PINNED"), limit=4096)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except CorruptCheckpointError:
+    except (CorruptCheckpointError, PermissionError):  # the mark counts, not its text
         return "PINNED"
     return text.decode(errors="replace").strip() or "PINNED"
 

@@ -188,6 +188,8 @@ def _of_generation(directory: str, name: str) -> Iterator[Leftover]:
         Generation.from_name(name)
     except ConfigError:
         return
+    if os.path.lexists(os.path.join(folder, "PINNED")):
+        return  # nothing of it goes
     committed = os.path.lexists(os.path.join(folder, "COMMIT"))
     for file in _listed(folder):
         path = os.path.join(folder, file)

@@ -69,6 +69,12 @@ class ProtectedEngine:
 
     # ------------------------------------------------------------------ the public face
 
+    def __getattr__(self, name: str) -> Any:
+        """Other members of the session: `save`, `report`, `report_loss`, `restored`."""
+        if name.startswith("_") or name == "session":
+            raise AttributeError(name)
+        return getattr(self.session, name)
+
     @property
     def step_count(self) -> int:
         """Iterations trained, restored ones included; where a loop of the script's own begins."""

@@ -180,13 +180,18 @@ class RayLoop:
         self._heed_preemption()
         return int(self.session.step())
 
-    def report(self, metrics: Mapping[str, Any]) -> None:
+    def report(self, metrics: Mapping[str, Any] | None = None, **values: float) -> None:
         """`ray.train.report`, with a checkpoint that points to our newest durable one.
+
+        With values by name it is `report` of a session: the values stand beside checkpoints.
 
         Ray's checkpoint holds a few bytes: which run, which checkpoint.  Where no newer one has
         become durable since the last report, only the metrics are reported.  Call it on all
         workers, equally often.
         """
+        if metrics is None:
+            self.session.report(**values)
+            return
         durable = self._durable() if ray.train.get_context().get_world_rank() == 0 else None
         if durable is None or durable == self._reported:
             ray.train.report(dict(metrics))

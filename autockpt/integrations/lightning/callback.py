@@ -32,10 +32,10 @@ def _lightning() -> Any:
     return found
 
 
-_CHECKPOINT: Any = _lightning().callbacks.Checkpoint
+_CALLBACK: Any = _lightning().callbacks.Callback
 
 
-class Autockpt(_CHECKPOINT):  # type: ignore[misc]
+class Autockpt(_CALLBACK):  # type: ignore[misc]
     """Restores a fit and checkpoints it: `Trainer(callbacks=[Autockpt()])`.
 
     `attach` takes what `autockpt.attach` does (`run_dir`, `goal`, `fresh`, `rules`, `axes`, and
@@ -56,6 +56,10 @@ class Autockpt(_CHECKPOINT):  # type: ignore[misc]
     def session(self) -> Any:
         """The session of the fit under way (`save`, `request_stop`, `step_count`); None before."""
         return None if self._fit is None else self._fit.session
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Behind all other callbacks: their work belongs to the iteration."""
+        trainer.callbacks = [one for one in trainer.callbacks if one is not self] + [self]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizers exist, nothing has been trained: restores."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from autockpt.integrations.adapters import require_counters
+
 
 class FitState:
     """Attached as `lightning`; takes a state back when `resume` is called."""
@@ -105,6 +107,7 @@ class FitState:
     def resume(self) -> None:
         """Puts back all but what the setup of loaders and loops would overwrite."""
         trainer, state = self._trainer, self._loaded or {}
+        require_counters("Autockpt()", state, "loops")
         trainer.fit_loop.load_state_dict(state["loops"])
         self.within_epoch = state["within_epoch"]
         trainer.should_stop = state["should_stop"]

@@ -16,8 +16,9 @@ def tell_ranks(owner: Any) -> None:
 
     `owner`: the Trainer, or Fabric, behind the setup of its process group.  Called on all ranks.
     """
-    told = "RANK" in os.environ or "SLURM_STEP_ID" in os.environ
-    if owner.world_size == 1 or told:
+    in_step = "SLURM_STEP_ID" in os.environ  # of that many tasks, else of a shell
+    told = in_step and os.environ.get("SLURM_NTASKS") == str(owner.world_size)
+    if owner.world_size == 1 or told or "RANK" in os.environ:
         return
     pid = os.getpid()
     launch_id = owner.strategy.broadcast(f"lightning-{pid}-{pid_start(pid)}", 0)

@@ -25,6 +25,7 @@ def follow(ckpt: Any, *sinks: Sink) -> "Following | None":
     On ranks other than 0, and while a profile is taken, it does nothing and returns None.  A
     tracker that fails is given up, which is said once; the training goes on.
     """
+    ckpt = getattr(ckpt, "session", ckpt)  # of an adapter's object
     job = getattr(ckpt, "_job", None)
     if job is None or job.rank != 0:
         return None
@@ -36,7 +37,7 @@ def follow(ckpt: Any, *sinks: Sink) -> "Following | None":
 
 def run_id(ckpt: Any) -> str:
     """32 hex digits that name the run, the same after every restart; for `wandb.init(id=...)`."""
-    return _run_id(ckpt._job.run_directory)
+    return _run_id(getattr(ckpt, "session", ckpt)._job.run_directory)
 
 
 class Following:

@@ -115,6 +115,8 @@ class Boundaries:
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         name = self._rank.live.stepped(optimizer)
+        if not self._rank.owns_boundary:
+            self._rank.live.module_state.note()
         if not self._rank.is_closed:
             self._rank.beat("trains")
         self._saver.windows.boundary()
@@ -139,6 +141,7 @@ class Boundaries:
         if not self._place.is_placed:
             self._place.require(begun=True)
         began = self._saver.begin_boundary()
+        self._rank.live.module_state.note()
         if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
             self._place.warn_of_schedulers()

@@ -101,6 +101,7 @@ class Closing:
 
     def finish(self, *, final_checkpoint: bool, reason: str) -> None:
         """With a last checkpoint, if there can be one."""
+        self._rank.live.module_state.end()
         if reason == "finished":
             self.loop.finish_iteration()
         self.loop.note_last()

@@ -5,6 +5,7 @@ Each rank reads its own part of each tensor.  All names and shapes are compared 
 byte is written.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
 from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.storage.directory import lossy_notice
 from autockpt.integrations.tree.lazy_tree import LazyTensor, leaves
@@ -22,6 +24,8 @@ USUAL_PLACES = ("model", "state_dict", "model_state_dict")
 """Where files of other programs keep the weights."""
 WRAPPERS = ("module.", "_orig_mod.")
 """What DDP and torch.compile put in front of every name."""
+EXTRA_STATE = "_extra_state"
+"""Torch's name for what modules save beside tensors of their own; it is not loaded."""
 NAMED = 3
 """Names in a message."""
 
@@ -65,45 +69,64 @@ class InitialWeights:
         Raises ConfigError where names or shapes do not fit (nothing is written then), and
         CorruptCheckpointError for damage.
         """
-        unknown = sorted(set(self.sources) - set(live.models))
-        if unknown:
+        if any(isinstance(one, ZeroView) for one in live.optimizers.values()):
             raise ConfigError(
-                f"attach(load={{{unknown[0]!r}: ...}}): no model is attached by this name; "
-                f"attached are {', '.join(live.models)}"
+                "attach(load=...): DeepSpeed's optimizer has copies of the parameters already; "
+                "load the weights before deepspeed.initialize(...)"
             )
-        said = [self._fill(live, model, source) for model, source in self.sources.items()]
-        live.refresh()
-        return tuple(said)
-
-    def _fill(self, live: LiveState, model: str, source: str) -> str:
-        targets = self._targets(live, model)
-        with opened(source) as found:
-            stored = weights_in(found.tree, model, where=source)
-            stored = {n: t for n, t in stored.items() if not self._is_excluded(n)}
-            pairs = {name: stored[name] for name in targets if name in stored}
-            lacking = [name for name in targets if name not in stored]
-            unused = [name for name in stored if name not in targets]
-            self._require_fit(live, model, source, targets, pairs, lacking, unused)
+        wanted = {_attached(live, name): source for name, source in self.sources.items()}
+        with contextlib.ExitStack() as sources:  # all are compared before one is written
+            fills = [self._fill(live, *each, sources) for each in wanted.items()]
             with torch.no_grad():
-                for name, tensor in pairs.items():
-                    _put(live, targets[name], tensor)
+                for targets, pairs, _ in fills:
+                    for name, tensor in pairs.items():
+                        _put(live, targets[name], tensor)
+        live.refresh()
+        return tuple(notice for _, _, notice in fills)
+
+    def _fill(
+        self, live: LiveState, model: str, source: str, sources: contextlib.ExitStack
+    ) -> tuple[dict[str, torch.Tensor], dict[str, LazyTensor], str]:
+        """(tensors of the model, their sources, a sentence), by name.  Raises ConfigError."""
+        targets, passing = self._targets(live, model)
+        found = sources.enter_context(opened(source))
+        stored = {
+            name: tensor
+            for name, tensor in weights_in(found.tree, model, where=source).items()
+            if not (self._is_excluded(name) or name in passing or EXTRA_STATE in name)
+        }
+        pairs = {name: stored[name] for name in targets if name in stored}
+        filled = {id(targets[name]) for name in pairs}  # a tied tensor has several names
+        lacking = [n for n in targets if n not in stored and id(targets[n]) not in filled]
+        unused = [name for name in stored if name not in targets]
+        self._require_fit(live, model, source, targets, pairs, lacking, unused)
         notice = f"{model}: {len(pairs)} tensors are loaded from {source}"
         if lacking:
             notice += f"; {len(lacking)} stay as they are ({_some(lacking)})"
         if unused:
             notice += f"; {len(unused)} of the source are not used ({_some(unused)})"
-        return notice + (f"; {lossy_notice(source, found.lossy)}" if found.lossy else "")
+        notice += f"; {lossy_notice(source, found.lossy)}" if found.lossy else ""
+        return targets, pairs, notice
 
-    def _targets(self, live: LiveState, model: str) -> dict[str, torch.Tensor]:
-        """The tensors of a model that a state dict has, by the names of the module."""
-        passing = live.passing_buffers()
+    def _targets(
+        self, live: LiveState, model: str
+    ) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+        """(tensors of a model that a state dict has, names of buffers that it leaves out)."""
+        inner = tuple(f"{name}." for name in live.models if name.startswith(f"{model}."))
         own = {**live.parameters(), **live.buffers()}
         named = {
-            name.removeprefix(f"{model}."): tensor
+            name.removeprefix(f"{model}."): (name, tensor)
             for name, tensor in own.items()
-            if name.startswith(f"{model}.") and name not in passing
+            if name.startswith(f"{model}.") and not name.startswith(inner)
         }
-        return {name: tensor for name, tensor in named.items() if not self._is_excluded(name)}
+        passing = live.passing_buffers()
+        left_out = frozenset(short for short, (name, _) in named.items() if name in passing)
+        targets = {
+            short: tensor
+            for short, (_, tensor) in named.items()
+            if short not in left_out and not self._is_excluded(short)
+        }
+        return targets, left_out
 
     def _is_excluded(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.exclude)
@@ -140,11 +163,23 @@ class InitialWeights:
         raise ConfigError(f'{where}: {" and ".join(lines)}; say missing="ok", or exclude=[...]')
 
 
+def _attached(live: LiveState, name: str) -> str:
+    """The name under which a model is attached.  Raises ConfigError."""
+    for known in (name, f"model.{name}"):
+        if known in live.models:
+            return known
+    raise ConfigError(
+        f"attach(load={{{name!r}: ...}}): no model is attached by this name; attached are "
+        f"{', '.join(live.models)}"
+    )
+
+
 def weights_in(tree: Mapping[str, Any], model: str, *, where: str) -> dict[str, LazyTensor]:
     """The weights of one model in a checkpoint of any program, by the names of the module.
 
     Raises ConfigError where there are none.
     """
+    model = model.removeprefix("model.")  # one of several that were attached as a dict
     if model != "model" and isinstance(tree.get("model"), Mapping):
         own = {k: v for k, v in _named(tree["model"]).items() if k.startswith(f"{model}.")}
         if own:

@@ -82,10 +82,11 @@ class Rollback:
     def require(self, step: int) -> None:
         """Raises RollbackError where the training is to go back, at the boundary of `step`."""
         why, self._why = self._why, ""
-        if not why or (self._wish is None and not self._repeats):
+        repeats, self._repeats = self._repeats, False
+        if not why or (self._wish is None and not repeats):
             return
         by, skips = f"failures.rollback: {self._wish}", self._wish == "skip"
-        if self._repeats:
+        if repeats:
             by, skips = "failures.replicas: restore", False
         if not self._restarted:
             self._say(f"{why}; no launcher would start the script again, so the training goes on")

@@ -218,7 +218,7 @@ def test_stages_without_times_are_refused() -> None:
 
 def test_unknown_schedules_and_actions_say_so() -> None:
     """A torch that names things otherwise is not guessed at."""
-    with pytest.raises(ConfigError, match="Unknown schedule name"):
+    with pytest.raises(ConfigError, match="'Nonsense': unknown; torch knows 1F1B"):
         planned_orders("Nonsense", 2, 4)
     with pytest.raises(ConfigError, match="unknown action '0Q1'"):
         parse_order(["0F1", "0Q1"])

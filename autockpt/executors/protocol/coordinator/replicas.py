@@ -54,6 +54,7 @@ class ReplicaComparison:
         )
         first, ranks = differences[0], _ranks(decided or differences)
         if not known or (not decided and 2 * len(differences) > compared):
+            self._open.clear()  # they are no replicas, and nothing of them is compared any more
             others = sorted(ranks - {min(ranks)})
             return f"rank {min(ranks)} holds other values than ranks {others}"
         first = (decided or differences)[0]

@@ -119,7 +119,7 @@ def test_convert_makes_a_run_of_somebody_elses_checkpoint(
     assert run(["convert", "w", "new", "--to", "autockpt"]) == 0
     out, err = capsys.readouterr()
     assert "ckpt-t0001-step-00000001 (step 0) -> new: 2 tensors" in out
-    assert "left out: optimizer (its parameters are not named" in err
+    assert "left out" not in err
     assert "autockpt run --run-dir new SCRIPT" in err
     assert run(["diff", "w", "new", "--only", "model"]) == 0
     assert run(["verify", "new"]) == 0

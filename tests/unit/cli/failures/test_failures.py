@@ -188,7 +188,7 @@ def test_a_run_that_met_no_failure_says_so(capsys: pytest.CaptureFixture[str], h
     assert body["rates"] == to_data(estimate_rates((), nodes=1))
     (here / "empty").mkdir()
     assert run(("failures", "empty")) == 78
-    assert "empty/failures.jsonl: cannot be read" in capsys.readouterr().err
+    assert "empty: no record of failures in it (failures.jsonl)" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_made_is_no_bug(

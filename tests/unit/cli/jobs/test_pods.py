@@ -32,7 +32,7 @@ def test_a_train_job_gives_the_options_of_torchrun() -> None:
     """The pods meet at the first of them."""
     assert made(TRAIN_JOB) == {
         "nnodes": "4", "nproc_per_node": "8", "node_rank": 3,
-        "rdzv_endpoint": "job-node-0-0.job:29500",
+        "rdzv_endpoint": "job-node-0-0.job:29500", "rdzv_id": "job-node-0-0.job:29500",
     }  # fmt: skip
 
 

@@ -47,7 +47,8 @@ def test_all_strategies_meet_the_same_failures(capsys: pytest.CaptureFixture[str
     assert found["auto"]["behind"]["mean"] == 0.0
     assert found["every-3h"]["behind"]["low"] > 0.0
     lines = text_of(capsys, *SMALL).splitlines()
-    assert lines[0].startswith("64 nodes, 20 d, 3 runs of seed 0")
+    assert lines[0].startswith("auto: checkpoint to memory every")
+    assert any(line.startswith("64 nodes, 20 d, 3 runs of seed 0") for line in lines)
     assert any(line.startswith("every-3h") for line in lines)
 
 

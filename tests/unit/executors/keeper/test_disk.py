@@ -210,7 +210,7 @@ def test_an_older_term_neither_commits_nor_decides_nor_deletes(bench: Bench) -> 
     assert bench.deleted == []
     bench.done(p.DeleteGenerations(term=2, generations=(g(1), g(2), g(9))))
     assert bench.listed() == [g(3)]
-    assert bench.deleted == [g(1), g(2)]
+    assert bench.deleted == [g(2), g(1)]
 
 
 def test_the_guard_stands_before_every_delete(bench: Bench) -> None:

@@ -282,6 +282,13 @@ def test_descriptors_nobody_took_are_closed_with_the_connection(
     assert receiver.receive() == []
 
 
+def test_what_a_script_closed_before_is_no_error(pair: tuple[Connection, Connection]) -> None:
+    """`os.closerange` of a script takes our sockets too."""
+    for connection in pair:
+        os.close(connection.sock.fileno())
+        connection.close()
+
+
 def test_random_bytes_never_break_a_receiver(pair: tuple[Connection, Connection]) -> None:
     """2,000 frames of noise and damaged messages."""
     chance = random.Random(5)

@@ -1,5 +1,6 @@
 """What modules keep beside the values of their tensors comes back in a new process."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from autockpt.executors.restore.apply_state import apply_state
 from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.state.own_state import ModuleState
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -186,3 +188,29 @@ def test_a_state_that_is_not_taken_back_is_refused_by_name(tmp_path: Path) -> No
     model(X)
     with pytest.raises(ConfigError, match=r"model: .*Deaf.load_state_dict\(\) raised KeyErr"):
         resumed(state, Deaf, tmp_path)
+
+
+def test_flags_are_of_the_last_iteration_once_the_training_is_over() -> None:
+    """A script tests and exports its model before the last checkpoint is made."""
+    model = nn.Linear(3, 3)
+    state = ModuleState({"model": model})
+    model.bias.requires_grad_(False)
+    state.note()
+    state.end()
+    model.eval().requires_grad_(False)
+    state.note()
+    assert state.encode({}) == {"trained": {"model.bias": False}}
+
+
+class Handle(nn.Module):
+    """Says more in its state dict than can be compared."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """A lock, and an object that equals only itself."""
+        said = super().state_dict(*args, **kwargs)
+        return {**said, "lock": threading.Lock(), "object": object(), "count": 3}
+
+
+def test_what_cannot_be_compared_is_not_saved() -> None:
+    """Nor does it end the attach."""
+    assert ModuleState({"model": Handle()}).encode({}) == {}

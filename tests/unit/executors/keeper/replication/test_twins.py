@@ -29,7 +29,7 @@ class Replica(Node):
             image.view[number * CHUNK] = rank
         ranges = [index.chunk_range(number) for number in range(len(index.digests))]
         digests = tuple(chunk_digest(image.view[start:stop]) for start, stop in ranges)
-        image.index = replace(index, digests=digests)
+        image.index = replace(index, digests=digests, layout_digest="parts of each")
         self.memory_of_rank = self.memory.allocate(
             SlotsWanted(rank=rank, image_bytes=NBYTES, chunk_bytes=CHUNK, slots=2)
         )

@@ -47,7 +47,7 @@ def subject(nbytes: int, *, rank: int = 0, generation: Generation = GENERATION) 
     """An image of a rank."""
     return Subject(
         run_id=RUN, generation=generation, step=70, rank=rank, world_size=4,
-        layout_digest="layout", image_bytes=nbytes, chunk_bytes=CHUNK,
+        layout_digest=f"parts of rank {rank}", image_bytes=nbytes, chunk_bytes=CHUNK,
     )  # fmt: skip
 
 
