@@ -1,6 +1,7 @@
 """Fits and Fabric loops that are killed end as undisturbed ones of bare Lightning do."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,50 @@ def test_a_killed_fit_ends_as_an_undisturbed_one(
 ) -> None:
     """Model, optimizer, scheduler, loops, generators; samples and log lines of every step."""
     require_undisturbed("lightning_training", new_run(), **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("files", ["none", "of its own", "of the script"])
+def test_files_of_lightning_go_on_as_before(
+    new_run: Callable[..., str], tmp_path: Path, files: str
+) -> None:
+    """The callback takes the place of no ModelCheckpoint, and needs none."""
+    import lightning as L
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from autockpt.integrations.lightning import Autockpt
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            loss = self.layer(batch[0]).square().mean()
+            self.log("loss", loss)
+            return loss
+
+        def test_step(self, batch: list[torch.Tensor], index: int) -> None:
+            self.log("error", self.layer(batch[0]).mean())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    own = [ModelCheckpoint(monitor="loss")] if files == "of the script" else []
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, enable_checkpointing=files != "none",
+        callbacks=[Autockpt(run_dir=new_run()), *own],
+    )  # fmt: skip
+    loader, module = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4), Module()
+    trainer.fit(module, loader)
+    assert type(trainer.callbacks[-1]) is Autockpt
+    assert bool(list(tmp_path.rglob("*.ckpt"))) == (files != "none")
+    if files != "none":
+        (told,) = trainer.test(module, loader, ckpt_path="best", verbose=False)
+        assert "error" in told
 
 
 def test_two_ranks_of_a_fit(new_run: Callable[..., str]) -> None:

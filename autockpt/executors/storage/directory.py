@@ -646,7 +646,7 @@ class CheckpointDirectory:
         except FileNotFoundError:
             return 0
         except OSError as error:
-            where = error.filename or commit
+            where = error.filename if isinstance(error.filename, str) else commit
             raise StorageError(f"{where}: cannot delete: {error.strerror}") from error
         for rank, name in enumerate(shards):
             self.spares.keep(rank, os.path.join(path, name))

@@ -178,6 +178,7 @@ def outgrown(loop: Loop, room: Callable[[int], None], fit: int) -> tuple[int, bo
     large = sum(arena.nbytes for arena in link.slots)
     (keeper,) = keeper_pids(str(loop.run_dir))
     held = held_bytes(os.getpid(), keeper)
+    assert link.wait_until(lambda: bool(link.slots or link.slots_refused), PATIENCE_S)  # asked anew
     found = len(link.slots), bool(link.slots_refused), held - others - large
     loop.ckpt.close(final_checkpoint=False)
     end_keeper(str(loop.run_dir))

@@ -20,7 +20,7 @@ def _owner(rank: int) -> SimpleNamespace:
 def started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables that Lightning's launcher sets, and no others."""
     monkeypatch.setattr(given, "_given", None)
-    for name in ("RANK", "SLURM_STEP_ID", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
+    for name in ("RANK", "SLURM_STEP_ID", "SLURM_NTASKS", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
         monkeypatch.setenv(name, "")  # put back at the end, whatever the test sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -40,9 +40,19 @@ def test_the_second_rank_is_not_taken_for_the_first() -> None:
 
 
 @pytest.mark.usefixtures("started")
-@pytest.mark.parametrize("name", ["RANK", "SLURM_STEP_ID"])
-def test_a_launchers_word_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun, `autockpt run` and srun have said it."""
-    monkeypatch.setenv(name, "0")
+@pytest.mark.parametrize(
+    ("told", "stands"),
+    [
+        ({"RANK": "0"}, True),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, True),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}, False),
+    ],
+)
+def test_a_launchers_word_stands(
+    told: dict[str, str], stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun, `autockpt run` and srun have said it; a shell within a step has not."""
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
     tell_ranks(_owner(1))
-    assert given.given_launch() is None
+    assert (given.given_launch() is None) == stands
