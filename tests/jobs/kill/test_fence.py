@@ -88,7 +88,8 @@ class Bench:
         self.gate.close()
         expected = self.state()
         self.ckpt.step()
-        assert self.gate.held.wait(PATIENCE_S), "no snapshot began"
+        begun = self.gate.held.wait(PATIENCE_S)
+        assert begun, ("no snapshot began", self.events("SaveSkipped")[-2:])
         return expected
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -271,6 +272,9 @@ def test_an_average_updated_in_place_is_noticed(bench: Callable[..., Bench]) -> 
     expected = it.boundary()
     update()
     it.train()
+    assert it.ckpt._client.wait_until(
+        lambda: bool(it.events("SnapshotDiscarded")) or it.on_disk(2) is not None, PATIENCE_S
+    )
     discarded = it.events("SnapshotDiscarded")
     if discarded:
         assert "model.ema." in discarded[0]["reason"]
