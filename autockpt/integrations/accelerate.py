@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import autockpt
-from autockpt.integrations.adapters import require_counters
+from autockpt.integrations.adapters import OverSession, require_counters
 from autockpt.values.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def attach(accelerator: Any, *, run_dir: str | None = None, **others: Any) -> "A
     return AcceleratedLoop(accelerator, run_dir, others)
 
 
-class AcceleratedLoop:
+class AcceleratedLoop(OverSession):
     """The session of an accelerator's loop."""
 
     def __init__(self, accelerator: Any, run_dir: str | None, others: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class AcceleratedLoop:
             **_named("custom", accelerator._custom_objects),
             **others,
         }
-        self.session: Any = autockpt.attach(
+        self.session = autockpt.attach(
             model=_one("model", accelerator._models),
             optimizer=_one("optimizer", accelerator._optimizers),
             scaler=getattr(accelerator, "scaler", None),
@@ -72,12 +72,6 @@ class AcceleratedLoop:
 
     # ------------------------------------------------------------------ the public face
 
-    def __getattr__(self, name: str) -> Any:
-        """Other members of the session: `save`, `report`, `report_loss`, `restored`."""
-        if name.startswith("_") or name == "session":
-            raise AttributeError(name)
-        return getattr(self.session, name)
-
     @property
     def epoch(self) -> int:
         """The epoch that the first prepared loader goes on with, or begins."""
@@ -89,11 +83,6 @@ class AcceleratedLoop:
     def step_count(self) -> int:
         """Iterations with a step of the optimizer that were trained, restored ones included."""
         return int(self.session.step_count)
-
-    @property
-    def stopped(self) -> bool:
-        """True when the training is to end before its last step, because that was asked for."""
-        return bool(self.session.stopped)
 
     def step(self) -> int:
         """Marks the end of a micro-batch, behind `accumulate`; the number of iterations.
@@ -127,10 +116,6 @@ class AcceleratedLoop:
                     break
             self._pay()
         self.close()
-
-    def request_stop(self, reason: str = "the script asked for a stop") -> None:
-        """Ends the training at a coming boundary, on all ranks; `stopped` is True then."""
-        self.session.request_stop(reason)
 
     def close(self) -> None:
         """The end: the last checkpoint is made durable."""

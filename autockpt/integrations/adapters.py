@@ -148,3 +148,16 @@ def require_counters(call: str, extra: Mapping[str, Any], name: str) -> None:
             "framework. Begin a new run, and let the framework itself resume from the directory "
             "that the checkpoint came from"
         )
+
+
+class OverSession:
+    """The object of an adapter: it has all members of its session that it has not of its own."""
+
+    session: Any
+    """As `autockpt.attach` returns it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """`save`, `report`, `request_stop`, `stopped`, `restored` and others."""
+        if "session" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["session"], name)

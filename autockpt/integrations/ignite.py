@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import autockpt
+from autockpt.integrations.adapters import OverSession
 from autockpt.values.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ def attach(engine: Any, **attach: Any) -> "ProtectedEngine":
     return ProtectedEngine(engine, attach)
 
 
-class ProtectedEngine:
+class ProtectedEngine(OverSession):
     """The session of an engine's run."""
 
     def __init__(self, engine: Any, attach: Mapping[str, Any]) -> None:
@@ -53,9 +54,6 @@ class ProtectedEngine:
         Raises ConfigError for one that cannot be resumed at a batch.
         """
         return self.session.loader(loader, name=name)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["session"], name)
 
     def _begin(self) -> None:
         """Ignite begins anew with a state that is at its end: nothing is left to train."""

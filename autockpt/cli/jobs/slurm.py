@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from autockpt.launch.rank_env import number, place_of_rank, under_srun
+from autockpt.launch.rank_env import number, place_of_rank, slurm_launch, under_srun
 from autockpt.profiles.imports.node_list import expand
 from autockpt.values.errors import ConfigError
 
@@ -50,8 +50,7 @@ def launching_on_nodes(
     if "rdzv_endpoint" not in given:
         wanted["rdzv_endpoint"] = f"{first_host(environ, resolves)}:{meeting_port(environ)}"
     if "rdzv_id" not in given:
-        step = environ.get(TASK_VARIABLE, "0")
-        wanted["rdzv_id"] = f"slurm-{environ.get('SLURM_JOB_ID', '')}.{step}"
+        wanted["rdzv_id"] = slurm_launch(environ)
     return wanted
 
 

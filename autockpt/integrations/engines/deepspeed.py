@@ -24,6 +24,7 @@ import torch
 
 import autockpt
 from autockpt.executors.sharding.adapters.deepspeed import is_zero
+from autockpt.integrations.adapters import OverSession
 from autockpt.values.errors import ConfigError
 
 COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -42,7 +43,7 @@ def protect(engine: Any, **attach: Any) -> "ProtectedEngine":
     return ProtectedEngine(engine, attach)
 
 
-class ProtectedEngine:
+class ProtectedEngine(OverSession):
     """The session of an engine."""
 
     def __init__(self, engine: Any, attach: dict[str, Any]) -> None:
@@ -53,11 +54,10 @@ class ProtectedEngine:
         self._is_placed = False
         """The script has asked where its loop goes on."""
         objects = {name: one for name, one in _parts(engine) if one is not None}
-        self.session: Any = autockpt.attach(
+        self.session = autockpt.attach(
             model=engine.module, optimizer=engine.optimizer, extra=self._extra, restore="tensors",
             **{**objects, **attach},
         )  # fmt: skip
-        """As `autockpt.attach` returns it."""
         restored = self.session.restored
         if restored is not None:
             self._load(restored.step, restored.extra)
@@ -69,22 +69,11 @@ class ProtectedEngine:
 
     # ------------------------------------------------------------------ the public face
 
-    def __getattr__(self, name: str) -> Any:
-        """Other members of the session: `save`, `report`, `report_loss`, `restored`."""
-        if name.startswith("_") or name == "session":
-            raise AttributeError(name)
-        return getattr(self.session, name)
-
     @property
     def step_count(self) -> int:
         """Iterations trained, restored ones included; where a loop of the script's own begins."""
         self._is_placed = True
         return int(self.session.step_count)
-
-    @property
-    def stopped(self) -> bool:
-        """True when the training is to end before its last step, because that was asked for."""
-        return bool(self.session.stopped)
 
     def loader(self, loader: Any) -> "EngineLoader":
         """A loader of the training that knows its place; one pass is one epoch.
@@ -103,10 +92,6 @@ class ProtectedEngine:
         if self._owes:
             self._owes = False
             self.session.step()
-
-    def request_stop(self, reason: str = "the script asked for a stop") -> None:
-        """Ends the training at a coming boundary, on all ranks; `stopped` is True then."""
-        self.session.request_stop(reason)
 
     def close(self) -> None:
         """The end: the last checkpoint is made durable, and the engine is as it was."""

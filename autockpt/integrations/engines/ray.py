@@ -30,6 +30,7 @@ from ray.train.collective import broadcast_from_rank_zero
 
 import autockpt
 from autockpt import new_files
+from autockpt.integrations.adapters import OverSession
 from autockpt.launch.given import GivenLaunch, give_launch, numbered
 from autockpt.values.errors import ConfigError
 
@@ -118,7 +119,7 @@ def pointer_of(checkpoint: Any) -> Pointer | None:
     return Pointer(run_dir=data["run_dir"], generation=data["generation"], step=data["step"])
 
 
-class RayLoop:
+class RayLoop(OverSession):
     """The session of one worker's train loop.
 
     Has all that a session has; `batches`, `steps` and `step` listen to Ray as well.
@@ -139,9 +140,6 @@ class RayLoop:
         """Nodes whose preemption has been answered with a checkpoint."""
         self._reported: Any = None
         """The newest generation that a report has pointed to."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["session"], name)
 
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """(step, batch) for the steps not yet trained; as of a session."""

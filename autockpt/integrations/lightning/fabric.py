@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import autockpt
+from autockpt.integrations.adapters import OverSession
 from autockpt.integrations.lightning.ranks import tell_ranks
 from autockpt.values.errors import ConfigError
 
@@ -55,7 +56,7 @@ def attach(fabric: Any, state: MutableMapping[str, Any], **attach: Any) -> "Prot
     return ProtectedFabric(session)
 
 
-class ProtectedFabric:
+class ProtectedFabric(OverSession):
     """The session of a loop that is the script's, with loaders that are Fabric's."""
 
     def __init__(self, session: Any) -> None:
@@ -71,9 +72,6 @@ class ProtectedFabric:
         """
         name, self._loaders = f"loader{self._loaders}", self._loaders + 1
         return FabricLoader(loader, self.session.loader(loader, name=name))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["session"], name)
 
 
 class FabricLoader:

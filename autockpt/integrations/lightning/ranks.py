@@ -9,6 +9,7 @@ from typing import Any
 
 from autockpt.executors.storage.directory import pid_start
 from autockpt.launch.given import GivenLaunch, give_launch
+from autockpt.launch.rank_env import under_srun
 
 
 def tell_ranks(owner: Any) -> None:
@@ -16,9 +17,7 @@ def tell_ranks(owner: Any) -> None:
 
     `owner`: the Trainer, or Fabric, behind the setup of its process group.  Called on all ranks.
     """
-    in_step = "SLURM_STEP_ID" in os.environ  # of that many tasks, else of a shell
-    told = in_step and os.environ.get("SLURM_NTASKS") == str(owner.world_size)
-    if owner.world_size == 1 or told or "RANK" in os.environ:
+    if owner.world_size == 1 or "RANK" in os.environ or under_srun(os.environ):
         return
     pid = os.getpid()
     launch_id = owner.strategy.broadcast(f"lightning-{pid}-{pid_start(pid)}", 0)

@@ -9,6 +9,10 @@ from autockpt.integrations.lightning.ranks import tell_ranks
 from autockpt.launch import given
 from autockpt.launch.rank_env import place_of_rank
 
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+"""Of srun, and of the shell of an allocation, which is a step of one task."""
+SLURM = ("SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+
 
 def _owner(rank: int) -> SimpleNamespace:
     """A Trainer, as far as it is asked; rank 0 says `first`."""
@@ -20,7 +24,7 @@ def _owner(rank: int) -> SimpleNamespace:
 def started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables that Lightning's launcher sets, and no others."""
     monkeypatch.setattr(given, "_given", None)
-    for name in ("RANK", "SLURM_STEP_ID", "SLURM_NTASKS", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
+    for name in ("RANK", *SLURM, "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
         monkeypatch.setenv(name, "")  # put back at the end, whatever the test sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -44,8 +48,8 @@ def test_the_second_rank_is_not_taken_for_the_first() -> None:
     ("told", "stands"),
     [
         ({"RANK": "0"}, True),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, True),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}, False),
+        ({**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, True),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),
     ],
 )
 def test_a_launchers_word_stands(
