@@ -74,6 +74,8 @@ class Saver:
         """When the boundary at hand began; None: between two."""
         self.metrics: dict[str, float] = {}
         """Values reported since the newest checkpoint for disk began, by name."""
+        self._carried: list[tuple[SaveHandle, dict[str, float]]] = []
+        """Values of checkpoints for disk that have begun and are not durable yet, oldest first."""
         self.fence_stall_s = 0.0
         """The training has waited at fences so long."""
         self.newest_stall_s: float | None = None
@@ -277,6 +279,7 @@ class Saver:
         elif staging.compare_writes and disk and passage is None:
             self._try(snapshot, save, "write", str(self._write_way(step)))
         if disk:
+            self._carried.append((save, self.metrics))
             self.metrics = {}
             if self._client.saves.durable is None:
                 wait_s = pause_s(self._early_tries)
@@ -381,6 +384,8 @@ class Saver:
             )
         )  # fmt: skip
         codec, ranges = self._codec_of(layout, tier.codec)
+        self._take_back_values()
+        metrics = self.metrics
         way = staging.write_way if self._client.window_bytes else self._write_way(step)
         self._client.send(
             wire.SnapshotBegan(
@@ -390,9 +395,23 @@ class Saver:
                 chunk_bytes=way.chunk_bytes, direct_io=way.direct_io,
                 streaming=staging.streaming, codec=codec, class_ranges=ranges,
                 chain=tier.chain, at_s=now,
-                metrics=json.dumps(self.metrics, sort_keys=True) if self.metrics else "",
+                metrics=json.dumps(metrics, sort_keys=True) if metrics else "",
             )
         )  # fmt: skip
+
+    def _take_back_values(self) -> None:
+        """Values of a save that was dropped belong to this one, unless reported anew."""
+        waiting, said = [], self.metrics
+        for save, values in reversed(self._carried):
+            if save.reason is not None:
+                self.metrics = {
+                    **{n: v for n, v in values.items() if n not in said},
+                    **self.metrics,
+                }
+            elif save.state != "durable":
+                waiting.append((save, values))
+            said = {**values, **said}
+        self._carried = waiting[::-1]
 
     def _codec_of(self, layout: Layout, by_class: dict[str, str]) -> tuple[str, str]:
         """(codec, its ranges as text), worked out once for a layout and a plan."""

@@ -29,12 +29,12 @@ from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
-from autockpt.executors.state.rng import rng_mark
 from autockpt.launch import startup_timing
 from autockpt.session.attaches import of_this_process
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.boundary import Boundaries
 from autockpt.session.boundaries.iterations import Iterations
+from autockpt.session.boundaries.loop_ahead import NAMED_LOOPS, is_loop_ahead
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.last_checkpoint import LastCheckpoint
 from autockpt.session.endings.stopping import Stopper
@@ -114,6 +114,8 @@ class Session:
         With `attach` alone one has ended when every optimizer has stepped.
         """
         self._place.has_asked = True
+        if not self._position.has_begun and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS):
+            self._position.look_for_generators(begins=False)  # the loop may begin with what it says
         return self._rank.step
 
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
@@ -159,7 +161,7 @@ class Session:
     def _take(self) -> Any:
         """The next batch; a loop that is entered again goes on in the epoch that it had left."""
         assert self._position.data is not None
-        self._iterations.drawn_mark = rng_mark()
+        self._iterations.drawn_mark = self._position.random_mark()
         batch = self._position.data.next()
         self._iterations.taken += 1
         return batch
@@ -167,6 +169,7 @@ class Session:
     def _begin_loop(self, total: int) -> None:
         """The loop is ours and its end is known."""
         self._closing.require_in_force()
+        self._position.look_for_generators(begins=True)
         self._boundaries.finish_iteration()
         if not self._rank.owns_boundary:
             self._iterations.warn_of_lead()
@@ -194,7 +197,7 @@ class Session:
     def steps(self, total: int, *, until: int | None = None) -> Iterator[int]:
         """The steps not yet trained, for a loop that makes its own batches; as `batches`."""
         for step in self._steps_left(total, until):
-            self._iterations.drawn_mark = rng_mark()
+            self._iterations.drawn_mark = self._position.random_mark()
             yield step
 
     def own_boundary(self, total: int | None = None) -> None:
@@ -407,6 +410,8 @@ class Session:
             answer_with_stacks(job.run_directory, job.rank)
         self._stopper.watch.start()
         self._closing.begin()
+        if self._place.is_placed:  # else it asks before it trains
+            self._position.look_for_generators(begins=False)
 
     def _leave_out(self) -> None:
         """After a rollback: the data up to the spike is drawn, and not trained on."""

@@ -161,12 +161,20 @@ def rng_for(
             seeded.append(name)
             seed = _digest([name, first[name], live["torch"]])
             rng[name] = _seeded(name, int.from_bytes(seed, "little"), first[name])
+    said = []
+    if "script" in rng and len({_digest(state.get("script")) for state in states}) > 1:
+        del rng["script"]
+        said.append(
+            "random generators of the script: they differed between the ranks that saved, so "
+            "each begins as the script builds it"
+        )
     if not seeded:
-        return rng, []
+        return rng, said
     names = ", ".join(text for name, text in GENERATORS.items() if name in seeded)
     return rng, [
+        *said,
         f"random numbers ({names}): {len(states)} ranks saved and {world} resume, so each draws "
-        "anew, seeded from rank 0's state and from what the script seeded torch with on that rank"
+        "anew, seeded from rank 0's state and from what the script seeded torch with on that rank",
     ]
 
 

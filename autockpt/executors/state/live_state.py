@@ -82,6 +82,8 @@ class LiveState:
         self._inventory: TensorIndex | None = None
         self._built: Structure | None = None
         """As `attach` found it."""
+        self.script_generators: Callable[[], Mapping[str, Any]] = dict
+        """States of the random generators that the script holds, by name."""
         self._random, self._groups = KeptRandomState(), KeptOptimizers()
         self._own, self.module_state = OwnState(self.optimizers), ModuleState(models)
         self._model_names: dict[str, ModelNames] = {}
@@ -351,7 +353,7 @@ class LiveState:
         inventory = inventory or self.inventory()
         skeleton = {
             "progress": state_tree.encode(progress, "progress", tensors),
-            "rng": self._random.encode(rng or rng_state(), tensors),
+            "rng": self._random.encode(rng or self.random_state(), tensors),
             "optimizers": self._groups.encode(self.optimizers, inventory.optimizers, tensors),
             "modules": {
                 path: state_tree.encode(module.get_extra_state(), path, tensors)
@@ -373,6 +375,11 @@ class LiveState:
             skeleton["passing"] = inventory.passing
         tensors.update(inventory.buffers)
         return skeleton, tensors
+
+    def random_state(self) -> dict[str, Any]:
+        """As `rng_state`, with the script's own generators under `script`."""
+        script = self.script_generators()
+        return {**rng_state(), "script": dict(script)} if script else rng_state()
 
     def load_own(
         self, section: Mapping[str, Any], decode: Callable[[Any], Any], again: Callable[[str], None]

@@ -37,6 +37,24 @@ def rng_mark() -> list[Any]:
     return mark
 
 
+def generator_mark(generator: Any) -> Any:
+    """Changes with every draw from a generator of torch, Python or numpy."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False)["gauss"]), _bits_mark(generator)
+    return _bits_mark(generator)
+
+
+def _bits_mark(generator: Any) -> Any:
+    bits = getattr(generator, "bit_generator", None) or generator._bit_generator
+    if type(bits) is np.random.MT19937:
+        return bytes(_view(bits.ctypes.state_address, _MT19937_BYTES))
+    return repr(bits.state)
+
+
 def set_rng_state(state: dict[str, Any]) -> None:
     """Puts back what `rng_state` gave."""
     set_python_state(random, state["python"])

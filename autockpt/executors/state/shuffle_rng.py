@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from autockpt.executors.state.rng import python_state, rng_state, set_python_state, set_rng_state
 from autockpt.values.errors import ConfigError
@@ -196,6 +196,14 @@ def _parts(one: Any) -> list[tuple[str, Any]]:
         return [(str(i), item) for i, item in enumerate(one)] if len(one) <= MOST_PARTS else []
     kinds = (type, ModuleType, torch.Tensor, np.ndarray, torch.nn.Module)
     return [] if isinstance(one, kinds) else list(_attributes(one).items())
+
+
+def kept_generators(loader: Any) -> list[Any]:
+    """All that the position of a loader puts back by itself."""
+    if not isinstance(loader, DataLoader):
+        return []
+    held = [*_held(loader).values(), *data_generators(loader).values()]
+    return [*_given(loader), *held]
 
 
 def _samplers(loader: Any) -> list[tuple[str, Any]]:

@@ -79,6 +79,7 @@ class Boundaries:
                 self._rank.beat("trains" if module.training else "evaluates")
             if not module.training or self._rank.is_closed:
                 return
+            self._position.look_for_generators(begins=True, trains=True)
             if self._rank.rebuilding is not None:
                 self._rank.rebuilding.look()
             if not self._place.is_placed:
@@ -141,6 +142,7 @@ class Boundaries:
         if not self._place.is_placed:
             self._place.require(begun=True)
         began = self._saver.begin_boundary()
+        self._position.look_for_generators(begins=True, trains=True)
         self._rank.live.module_state.note()
         if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))

@@ -3,7 +3,6 @@
 import sys
 from typing import Any
 
-from autockpt.executors.state.rng import rng_mark
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.gradient_accumulation import accumulation
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
@@ -80,7 +79,7 @@ class Iterations:
             self._rank.step, self.has_stepped, self.has_forward = self._rank.step + 1, False, False
             self._rank.mark_step()
         begun = self.has_forward or (self.is_blind and self.drawn_mark is not None)
-        if self.has_stepped or begun or self.drawn_mark not in (None, rng_mark()):
+        if self.has_stepped or begun or self.drawn_mark not in (None, self._position.random_mark()):
             return False
         if not self.taken or self._position.data is None:
             return True

@@ -15,6 +15,8 @@ from typing import Any
 
 LOOPS = frozenset({"steps", "batches", "step"})
 """Methods of a session that begin a loop of ours, or end an iteration of one."""
+NAMED_LOOPS = frozenset({"steps", "batches"})
+"""Methods that a script enters as a loop."""
 DEPTH = 3
 """Functions that call functions, in which a loop is looked for."""
 

@@ -5,6 +5,7 @@ docs/adapters.md says which moment is the right one.
 
 import copy
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.restore.resume import Resumed
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.epoch_loader import EpochLoader
-from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.executors.state.rng import rng_mark, set_rng_state
+from autockpt.executors.state.shuffle_rng import kept_generators
 from autockpt.executors.storage.directory import lossy_notice
 from autockpt.session.base import RankState
 from autockpt.session.place.position import is_script
+from autockpt.session.place.script_generators import ScriptGenerators
 from autockpt.values import telemetry as t
 from autockpt.values.errors import ConfigError
 
@@ -51,6 +54,8 @@ class TrainingPosition:
         """The loaders that `loader` made, by name."""
         self.restored: Restored | None = None
         """What `attach` found; None: the training begins at step 0."""
+        self._generators = ScriptGenerators()
+        rank.live.script_generators = self._generators.states
         self._extra = extra
         self._deferred = deferred
         self._saved_places: dict[str, Any] = {}
@@ -84,14 +89,45 @@ class TrainingPosition:
     def copy(self) -> tuple[Any, Any] | None:
         """(random state, position of the data) as of now; the loader's own may go on meanwhile."""
         try:
-            return rng_state(), copy.deepcopy(self.position())
+            return self._rank.live.random_state(), copy.deepcopy(self.position())
         except Exception as error:
             if is_from_handler(error):
                 raise
             self._rank.report_degraded("data", f"its position cannot be kept: {error!r}")
             return None
 
+    def random_mark(self) -> list[Any]:
+        """Another one when the script has drawn random numbers meanwhile."""
+        return [*rng_mark(), *self._generators.mark()]
+
     # ------------------------------------------------------------------ put back
+
+    @property
+    def has_begun(self) -> bool:
+        """The script trains: its generators are put back no more."""
+        return self._generators.has_begun
+
+    def look_for_generators(self, *, begins: bool, trains: bool = False) -> None:
+        """The script's own generators get their states, until the training `begins`.
+
+        `trains`: it has drawn already.  An adapter's framework sees to its own.
+        """
+        generators = self._generators
+        if self._deferred or generators.has_begun:
+            return
+        said = []
+        try:
+            if not (trains and generators.has_looked):
+                loaders = [self.data, *self.loaders.values()]
+                known = [g for each in loaders if each for g in kept_generators(each.loader)]
+                generators.look(sys._getframe(1), self._rank.live.models, known)
+        except Exception as error:
+            if is_from_handler(error):
+                raise
+            said = [f"the script's own random generators are not saved: {error!r:.200}"]
+        said += generators.begin() if begins else []
+        for text in said:
+            self._rank.say(text, always=True)
 
     def finish_restore(self) -> None:
         """As `Session.finish_restore`."""
@@ -126,6 +162,7 @@ class TrainingPosition:
             self._saved_places = dict(place.get("loaders", {ONLY: place}))
 
     def _take_rng(self, rng: Any) -> None:
+        self._generators.expect(rng.get("script", {}))
         if self._deferred:
             self._saved_rng = rng
         else:
